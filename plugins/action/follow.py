@@ -1,0 +1,70 @@
+# Apache-2.0 (see LICENSE)
+"""Copies a growing file of a host to the control node while it grows, over Ansible's connection."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+
+# A run whose supervisor is gone without an `end` event is given this long: the event may just
+# have been written between two polls.
+LAST_WORDS_SECONDS = 2.0
+
+
+class ActionModule(ActionBase):
+    """Follows the events of a run until its end; see plugins/modules/follow.py."""
+
+    _VALID_ARGS = frozenset(("run_dir", "destination", "poll_seconds"))
+    _requires_connection = True
+
+    def run(self, tmp=None, task_vars=None):
+        """Poll the host and append each whole new line to the local file."""
+        result = super().run(tmp, task_vars)
+        run_dir = self._task.args["run_dir"]
+        destination = self._task.args["destination"]
+        pause = float(self._task.args.get("poll_seconds", 0.5))
+        offset = os.path.getsize(destination) if os.path.exists(destination) else 0
+        gone_since = None
+        while True:
+            alive, text = self._poll(run_dir, offset)
+            whole = text[: text.rfind("\n") + 1]
+            if whole:
+                data = whole.encode()
+                with open(destination, "ab") as file:
+                    file.write(data)
+                offset += len(data)
+            ends = [line for line in whole.splitlines() if json.loads(line).get("event") == "end"]
+            if ends:
+                result.update(changed=False, end=json.loads(ends[-1]))
+                return result
+            now = time.monotonic()
+            gone_since = None if alive else gone_since or now
+            if gone_since and now - gone_since > LAST_WORDS_SECONDS:
+                raise AnsibleActionFail(self._last_words(run_dir))
+            time.sleep(pause)
+
+    def _poll(self, run_dir, offset):
+        """Whether the supervisor lives, and what the events file has from `offset` bytes on."""
+        folder = shlex.quote(run_dir)
+        command = (
+            f"cd {folder} && "
+            'if kill -0 "$(cat supervisor.pid)" 2>/dev/null; then echo alive; else echo gone; fi; '
+            f"tail -c +{offset + 1} events.jsonl 2>/dev/null"
+        )
+        answer = self._low_level_execute_command(command, sudoable=False)
+        state, _, text = answer["stdout"].lstrip().partition("\n")
+        return state.strip() == "alive", text
+
+    def _last_words(self, run_dir):
+        folder = shlex.quote(run_dir)
+        answer = self._low_level_execute_command(
+            f"cd {folder} && tail -n 15 supervisor.log ranks.log 2>/dev/null", sudoable=False
+        )
+        return f"the supervisor ended without a word; its logs in {run_dir} end with:\n" + (
+            answer["stdout"].strip() or "(nothing)"
+        )

@@ -1,0 +1,44 @@
+#!/usr/bin/python
+# Apache-2.0 (see LICENSE)
+"""Documentation of the action plugin of the same name, where the work is done."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: follow
+short_description: Follow the events of a training run
+description:
+  - Appends each new line of a run's C(events.jsonl) to a file on the control node while it is
+    written, over the connection that Ansible has, until the run's C(end) event.
+  - Goes on where the local file ends, so that a broken-off follower can be started again.
+version_added: 0.1.0
+author: The ftcluster authors (@ftcluster)
+options:
+  run_dir:
+    description: The run's folder on the host.
+    type: path
+    required: true
+  destination:
+    description: The file on the control node.
+    type: path
+    required: true
+  poll_seconds:
+    description: Pause between two looks.
+    type: float
+    default: 0.5
+"""
+
+EXAMPLES = r"""
+- name: Follow the run
+  ftcluster.cluster.follow:
+    run_dir: /opt/ftcluster/runs/quickstart-20260131-101500
+    destination: /tmp/events.jsonl
+"""
+
+RETURN = r"""
+end:
+  description: The run's C(end) event.
+  returned: success
+  type: dict
+  sample: {event: end, state: done, exit_code: 0, seconds: 61.2}
+"""

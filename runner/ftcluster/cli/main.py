@@ -1,0 +1,52 @@
+"""Entry point of the command `ftcluster`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from ftcluster import __version__
+from ftcluster.cli import demo, setup, train
+from ftcluster.errors import FtclusterError
+
+COMMANDS = (setup, train, demo)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all verbs; each verb's module adds its own."""
+    parser = argparse.ArgumentParser(
+        prog="ftcluster",
+        description="From an Ansible inventory of bare Xeon hosts to a fine-tuned model.",
+    )
+    parser.add_argument("--version", action="version", version=f"ftcluster {__version__}")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(verbs)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped."""
+    options = build_parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+        return code
+    except FtclusterError as error:
+        label = "" if error.exit_code == 130 else "error: "
+        print(f"{label}{error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        print(f"error: {what}{error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

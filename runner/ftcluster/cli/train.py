@@ -1,0 +1,168 @@
+"""`ftcluster train [RECIPE] [key=value ...]`: the training stage."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ftcluster.cluster import Cluster, recall
+from ftcluster.errors import InputError, PlanError
+from ftcluster.inputs import check_data_folder, check_model_folder
+from ftcluster.jobs import Run, new_run_id, train, with_inputs
+from ftcluster.plan import plan
+from ftcluster.progress.state import RunProgress
+from ftcluster.progress.view import make_view
+from ftcluster.progress.words import duration, metrics
+from ftcluster.recipe import Recipe, load_recipe
+from ftcluster.render import as_shell, render
+
+DEFAULT_RECIPE = "quickstart"
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "train",
+        help="train a model on the cluster",
+        description="Trains what a recipe says on the cluster that was set up last.",
+    )
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        default=DEFAULT_RECIPE,
+        metavar="RECIPE",
+        help=f"a known recipe or a YAML file (default: {DEFAULT_RECIPE})",
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="any field of the recipe, as training.seed=7"
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", help="a folder with train.jsonl and validation.jsonl, or a Hub name"
+    )
+    parser.add_argument("--model", metavar="DIR", help="a model folder, or a Hub name")
+    parser.add_argument("--ranks-per-host", type=_positive, metavar="N")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would run, and why")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
+    parser.add_argument("-v", "--verbose", action="store_true", help="plain lines, no live view")
+    parser.set_defaults(run=run)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the verb; returns the exit code."""
+    recipe, overrides = options.recipe, options.overrides
+    if "=" in recipe:  # `ftcluster train training.seed=7` means the default recipe
+        recipe, overrides = DEFAULT_RECIPE, [recipe, *overrides]
+    prepared = prepare_run(
+        recipe, overrides, options.data, options.model, options.ranks_per_host
+    )
+    if options.dry_run:
+        _show_plan(prepared, options.json)
+        return 0
+    progress = train(prepared, make_view(options.verbose))
+    if options.json:
+        print(json.dumps(result_document(progress)))
+    else:
+        print(summary(progress))
+    return 0
+
+
+def prepare_run(
+    recipe_name: str,
+    overrides: list[str],
+    data: str | None = None,
+    model: str | None = None,
+    ranks_per_host: int | None = None,
+) -> Run:
+    """Everything up to the launch, which changes nothing anywhere.
+
+    Raises:
+        FtclusterError: recipe, inputs, cluster or plan are not as they must be.
+    """
+    recipe = with_inputs(load_recipe(recipe_name, overrides), data, model)
+    check_inputs(recipe, data, model)
+    cluster = recall()
+    decided = plan(cluster.facts, recipe, ranks_per_host)
+    _refuse_remote_folders(recipe, cluster)
+    run_id = new_run_id(recipe)
+    return Run(run_id, cluster, recipe, decided, render(decided, run_id))
+
+
+def check_inputs(recipe: Recipe, data: str | None, model: str | None) -> None:
+    """Check folders before anything is launched; names are left to the hosts.
+
+    Raises:
+        InputError: all problems of both.
+    """
+    problems: list[InputError] = []
+    for given, value in ((data, recipe.data), (model, recipe.model)):
+        looks_like_path = value.startswith((".", "/", "~")) or (given or "").endswith("/")
+        if not looks_like_path and not Path(value).is_dir():
+            continue
+        try:
+            if value is recipe.data:
+                check_data_folder(Path(value), recipe.text_columns, recipe.label_column)
+            else:
+                check_model_folder(Path(value))
+        except InputError as error:
+            problems.append(error)
+    if problems:
+        raise InputError("\n".join(map(str, problems)))
+
+
+def _refuse_remote_folders(recipe: Recipe, cluster: Cluster) -> None:
+    remote = [host.name for host in cluster.facts.hosts if host.connection != "local"]
+    if remote and any(Path(value).is_dir() for value in (recipe.data, recipe.model)):
+        raise PlanError(f"folders of this machine are not copied to {', '.join(remote)} yet")
+
+
+def _show_plan(run: Run, as_json: bool) -> None:
+    if as_json:
+        document = {
+            "run": run.id,
+            "state": "planned",
+            "world_size": run.plan.world_size,
+            "decisions": [vars(decision) for decision in run.plan.decisions],
+            "launch": run.launch.to_dict(),
+        }
+        print(json.dumps(document))
+        return
+    for decision in run.plan.decisions:
+        print(f"# {decision.what}: {decision.value} ({decision.why})")
+    print(as_shell(run.launch, run.plan))
+
+
+def result_document(progress: RunProgress) -> dict[str, Any]:
+    """The result of `train --json`."""
+    result = progress.result
+    return {
+        "run": progress.run,
+        "state": progress.state,
+        "model": result["model"],
+        "metrics": result["metrics"],
+        "samples_per_second": result["samples_per_second"],
+        "world_size": result["world_size"],
+        "seconds": progress.seconds,
+        "train_seconds": result["train_seconds"],
+        "steps": progress.step["step"],
+        "precision": progress.start["precision"],
+    }
+
+
+def summary(progress: RunProgress) -> str:
+    """The result for a person: metrics, speed and where the model is."""
+    result = progress.result
+    return "\n".join(
+        (
+            metrics(result["metrics"]),
+            f"{result['samples_per_second']:.1f} samples per second on "
+            f"{result['world_size']} ranks, {duration(progress.seconds)} in all",
+            f"model: {result['model']}",
+        )
+    )

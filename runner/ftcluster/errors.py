@@ -1,0 +1,48 @@
+"""What can go wrong through no fault of ftcluster, as exceptions with a message for a person."""
+
+
+class FtclusterError(Exception):
+    """Something failed; the command ends with exit code 1.
+
+    Args:
+        message: what is wrong, and on which host or in which file and line.
+        hint: what to do about it, if there is something to do.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class UsageError(FtclusterError):
+    """The command was called with something it does not take; exit code 2."""
+
+    exit_code = 2
+
+
+class InventoryError(FtclusterError):
+    """The inventory cannot be read, or names no host."""
+
+
+class RecipeError(UsageError):
+    """A recipe is unknown or says something that a recipe cannot say."""
+
+
+class InputError(FtclusterError):
+    """A data or model folder is not what the task needs."""
+
+
+class PlanError(FtclusterError):
+    """No launch is possible on these hosts with this recipe."""
+
+
+class Interrupted(FtclusterError):
+    """The user pressed Ctrl-C, or the process was asked to end."""
+
+    exit_code = 130

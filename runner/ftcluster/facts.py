@@ -1,0 +1,74 @@
+"""What each host of a cluster is: the plain data that preflight gathers and plan() decides by."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """One host, as the module `ftcluster.cluster.host_facts` saw it.
+
+    Attributes:
+        name: the inventory's name for the host.
+        connection: Ansible's connection plugin (local, ssh, ...).
+        cpu_model: the CPU's own name.
+        cpu_flags: the instruction-set flags that matter for training (amx_bf16, avx512_bf16, ...).
+        cores: physical cores this host may use, within its cpuset and cgroup quota.
+        threads: hardware threads this host may use.
+        numa_nodes: NUMA nodes with at least one usable core.
+        memory_bytes: memory this host may use.
+        free_bytes: free space on the file system of `prefix`.
+        prefix: the folder that the cluster lives in on this host.
+        python: version of the Python that the stack is made from, e.g. "3.11.7".
+        user: the name of the account that Ansible logs in as.
+        can_become_root: whether `become` works there.
+        tcmalloc: path of the tcmalloc library, or "" where there is none.
+        network_address: the address other hosts reach it by.
+    """
+
+    name: str
+    connection: str
+    cpu_model: str
+    cpu_flags: tuple[str, ...]
+    cores: int
+    threads: int
+    numa_nodes: int
+    memory_bytes: int
+    free_bytes: int
+    prefix: str
+    python: str
+    user: str
+    can_become_root: bool
+    tcmalloc: str
+    network_address: str
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "HostFacts":
+        """Read facts as the module returned them; keys of a newer module are passed over."""
+        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        return cls(**{**known, "cpu_flags": tuple(known["cpu_flags"])})
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """All hosts of a cluster, the head first.
+
+    Attributes:
+        hosts: facts of each host; the first one is the head, where rank 0 runs.
+    """
+
+    hosts: tuple[HostFacts, ...]
+
+    @property
+    def head(self) -> HostFacts:
+        """The host that starts runs and holds rank 0."""
+        return self.hosts[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain JSON-ready data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "ClusterFacts":
+        """The inverse of `to_dict`."""
+        return cls(hosts=tuple(HostFacts.from_dict(host) for host in data["hosts"]))

@@ -1,0 +1,31 @@
+"""Ctrl-C as a question that long work asks, instead of an exception out of nowhere."""
+
+import signal
+from types import FrameType
+from typing import Any
+
+
+class Interrupts:
+    """Counts SIGINT and SIGTERM while it is entered.
+
+    Example:
+        with Interrupts() as interrupts:
+            while not interrupts.count:
+                work()
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.count += 1

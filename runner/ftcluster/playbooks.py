@@ -1,0 +1,234 @@
+"""Running the collection's playbooks: a small adapter over ansible-runner.
+
+Events come out as plain `TaskEvent`s; nothing of a run stays on disk, because ansible-runner's
+artifacts hold the environment and whatever the tasks returned.
+"""
+
+import os
+import queue
+import shlex
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import ansible_runner
+
+from ftcluster.inventory import program
+from ftcluster.paths import memory_dir
+
+Kind = Literal["play", "task", "started", "ok", "changed", "skipped", "failed", "unreachable"]
+GRACE_SECONDS = 5.0  # for processes that were asked to end
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class TaskEvent:
+    """One thing that happened in a playbook.
+
+    Attributes:
+        kind: what happened.
+        stage: the play's name in lower case: preflight, system, ...
+        task: the task's name.
+        host: the host it happened on; empty for plays and tasks.
+        message: what a failed task or a debug task says.
+        action: the module, fully qualified.
+        result: the module's result, empty but for `ok` and `changed`.
+    """
+
+    kind: Kind
+    stage: str
+    task: str = ""
+    host: str = ""
+    message: str = ""
+    action: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a playbook ended.
+
+    Attributes:
+        state: done, failed, stopped (cancelled by the user) or timeout.
+        output: Ansible's own last words, for a failure that no task event explains.
+    """
+
+    state: Literal["done", "failed", "stopped", "timeout"]
+    output: str
+
+
+def run_playbook(
+    playbook: str,
+    inventory: Path,
+    extra_vars: dict[str, Any],
+    on_event: Callable[[TaskEvent], None],
+    *,
+    options: Sequence[str] = (),
+    on_tick: Callable[[], None] = lambda: None,
+    cancelled: Callable[[], bool] = lambda: False,
+    time_limit_seconds: int = 3600,
+) -> Outcome:
+    """Run one playbook of the collection and hand out its events in this thread.
+
+    Args:
+        playbook: fully qualified, e.g. "ftcluster.cluster.setup".
+        inventory: any inventory that Ansible takes.
+        extra_vars: variables above all others.
+        on_event: called for each event.
+        options: further arguments of ansible-playbook, unchanged.
+        on_tick: called several times a second, for a display.
+        cancelled: asked several times a second; true ends the playbook and all it started here.
+        time_limit_seconds: after this the playbook is ended.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="ftcluster-", dir=memory_dir()))
+    events: queue.SimpleQueue[TaskEvent] = queue.SimpleQueue()
+    words: list[str] = []
+
+    def receive(raw: dict[str, Any]) -> bool:
+        event = read_event(raw)
+        if event:
+            events.put(event)
+        elif raw.get("event") == "verbose" and raw.get("stdout"):
+            words.append(raw["stdout"])
+        return False  # ansible-runner need not keep it
+
+    killed = False
+
+    def cancel() -> bool:
+        nonlocal killed
+        if not killed and cancelled():
+            killed = True
+            end_processes(descendants(os.getpid()))
+        return killed
+
+    try:
+        thread, runner = ansible_runner.run_async(
+            private_data_dir=str(scratch),
+            project_dir=str(Path.cwd()),
+            playbook=playbook,
+            inventory=str(inventory),
+            extravars=extra_vars,
+            cmdline=shlex.join(options) or None,
+            envvars=ansible_environment(),
+            event_handler=receive,
+            cancel_callback=cancel,
+            quiet=True,
+            suppress_env_files=True,
+            timeout=time_limit_seconds,
+            settings={"pexpect_timeout": POLL_SECONDS},
+        )
+        while thread.is_alive() or not events.empty():
+            try:
+                on_event(events.get(timeout=POLL_SECONDS))
+            except queue.Empty:
+                pass
+            except BaseException:
+                killed = True
+                end_processes(descendants(os.getpid()))
+                raise
+            on_tick()
+        states = {"successful": "done", "canceled": "stopped", "timeout": "timeout"}
+        state: Any = states.get(runner.status, "failed")
+        return Outcome(state="stopped" if killed else state, output="\n".join(words))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def ansible_environment() -> dict[str, str]:
+    """Ansible's settings, each unless the user has set it."""
+    wanted = {
+        "ANSIBLE_PIPELINING": "true",  # one SSH round trip a task instead of several
+        "ANSIBLE_NOCOLOR": "true",
+        "ANSIBLE_LOCALHOST_WARNING": "false",
+        "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true",
+    }
+    settings = {key: value for key, value in wanted.items() if key not in os.environ}
+    programs = str(Path(program("ansible-playbook")).parent)
+    return settings | {"PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+
+
+def read_event(raw: dict[str, Any]) -> TaskEvent | None:
+    """The part of an ansible-runner event that the project uses; None for the rest."""
+    data = raw.get("event_data", {})
+    stage = str(data.get("play", "")).lower()
+    task = str(data.get("task", ""))
+    name = raw.get("event")
+    if name == "playbook_on_play_start":
+        return TaskEvent("play", stage)
+    if name in ("playbook_on_task_start", "playbook_on_handler_task_start"):
+        return TaskEvent("task", stage, task)
+    host = str(data.get("host", ""))
+    action = str(data.get("resolved_action", data.get("task_action", "")))
+    result = data.get("res") or {}
+    if name == "runner_on_start":
+        return TaskEvent("started", stage, task, host, action=action)
+    if name == "runner_on_skipped":
+        return TaskEvent("skipped", stage, task, host, action=action)
+    if name == "runner_on_unreachable":
+        return TaskEvent("unreachable", stage, task, host, _words(result), action)
+    if name == "runner_on_ok" or (name == "runner_on_failed" and data.get("ignore_errors")):
+        kind: Kind = "changed" if result.get("changed") else "ok"
+        message = str(result.get("msg", "")) if action.endswith("debug") else ""
+        return TaskEvent(kind, stage, task, host, message, action, result)
+    if name == "runner_on_failed":
+        return TaskEvent("failed", stage, task, host, _words(result), action)
+    return None
+
+
+def _words(result: dict[str, Any]) -> str:
+    """What a failed task says, with the last lines of the command's own complaint."""
+    parts = [str(result["msg"]).strip()] if result.get("msg") else []
+    for item in result.get("results", []):
+        if isinstance(item, dict) and item.get("failed"):
+            parts.append(_words(item))
+    for stream in ("stderr", "module_stderr", "stdout", "module_stdout"):
+        text = str(result.get(stream) or "").strip()
+        if text and text not in parts[0:1]:
+            parts += text.splitlines()[-5:]
+            break
+    return "\n".join(part for part in parts if part) or "failed without a word"
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of all children, grandchildren, ... of `root`, also in sessions of their own."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue  # it ended meanwhile
+        parent = int(text.rpartition(")")[2].split()[1])
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    found: list[int] = []
+    pending = [root]
+    while pending:
+        below = children.get(pending.pop(), [])
+        found += below
+        pending += below
+    return found
+
+
+def end_processes(pids: Sequence[int]) -> None:
+    """Ask processes to end, and after a grace period make them."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+        deadline = time.monotonic() + GRACE_SECONDS
+        while any(_running(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+
+def _running(pid: int) -> bool:
+    """Whether a process is there and not merely waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

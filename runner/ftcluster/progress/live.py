@@ -1,0 +1,144 @@
+"""Progress on a terminal: a line a host during setup, then the training view."""
+
+import time
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ftcluster.playbooks import TaskEvent
+from ftcluster.progress import words
+from ftcluster.progress.state import HostProgress, RunProgress, SetupProgress
+
+STYLES = {"running": "cyan", "done": "green", "failed": "bold red", "unreachable": "bold red"}
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 40
+
+
+class LiveView:
+    """Redraws itself four times a second; keeps its last picture on the screen."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._setup: SetupProgress | None = None
+        self._run: RunProgress | None = None
+        self._live: Live | None = None
+
+    def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:
+        """See View."""
+        if self._setup is not progress:
+            self.close()
+            self._setup, self._run = progress, None
+            self._start()
+        if event.kind in ("ok", "changed") and event.message:
+            self.say(f"note: {progress.notices[-1]}")
+
+    def run_event(self, progress: RunProgress, kind: str) -> None:  # noqa: ARG002 - see View
+        """See View."""
+        if self._run is not progress:
+            self.close()
+            self._setup, self._run = None, progress
+            self._start()
+
+    def tick(self) -> None:
+        """See View."""
+        if self._live:
+            self._live.update(self._picture())
+
+    def say(self, text: str) -> None:
+        """See View."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        """See View."""
+        if self._live:
+            self._live.update(self._picture(), refresh=True)
+            self._live.stop()
+            self._live = None
+
+    def _start(self) -> None:
+        self._live = Live(self._picture(), console=self._console, refresh_per_second=4)
+        self._live.start()
+
+    def _picture(self) -> RenderableType:
+        if self._run:
+            return run_picture(self._run)
+        return setup_picture(self._setup or SetupProgress())
+
+
+def setup_picture(progress: SetupProgress) -> RenderableType:
+    """A table with a line a host: stage, task, counts and time."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("host", "stage", "task"):
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    for column in ("ok", "changed", "failed", "time"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, host in progress.hosts.items():
+        state = words.host_state(host, progress.finished)
+        running = state == "running"
+        until = time.monotonic() if running else host.ended
+        table.add_row(
+            Text(name, style="bold"),
+            Text(host.stage, style=STYLES[state]),
+            Text(_task_words(host, state), style="" if running else STYLES[state]),
+            str(host.ok + host.changed),
+            Text(str(host.changed), style="yellow" if host.changed else "dim"),
+            Text("1" if host.failed else "0", style="bold red" if host.failed else "dim"),
+            words.duration(until - host.started),
+        )
+    return table
+
+
+def _task_words(host: HostProgress, state: str) -> str:
+    return host.task if state == "running" else "ready" if state == "done" else state
+
+
+def run_picture(progress: RunProgress) -> RenderableType:
+    """The run's shape, a progress bar, the latest step, the loss so far and the evaluations."""
+    title = Text.assemble((f"run {progress.run}", "bold"), "  ")
+    if not progress.start:
+        doing = progress.doing if progress.state == "running" else progress.state
+        return Group(title.append(doing, style="cyan"))
+    parts: list[RenderableType] = [title.append(words.shape(progress), style="dim")]
+    steps = progress.start["steps"]
+    done = progress.step.get("step", 0)
+    bar = Table.grid(padding=(0, 2))
+    bar.add_row(
+        ProgressBar(total=steps, completed=done, width=SPARK_WIDTH),
+        Text(f"step {done}/{steps}"),
+        Text(f"epoch {progress.step.get('epoch', 0):.2f}/{progress.start['epochs']:g}"),
+        Text(f"{progress.step.get('samples_per_second', 0):.1f} samples/s", style="green"),
+        Text(f"{words.duration(progress.step.get('remaining_seconds', 0))} left", style="dim")
+        if progress.state == "running" and done < steps
+        else Text(""),
+    )
+    parts.append(bar)
+    if progress.losses:
+        loss = Table.grid(padding=(0, 2))
+        values = [value for _, value in progress.losses]
+        spark = Text(sparkline(values, SPARK_WIDTH).ljust(SPARK_WIDTH), style="cyan")
+        loss.add_row(spark, Text(f"loss {values[-1]:.4f}"))
+        parts.append(loss)
+    for evaluation in progress.evaluations[-3:]:
+        parts.append(
+            Text.assemble(
+                (f"evaluation at epoch {evaluation['epoch']:g}: ", "dim"),
+                (words.metrics(evaluation["metrics"]), "bold green"),
+            )
+        )
+    if progress.state == "running" and done >= steps:
+        parts.append(Text(progress.doing, style="cyan"))
+    return Group(*parts)
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """A line of bars, one a value; more values than `width` are averaged into it."""
+    if len(values) > width:
+        edges = [round(i * len(values) / width) for i in range(width + 1)]
+        chunks = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        values = [sum(chunk) / len(chunk) for chunk in chunks]
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in values)

@@ -1,0 +1,116 @@
+"""The state of a setup and of a run, folded from their events. Pure data, no terminal."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftcluster.playbooks import TaskEvent
+
+
+@dataclass
+class HostProgress:
+    """How far one host is in a playbook.
+
+    Attributes:
+        stage: the play it is in.
+        task: the task it is in.
+        ok: tasks that found everything as it should be.
+        changed: tasks that changed something.
+        skipped: tasks that did not apply.
+        failed: what the failed task says, or an empty string.
+        started: time.monotonic() of its first event.
+        ended: time.monotonic() of its latest event.
+    """
+
+    stage: str = ""
+    task: str = ""
+    ok: int = 0
+    changed: int = 0
+    skipped: int = 0
+    failed: str = ""
+    unreachable: bool = False
+    started: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Time from this host's first event to its latest."""
+        return self.ended - self.started
+
+
+@dataclass
+class SetupProgress:
+    """All hosts of a playbook run, and what its tasks had to say."""
+
+    hosts: dict[str, HostProgress] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+    finished: bool = False
+
+    def add(self, event: TaskEvent) -> None:
+        """Fold one event in."""
+        if not event.host:
+            return
+        now = time.monotonic()
+        host = self.hosts.setdefault(event.host, HostProgress(started=now))
+        host.ended = now
+        host.stage, host.task = event.stage, event.task
+        match event.kind:
+            case "ok":
+                host.ok += 1
+            case "changed":
+                host.changed += 1
+            case "skipped":
+                host.skipped += 1
+            case "failed" | "unreachable":
+                host.failed = event.message
+                host.unreachable = event.kind == "unreachable"
+        if event.kind in ("ok", "changed") and event.message:
+            self.notices.append(f"{event.host}: {event.message}")
+
+
+@dataclass
+class RunProgress:
+    """A training run, folded from events.jsonl.
+
+    Attributes:
+        run: its id.
+        state: running, done, failed or stopped.
+        start: the event `start`: world_size, backend, precision, steps, epochs, ...
+        step: the latest event `step`.
+        losses: (step, loss) of every `step` event.
+        evaluations: every event `evaluation`.
+        result: the event `result`: metrics, samples_per_second, model, ...
+        errors: every event `error`: message, hint, rank, host.
+        seconds: from the launch to the end of the last rank.
+    """
+
+    run: str
+    state: str = "running"
+    doing: str = "starting the ranks"
+    start: dict[str, Any] = field(default_factory=dict)
+    step: dict[str, Any] = field(default_factory=dict)
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    result: dict[str, Any] = field(default_factory=dict)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Fold one object of events.jsonl in; kinds of a later version are passed over."""
+        match event.get("event"):
+            case "phase":
+                self.doing = event["doing"]
+            case "start":
+                self.start = event
+            case "step":
+                self.step = event
+                self.losses.append((event["step"], event["loss"]))
+            case "evaluation":
+                self.evaluations.append(event)
+            case "result":
+                self.result = event
+            case "error":
+                self.errors.append(event)
+            case "end":
+                self.state = event["state"]
+                self.seconds = event["seconds"]

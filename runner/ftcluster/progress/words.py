@@ -1,0 +1,45 @@
+"""Facts of a run as short texts, the same in every view."""
+
+from ftcluster.progress.state import HostProgress, RunProgress
+
+
+def duration(seconds: float) -> str:
+    """7 s, 1:05 or 2:03:04."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def metrics(values: dict[str, float]) -> str:
+    """accuracy 0.953, f1 0.955."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in values.items())
+
+
+def shape(progress: RunProgress) -> str:
+    """What trains where: 2 ranks, 1 thread each, bf16, gloo."""
+    start = progress.start
+    ranks, threads = start["world_size"], start["threads_per_rank"]
+    return (
+        f"{ranks} rank{'s' * (ranks > 1)}, {threads} thread{'s' * (threads > 1)} each, "
+        f"{start['precision']}, {start['backend']}"
+    )
+
+
+def step_line(progress: RunProgress) -> str:
+    """One line with everything about the latest step."""
+    step, start = progress.step, progress.start
+    return (
+        f"step {step['step']}/{start['steps']}  epoch {step['epoch']:.2f}  "
+        f"loss {step['loss']:.4f}  {step['samples_per_second']:.1f} samples/s  "
+        f"{duration(step['remaining_seconds'])} left"
+    )
+
+
+def host_state(host: HostProgress, finished: bool) -> str:
+    """One word for a host in the middle or at the end of a playbook."""
+    if host.failed:
+        return "unreachable" if host.unreachable else "failed"
+    return "done" if finished else "running"

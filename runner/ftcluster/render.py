@@ -1,0 +1,82 @@
+"""From a LaunchPlan to the files and the command that start it. Pure functions only."""
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from ftcluster.plan import LaunchPlan
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the supervisor on the head starts.
+
+    Attributes:
+        argv: mpirun's command line; no shell is involved.
+        env: variables set for mpirun and every rank.
+        hostfile: the text of the hostfile.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    hostfile: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready data, as launch.json has it."""
+        return {"argv": list(self.argv), "env": self.env, "hostfile": self.hostfile}
+
+
+def stack_bin(plan: LaunchPlan) -> str:
+    """The folder with the stack's programs, the same on every host."""
+    return f"{plan.prefix}/current/bin"
+
+
+def run_dir(plan: LaunchPlan, run: str) -> str:
+    """The run's folder on the head."""
+    return f"{plan.prefix}/runs/{run}"
+
+
+def render(plan: LaunchPlan, run: str) -> Launch:
+    """The one mpirun of a run.
+
+    Args:
+        plan: who runs where.
+        run: the run's id.
+    """
+    bin_dir, folder = stack_bin(plan), run_dir(plan, run)
+    threads = min(host.threads_per_rank for host in plan.hosts)
+    env = {
+        "FTCLUSTER_RUN": run,
+        "FTCLUSTER_BACKEND": plan.backend,
+        "MASTER_ADDR": plan.master_address,
+        "OMP_NUM_THREADS": str(threads),
+        # one domain of OMP_NUM_THREADS cores a rank (Intel MPI Developer Reference, Process Pinning)
+        "I_MPI_PIN_DOMAIN": "omp",
+        "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
+    }
+    shared = set.intersection(*(set(host.preload) for host in plan.hosts))
+    if shared:
+        env["LD_PRELOAD"] = ":".join(sorted(shared))
+    argv = (
+        f"{bin_dir}/mpirun",
+        "-f", f"{folder}/hostfile",
+        "-n", str(plan.world_size),
+        "-l",
+        f"{bin_dir}/python", "-m", "ftcluster_train.rank", folder,
+    )  # fmt: skip
+    hostfile = "".join(f"{host.address}:{host.ranks}\n" for host in plan.hosts)
+    return Launch(argv=argv, env=env, hostfile=hostfile)
+
+
+def as_shell(launch: Launch, plan: LaunchPlan) -> str:
+    """The launch as a person would paste it into a shell on the head."""
+    bin_dir = stack_bin(plan)
+    hostfile_path = launch.argv[launch.argv.index("-f") + 1]
+    variables = [f"{key}={shlex.quote(value)}" for key, value in sorted(launch.env.items())]
+    lines = [
+        f"printf %s {shlex.quote(launch.hostfile)} > {shlex.quote(hostfile_path)}",
+        f"env PATH={shlex.quote(bin_dir)}:$PATH \\",
+        *(f"  {variable} \\" for variable in variables),
+        f"  {shlex.join(launch.argv)}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,78 @@
+"""How an operator gets in: a key, the hosts' known keys, ssh's options, Ansible's inventory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from . import network
+from .settings import OPERATOR, SWITCH, Node, Settings
+from .shell import TestbedError, run
+
+
+def key(settings: Settings) -> Path:
+    """The operator's private key; the public one is beside it."""
+    return settings.hosts / "ops_key"
+
+
+def known_hosts(settings: Settings) -> Path:
+    return settings.hosts / "known_hosts"
+
+
+def make_key(settings: Settings) -> None:
+    if not key(settings).exists():
+        comment = f"{OPERATOR}@testbed"
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", key(settings))
+
+
+def write_known_hosts(settings: Settings) -> None:
+    """From the keys that the testbed made itself: nothing has to be trusted at first sight."""
+    made = [node for node in settings.all_nodes() if node.host_key.exists()]
+    lines = [f"{node.name},{node.address} {node.host_key.read_text()}" for node in made]
+    known_hosts(settings).write_text("".join(lines))
+
+
+def ssh_options(settings: Settings) -> list[str]:
+    options = {
+        "UserKnownHostsFile": known_hosts(settings),
+        "StrictHostKeyChecking": "yes",
+        "IdentitiesOnly": "yes",
+        "ConnectTimeout": 5,
+        # A host without power says nothing: without these two a reused connection hangs ~15 min.
+        "ServerAliveInterval": 5,
+        "ServerAliveCountMax": 2,
+    }
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+
+
+def ssh_argv(settings: Settings, node: Node, *more: str) -> list[str]:
+    """ssh from the control host, as an operator would. `more` are options and the command."""
+    login = ["-F", "none", "-i", str(key(settings)), "-l", OPERATOR, *ssh_options(settings)]
+    return network.inside(SWITCH, "ssh", *login, node.address, *more)
+
+
+def wait_for_ssh(settings: Settings, node: Node, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    argv = ssh_argv(settings, node)
+    quick = ["-o", "ConnectTimeout=1", "-o", "LogLevel=ERROR"]
+    at = argv.index("ssh") + 1  # ssh takes the first value of an option that is given twice
+    argv[at:at] = quick
+    while (tried := run(*argv, "true", check=False)).returncode:
+        if network.is_cut_off(node):
+            raise TestbedError(f"{node.name} is cut off from the network: heal it first")
+        if time.monotonic() > deadline:
+            said = tried.stderr.strip()
+            console = node.folder / "console.log"
+            raise TestbedError(f"{node.name}: no ssh after {seconds:.0f} s: {said}; see {console}")
+        time.sleep(0.1)
+
+
+def inventory(settings: Settings) -> str:
+    """The hosts for Ansible (INI), the way an administrator would write them down."""
+    hosts = [f"{node.name} ansible_host={node.address}\n" for node in settings.all_nodes()]
+    return (
+        "[nodes]\n" + "".join(hosts) + "\n[nodes:vars]\n"
+        f"ansible_user={OPERATOR}\n"
+        f"ansible_ssh_private_key_file={key(settings)}\n"
+        f"ansible_ssh_common_args={' '.join(ssh_options(settings))}\n"
+    )

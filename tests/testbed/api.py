@@ -1,0 +1,317 @@
+"""The testbed as Python sees it; the command line is a thin layer over this."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import access, cgroups, host, network, registries, rootfs, shape, uplink
+from .cgroups import Group
+from .settings import DEFAULT_NODES, LOCK, MAX_NODES, SWITCH, Node, Settings
+from .shell import TestbedError, environment, require_root, require_tools
+
+log = logging.getLogger(__name__)
+
+Completed = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """One host as `status` shows it; "-" and 0 where it is off."""
+
+    name: str
+    address: str
+    state: str  # running, off
+    link: str = "-"  # up, cut
+    rate: str = "-"
+    delay: str = "-"
+    cpu: str = "-"
+    pids: int = 0
+    memory_mb: int = 0
+
+
+class Testbed:
+    """A few real hosts on this machine, for the length of a test.
+
+    Example:
+        >>> with Testbed() as bed:  # doctest: +SKIP
+        ...     bed.up(nodes=2)
+        ...     Path("inventory.ini").write_text(bed.inventory())
+        ...     bed.run("ansible", "-i", "inventory.ini", "nodes", "-m", "ping", check=True)
+        ...     bed.kill("node1")
+
+    There is one testbed a machine: two objects of this class speak of the same one.
+
+    Raises:
+        TestbedError: from every method, when it cannot do what it is asked; the text says why.
+    """
+
+    __test__ = False  # its name starts with Test, but pytest must not collect it
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        """`settings` default to the FTCLUSTER_TESTBED_* variables."""
+        self.wanted = settings or Settings.from_environment()
+
+    def __enter__(self) -> Testbed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+
+    # ------------------------------------------------------------ all hosts
+    def up(self, nodes: int | None = None) -> None:
+        """Start the first `nodes` hosts: build what is missing, boot, wait until ssh answers.
+
+        Hosts that run already are left alone, so a testbed can grow, and hosts that are off are
+        switched on.
+        """
+        if nodes is not None and not 1 <= nodes <= MAX_NODES:
+            raise TestbedError(f"{nodes} hosts: want 1 to {MAX_NODES}")
+        with _alone():
+            require_tools()
+            self._refuse_another()
+            before = self.wanted.recorded() or replace(self.wanted, nodes=0, bind_ro=self._binds())
+            count = nodes or self.wanted.nodes or before.nodes or DEFAULT_NODES
+            settings = replace(before, nodes=max(count, before.nodes))
+            _private_folder(settings.dir)
+            started = time.monotonic()
+            if not settings.base.exists():
+                base = rootfs.get(settings)
+                settings.hosts.mkdir(exist_ok=True)
+                settings.base.symlink_to(base)  # disks written over one never meet another
+            built = time.monotonic()
+            settings.write_record()
+            access.make_key(settings)
+            network.switch_on(settings.control_address)
+            uplink.connect(_ip_forward_before(settings))
+            self._start(settings, settings.all_nodes()[:count])
+            log.info(
+                "%d hosts answer ssh (root file system %.1f s, boot %.1f s)",
+                count, built - started, time.monotonic() - built,
+            )  # fmt: skip
+
+    def down(self, purge: bool = False) -> None:
+        """Remove every host and all that `up` made but the cache; with `purge`, that as well."""
+        with _alone():
+            settings = self.wanted.recorded() or self.wanted
+            network.switch_off()
+            names = {node.name for node in settings.all_nodes()} | cgroups.host_names()
+            for name in sorted(names):
+                host.power_off(settings.node(name))
+                host.remove_traces(name)
+            for disk in host.mounted_disks():
+                host.unmount(Path(disk))
+            cgroups.remove_all()
+            uplink.disconnect(_ip_forward_before(settings))
+            for folder in (settings.hosts, settings.cache) if purge else (settings.hosts,):
+                if folder.exists():
+                    shutil.rmtree(folder)
+            if purge and settings.dir.exists() and not any(settings.dir.iterdir()):
+                settings.dir.rmdir()
+
+    def status(self) -> list[HostStatus]:
+        """One entry a host, in the order of their names; empty when no testbed is up."""
+        require_root()
+        settings = self.wanted.recorded()
+        return [_status(node) for node in settings.all_nodes()] if settings else []
+
+    def cuts(self) -> list[tuple[str, str]]:
+        """The pairs of hosts, by address, that `cut` parted from each other."""
+        return network.cut_pairs() if network.exists() else []
+
+    def inventory(self) -> str:
+        """The hosts for Ansible, as the text of an INI inventory."""
+        require_root()
+        return access.inventory(self._settings())
+
+    # ------------------------------------------------------------ power
+    def kill(self, node: str) -> None:
+        """Cut a host's power: its peers hear nothing; its disk survives."""
+        with _alone():
+            host.power_off(self._node(node))
+
+    def boot(self, node: str) -> None:
+        """Switch a host on again, with a new cable, and wait until ssh answers."""
+        with _alone():
+            self._start(self._settings(), [self._node(node)])
+
+    # ------------------------------------------------------------ faults
+    def cut(self, node: str, other: str | None = None) -> None:
+        """Part a host from everyone, or from one other host only. Nobody is told."""
+        with _alone():
+            if other is None:
+                network.cut_off(self._running(node))
+            else:
+                network.cut_pair(*self._pair(node, other))
+
+    def heal(self, node: str, other: str | None = None) -> None:
+        """Undo the `cut` with the same arguments."""
+        with _alone():
+            if other is None:
+                network.rejoin(self._running(node))
+            else:
+                network.heal_pair(*self._pair(node, other))
+
+    def shape(self, node: str, rate: str, delay: str | None = None) -> None:
+        """Slow a host's cable: `shape("node1", "1gbit", "5ms")`; rate "off" removes both."""
+        with _alone():
+            shape.shape(self._running(node), rate, delay)
+
+    def cpu(self, node: str, percent: float | None) -> None:
+        """Allow a host so many per cent of one core; None: no limit."""
+        if percent is not None and not percent >= 1:
+            raise TestbedError(f"cpu {percent}: want at least 1 (per cent of one core), or max")
+        with _alone():
+            Group(self._running(node).name).limit_cpu(percent)
+
+    # ------------------------------------------------------------ commands
+    def run(
+        self, *cmd: str | Path, check: bool = False, timeout: float | None = None,
+        env: dict[str, str] | None = None, cwd: Path | None = None,
+    ) -> Completed:  # fmt: skip
+        """Run a command of this machine on the control host: in the cluster's network."""
+        argv = self.run_argv([str(word) for word in cmd])
+        return _run(argv, check=check, timeout=timeout, env=env, cwd=cwd)
+
+    def exec_(
+        self, node: str, *cmd: str, check: bool = False, timeout: float | None = None
+    ) -> Completed:
+        """Run a command as root inside a host, past its network: it works with the cable cut."""
+        return _run(self.exec_argv(node, list(cmd)), check=check, timeout=timeout)
+
+    def ssh(
+        self, node: str, *cmd: str, check: bool = False, timeout: float | None = None
+    ) -> Completed:
+        """Run a shell command on a host as its operator does, over ssh from the control host."""
+        return _run(self.ssh_argv(node, list(cmd)), check=check, timeout=timeout)
+
+    def run_argv(self, cmd: list[str]) -> list[str]:
+        """What `run` runs; for a caller that starts it some other way."""
+        require_root()
+        self._settings()
+        return network.inside(SWITCH, *cmd)
+
+    def exec_argv(self, node: str, cmd: list[str]) -> list[str]:
+        """What `exec_` runs."""
+        require_root()
+        return host.console_argv(self._running(node), cmd)
+
+    def ssh_argv(self, node: str, cmd: list[str]) -> list[str]:
+        """What `ssh` runs."""
+        require_root()
+        return access.ssh_argv(self._settings(), self._node(node), *cmd)
+
+    # ------------------------------------------------------------ inner parts
+    def _settings(self) -> Settings:
+        settings = self.wanted.recorded()
+        if settings is None or not network.exists():
+            raise TestbedError("no testbed is up: start it with `up`")
+        return settings
+
+    def _node(self, name: str) -> Node:
+        nodes = {node.name: node for node in self._settings().all_nodes()}
+        if name not in nodes:
+            raise TestbedError(f"no host {name!r}: there are {' '.join(nodes)}")
+        return nodes[name]
+
+    def _running(self, name: str) -> Node:
+        node = self._node(name)
+        if not host.is_on(node):
+            raise TestbedError(f"{name} is off: boot it first")
+        return node
+
+    def _pair(self, one: str, other: str) -> tuple[Node, Node]:
+        if one == other:
+            raise TestbedError(f"{one} and {other} are one host")
+        return self._node(one), self._node(other)
+
+    def _binds(self) -> tuple[str, ...]:
+        """What every host sees of this machine: what was asked for, and pip's local folders."""
+        for path in self.wanted.bind_ro:
+            if not Path(path).is_absolute() or not Path(path).exists():
+                raise TestbedError(f"cannot show {path!r} in the hosts: no such absolute path")
+        return (*self.wanted.bind_ro, *registries.pip_folders())
+
+    def _refuse_another(self) -> None:
+        recorded = self.wanted.recorded()
+        if recorded is None:
+            if network.exists():
+                raise TestbedError(
+                    "a testbed is up from another FTCLUSTER_TESTBED_DIR; there is one a machine: "
+                    "take it `down` first"
+                )
+            return
+        for name in ("suite", "net", "extra"):
+            has, wants = getattr(recorded, name), getattr(self.wanted, name)
+            if has != wants:
+                raise TestbedError(
+                    f"the testbed that is up has {name} {has!r}, not {wants!r}: take it `down` "
+                    f"first, or set FTCLUSTER_TESTBED_{name.upper()} as it was"
+                )
+
+    def _start(self, settings: Settings, nodes: list[Node]) -> None:
+        public_key = access.key(settings).with_suffix(".pub")
+        seconds = 60 + 3.0 * len(nodes)
+        with ThreadPoolExecutor() as pool:
+            booting = [pool.submit(host.boot, node, settings, public_key) for node in nodes]
+            for boot in booting:
+                boot.result()
+            access.write_known_hosts(settings)
+            waiting = [pool.submit(access.wait_for_ssh, settings, node, seconds) for node in nodes]
+            for wait in waiting:
+                wait.result()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Change the testbed, with every other command that would change it waiting."""
+    require_root()
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _private_folder(folder: Path) -> None:
+    """Make root's own folder; its default place is one where everybody may write."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != 0:
+        raise TestbedError(f"{folder} is not root's own folder: remove it")
+
+
+def _ip_forward_before(settings: Settings) -> Path:
+    return settings.hosts / "ip_forward.before"
+
+
+def _status(node: Node) -> HostStatus:
+    if not host.is_on(node):
+        return HostStatus(node.name, node.address, "off")
+    group = Group(node.name)
+    return HostStatus(
+        name=node.name,
+        address=node.address,
+        state="running",
+        link="cut" if network.is_cut_off(node) else "up",
+        rate=shape.rate_of(node),
+        delay=shape.delay_of(node),
+        cpu=group.cpu_limit(),
+        pids=len(group.pids()),
+        memory_mb=group.memory_mb(),
+    )
+
+
+def _run(
+    argv: list[str], check: bool, timeout: float | None,
+    env: dict[str, str] | None = None, cwd: Path | None = None,
+) -> Completed:  # fmt: skip
+    return subprocess.run(
+        argv, text=True, capture_output=True, stdin=subprocess.DEVNULL, check=check,
+        timeout=timeout, env=env or environment(), cwd=cwd,
+    )  # fmt: skip

@@ -1,0 +1,169 @@
+"""Control groups: what a host is made of, how it is ended at once, and how fast it may run.
+
+Each host has a folder of its own in the unified hierarchy (cgroup v2) and, on a machine that
+still has it, in the v1 `cpu` and `systemd` hierarchies. Two helpers of a host have folders as
+well: `NODE-power` (its power button) and `NODE-relay` (its delay line).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import time
+from pathlib import Path
+
+from .settings import GROUP
+from .shell import TestbedError
+
+PERIOD = 100_000  # microseconds over which a CPU quota counts
+
+# A shell program: join the cgroups listed in $1, then become the rest of the arguments.
+JOIN = 'for f in $1; do echo $$ > "$f" || exit 1; done; shift; exec "$@"'
+
+
+@functools.cache
+def unified() -> Path:
+    """Where cgroup v2 is mounted."""
+    for where, kind, _ in _mounts():
+        if kind == "cgroup2":
+            return where
+    raise TestbedError("no cgroup2 mount: mount -t cgroup2 none /sys/fs/cgroup/unified")
+
+
+@functools.cache
+def legacy() -> dict[str, Path]:
+    """The v1 hierarchies that matter here, by controller; empty on a machine with v2 alone."""
+    return {
+        option: where
+        for where, kind, options in _mounts()
+        if kind == "cgroup"
+        for option in options.split(",")
+        if option in ("cpu", "name=systemd")
+    }
+
+
+def _mounts() -> list[tuple[Path, str, str]]:
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return [(Path(where), kind, opts) for _, where, kind, opts, *_ in map(str.split, lines)]
+
+
+def _hierarchies() -> set[Path]:
+    return {unified(), *legacy().values()}
+
+
+class Group:
+    """The cgroups of one host, or of one helper of a host."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def path(self) -> Path:
+        return unified() / GROUP / self.name
+
+    @property
+    def _folders(self) -> list[Path]:
+        return [hierarchy / GROUP / self.name for hierarchy in _hierarchies()]
+
+    def make(self) -> None:
+        for folder in self._folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        if "cpu" in (unified() / "cgroup.controllers").read_text().split():
+            for folder in (unified(), unified() / GROUP):
+                (folder / "cgroup.subtree_control").write_text("+cpu")
+
+    def alive(self) -> bool:
+        events = self.path / "cgroup.events"
+        return events.exists() and "populated 1" in events.read_text()
+
+    def pids(self) -> list[int]:
+        """Every process in it, those of its subgroups included."""
+        files = self.path.rglob("cgroup.procs")
+        return [int(pid) for procs in files for pid in procs.read_text().split()]
+
+    def procs_files(self, subgroup: str = "") -> str:
+        """The files that a process joins by writing its number to them.
+
+        With `subgroup`, one inside the v2 group: no process may sit beside a populated subgroup.
+        """
+        inside = self.path / subgroup
+        inside.mkdir(parents=True, exist_ok=True)
+        folders = [inside, *(folder for folder in self._folders if folder != self.path)]
+        return " ".join(str(folder / "cgroup.procs") for folder in folders)
+
+    def join_argv(self, cmd: list[str], subgroup: str = "") -> list[str]:
+        """`cmd`, run inside these cgroups."""
+        return ["sh", "-c", JOIN, "sh", self.procs_files(subgroup), *cmd]
+
+    def kill(self) -> None:
+        """End every process in it and remove it.
+
+        cgroup.kill, because a host's processes outlive a kill -9 of the nspawn that started them.
+        """
+        if not self.path.exists():
+            return
+        (self.path / "cgroup.kill").write_text("1")
+        deadline = time.monotonic() + 5
+        while self.alive():
+            if time.monotonic() > deadline:
+                raise TestbedError(f"{self.name}: processes survive cgroup.kill")
+            time.sleep(0.02)
+        while True:  # dying tasks keep v1 groups busy a moment longer
+            try:
+                return self._remove()
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise TestbedError(f"{self.name}: cannot remove its cgroup: {error}") from error
+                time.sleep(0.02)
+
+    def _remove(self) -> None:
+        for folder in filter(Path.exists, self._folders):
+            for sub in sorted(folder.rglob("*"), reverse=True):
+                if sub.is_dir():
+                    sub.rmdir()
+            folder.rmdir()
+
+    # ------------------------------------------------------------ CPU
+    @property
+    def _quota(self) -> Path:
+        """The file with the quota. v1 where the controller is there: it can be in one only."""
+        if "cpu" in legacy():
+            return legacy()["cpu"] / GROUP / self.name / "cpu.cfs_quota_us"
+        return self.path / "cpu.max"
+
+    def limit_cpu(self, percent: float | None) -> None:
+        """Allow so many per cent of one core; None: as much as there is."""
+        quota = None if percent is None else int(percent * PERIOD / 100)
+        if self._quota.name == "cpu.max":
+            self._quota.write_text(f"{'max' if quota is None else quota} {PERIOD}")
+        else:
+            self._quota.with_name("cpu.cfs_period_us").write_text(str(PERIOD))
+            self._quota.write_text(str(-1 if quota is None else quota))
+
+    def cpu_limit(self) -> str:
+        """What `limit_cpu` set, for a person to read."""
+        quota = self._quota.read_text().split()[0] if self._quota.exists() else "max"
+        return "max" if quota in ("-1", "max") else f"{int(quota) * 100 // PERIOD}%"
+
+    def memory_mb(self) -> int:
+        """What it holds in memory, shared pages counted in parts."""
+        total = 0
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+                found = re.search(r"^Pss:\s+(\d+)", rollup, re.M)
+                total += int(found[1]) if found else 0
+        return total // 1024
+
+
+def host_names() -> set[str]:
+    """The hosts that have cgroups, whatever the records say."""
+    return {folder.name.split("-")[0] for folder in (unified() / GROUP).glob("node*")}
+
+
+def remove_all() -> None:
+    """Remove our own folder from every hierarchy; no host may be left."""
+    for hierarchy in _hierarchies():
+        if (hierarchy / GROUP).exists():
+            (hierarchy / GROUP).rmdir()

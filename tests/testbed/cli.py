@@ -1,0 +1,146 @@
+"""The command line: one verb a method of `Testbed`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+
+from .api import Testbed
+from .settings import DEFAULT_NODES, Settings
+from .shell import TestbedError, environment
+
+DESCRIPTION = "A few real hosts on one Linux machine, to test a cluster with. Needs root."
+
+DEFAULTS = Settings()
+EPILOG = f"""\
+settings, from the environment:
+  FTCLUSTER_TESTBED_DIR      where disks and the cache are ({DEFAULTS.dir})
+  FTCLUSTER_TESTBED_NODES    how many hosts `up` starts ({DEFAULT_NODES})
+  FTCLUSTER_TESTBED_SUITE    their Debian suite ({DEFAULTS.suite})
+  FTCLUSTER_TESTBED_EXTRA    more Debian packages on their disks, with commas
+  FTCLUSTER_TESTBED_BIND_RO  paths of this machine that they see read-only, with spaces
+  FTCLUSTER_TESTBED_NET      the first three numbers of their addresses ({DEFAULTS.net})
+
+`down` leaves the cached root file system for the next `up`. What goes wrong and why: README.md.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="testbed",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, text: str, *arguments: str) -> argparse.ArgumentParser:
+        """A verb; an argument in brackets may be left out."""
+        made = verbs.add_parser(name, help=text, description=text)
+        for argument in arguments:
+            name, nargs = argument.strip("[]"), "?" if argument.startswith("[") else None
+            made.add_argument(name.lower(), metavar=name, nargs=nargs)
+        return made
+
+    up = verb("up", "build what is missing, boot the hosts, wait until ssh answers")
+    up.add_argument("nodes", metavar="N", nargs="?", type=int, help="how many hosts")
+    down = verb("down", "remove everything but the cached root file system")
+    down.add_argument("--purge", action="store_true", help="remove that as well")
+    verb("status", "one line a host")
+    verb("inventory", "an Ansible inventory (INI) of the hosts")
+    _rest(verb("run", "run CMD on the control host, in the cluster's network"), needed=True)
+    _rest(verb("ssh", "ssh to NODE as its operator", "NODE"))
+    _rest(verb("exec", "like a serial console, as root: works with the network cut", "NODE"))
+    verb("kill", "power off: no FIN or RST on the wire; the disk survives", "NODE")
+    verb("boot", "power on again, with a new cable", "NODE")
+    verb("cut", "silent partition: from everyone, or from OTHER only", "NODE", "[OTHER]")
+    verb("heal", "undo cut", "NODE", "[OTHER]")
+    verb("shape", "slow cable, e.g. 1gbit 5ms (each way); off: none", "NODE", "RATE", "[DELAY]")
+    verb("cpu", "limit the CPU: 100 is one whole core, max is no limit", "NODE", "PERCENT")
+    return top
+
+
+def _rest(verb: argparse.ArgumentParser, needed: bool = False) -> None:
+    verb.add_argument("first", metavar="CMD", nargs=None if needed else "?")
+    verb.add_argument("more", metavar="...", nargs=argparse.REMAINDER)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; returns the exit code. Verbs that run a command become that command."""
+    args = parser().parse_args(argv)
+    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+    try:
+        _do(Testbed(), args)
+    except (TestbedError, OSError) as error:
+        print(f"testbed {args.verb}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"testbed {args.verb}: interrupted; `down` removes what there is", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _do(bed: Testbed, args: argparse.Namespace) -> None:
+    match args.verb:
+        case "up":
+            bed.up(args.nodes)
+        case "down":
+            bed.down(purge=args.purge)
+        case "status":
+            print(status_table(bed), end="")
+        case "inventory":
+            print(bed.inventory(), end="")
+        case "run":
+            _become(bed.run_argv([args.first, *args.more]))
+        case "ssh":
+            _become(bed.ssh_argv(args.node, _command(args)))
+        case "exec":
+            _become(bed.exec_argv(args.node, _command(args) or ["bash", "-l"]))
+        case "kill":
+            bed.kill(args.node)
+        case "boot":
+            bed.boot(args.node)
+        case "cut":
+            bed.cut(args.node, args.other)
+        case "heal":
+            bed.heal(args.node, args.other)
+        case "shape":
+            bed.shape(args.node, args.rate, args.delay)
+        case "cpu":
+            bed.cpu(args.node, parse_percent(args.percent))
+
+
+def _command(args: argparse.Namespace) -> list[str]:
+    return [args.first, *args.more] if args.first else []
+
+
+def _become(argv: list[str]) -> None:
+    sys.stdout.flush()
+    os.execvpe(argv[0], argv, environment())
+
+
+def parse_percent(text: str) -> float | None:
+    if text == "max":
+        return None
+    try:
+        return float(text.removesuffix("%"))
+    except ValueError:
+        raise TestbedError(f"cpu {text!r}: want a number such as 50, or max") from None
+
+
+def status_table(bed: Testbed) -> str:
+    """What `status` prints."""
+    hosts = bed.status()
+    if not hosts:
+        return "no testbed is up\n"
+    rows = [("NODE", "ADDRESS", "STATE", "LINK", "RATE", "DELAY", "CPU", "PIDS", "MEMORY")]
+    for h in hosts:
+        pids, memory = (str(h.pids), f"{h.memory_mb}M") if h.pids else ("-", "-")
+        rows.append((h.name, h.address, h.state, h.link, h.rate, h.delay, h.cpu, pids, memory))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(f"{w:{n}}" for w, n in zip(r, widths, strict=True)).rstrip() for r in rows]
+    names = {h.address: h.name for h in hosts}
+    lines += [f"cut: {names.get(a, a)} <-> {names.get(b, b)}" for a, b in bed.cuts()]
+    return "\n".join(lines) + "\n"

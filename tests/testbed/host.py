@@ -1,0 +1,164 @@
+"""One host: its disk, its power button, its serial console.
+
+A host is a systemd-nspawn container that boots its own systemd and sshd. Its disk is an overlay
+over the cached root file system; it survives a power-off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import network, registries
+from .cgroups import JOIN, Group
+from .settings import OPERATOR, OPERATOR_ID, OVERLAY, SWITCH, Node, Settings
+from .shell import TestbedError, run, start
+
+CONSOLE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NSPAWN_STATE = Path("/run/systemd/nspawn")
+
+# The power button, a shell program: run the rest of the arguments in the host's cgroups ($3), and
+# again when the host reboots (nspawn ends with 133). When the host is off, so is its cable.
+POWER = f"""switch=$1 cable=$2 groups=$3; shift 3
+while sh -c '{JOIN}' sh "$groups" "$@"; [ $? -eq 133 ]; do :; done
+ip -n "$switch" link set "$cable" down"""
+
+
+def is_on(node: Node) -> bool:
+    return Group(node.name).alive()
+
+
+# ---------------------------------------------------------------- power
+def boot(node: Node, settings: Settings, authorized_key: Path) -> None:
+    """Switch a host on; returns before it answers. `authorized_key` lets the operator in."""
+    everyone = settings.all_nodes()
+    if is_on(node):
+        return add_names(node, everyone)
+    power_off(node)  # what an interrupted boot left, or a poweroff from inside
+    mount_disk(node, settings.base.resolve())
+    if not node.host_key.exists():
+        personalize(node, authorized_key)
+    add_names(node, everyone)
+    network.plug_in(node)
+    log = node.folder / "console.log"
+    # nspawn puts the host in its caller's cgroup, so the power button needs one of its own.
+    button, host = Group(f"{node.name}-power"), Group(node.name)
+    button.make()
+    host.make()
+    power = ["setsid", "--fork", "sh", "-c", POWER, "sh", SWITCH, node.name, host.procs_files()]
+    start(button.join_argv([*power, *nspawn_argv(node, settings.bind_ro)]), log)
+
+
+def nspawn_argv(node: Node, binds: Iterable[str]) -> list[str]:
+    return [
+        "env",
+        "SYSTEMD_NSPAWN_API_VFS_WRITABLE=network",  # hosts may set net.*, not vm.* or kernel.*
+        "systemd-nspawn",
+        "--quiet",
+        "--boot",
+        f"--directory={node.root}",
+        f"--machine={node.name}",
+        "--register=no",
+        "--keep-unit",
+        f"--network-namespace-path=/run/netns/{node.netns}",
+        "--resolv-conf=off",
+        "--timezone=off",
+        "--link-journal=no",
+        "--console=pipe",
+        "--capability=CAP_NET_ADMIN,CAP_IPC_LOCK,CAP_PERFMON",  # not SYS_TIME: one clock for all
+        "--system-call-filter=perf_event_open keyctl add_key request_key",
+        *(f"--bind-ro={path}" for path in binds),
+    ]
+
+
+def power_off(node: Node) -> None:
+    """Pull the plug. First the cable, so that no FIN or RST tells the peers."""
+    network.link_down(node)
+    for name in (f"{node.name}-power", f"{node.name}-relay", node.name):
+        Group(name).kill()
+    network.unplug(node)
+    if str(node.root) in mounted_disks():
+        unmount(node.root)
+
+
+# ---------------------------------------------------------------- disk
+def mount_disk(node: Node, base: Path) -> None:
+    """Mount the host's own layer over `base`, which must never change under a layer."""
+    for sub in ("upper", "work", "root"):
+        (node.folder / sub).mkdir(parents=True, exist_ok=True)
+    upper, work = node.folder / "upper", node.folder / "work"
+    layers = f"lowerdir={base},upperdir={upper},workdir={work}"
+    run("mount", "-t", "overlay", OVERLAY, "-o", layers, node.root)
+
+
+def personalize(node: Node, authorized_key: Path) -> None:
+    """Give a new disk what no two hosts share. The host key comes last: with it, all is there."""
+    etc = node.root / "etc"
+    (etc / "hostname").write_text(f"{node.name}\n")
+    (etc / "hosts").write_text("127.0.0.1 localhost\n")
+    (etc / "resolv.conf").unlink(missing_ok=True)
+    shutil.copy(registries.resolv_conf(), etc / "resolv.conf")
+    ssh = node.root / "home" / OPERATOR / ".ssh"
+    ssh.mkdir(mode=0o700, exist_ok=True)
+    shutil.copy(authorized_key, ssh / "authorized_keys")
+    for path in (ssh, ssh / "authorized_keys"):
+        os.chown(path, OPERATOR_ID, OPERATOR_ID)
+    key = etc / "ssh/ssh_host_ed25519_key"
+    key.unlink(missing_ok=True)
+    run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"root@{node.name}", "-f", key)
+
+
+def add_names(node: Node, names: Iterable[Node]) -> None:
+    """Add to /etc/hosts what it lacks: a testbed can grow."""
+    hosts = node.root / "etc/hosts"
+    known = hosts.read_text()
+    lines = [f"{other.address} {other.name}\n" for other in names]
+    if missing := [line for line in lines if line not in known]:
+        with hosts.open("a") as out:
+            out.writelines(missing)
+
+
+def mounted_disks() -> list[str]:
+    """Where our overlays are mounted, whoever mounted them."""
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return [where for source, where, *_ in map(str.split, lines) if source == OVERLAY]
+
+
+def unmount(root: Path) -> None:
+    at = root.stat()
+    run("umount", root)
+    lock = NSPAWN_STATE / "locks" / f"inode-{at.st_dev}:{at.st_ino}"  # nspawn leaves its locks
+    lock.unlink(missing_ok=True)
+
+
+def remove_traces(name: str) -> None:
+    """Remove what nspawn itself leaves behind."""
+    for kind in ("propagate", "unix-export"):
+        shutil.rmtree(NSPAWN_STATE / kind / name, ignore_errors=True)
+
+
+# ---------------------------------------------------------------- console
+def console_argv(node: Node, cmd: list[str]) -> list[str]:
+    """`cmd` as root inside the host, past its network: it works with the cable cut."""
+    pid = init_pid(node)
+    if pid is None:
+        raise TestbedError(f"{node.name} is off")
+    clean = ["HOME=/root", f"TERM={os.environ.get('TERM', 'dumb')}", "LANG=C.UTF-8"]
+    namespaces = ["-m", "-u", "-i", "-n", "-p", "-C"]
+    enter = ["nsenter", "-t", pid, *namespaces, "env", "-i", *clean, f"PATH={CONSOLE_PATH}"]
+    return Group(node.name).join_argv([*enter, *cmd], subgroup="console")
+
+
+def init_pid(node: Node) -> str | None:
+    """The host's own process 1, by its number on this machine."""
+    payload = Group(node.name).path / "payload"
+    for procs in (payload / "init.scope/cgroup.procs", payload / "cgroup.procs"):
+        for pid in procs.read_text().split() if procs.exists() else []:
+            with contextlib.suppress(OSError):
+                if re.search(r"^NSpid:.*\s1$", Path(f"/proc/{pid}/status").read_text(), re.M):
+                    return pid
+    return None

@@ -1,0 +1,159 @@
+"""The network: a switch with a cable to every host, and the faults that cables have.
+
+The switch (a bridge) and the control host's address live in a network namespace of their own;
+every host lives in another, and a veth pair is the cable between the two. Nothing that is sent
+to the cluster can leave through this machine's real interface.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+from .cgroups import Group
+from .settings import BRIDGE, SWITCH, Node
+from .shell import TestbedError, run
+
+FORWARDING, DISABLED = "3", "0"  # states of a bridge port
+TABLE = "testbed"
+
+# Pairs of addresses that must not hear each other.
+CUTS = f"""
+table bridge {TABLE}
+delete table bridge {TABLE}
+table bridge {TABLE} {{
+  set cut {{ type ipv4_addr . ipv4_addr; }}
+  chain forward {{ type filter hook forward priority 0; ip saddr . ip daddr @cut drop; }}
+}}"""
+
+
+def exists(netns: str = SWITCH) -> bool:
+    return Path("/run/netns", netns).exists()
+
+
+def inside(netns: str, *cmd: str) -> list[str]:
+    """`cmd`, run in a network namespace.
+
+    Not `ip netns exec`: it copies the mount table, and the copy keeps the hosts' disks busy.
+    """
+    return ["nsenter", f"--net=/run/netns/{netns}", *cmd]
+
+
+def ip(*args: str, netns: str = SWITCH, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return run("ip", "-n", netns, *args, check=check)
+
+
+def nft(script: str, netns: str = SWITCH, check: bool = True) -> None:
+    run(*inside(netns, "nft", "-f", "-"), text=script, check=check)
+
+
+# ---------------------------------------------------------------- the switch
+def switch_on(control_address: str) -> None:
+    """Make the switch and put the control host on it. Twice does no harm."""
+    if not exists():
+        run("ip", "netns", "add", SWITCH)
+    if f"{control_address}/24" in ip("addr", "show", "dev", BRIDGE, check=False).stdout:
+        return
+    ip("link", "set", "lo", "up")
+    mac = "02:00:00:00:00:01"
+    bridge = ("link", "add", BRIDGE, "address", mac, "type", "bridge", "forward_delay", "0")
+    ip(*bridge, check=False)
+    nft(CUTS)  # after the bridge: a bridge table older than the first bridge is never hooked
+    ip("link", "set", BRIDGE, "up")
+    ip("addr", "add", f"{control_address}/24", "dev", BRIDGE)  # last: where it is, the rest is
+
+
+def switch_off() -> None:
+    """Remove the switch, and end what commands on the control host left (ssh masters, say)."""
+    if not exists():
+        return
+    spared = _self_and_ancestors()
+    for pid in map(int, run("ip", "netns", "pids", SWITCH).stdout.split()):
+        if pid not in spared:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    run("ip", "netns", "del", SWITCH)
+
+
+def _self_and_ancestors() -> set[int]:
+    found, pid = set(), os.getpid()
+    while pid > 1:
+        found.add(pid)
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return found
+
+
+# ---------------------------------------------------------------- cables
+def plug_in(node: Node) -> None:
+    """Lay the host's cable: `eth0` in the host, a port named like the host on the switch."""
+    run("ip", "netns", "add", node.netns)
+    peer = ("peer", "name", "eth0", "address", node.mac, "netns", node.netns)
+    ip("link", "add", node.name, "type", "veth", *peer)
+    ip("link", "set", node.name, "master", BRIDGE, "up")
+    ip("link", "set", "lo", "up", netns=node.netns)
+    ip("addr", "add", f"{node.address}/24", "dev", "eth0", netns=node.netns)
+    ip("link", "set", "eth0", "up", netns=node.netns)
+    ip("route", "add", "default", "via", node.gateway, netns=node.netns)
+
+
+def link_down(node: Node) -> None:
+    if exists():
+        ip("link", "set", node.name, "down", check=False)
+
+
+def unplug(node: Node) -> None:
+    """Remove the cable: first the veth pair, at once, since a namespace goes only later."""
+    if exists():
+        for port in (node.name, node.delay_port):
+            ip("link", "del", port, check=False)
+    if exists(node.netns):
+        run("ip", "netns", "del", node.netns)
+
+
+# ---------------------------------------------------------------- partitions
+def port(node: Node) -> str:
+    """The switch port that the host hangs on: its cable, or the delay line in between."""
+    return node.delay_port if Group(f"{node.name}-relay").alive() else node.name
+
+
+def cut_off(node: Node) -> None:
+    """Part a host from everyone. A disabled port drops every frame; the host's link stays up."""
+    run("bridge", "-n", SWITCH, "link", "set", "dev", port(node), "state", DISABLED)
+
+
+def rejoin(node: Node) -> None:
+    run("bridge", "-n", SWITCH, "link", "set", "dev", port(node), "state", FORWARDING)
+
+
+def cut_pair(one: Node, other: Node) -> None:
+    """Part two hosts from each other; both still hear everyone else."""
+    nft(f"add element bridge {TABLE} cut {_both_ways(one, other)}")
+
+
+def heal_pair(one: Node, other: Node) -> None:
+    nft(f"delete element bridge {TABLE} cut {_both_ways(one, other)}", check=False)
+
+
+def _both_ways(one: Node, other: Node) -> str:
+    a, b = one.address, other.address
+    return f"{{ {a} . {b}, {b} . {a} }}"
+
+
+def is_cut_off(node: Node) -> bool:
+    shown = run("bridge", "-n", SWITCH, "-j", "link", "show", "dev", port(node), check=False)
+    links = json.loads(shown.stdout or "[]")
+    return bool(links) and links[0]["state"] != "forwarding"
+
+
+def cut_pairs() -> list[tuple[str, str]]:
+    """The pairs of addresses that are parted, each once."""
+    if not exists():
+        raise TestbedError("the switch is off")
+    listed = run(*inside(SWITCH, "nft", "list", "set", "bridge", TABLE, "cut"), check=False).stdout
+    pairs = re.findall(r"([\d.]+) \. ([\d.]+)", listed)
+    return sorted({(a, b) if a < b else (b, a) for a, b in pairs})

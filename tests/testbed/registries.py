@@ -1,0 +1,173 @@
+"""How this machine reaches package registries: read here, so that the hosts can do the same.
+
+Mirrors, proxies, certificates and local folders of packages are this machine's own settings,
+whatever they are. No registry is named in this package.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+from .shell import environment, run
+
+BUNDLE = "/etc/ssl/certs/"  # every host has these certificates; other paths mean nothing there
+
+# the settings of pip that say where packages come from
+PIP_PLACES = ("find-links", "index-url", "extra-index-url")
+PIP_KEYS = (
+    *PIP_PLACES,
+    *("cert", "disable-pip-version-check", "no-index", "proxy", "trusted-host"),
+    *("default-timeout", "retries", "timeout"),
+)
+CA_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+
+# ---------------------------------------------------------------- apt
+def codename() -> str:
+    """This machine's own Debian suite, or "" on a machine that is not Debian."""
+    release = Path("/etc/os-release").read_text()
+    if not re.search(r'^ID="?debian"?$', release, re.M):
+        return ""
+    found = re.search(r'^VERSION_CODENAME="?(\w+)"?$', release, re.M)
+    return found[1] if found else ""
+
+
+def apt_sources(suite: str) -> dict[str, str]:
+    """This machine's Debian mirrors as apt source files (name: text), pointed at `suite`.
+
+    Sources of other makers are left out. Empty when there is nothing to go by; mmdebstrap then
+    uses Debian's own mirror.
+    """
+    own = codename()
+    folder = Path("/etc/apt/sources.list.d")
+    if not own:
+        return {}
+    lists = [Path("/etc/apt/sources.list"), *sorted(folder.glob("*.list"))]
+    one_line = "\n".join(map(_read, lists)).splitlines()
+    stanzas = re.split(r"\n\s*\n", "\n\n".join(map(_read, sorted(folder.glob("*.sources")))))
+    files = {
+        "debian.list": "".join(f"{line}\n" for line in retarget_lines(one_line, own, suite)),
+        "debian.sources": "\n".join(f"{text}\n" for text in retarget_stanzas(stanzas, own, suite)),
+    }
+    return {name: text for name, text in files.items() if text}
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _is_debian(suites: str, own: str) -> bool:
+    return any(suite == own or suite.startswith(f"{own}-") for suite in suites.split())
+
+
+def retarget_lines(lines: list[str], own: str, suite: str) -> list[str]:
+    """`deb URI SUITE COMPONENTS` lines of the suite `own`, made lines of `suite`."""
+    found = [re.match(r"(deb\s+(?:\[[^]]*\]\s+)?\S+\s+)(\S+)(.*)", line.strip()) for line in lines]
+    return [m[1] + m[2].replace(own, suite, 1) + m[3] for m in found if m and _is_debian(m[2], own)]
+
+
+def retarget_stanzas(stanzas: list[str], own: str, suite: str) -> list[str]:
+    """The same for the newer form of sources, with its `Suites:` field."""
+    result = []
+    for text in stanzas:
+        suites = re.search(r"^Suites:(.*)$", text, re.M | re.I)
+        off = re.search(r"^Enabled:\s*no\b", text, re.M | re.I)
+        if suites and not off and _is_debian(suites[1], own):
+            start, end = suites.span(1)
+            named = re.sub(rf"\b{own}\b", suite, suites[1])
+            result.append((text[:start] + named + text[end:]).strip())
+    return result
+
+
+def apt_settings() -> str:
+    """This machine's proxy and date-check settings for apt, as a file of them."""
+    dump = run("apt-config", "dump", "--no-empty", "--format", '%F "%v";%n', "Acquire").stdout
+    keep = re.compile(r"Acquire::(https?::|Check-|Retries|ForceIPv)", re.I)
+    return "".join(f"{line}\n" for line in dump.splitlines() if keep.match(line))
+
+
+# ---------------------------------------------------------------- pip
+@functools.cache
+def _pip_options() -> dict[str, str]:
+    for python in (sys.executable, "python3"):  # an environment's Python may have no pip
+        listing = subprocess.run(
+            [python, "-m", "pip", "config", "list"],
+            capture_output=True, text=True, env=environment(),
+        )  # fmt: skip
+        if listing.returncode == 0:
+            return parse_pip_options(listing.stdout)
+    return {}
+
+
+def parse_pip_options(listing: str) -> dict[str, str]:
+    """The settings that `pip config list` prints, the environment's before the files'."""
+    options: dict[str, str] = {}
+    for level in ("global.", ":env:."):
+        for line in listing.splitlines():
+            key, _, value = line.partition("=")
+            if key.removeprefix(level) in PIP_KEYS:
+                options[key.removeprefix(level)] = str(ast.literal_eval(value))
+    if not options.get("cert", BUNDLE).startswith(BUNDLE):
+        del options["cert"]
+    return options
+
+
+def pip_conf() -> str:
+    """pip's configuration for the hosts, or "" when this machine has none."""
+    options = sorted(_pip_options().items())
+    lines = [f"{key} = {' '.join(value.split())}\n" for key, value in options]
+    return "[global]\n" + "".join(lines) if lines else ""
+
+
+def pip_folders() -> list[str]:
+    """The local folders that pip's configuration names: the hosts have to see them."""
+    places = [place for key in PIP_PLACES for place in _pip_options().get(key, "").split()]
+    return sorted({str(folder) for place in places if (folder := local_folder(place))})
+
+
+def local_folder(place: str) -> Path | None:
+    """The folder of a find-links path or a file:// index; None when it is not a local one."""
+    path = Path(unquote(place.removeprefix("file://")))
+    if not path.is_absolute() or not path.is_dir():
+        return None
+    if path.name == "simple" and len(path.parts) > 2:
+        return path.parent  # an index: the packages it links to lie beside it
+    return path
+
+
+# ---------------------------------------------------------------- everything else
+def environment_file(environ: Mapping[str, str] = os.environ) -> str:
+    """/etc/environment for the hosts: proxies and certificates."""
+    proxy = re.compile(r"(https?|no|all|ftp)_proxy", re.I)
+    proxies = {name: value for name, value in environ.items() if proxy.fullmatch(name)}
+    cas = {k: environ[k] for k in CA_VARIABLES if f"{environ.get(k)}/".startswith(BUNDLE)}
+    lines = [f"{key}={value}\n" for key, value in sorted({**proxies, **cas}.items())]
+    return "LANG=C.UTF-8\n" + "".join(lines)
+
+
+def certificates() -> list[Path]:
+    """Certificates that an administrator added to this machine."""
+    return sorted(Path("/usr/local/share/ca-certificates").glob("**/*.crt"))
+
+
+def resolv_conf() -> Path:
+    """The file with the real name servers: a stub on the loopback is out of the hosts' reach."""
+    plain, behind_stub = Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf")
+    only_stub = all(address.startswith("127.") for address in _name_servers(plain))
+    return behind_stub if only_stub and behind_stub.exists() else plain
+
+
+def resolvers() -> list[str]:
+    return _name_servers(resolv_conf())
+
+
+def _name_servers(path: Path) -> list[str]:
+    return re.findall(r"^nameserver\s+([\d.]+)\s*$", _read(path), re.M)

@@ -1,0 +1,112 @@
+"""The Debian root file system under every host's disk: built once by mmdebstrap, then cached.
+
+There is one for each set of suite, packages and registry settings. It has an operator account
+and what Ansible needs on a host, and nothing of the project.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from pathlib import Path
+
+from . import registries
+from .settings import OPERATOR, OPERATOR_ID, Settings
+from .shell import TestbedError, environment, run
+
+log = logging.getLogger(__name__)
+
+VERSION = "1"  # change it when what is built below changes
+PACKAGES = (
+    *("systemd-sysv", "dbus", "openssh-server", "sudo", "python3", "python3-venv"),
+    *("ca-certificates", "iproute2", "iputils-ping", "netbase", "procps"),
+)
+MASKED = (
+    "apt-daily.timer",  # one that fires at boot holds dpkg's lock just when Ansible wants it
+    "apt-daily-upgrade.timer",
+    "console-getty.service",
+    "systemd-networkd.service",  # the testbed gives the address
+)
+
+
+def get(settings: Settings) -> Path:
+    """The root file system for these settings; builds it if the cache has none."""
+    sources = registries.apt_sources(settings.suite)
+    packages = sorted({*PACKAGES, *settings.extra})
+    done = settings.cache / f"{settings.suite}-{_key(packages, sources)}"
+    if done.exists():
+        return done
+    log.info("building the root file system of %s (once; about a minute)", settings.suite)
+    settings.cache.mkdir(parents=True, exist_ok=True)
+    for stale in settings.cache.glob("*.part"):
+        shutil.rmtree(stale)
+    part = settings.cache / f"{done.name}.part"
+    _bootstrap(settings, packages, sources, part)
+    _adapt(part)
+    part.rename(done)  # a root file system that can be seen is whole
+    return done
+
+
+def _key(packages: list[str], sources: dict[str, str]) -> str:
+    """A name for everything that goes in."""
+    parts = [
+        VERSION,
+        *packages,
+        *sources.values(),
+        registries.apt_settings(),
+        registries.pip_conf(),
+        registries.environment_file(),
+        *(path.read_text() for path in registries.certificates()),
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def _bootstrap(
+    settings: Settings, packages: list[str], sources: dict[str, str], part: Path
+) -> None:
+    apt_conf = settings.cache / "apt.conf"
+    apt_conf.write_text(registries.apt_settings())
+    source_files = [settings.cache / name for name in sources]
+    for path in source_files:
+        path.write_text(sources[path.name])
+    mmdebstrap: list[str | Path] = [
+        "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}",
+        f"--aptopt={apt_conf}", settings.suite, part, *source_files,
+    ]  # fmt: skip
+    # In namespaces of its own, and dying with us: a build killed half way leaves no mount behind.
+    alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    done = run("setpriv", "--pdeathsig", "KILL", *alone, *mmdebstrap, check=False, env=quiet)
+    log_file = settings.cache / "mmdebstrap.log"
+    log_file.write_text(done.stdout + done.stderr)
+    if done.returncode:
+        last_words = "\n".join(done.stderr.strip().splitlines()[-8:])
+        raise TestbedError(f"mmdebstrap failed; the whole log is {log_file}\n{last_words}")
+
+
+def _adapt(root: Path) -> None:
+    """Make the fresh Debian a host that boots here, and reaches what this machine reaches."""
+    for key in root.glob("etc/ssh/ssh_host_*"):
+        key.unlink()  # each host has its own
+    (root / "etc/machine-id").write_text("")  # each host makes its own at its first boot
+    (root / "etc/environment").write_text(registries.environment_file())  # read by pam_env
+    if conf := registries.pip_conf():
+        (root / "etc/pip.conf").write_text(conf)
+    for certificate in registries.certificates():
+        shutil.copy(certificate, root / "usr/local/share/ca-certificates")
+    _chroot(root, "update-ca-certificates")
+    units = root / "etc/systemd/system"
+    units.mkdir(parents=True, exist_ok=True)
+    for unit in MASKED:
+        (units / unit).symlink_to("/dev/null")
+    # Password "*": no password fits, yet unlike "!" the account is not locked to sshd.
+    account = ("--create-home", "--uid", str(OPERATOR_ID), "--shell", "/bin/bash")
+    _chroot(root, "useradd", *account, "--password", "*", OPERATOR)
+    sudoers = root / "etc/sudoers.d" / OPERATOR
+    sudoers.write_text(f"{OPERATOR} ALL=(ALL:ALL) NOPASSWD: ALL\n")
+    sudoers.chmod(0o440)
+
+
+def _chroot(root: Path, *cmd: str) -> None:
+    run("chroot", root, *cmd, env={"PATH": environment()["PATH"], "LC_ALL": "C"})

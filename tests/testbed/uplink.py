@@ -1,0 +1,86 @@
+"""The way from the hosts to the package registries, and to nothing else.
+
+The registries' names and web ports go out through this machine, masqueraded; nothing comes in.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import registries
+from .network import inside, ip, nft
+from .settings import SWITCH
+from .shell import run
+
+OUTSIDE, INSIDE = "ftc-testbed-up", "up0"  # the two ends of the veth pair
+OUTSIDE_ADDRESS, INSIDE_ADDRESS = "198.18.255.1", "198.18.255.2"
+TABLE = "ftcluster_testbed"
+FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
+
+SWITCH_RULES = f"""
+table ip {TABLE}
+delete table ip {TABLE}
+table ip {TABLE} {{
+  chain leave {{
+    type nat hook postrouting priority 100;
+    oifname {INSIDE} masquerade
+  }}
+}}"""
+
+
+def machine_rules(resolvers: list[str]) -> str:
+    """The nftables rules of this machine: names, ports 80 and 443, and the answers to them."""
+    names = (
+        f"iifname {OUTSIDE} ip daddr {{ {', '.join(resolvers)} }} "
+        "meta l4proto { tcp, udp } th dport 53 accept"
+    )
+    return f"""
+table ip {TABLE}
+delete table ip {TABLE}
+table ip {TABLE} {{
+  chain leave {{
+    type nat hook postrouting priority 100;
+    ip saddr {INSIDE_ADDRESS} oifname != {OUTSIDE} masquerade
+  }}
+  chain input {{
+    type filter hook input priority 0;
+    iifname {OUTSIDE} drop
+  }}
+  chain forward {{
+    type filter hook forward priority 0;
+    oifname {OUTSIDE} ct state established,related accept
+    oifname {OUTSIDE} drop
+    {names if resolvers else ""}
+    iifname {OUTSIDE} tcp dport {{ 80, 443 }} accept
+    iifname {OUTSIDE} reject
+  }}
+}}"""
+
+
+def connect(before: Path) -> None:
+    """Lay the uplink, if it is not there. `before` keeps the machine's own ip_forward."""
+    if ip("route", "show", "default").stdout:
+        return
+    if not before.exists():
+        before.write_text(FORWARD.read_text())
+    FORWARD.write_text("1")
+    run("nft", "-f", "-", text=machine_rules(registries.resolvers()))
+    run(*inside(SWITCH, "sh", "-c", f"echo 1 > {FORWARD}"))
+    nft(SWITCH_RULES)
+    run("ip", "link", "del", OUTSIDE, check=False)
+    run("ip", "link", "add", OUTSIDE, "type", "veth", "peer", "name", INSIDE, "netns", SWITCH)
+    run("ip", "addr", "add", f"{OUTSIDE_ADDRESS}/30", "dev", OUTSIDE)
+    run("ip", "link", "set", OUTSIDE, "up")
+    ip("addr", "add", f"{INSIDE_ADDRESS}/30", "dev", INSIDE)
+    ip("link", "set", INSIDE, "up")
+    # An address in the benchmarking range that no host has must never take the uplink.
+    ip("route", "replace", "unreachable", "198.18.0.0/15")
+    ip("route", "replace", "default", "via", OUTSIDE_ADDRESS)  # last: where it is, the rest is
+
+
+def disconnect(before: Path) -> None:
+    run("ip", "link", "del", OUTSIDE, check=False)
+    run("nft", "delete", "table", "ip", TABLE, check=False)
+    if before.exists():
+        FORWARD.write_text(before.read_text())
+        before.unlink()

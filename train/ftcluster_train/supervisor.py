@@ -1,0 +1,238 @@
+"""Runs one mpirun on the head, outlives the control node's connection, and ends what it started.
+
+    python -m ftcluster_train.supervisor start RUN_DIR   go to the background and launch
+    python -m ftcluster_train.supervisor stop RUN_DIR    end the run; says "stopped" or "not running"
+
+Standard library only: it starts at once and does not depend on what it watches.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from ftcluster_train.errors import read_error_line
+from ftcluster_train.events import EventWriter
+
+GRACE_SECONDS = 10.0  # for ranks that were asked to end
+LAST_LINES = 12
+# of the host's environment, the ranks get only what they may need; the rest is the launch's
+INHERITED = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+INHERITED_PREFIXES = ("HF_",)
+
+
+class Stopped(Exception):
+    """SIGTERM or SIGINT has come."""
+
+
+def supervise(run_dir: Path) -> int:
+    """Launch, wait, report and clean up; returns mpirun's exit code."""
+    events = EventWriter(run_dir)
+    launch = json.loads((run_dir / "launch.json").read_text(encoding="utf-8"))
+    environment = rank_environment(launch["env"], Path(launch["argv"][0]).parent)
+    began = time.monotonic()
+    state, exit_code = "failed", 1
+    log = (run_dir / "ranks.log").open("w", encoding="utf-8")
+    events.write("phase", doing="starting the ranks")
+    process = subprocess.Popen(
+        launch["argv"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    lines: list[str] = []
+    errors: list[dict[str, object]] = []
+    try:
+        for line in _output(process, log):
+            lines = [*lines[-LAST_LINES:], line.rstrip()]
+            error = read_error_line(line)
+            if error:
+                errors.append(error)
+                # the others wait for this one in a collective
+                signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS / 2)
+        exit_code = process.wait()
+        state = "done" if exit_code == 0 and not errors else "failed"
+    except Stopped:
+        state, exit_code = "stopped", 130
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ending is not broken off
+        end_group(process)
+        sweep(environment["FTCLUSTER_RUN"])
+        log.close()
+        if state == "failed" and not errors:
+            words = "\n".join(line for line in lines if line.strip())
+            errors = [
+                {
+                    "message": f"mpirun ended with exit code {exit_code}; it last said:\n{words}",
+                    "hint": f"everything the ranks said is in {run_dir / 'ranks.log'}",
+                    "host": socket.gethostname(),
+                    "rank": None,
+                }
+            ]
+        if state == "failed":
+            for message in {str(error["message"]): error for error in errors}.values():
+                events.write("error", **message)
+        events.write(
+            "end", state=state, exit_code=exit_code, seconds=round(time.monotonic() - began, 2)
+        )
+    return exit_code
+
+
+def _output(process: "subprocess.Popen[str]", log: TextIO) -> Iterator[str]:
+    """Each line of the ranks as it comes, written to the log as well while there is space."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        with contextlib.suppress(OSError):
+            log.write(line)
+            log.flush()
+        yield line
+
+
+def rank_environment(launch: dict[str, str], bin_dir: Path) -> dict[str, str]:
+    """The whole environment of mpirun and its ranks.
+
+    Args:
+        launch: the variables of the plan.
+        bin_dir: the stack's programs; Hydra looks for its own on PATH.
+    """
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if key in INHERITED
+        or key.startswith(INHERITED_PREFIXES)
+        or key.lower() in ("http_proxy", "https_proxy", "no_proxy")
+    }
+    path = f"{bin_dir}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {
+        **inherited,
+        "PATH": path,
+        "MASTER_PORT": str(free_port()),
+        "HF_HUB_OFFLINE": "1",  # model and data have been fetched by `prepare`
+        **launch,
+    }
+
+
+def free_port() -> int:
+    """A TCP port that is free on this host now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def end_group(process: "subprocess.Popen[str]") -> None:
+    """End mpirun and its process group: SIGTERM, a grace period, SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+            return
+
+
+def sweep(run: str) -> list[int]:
+    """Kill what is left of a run on this host; returns the process ids.
+
+    A process belongs to the run if its environment says FTCLUSTER_RUN=<id>: Hydra's proxies and
+    ranks are in sessions of their own, so the process group does not hold them.
+    """
+    mark = f"FTCLUSTER_RUN={run}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        if pid == os.getpid():
+            continue
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
+                found.append(pid)
+        except OSError:
+            continue  # it ended meanwhile, or is another user's
+    return found
+
+
+def start(run_dir: Path) -> int:
+    """Go to the background, in a session of its own, and supervise there."""
+    if os.fork():
+        pid_file = run_dir / "supervisor.pid"
+        while not pid_file.exists():
+            time.sleep(0.01)
+        return 0
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    log = os.open(run_dir / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    signal.signal(signal.SIGTERM, _raise_stopped)
+    signal.signal(signal.SIGINT, _raise_stopped)
+    signal.signal(signal.SIGALRM, _end_ranks)
+    _write_pid(run_dir / "supervisor.pid")
+    try:
+        code = supervise(run_dir)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)
+
+
+def _write_pid(path: Path) -> None:
+    temporary = path.with_suffix(".new")
+    temporary.write_text(f"{os.getpid()}\n", encoding="ascii")
+    temporary.rename(path)
+
+
+def _raise_stopped(number: int, frame: FrameType | None) -> None:
+    raise Stopped
+
+
+def _end_ranks(number: int, frame: FrameType | None) -> None:
+    """A rank has failed and the others had time to notice; mpirun's end ends the reading."""
+    run = json.loads((Path(sys.argv[2]) / "launch.json").read_text(encoding="utf-8"))
+    sweep(run["env"]["FTCLUSTER_RUN"])
+
+
+def stop(run_dir: Path) -> str:
+    """End a run; returns "stopped", or "not running" where there is none."""
+    try:
+        pid = int((run_dir / "supervisor.pid").read_text(encoding="ascii"))
+        os.kill(pid, signal.SIGTERM)
+    except (FileNotFoundError, ProcessLookupError):
+        return "not running"
+    deadline = time.monotonic() + 3 * GRACE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return "stopped"
+        time.sleep(0.1)
+    raise SystemExit(f"the supervisor (process {pid}) does not end")
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    verb, run_dir = sys.argv[1], Path(sys.argv[2])
+    if verb == "start":
+        return start(run_dir)
+    print(stop(run_dir))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Rank and world size as mpirun's process manager tells them, and the collectives over them."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ftcluster_train.errors import TrainError
+
+DEFAULT_PORT = 29500  # torch's own, for a launch without the supervisor, which takes a free one
+JOIN_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all processes of the run.
+
+    Attributes:
+        rank: from 0; rank 0 is on the head.
+        size: number of ranks.
+        backend: the torch.distributed backend.
+    """
+
+    rank: int
+    size: int
+    backend: str
+
+
+def join_world() -> World:
+    """Meet the other ranks; rank and size come from PMI (set by Hydra for each process).
+
+    Raises:
+        TrainError: this process was not started by mpirun.
+    """
+    try:
+        rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+    except KeyError:
+        raise TrainError("PMI_RANK is not set", "start the ranks with mpirun") from None
+    backend = os.environ.get("FTCLUSTER_BACKEND", "gloo")
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    port = os.environ.get("MASTER_PORT", str(DEFAULT_PORT))
+    dist.init_process_group(
+        backend,
+        init_method=f"tcp://{host}:{port}",
+        rank=rank,
+        world_size=size,
+        timeout=JOIN_TIMEOUT,
+    )
+    return World(rank=rank, size=size, backend=backend)
+
+
+def leave_world() -> None:
+    """Part from the other ranks."""
+    dist.destroy_process_group()
+
+
+def sum_over_ranks(values: list[float]) -> list[float]:
+    """The element-wise sum over all ranks, the same on every rank."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor)
+    result: list[float] = tensor.tolist()
+    return result
+
+
+def parameter_hash(model: torch.nn.Module) -> str:
+    """SHA-256 over the bytes of all parameters, in their order."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def check_equal_parameters(model: torch.nn.Module, world: World, step: int) -> str:
+    """Make sure that every rank has the same parameters; returns their hash.
+
+    Raises:
+        TrainError: some differ, so the gradients were not shared; names the ranks.
+    """
+    hashes: list[str] = [""] * world.size
+    dist.all_gather_object(hashes, parameter_hash(model))
+    different = [rank for rank, value in enumerate(hashes) if value != hashes[0]]
+    if different:
+        raise TrainError(
+            f"after step {step} the parameters of ranks {different} differ from rank 0's",
+            "the gradients were not shared; nothing was saved",
+        )
+    return hashes[0]
