@@ -20,7 +20,6 @@ class HostFacts:
         free_bytes: free space on the file system of `prefix`.
         prefix: the folder that the cluster lives in on this host.
         python: version of the Python that the stack is made from, e.g. "3.11.7".
-        user: the name of the account that Ansible logs in as.
         can_become_root: whether `become` works there.
         tcmalloc: path of the tcmalloc library, or "" where there is none.
         network_address: the address other hosts reach it by.
@@ -37,7 +36,6 @@ class HostFacts:
     free_bytes: int
     prefix: str
     python: str
-    user: str
     can_become_root: bool
     tcmalloc: str
     network_address: str

@@ -130,6 +130,7 @@ def run_playbook(
             except BaseException:
                 killed = True
                 end_processes(descendants(os.getpid()))
+                thread.join()
                 raise
             on_tick()
         states = {"successful": "done", "canceled": "stopped", "timeout": "timeout"}
