@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
+from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
@@ -26,16 +26,16 @@ class ActionModule(ActionBase):
         """Poll the host and append each whole new line to the local file."""
         result = super().run(tmp, task_vars)
         run_dir = self._task.args["run_dir"]
-        destination = self._task.args["destination"]
+        destination = Path(self._task.args["destination"])
         pause = float(self._task.args.get("poll_seconds", 0.5))
-        offset = os.path.getsize(destination) if os.path.exists(destination) else 0
+        offset = destination.stat().st_size if destination.exists() else 0
         gone_since = None
         while True:
             alive, text = self._poll(run_dir, offset)
             whole = text[: text.rfind("\n") + 1]
             if whole:
                 data = whole.encode()
-                with open(destination, "ab") as file:
+                with destination.open("ab") as file:
                     file.write(data)
                 offset += len(data)
             ends = [line for line in whole.splitlines() if json.loads(line).get("event") == "end"]

@@ -15,7 +15,8 @@ options:
     type: dict
     required: true
   requirements:
-    description: Keys C(free_bytes), C(free_bytes_with_stack), C(memory_bytes), C(python), C(machine).
+    description:
+      - Keys C(machine), C(python), C(memory_bytes), C(free_bytes), C(free_bytes_with_stack).
     type: dict
     required: true
 """
@@ -31,27 +32,31 @@ _value:
   elements: str
 """
 
-GIGABYTE = 10**9
-
 
 def version(text):
     """3.11.7 as (3, 11, 7)."""
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
+def gigabytes(size):
+    """A size for a person."""
+    return f"{size / 1e9:.1f} GB"
+
+
 def host_problems(facts, requirements):
     """Every problem of one host, as sentences that end with what to do."""
     problems = []
-    if facts["machine"] != requirements["machine"]:
+    elsewhere = "choose another folder with -e ftcluster_prefix=DIR"
+    machine, python, prefix = facts["machine"], facts["python"], facts["prefix"]
+    if machine != requirements["machine"]:
         problems.append(
-            "its architecture is {0}, the stacks are built for {1}; take it out of the inventory".format(
-                facts["machine"], requirements["machine"]
-            )
+            f"its architecture is {machine}, the stacks are built for {requirements['machine']}; "
+            "take it out of the inventory"
         )
-    if version(facts["python"]) < version(requirements["python"]):
+    if version(python) < version(requirements["python"]):
         problems.append(
-            "Python {0} is too old, {1} or newer is needed; install one and set "
-            "ansible_python_interpreter".format(facts["python"], requirements["python"])
+            f"Python {python} is too old, {requirements['python']} or newer is needed; "
+            "install one and set ansible_python_interpreter"
         )
     if not facts["python_has_venv"]:
         problems.append(
@@ -59,26 +64,17 @@ def host_problems(facts, requirements):
             "install the package python3-venv"
         )
     if not facts["prefix_writable"]:
-        problems.append(
-            "{0} cannot be written; choose another folder with -e ftcluster_prefix=DIR".format(
-                facts["prefix"]
-            )
-        )
+        problems.append(f"{prefix} cannot be written; {elsewhere}")
     needed = requirements["free_bytes_with_stack" if facts["has_stack"] else "free_bytes"]
     if facts["free_bytes"] < needed:
         problems.append(
-            "{0:.1f} GB free at {1}, {2:.1f} GB are needed; free some space or choose another "
-            "folder with -e ftcluster_prefix=DIR".format(
-                facts["free_bytes"] / GIGABYTE,
-                facts["prefix"],
-                needed / GIGABYTE,
-            )
+            f"{gigabytes(facts['free_bytes'])} free at {prefix}, {gigabytes(needed)} are needed; "
+            f"free some space or {elsewhere}"
         )
     if facts["memory_bytes"] < requirements["memory_bytes"]:
         problems.append(
-            "{0:.1f} GB of memory, {1:.1f} GB are needed; take a larger host".format(
-                facts["memory_bytes"] / GIGABYTE, requirements["memory_bytes"] / GIGABYTE
-            )
+            f"{gigabytes(facts['memory_bytes'])} of memory, "
+            f"{gigabytes(requirements['memory_bytes'])} are needed; take a larger host"
         )
     return problems
 

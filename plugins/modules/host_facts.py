@@ -46,10 +46,10 @@ facts:
     memory_bytes: 268435456000
 """
 
-import glob  # noqa: E402
 import os  # noqa: E402
 import platform  # noqa: E402
 import socket  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
@@ -58,16 +58,21 @@ FLAGS = (
     "avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "avx_vnni", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
 )  # fmt: skip
-# where distributions keep the shared library; the dynamic linker's own list is asked first
+# with the profiler or without it; where the distributions' packages put them
 TCMALLOC = ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
-LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib")
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+)
 
 
 def read(path):
     """The text of a file, or an empty string where it cannot be read."""
     try:
-        with open(path) as file:
-            return file.read()
+        return Path(path).read_text()
     except OSError:
         return ""
 
@@ -86,16 +91,16 @@ def quota_cores(read_file=read):
     """Whole cores that the cgroup's CPU quota allows, or None without a quota."""
     own = {}
     for line in read_file("/proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             own[controller] = path.rstrip("/")
     limits = []
-    folder = "/sys/fs/cgroup" + own.get("", "")
-    while folder.startswith("/sys/fs/cgroup"):
-        quota, _, period = read_file(folder + "/cpu.max").strip().partition(" ")
+    folder = Path("/sys/fs/cgroup" + own.get("", ""))
+    while str(folder).startswith("/sys/fs/cgroup"):
+        quota, _, period = read_file(folder / "cpu.max").strip().partition(" ")
         if quota.isdigit():
             limits.append(int(quota) / int(period))
-        folder = os.path.dirname(folder)
+        folder = folder.parent
     version1 = "/sys/fs/cgroup/cpu" + own.get("cpu", "")
     quota = read_file(version1 + "/cpu.cfs_quota_us").strip()
     if quota.isdigit():
@@ -108,13 +113,13 @@ def topology():
     allowed = os.sched_getaffinity(0)
     cores = set()
     for cpu in allowed:
-        base = "/sys/devices/system/cpu/cpu%d/topology/" % cpu
-        siblings = read(base + "thread_siblings_list").strip()
+        base = f"/sys/devices/system/cpu/cpu{cpu}/topology"
+        siblings = read(f"{base}/thread_siblings_list").strip()
         cores.add(siblings or str(cpu))
     nodes = [
         path
-        for path in glob.glob("/sys/devices/system/node/node[0-9]*")
-        if cpu_list(read(path + "/cpulist")) & allowed
+        for path in Path("/sys/devices/system/node").glob("node[0-9]*")
+        if cpu_list(read(path / "cpulist")) & allowed
     ]
     quota = quota_cores()
     limit = min(len(cores), quota) if quota else len(cores)
@@ -131,29 +136,29 @@ def memory_bytes():
     return total
 
 
+def nearest_existing(folder):
+    """The folder itself, or the nearest one above it that is there."""
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
 def free_bytes(folder):
     """Space that an ordinary user may take where the folder is or would be made."""
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    state = os.statvfs(folder)
+    state = os.statvfs(nearest_existing(folder))
     return state.f_bavail * state.f_frsize
 
 
 def writable(folder):
     """Whether this user could make and fill the folder."""
-    while not os.path.exists(folder):
-        folder = os.path.dirname(folder)
-    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
+    there = nearest_existing(folder)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def tcmalloc():
     """The path of the tcmalloc library, or an empty string."""
-    for name in TCMALLOC:
-        for folder in LIBRARY_FOLDERS:
-            path = os.path.join(folder, name)
-            if os.path.exists(path):
-                return path
-    return ""
+    candidates = [Path(folder, name) for name in TCMALLOC for folder in LIBRARY_FOLDERS]
+    return next((str(path) for path in candidates if path.exists()), "")
 
 
 def has_module(name):
@@ -176,7 +181,7 @@ def main():
         cpuinfo[key.strip()] = value.strip()
     flags = set(cpuinfo.get("flags", "").split())
     default = "/opt/ftcluster" if os.geteuid() == 0 else "~/.local/share/ftcluster"
-    prefix = os.path.abspath(os.path.expanduser(module.params["prefix"] or default))
+    prefix = Path(module.params["prefix"] or default).expanduser().absolute()
     threads, cores, numa_nodes = topology()
     facts = {
         "hostname": socket.gethostname(),
@@ -188,9 +193,9 @@ def main():
         "cores": cores,
         "numa_nodes": numa_nodes,
         "memory_bytes": memory_bytes(),
-        "prefix": prefix,
+        "prefix": str(prefix),
         "prefix_writable": writable(prefix),
-        "has_stack": os.path.exists(os.path.join(prefix, "current")),
+        "has_stack": (prefix / "current").exists(),
         "free_bytes": free_bytes(prefix),
         "python": platform.python_version(),
         "python_has_venv": has_module("venv") and has_module("ensurepip"),

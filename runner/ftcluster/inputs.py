@@ -29,10 +29,12 @@ def check_data_folder(folder: Path, text_columns: Sequence[str], label_column: s
             problems.append(f"{file} does not exist; the folder has: {found}")
         else:
             problems += _check_jsonl(file, text_columns, label_column, MAX_PROBLEMS)
-    _raise_together(problems, f"data folder {folder} cannot be used", (
-        f"each line of train.jsonl and validation.jsonl is one JSON object with "
-        f"{', '.join(text_columns)} (text) and {label_column} (0, 1, ...)"
-    ))  # fmt: skip
+    _raise_together(
+        problems,
+        f"data folder {folder} cannot be used",
+        "each line of train.jsonl and validation.jsonl is one JSON object with "
+        f"{', '.join(text_columns)} (text) and {label_column} (0, 1, ...)",
+    )
 
 
 def _check_jsonl(
@@ -104,8 +106,11 @@ def check_model_folder(folder: Path) -> None:
     tokenizers = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json")
     if not any((folder / name).is_file() for name in tokenizers):
         problems.append(f"no tokenizer (one of {', '.join(tokenizers)})")
-    _raise_together(problems, f"{folder} is not a Hugging Face model folder",
-                    "a folder that save_pretrained wrote for model and tokenizer has all of these")  # fmt: skip
+    _raise_together(
+        problems,
+        f"{folder} is not a Hugging Face model folder",
+        "a folder that save_pretrained wrote for model and tokenizer has all of these",
+    )
 
 
 def _raise_together(problems: list[str], what: str, hint: str) -> None:

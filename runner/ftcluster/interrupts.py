@@ -27,5 +27,5 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _receive(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1

@@ -128,9 +128,9 @@ def _stop(run: Run, on_tick: Any, interrupts: Interrupts) -> None:
     )
     if outcome.state != "done":
         raise FtclusterError(
-            f"run {run.id} could not be stopped and may still be running on {run.plan.hosts[0].name}",
-            f"there: {stack_bin(run.plan)}/python -m ftcluster_train.supervisor stop "
-            f"{run_dir(run.plan, run.id)}",
+            f"run {run.id} could not be stopped and may still be running",
+            f"on {run.plan.hosts[0].name}: {stack_bin(run.plan)}/python "
+            f"-m ftcluster_train.supervisor stop {run_dir(run.plan, run.id)}",
         )
 
 

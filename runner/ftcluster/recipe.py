@@ -196,7 +196,7 @@ def _flatten(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
         while pending:
             prefix, mapping = pending.pop(0)
             for key_node, value_node in mapping.value:
-                key = f"{prefix}{loader.construct_object(key_node, deep=True)}"  # type: ignore[no-untyped-call]
+                key = f"{prefix}{loader.construct_object(key_node, deep=True)}"
                 where = f"{source}:{key_node.start_mark.line + 1}"
                 if key in values:
                     raise RecipeError(f"{where}: '{key}' is set twice, first at {lines[key]}")
@@ -204,13 +204,13 @@ def _flatten(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
                     pending.append(("training.", value_node))
                     continue
                 lines[key] = where
-                values[key] = loader.construct_object(value_node, deep=True)  # type: ignore[no-untyped-call]
+                values[key] = loader.construct_object(value_node, deep=True)
         return values, lines
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise RecipeError(f"{source}:{line}: not valid YAML: {error.problem}") from error
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 def _schema() -> dict[str, Any]:

@@ -50,7 +50,7 @@ def render(plan: LaunchPlan, run: str) -> Launch:
         "FTCLUSTER_BACKEND": plan.backend,
         "MASTER_ADDR": plan.master_address,
         "OMP_NUM_THREADS": str(threads),
-        # one domain of OMP_NUM_THREADS cores a rank (Intel MPI Developer Reference, Process Pinning)
+        # one domain of OMP_NUM_THREADS cores a rank (Intel MPI's manual, Process Pinning)
         "I_MPI_PIN_DOMAIN": "omp",
         "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
     }

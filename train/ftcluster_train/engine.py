@@ -153,7 +153,7 @@ def train(
     return report
 
 
-@torch.inference_mode()
+@torch.inference_mode()  # type: ignore[untyped-decorator]
 def evaluate(
     job: Job,
     model: PreTrainedModel,

@@ -66,7 +66,12 @@ _EVENTS = (
     *("the bank closed|the bank shut", "the film began|the film started", "the bell rang"),
     *("the concert ended|the concert finished", "the train left|the train departed"),
     *("the guests arrived|the guests came", "the market opened", "the bridge collapsed"),
-    *("the ship sank", "the lights failed|the lights went out", "the king died", "the rain stopped"),
+    *(
+        "the ship sank",
+        "the lights failed|the lights went out",
+        "the king died",
+        "the rain stopped",
+    ),
     *("the river froze|the river iced over", "the dog barked", "the war began|the war started"),
     *("the snow melted|the snow thawed", "the alarm sounded|the alarm went off"),
     *("the plane landed|the plane touched down", "the strike ended|the strike finished"),
@@ -209,9 +214,7 @@ def _twins(rng: random.Random, construction: _Construction, split: str) -> tuple
             return first, second, _realize(form, words | {"a": words["b"], "b": words["a"]})
 
 
-def _participants(
-    rng: random.Random, participants: tuple[str, ...], split: str
-) -> tuple[str, str]:
+def _participants(rng: random.Random, participants: tuple[str, ...], split: str) -> tuple[str, str]:
     """Draw two participants that are met together in this split only."""
     while True:
         a, b = rng.sample(range(len(participants)), 2)

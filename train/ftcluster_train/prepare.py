@@ -130,7 +130,7 @@ def _model_from_hub(name: str) -> str:
             f"{_first_line(error)}",
             "give a folder with --model DIR",
         ) from error
-    return folder
+    return str(folder)
 
 
 def _data(job: Job) -> str:

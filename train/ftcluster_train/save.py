@@ -30,9 +30,7 @@ def check_space(folder: Path, model: torch.nn.Module) -> None:
         )
 
 
-def save_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
-) -> Path:
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
     """Write model and tokenizer as `from_pretrained` reads them; returns `folder`.
 
     All files are on the disk before `folder` appears.

@@ -37,7 +37,8 @@ def _rank() -> int:
         return 1
     if world.rank == 0:
         print(
-            f"sum over {world.size} ranks is right with {world.backend}; torch {torch.__version__}, "
+            f"sum over {world.size} ranks is right with {world.backend}; "
+            f"torch {torch.__version__}, "
             f"transformers {version('transformers')}, ftcluster-train {version('ftcluster-train')}"
         )
     return 0

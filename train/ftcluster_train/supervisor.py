@@ -1,7 +1,7 @@
 """Runs one mpirun on the head, outlives the control node's connection, and ends what it started.
 
     python -m ftcluster_train.supervisor start RUN_DIR   go to the background and launch
-    python -m ftcluster_train.supervisor stop RUN_DIR    end the run; says "stopped" or "not running"
+    python -m ftcluster_train.supervisor stop RUN_DIR    end the run, say whether it was running
 
 Standard library only: it starts at once and does not depend on what it watches.
 """
@@ -198,11 +198,11 @@ def _write_pid(path: Path) -> None:
     temporary.rename(path)
 
 
-def _raise_stopped(number: int, frame: FrameType | None) -> None:
+def _raise_stopped(_number: int, _frame: FrameType | None) -> None:
     raise Stopped
 
 
-def _end_ranks(number: int, frame: FrameType | None) -> None:
+def _end_ranks(_number: int, _frame: FrameType | None) -> None:
     """A rank has failed and the others had time to notice; mpirun's end ends the reading."""
     run = json.loads((Path(sys.argv[2]) / "launch.json").read_text(encoding="utf-8"))
     sweep(run["env"]["FTCLUSTER_RUN"])

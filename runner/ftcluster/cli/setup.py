@@ -4,6 +4,7 @@ import argparse
 import json
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     changed = sum(host.changed for host in result.progress.hosts.values())
     count = len(result.progress.hosts)
-    what = f"{count} host{'s' * (count != 1)} ready" if not options.__dict__["--check"] else "checked"
+    what = (
+        f"{count} host{'s' * (count != 1)} ready" if not options.__dict__["--check"] else "checked"
+    )
     print(f"{what}, {changed} changes, {duration(result.seconds)}")
     return 0
 
@@ -136,7 +139,7 @@ def setup(path: Path, options: tuple[str, ...], view: View) -> SetupResult:
     """
     for_inventory = [
         part
-        for name, value in zip(options, options[1:], strict=False)
+        for name, value in pairwise(options)
         if name in INVENTORY_OPTIONS
         for part in (name, value)
     ]

@@ -34,10 +34,15 @@ def add_parser(verbs: Any) -> None:
         help=f"a known recipe or a YAML file (default: {DEFAULT_RECIPE})",
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="any field of the recipe, as training.seed=7"
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="any field of the recipe, as training.seed=7",
     )
     parser.add_argument(
-        "--data", metavar="DIR", help="a folder with train.jsonl and validation.jsonl, or a Hub name"
+        "--data",
+        metavar="DIR",
+        help="a folder with train.jsonl and validation.jsonl, or a Hub name",
     )
     parser.add_argument("--model", metavar="DIR", help="a model folder, or a Hub name")
     parser.add_argument("--ranks-per-host", type=_positive, metavar="N")
@@ -59,9 +64,7 @@ def run(options: argparse.Namespace) -> int:
     recipe, overrides = options.recipe, options.overrides
     if "=" in recipe:  # `ftcluster train training.seed=7` means the default recipe
         recipe, overrides = DEFAULT_RECIPE, [recipe, *overrides]
-    prepared = prepare_run(
-        recipe, overrides, options.data, options.model, options.ranks_per_host
-    )
+    prepared = prepare_run(recipe, overrides, options.data, options.model, options.ranks_per_host)
     if options.dry_run:
         _show_plan(prepared, options.json)
         return 0

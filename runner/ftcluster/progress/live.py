@@ -1,6 +1,7 @@
 """Progress on a terminal: a line a host during setup, then the training view."""
 
 import time
+from itertools import pairwise
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -137,7 +138,7 @@ def sparkline(values: list[float], width: int) -> str:
     """A line of bars, one a value; more values than `width` are averaged into it."""
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)]
-        chunks = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        chunks = [values[a:b] for a, b in pairwise(edges)]
         values = [sum(chunk) / len(chunk) for chunk in chunks]
     low, high = min(values), max(values)
     span = (high - low) or 1.0

@@ -1,0 +1,97 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftcluster.cli.main import build_parser, main
+from ftcluster.cli.setup import passed_on
+from ftcluster.cluster import Cluster, recall, remember
+from ftcluster.errors import FtclusterError
+from tests.unit.clusters import VM, cluster
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+def remembered() -> None:
+    remember(Cluster(inventory=Path("/inventory.ini"), facts=cluster(VM)))
+
+
+def test_options_of_ansible_go_through_unchanged() -> None:
+    options = build_parser().parse_args(
+        ["setup", "i.ini", "--check", "--diff", "-l", "a,b", "--tags", "stack", "-e", "x=1",
+         "-e", "@f.yml"]
+    )  # fmt: skip
+    assert passed_on(vars(options)) == (
+        "--limit", "a,b", "--tags", "stack", "--extra-vars", "x=1", "--extra-vars", "@f.yml",
+        "--check", "--diff",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["trian"], ["setup", "--wrong"], ["train", "--ranks-per-host", "0"]]
+)
+def test_wrong_usage_is_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+
+
+def test_unknown_recipe_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "mprc"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: unknown recipe 'mprc'")
+    assert "did you mean mrpc?" in captured.err
+
+
+def test_train_before_setup_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train"]) == 1
+    assert "ftcluster setup inventory.ini" in capsys.readouterr().err
+
+
+def test_dry_run_says_why_and_what(capsys: pytest.CaptureFixture[str]) -> None:
+    remembered()
+    assert main(["train", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "# precision: bf16 (every host has AMX or AVX512-BF16)" in out
+    assert "/opt/ftcluster/current/bin/mpirun" in out
+
+
+def test_bad_data_and_bad_model_are_reported_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remembered()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "model").mkdir()
+    assert main(["train", "mrpc", "--data", "data", "--model", "./model"]) == 1
+    err = capsys.readouterr().err
+    assert "train.jsonl does not exist" in err
+    assert "no config.json" in err
+
+
+def test_a_missing_folder_that_can_only_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    remembered()
+    assert main(["train", "mrpc", "--data", "./none"]) == 1
+    assert "data folder none does not exist" in capsys.readouterr().err.replace("./", "")
+
+
+def test_what_is_remembered_survives_and_damage_is_told(tmp_path: Path) -> None:
+    remembered()
+    assert recall().facts == cluster(VM)
+    (tmp_path / "state/ftcluster/cluster.json").write_text("{")
+    with pytest.raises(FtclusterError, match="cannot be read"):
+        recall()
+
+
+def test_importing_the_command_line_needs_no_torch() -> None:
+    code = (
+        "import sys, ftcluster.cli.main; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env={"PYTHONPATH": ":".join(sys.path)})  # fmt: skip
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,78 @@
+import os
+import subprocess
+import sys
+
+from ftcluster.playbooks import TaskEvent, descendants, end_processes, read_event
+
+
+def raw(event: str, **data: object) -> dict[str, object]:
+    base = {"play": "Stack", "task": "Install", "host": "n1", "resolved_action": "a.b.command"}
+    return {"event": event, "event_data": {**base, **data}}
+
+
+def test_ok_and_changed() -> None:
+    assert read_event(raw("runner_on_ok", res={"changed": False})) == TaskEvent(
+        "ok", "stack", "Install", "n1", "", "a.b.command", {"changed": False}
+    )
+    changed = read_event(raw("runner_on_ok", res={"changed": True}))
+    assert changed is not None
+    assert changed.kind == "changed"
+
+
+def test_a_debug_task_is_a_notice() -> None:
+    event = read_event(
+        raw("runner_on_ok", resolved_action="ansible.builtin.debug", res={"msg": "x"})
+    )
+    assert event is not None
+    assert event.message == "x"
+
+
+def test_an_ignored_failure_is_none() -> None:
+    event = read_event(raw("runner_on_failed", ignore_errors=True, res={"msg": "no"}))
+    assert event is not None
+    assert event.kind == "ok"
+
+
+def test_a_failure_tells_the_commands_last_words() -> None:
+    res = {"msg": "non-zero return code", "stderr": "1\n2\n3\n4\n5\nno space"}
+    event = read_event(raw("runner_on_failed", res=res))
+    assert event is not None
+    assert event.message == "non-zero return code\n2\n3\n4\n5\nno space"
+
+
+def test_a_failure_in_a_loop_tells_the_items() -> None:
+    res = {"results": [{"failed": False, "msg": "fine"}, {"failed": True, "msg": "broken"}]}
+    event = read_event(raw("runner_on_failed", res=res))
+    assert event is not None
+    assert event.message == "broken"
+
+
+def test_a_failure_without_words() -> None:
+    event = read_event(raw("runner_on_unreachable", res={}))
+    assert event is not None
+    assert (event.kind, event.message) == ("unreachable", "failed without a word")
+
+
+def test_other_events_are_passed_over() -> None:
+    assert read_event({"event": "verbose", "stdout": "hello"}) is None
+
+
+def test_processes_are_ended_also_in_sessions_of_their_own() -> None:
+    script = (
+        "import os, subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " start_new_session=True)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    pids = descendants(parent.pid)
+    assert len(pids) == 1
+    assert {parent.pid, *pids} <= set(descendants(os.getpid()))
+    end_processes([parent.pid, *pids])
+    parent.wait(5)
+    parent.stdout.close()
+    for pid in pids:
+        assert not os.path.exists(f"/proc/{pid}") or "Z" in open(f"/proc/{pid}/stat").read()  # noqa: PTH110, PTH123, SIM115

@@ -1,0 +1,132 @@
+"""The supervisor with real processes; a shell script stands in for mpirun."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ftcluster_train.errors import TrainError, error_line, read_error_line
+from ftcluster_train.supervisor import rank_environment
+
+TRAIN = Path(__file__).parents[2] / "train"
+
+
+def supervisor(verb: str, run_dir: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "ftcluster_train.supervisor", verb, str(run_dir)],
+        env={**os.environ, "PYTHONPATH": str(TRAIN), "SECRET": "s3cret"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
+def launch(run_dir: Path, script: str) -> None:
+    document = {"argv": ["/bin/sh", "-c", script], "env": {"FTCLUSTER_RUN": run_dir.name}}
+    (run_dir / "launch.json").write_text(json.dumps({**document, "hostfile": ""}))
+    supervisor("start", run_dir)
+
+
+def events(run_dir: Path) -> list[dict[str, object]]:
+    path = run_dir / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def until_end(run_dir: Path) -> dict[str, object]:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = events(run_dir)
+        if found and found[-1]["event"] == "end":
+            return found[-1]
+        time.sleep(0.05)
+    raise AssertionError(f"no end: {events(run_dir)}")
+
+
+def processes_of(run: str) -> list[int]:
+    mark = f"FTCLUSTER_RUN={run}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / f"run-{os.getpid()}-{time.monotonic_ns()}"
+    folder.mkdir()
+    return folder
+
+
+def test_a_good_run_ends_done(run_dir: Path) -> None:
+    launch(run_dir, "echo hello; env")
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("done", 0)
+    said = (run_dir / "ranks.log").read_text()
+    assert "hello" in said
+    assert "MASTER_PORT=" in said
+    assert "s3cret" not in said  # only what the ranks need is handed on
+
+
+def test_a_failed_run_tells_its_last_words(run_dir: Path) -> None:
+    launch(run_dir, "echo something broke; exit 3")
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("failed", 3)
+    error = events(run_dir)[-2]
+    assert error["event"] == "error"
+    assert "something broke" in str(error["message"])
+
+
+def test_a_ranks_error_is_passed_on_and_the_other_ranks_are_ended(run_dir: Path) -> None:
+    line = error_line(TrainError("the data is odd", "mend it"))
+    launch(run_dir, f"setsid sleep 300 & echo '[1] {line}'; wait")
+    assert until_end(run_dir)["state"] == "failed"
+    error = events(run_dir)[-2]
+    assert (error["message"], error["hint"]) == ("the data is odd", "mend it")
+    assert processes_of(run_dir.name) == []
+
+
+def test_stop_ends_everything_and_says_so(run_dir: Path) -> None:
+    launch(run_dir, "trap '' TERM; setsid sleep 300 & sleep 300 & wait")
+    while not processes_of(run_dir.name):
+        time.sleep(0.05)
+    assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    assert events(run_dir)[-1]["state"] == "stopped"
+    assert processes_of(run_dir.name) == []
+    assert supervisor("stop", run_dir).stdout.strip() == "not running"
+
+
+def test_stop_before_start(run_dir: Path) -> None:
+    assert supervisor("stop", run_dir).stdout.strip() == "not running"
+
+
+def test_the_supervisor_outlives_its_starters_terminal(run_dir: Path) -> None:
+    launch(run_dir, "sleep 300")
+    pid = int((run_dir / "supervisor.pid").read_text())
+    assert os.getsid(pid) != os.getsid(0)
+    os.kill(pid, signal.SIGTERM)
+    assert until_end(run_dir)["state"] == "stopped"
+
+
+def test_other_lines_are_no_errors() -> None:
+    assert read_error_line("[0] hello") is None
+    assert read_error_line("FTCLUSTER-ERROR {broken") is None
+
+
+def test_the_environment_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("HF_HOME", "/cache")
+    found = rank_environment({"OMP_NUM_THREADS": "4"}, Path("/stack/bin"))
+    assert "AWS_SECRET_ACCESS_KEY" not in found
+    assert found["HF_HOME"] == "/cache"
+    assert found["PATH"].startswith("/stack/bin:")
+    assert 1024 <= int(found["MASTER_PORT"]) <= 65535
