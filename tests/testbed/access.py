@@ -51,8 +51,8 @@ def ssh_argv(settings: Settings, node: Node, *more: str) -> list[str]:
     return network.inside(SWITCH, "ssh", *login, node.address, *more)
 
 
-def wait_for_ssh(settings: Settings, node: Node, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for_ssh(settings: Settings, node: Node, deadline: float) -> None:
+    """Return when the host answers; `deadline` is on the monotonic clock."""
     argv = ssh_argv(settings, node)
     quick = ["-o", "ConnectTimeout=1", "-o", "LogLevel=ERROR"]
     at = argv.index("ssh") + 1  # ssh takes the first value of an option that is given twice
@@ -63,7 +63,7 @@ def wait_for_ssh(settings: Settings, node: Node, seconds: float) -> None:
         if time.monotonic() > deadline:
             said = tried.stderr.strip()
             console = node.folder / "console.log"
-            raise TestbedError(f"{node.name}: no ssh after {seconds:.0f} s: {said}; see {console}")
+            raise TestbedError(f"{node.name} does not answer: {said}; see {console}")
         time.sleep(0.1)
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import access, cgroups, host, network, registries, rootfs, shape, uplink
+from . import access, cgroups, host, network, registries, rootfs, shape, sysctl, uplink
 from .cgroups import Group
 from .settings import DEFAULT_NODES, LOCK, MAX_NODES, SWITCH, Node, Settings
 from .shell import TestbedError, environment, require_root, require_tools
@@ -89,9 +89,10 @@ class Testbed:
                 settings.base.symlink_to(base)  # disks written over one never meet another
             built = time.monotonic()
             settings.write_record()
+            sysctl.make_room(settings)
             access.make_key(settings)
             network.switch_on(settings.control_address)
-            uplink.connect(_ip_forward_before(settings))
+            uplink.connect(settings)
             self._start(settings, settings.all_nodes()[:count])
             log.info(
                 "%d hosts answer ssh (root file system %.1f s, boot %.1f s)",
@@ -110,7 +111,8 @@ class Testbed:
             for disk in host.mounted_disks():
                 host.unmount(Path(disk))
             cgroups.remove_all()
-            uplink.disconnect(_ip_forward_before(settings))
+            uplink.disconnect()
+            sysctl.put_back(settings)
             for folder in (settings.hosts, settings.cache) if purge else (settings.hosts,):
                 if folder.exists():
                     shutil.rmtree(folder)
@@ -177,7 +179,11 @@ class Testbed:
         self, *cmd: str | Path, check: bool = False, timeout: float | None = None,
         env: dict[str, str] | None = None, cwd: Path | None = None,
     ) -> Completed:  # fmt: skip
-        """Run a command of this machine on the control host: in the cluster's network."""
+        """Run a command of this machine on the control host: in the cluster's network.
+
+        `env` adds to our own environment; the rest is as with subprocess.run, whose exceptions
+        `check` and `timeout` raise.
+        """
         argv = self.run_argv([str(word) for word in cmd])
         return _run(argv, check=check, timeout=timeout, env=env, cwd=cwd)
 
@@ -259,13 +265,13 @@ class Testbed:
 
     def _start(self, settings: Settings, nodes: list[Node]) -> None:
         public_key = access.key(settings).with_suffix(".pub")
-        seconds = 60 + 3.0 * len(nodes)
         with ThreadPoolExecutor() as pool:
             booting = [pool.submit(host.boot, node, settings, public_key) for node in nodes]
             for boot in booting:
                 boot.result()
             access.write_known_hosts(settings)
-            waiting = [pool.submit(access.wait_for_ssh, settings, node, seconds) for node in nodes]
+            deadline = time.monotonic() + 60 + 3 * len(nodes)
+            waiting = [pool.submit(access.wait_for_ssh, settings, node, deadline) for node in nodes]
             for wait in waiting:
                 wait.result()
 
@@ -284,10 +290,6 @@ def _private_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != 0:
         raise TestbedError(f"{folder} is not root's own folder: remove it")
-
-
-def _ip_forward_before(settings: Settings) -> Path:
-    return settings.hosts / "ip_forward.before"
 
 
 def _status(node: Node) -> HostStatus:
@@ -313,5 +315,5 @@ def _run(
 ) -> Completed:  # fmt: skip
     return subprocess.run(
         argv, text=True, capture_output=True, stdin=subprocess.DEVNULL, check=check,
-        timeout=timeout, env=env or environment(), cwd=cwd,
+        timeout=timeout, env={**environment(), **(env or {})}, cwd=cwd,
     )  # fmt: skip

@@ -102,7 +102,7 @@ class Group:
         cgroup.kill, because a host's processes outlive a kill -9 of the nspawn that started them.
         """
         if not self.path.exists():
-            return
+            return None
         (self.path / "cgroup.kill").write_text("1")
         deadline = time.monotonic() + 5
         while self.alive():

@@ -50,9 +50,12 @@ def parser() -> argparse.ArgumentParser:
     down.add_argument("--purge", action="store_true", help="remove that as well")
     verb("status", "one line a host")
     verb("inventory", "an Ansible inventory (INI) of the hosts")
-    _rest(verb("run", "run CMD on the control host, in the cluster's network"), needed=True)
-    _rest(verb("ssh", "ssh to NODE as its operator", "NODE"))
-    _rest(verb("exec", "like a serial console, as root: works with the network cut", "NODE"))
+    run = verb("run", "run CMD on the control host, in the cluster's network", "CMD")
+    ssh = verb("ssh", "ssh to NODE as its operator", "NODE")
+    exec_ = verb("exec", "like a serial console, as root: works with the network cut", "NODE")
+    run.add_argument("rest", metavar="...", nargs=argparse.REMAINDER)
+    for made in (ssh, exec_):
+        made.add_argument("rest", metavar="CMD...", nargs=argparse.REMAINDER)
     verb("kill", "power off: no FIN or RST on the wire; the disk survives", "NODE")
     verb("boot", "power on again, with a new cable", "NODE")
     verb("cut", "silent partition: from everyone, or from OTHER only", "NODE", "[OTHER]")
@@ -60,11 +63,6 @@ def parser() -> argparse.ArgumentParser:
     verb("shape", "slow cable, e.g. 1gbit 5ms (each way); off: none", "NODE", "RATE", "[DELAY]")
     verb("cpu", "limit the CPU: 100 is one whole core, max is no limit", "NODE", "PERCENT")
     return top
-
-
-def _rest(verb: argparse.ArgumentParser, needed: bool = False) -> None:
-    verb.add_argument("first", metavar="CMD", nargs=None if needed else "?")
-    verb.add_argument("more", metavar="...", nargs=argparse.REMAINDER)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,11 +91,11 @@ def _do(bed: Testbed, args: argparse.Namespace) -> None:
         case "inventory":
             print(bed.inventory(), end="")
         case "run":
-            _become(bed.run_argv([args.first, *args.more]))
+            _become(bed.run_argv([args.cmd, *args.rest]))
         case "ssh":
-            _become(bed.ssh_argv(args.node, _command(args)))
+            _become(bed.ssh_argv(args.node, rest(args)))
         case "exec":
-            _become(bed.exec_argv(args.node, _command(args) or ["bash", "-l"]))
+            _become(bed.exec_argv(args.node, rest(args) or ["bash", "-l"]))
         case "kill":
             bed.kill(args.node)
         case "boot":
@@ -112,8 +110,9 @@ def _do(bed: Testbed, args: argparse.Namespace) -> None:
             bed.cpu(args.node, parse_percent(args.percent))
 
 
-def _command(args: argparse.Namespace) -> list[str]:
-    return [args.first, *args.more] if args.first else []
+def rest(args: argparse.Namespace) -> list[str]:
+    """What stands after the verb and its host."""
+    return list(args.rest[1:] if args.rest[:1] == ["--"] else args.rest)
 
 
 def _become(argv: list[str]) -> None:

@@ -37,7 +37,8 @@ def boot(node: Node, settings: Settings, authorized_key: Path) -> None:
     """Switch a host on; returns before it answers. `authorized_key` lets the operator in."""
     everyone = settings.all_nodes()
     if is_on(node):
-        return add_names(node, everyone)
+        add_names(node, everyone)
+        return
     power_off(node)  # what an interrupted boot left, or a poweroff from inside
     mount_disk(node, settings.base.resolve())
     if not node.host_key.exists():
@@ -57,6 +58,7 @@ def nspawn_argv(node: Node, binds: Iterable[str]) -> list[str]:
     return [
         "env",
         "SYSTEMD_NSPAWN_API_VFS_WRITABLE=network",  # hosts may set net.*, not vm.* or kernel.*
+        "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1",  # cgroup v2, whatever this machine has
         "systemd-nspawn",
         "--quiet",
         "--boot",

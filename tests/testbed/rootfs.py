@@ -22,6 +22,7 @@ PACKAGES = (
     *("systemd-sysv", "dbus", "openssh-server", "sudo", "python3", "python3-venv"),
     *("ca-certificates", "iproute2", "iputils-ping", "netbase", "procps"),
 )
+UNSYNCED = "--dpkgopt=force-unsafe-io"  # saves a third of the time; these disks are thrown away
 MASKED = (
     "apt-daily.timer",  # one that fires at boot holds dpkg's lock just when Ansible wants it
     "apt-daily-upgrade.timer",
@@ -37,7 +38,7 @@ def get(settings: Settings) -> Path:
     done = settings.cache / f"{settings.suite}-{_key(packages, sources)}"
     if done.exists():
         return done
-    log.info("building the root file system of %s (once; about a minute)", settings.suite)
+    log.info("building the root file system of %s (once; up to a minute)", settings.suite)
     settings.cache.mkdir(parents=True, exist_ok=True)
     for stale in settings.cache.glob("*.part"):
         shutil.rmtree(stale)
@@ -72,7 +73,7 @@ def _bootstrap(
         path.write_text(sources[path.name])
     mmdebstrap: list[str | Path] = [
         "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}",
-        f"--aptopt={apt_conf}", settings.suite, part, *source_files,
+        f"--aptopt={apt_conf}", UNSYNCED, settings.suite, part, *source_files,
     ]  # fmt: skip
     # In namespaces of its own, and dying with us: a build killed half way leaves no mount behind.
     alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
@@ -81,7 +82,9 @@ def _bootstrap(
     log_file = settings.cache / "mmdebstrap.log"
     log_file.write_text(done.stdout + done.stderr)
     if done.returncode:
-        last_words = "\n".join(done.stderr.strip().splitlines()[-8:])
+        shutil.rmtree(part, ignore_errors=True)
+        said = done.stderr.strip().splitlines()
+        last_words = "\n".join([line for line in said if line.startswith("E: ")] or said[-5:])
         raise TestbedError(f"mmdebstrap failed; the whole log is {log_file}\n{last_words}")
 
 

@@ -5,17 +5,15 @@ The registries' names and web ports go out through this machine, masqueraded; no
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from . import registries
+from . import registries, sysctl
 from .network import inside, ip, nft
-from .settings import SWITCH
+from .settings import SWITCH, Settings
 from .shell import run
 
 OUTSIDE, INSIDE = "ftc-testbed-up", "up0"  # the two ends of the veth pair
 OUTSIDE_ADDRESS, INSIDE_ADDRESS = "198.18.255.1", "198.18.255.2"
 TABLE = "ftcluster_testbed"
-FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
+FORWARD = "net/ipv4/ip_forward"
 
 SWITCH_RULES = f"""
 table ip {TABLE}
@@ -57,15 +55,13 @@ table ip {TABLE} {{
 }}"""
 
 
-def connect(before: Path) -> None:
-    """Lay the uplink, if it is not there. `before` keeps the machine's own ip_forward."""
+def connect(settings: Settings) -> None:
+    """Lay the uplink, if it is not there."""
     if ip("route", "show", "default").stdout:
         return
-    if not before.exists():
-        before.write_text(FORWARD.read_text())
-    FORWARD.write_text("1")
+    sysctl.put(settings, FORWARD, 1)
     run("nft", "-f", "-", text=machine_rules(registries.resolvers()))
-    run(*inside(SWITCH, "sh", "-c", f"echo 1 > {FORWARD}"))
+    run(*inside(SWITCH, "sh", "-c", f"echo 1 > /proc/sys/{FORWARD}"))
     nft(SWITCH_RULES)
     run("ip", "link", "del", OUTSIDE, check=False)
     run("ip", "link", "add", OUTSIDE, "type", "veth", "peer", "name", INSIDE, "netns", SWITCH)
@@ -78,9 +74,6 @@ def connect(before: Path) -> None:
     ip("route", "replace", "default", "via", OUTSIDE_ADDRESS)  # last: where it is, the rest is
 
 
-def disconnect(before: Path) -> None:
+def disconnect() -> None:
     run("ip", "link", "del", OUTSIDE, check=False)
     run("nft", "delete", "table", "ip", TABLE, check=False)
-    if before.exists():
-        FORWARD.write_text(before.read_text())
-        before.unlink()

@@ -94,10 +94,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     changed = sum(host.changed for host in result.progress.hosts.values())
     count = len(result.progress.hosts)
-    what = (
-        f"{count} host{'s' * (count != 1)} ready" if not options.__dict__["--check"] else "checked"
-    )
-    print(f"{what}, {changed} changes, {duration(result.seconds)}")
+    hosts, changes = f"{count} host{'s' * (count != 1)}", f"{changed} change{'s' * (changed != 1)}"
+    if vars(options)["--check"]:
+        print(f"{hosts} checked, {changes} to make, {duration(result.seconds)}")
+    else:
+        print(f"{hosts} ready, {changes}, {duration(result.seconds)}")
     return 0
 
 

@@ -1,0 +1,74 @@
+"""Full disks, as small file systems of memory. Needs root to mount them."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import Machine
+from tests.programs import Home
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[Path, int], Path]]:
+    mounted: list[Path] = []
+
+    def mount(folder: Path, megabytes: int) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True
+        )
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_setup_says_so_before_it_changes_anything(
+    tmp_path: Path, small_disk: Callable[[Path, int], Path]
+) -> None:
+    prefix = small_disk(tmp_path / "disk", 100) / "ftcluster"
+    done = Home(tmp_path, prefix).run("setup", "localhost", "-e", f"ftcluster_prefix={prefix}")
+    assert done.returncode == 1
+    assert f"0.1 GB free at {prefix}, 5.0 GB are needed" in done.stderr
+    assert "nothing was changed" in done.stderr
+    assert not prefix.exists()
+
+
+def test_training_says_so_before_its_first_step(
+    machine: Machine, small_disk: Callable[[Path, int], Path]
+) -> None:
+    small_disk(machine.home.prefix / "runs", 50)
+    done = machine.home.run("train", "quickstart")
+    assert done.returncode == 1
+    assert "saving the model takes 109 MB" in done.stderr
+    assert "step 10/" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_disk_that_fills_up_meanwhile(
+    machine: Machine, small_disk: Callable[[Path, int], Path]
+) -> None:
+    runs = small_disk(machine.home.prefix / "runs", 120)
+    process = machine.home.start(
+        "train", "quickstart", "data=generated:train=640,validation=32,seed=1",
+        "training.num_train_epochs=2",
+    )  # fmt: skip
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if "step 10/" in line:
+            (runs / "filler").write_bytes(b"x" * 80_000_000)
+    code = process.wait(60)
+    assert code == 1, said
+    assert "is full" in said
+    assert "Traceback" not in said
+    assert not list(runs.glob("*/model*")), "a half-written model"
+    assert machine.home.left_running() == []

@@ -1,0 +1,210 @@
+"""The main job on this machine: real Ansible, real mpirun, real torch, a real model."""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import Machine
+from tests.programs import CONTROL, FTCLUSTER, ROOT, Home, interrupt_when
+
+LOAD = """
+import sys
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+inputs = tokenizer("It rains.", "Rain falls.", return_tensors="pt")
+print(model(**inputs).logits.shape[1])
+"""
+
+
+def test_setup_again_changes_nothing(machine: Machine) -> None:
+    prefix = f"ftcluster_prefix={machine.home.prefix}"
+    done = machine.home.run("setup", "--json", "-e", prefix)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["hosts"]["localhost"]["changed"] == 0
+    assert machine.first_setup["hosts"]["localhost"]["changed"] > 0
+
+
+def test_the_stack_has_the_node_package_and_no_ansible(machine: Machine) -> None:
+    def pip(python: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [str(python), "-m", "pip", *arguments], capture_output=True, text=True, check=False
+        )
+
+    shown = pip(machine.python, "show", "ftcluster-train")
+    assert "Version: 0.1.0" in shown.stdout
+    stack = pip(machine.python, "list", "--format=freeze").stdout.lower()
+    assert "torch==2.13.0" in stack
+    assert "ansible" not in stack
+    control = pip(CONTROL / "python", "list", "--format=freeze").stdout.lower()
+    assert "ansible-core==" in control
+    assert "torch" not in control
+    assert pip(machine.python, "check").returncode == 0
+
+
+def test_quickstart_learns_what_a_bag_of_words_cannot(machine: Machine) -> None:
+    done = machine.home.run("train", "quickstart", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["state"] == "done"
+    assert result["world_size"] == 2
+    assert result["metrics"]["accuracy"] >= 0.9
+    assert result["samples_per_second"] > 0
+    run_dir = Path(result["model"]).parent
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert events[-1]["event"] == "end"
+    equal = next(event for event in events if event["event"] == "parameters")
+    assert equal["equal"] is True
+    loaded = subprocess.run(
+        [str(machine.python), "-c", LOAD, result["model"]],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert loaded.stdout.strip() == "2"
+    # plain lines on stderr, one a fact
+    assert "training: 2 ranks, 1 thread each" in done.stderr
+    assert re.search(r"^step 10/\d+  epoch .* loss .* samples/s", done.stderr, re.MULTILINE)
+    assert "evaluation at step" in done.stderr
+    assert machine.home.left_running() == []
+
+
+def test_real_data_of_the_users(machine: Machine, test_data: Path) -> None:
+    done = machine.home.run(
+        "train", "mrpc", "--json", "--ranks-per-host", "2",
+        "--data", str(test_data / "mrpc"), "--model", str(machine.model),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["metrics"]["f1"] >= 0.83
+
+
+def write_pairs(folder: Path, count: int = 64) -> Path:
+    folder.mkdir()
+    for split in ("train", "validation"):
+        rows = [
+            {"sentence1": f"number {i}", "sentence2": f"number {i + i % 2}", "label": i % 2}
+            for i in range(count)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_two_ranks_follow_the_same_loss_as_one(machine: Machine, tmp_path: Path) -> None:
+    """Gradients are shared: half the batch on each of two ranks is the whole batch on one."""
+    data = write_pairs(tmp_path / "data", 50)  # a last batch that two ranks cannot share evenly
+    # without dropout, which differs by rank
+    model = tmp_path / "model"
+    shutil.copytree(machine.model, model)
+    config = json.loads((model / "config.json").read_text())
+    config.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    (model / "config.json").write_text(json.dumps(config))
+    losses = {}
+    for ranks in ("1", "2"):
+        done = machine.home.run(
+            "train", "mrpc", "--data", str(data), "--model", str(model), "--json", "batch_size=9",
+            "--ranks-per-host", ranks, "precision=fp32", "training.max_steps=8",
+            "training.logging_steps=1",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        losses[ranks] = [float(x) for x in re.findall(r"loss ([\d.]+)", done.stderr)]
+        time.sleep(1)  # run ids are made of seconds
+    assert len(losses["1"]) == 8
+    assert losses["2"] == pytest.approx(losses["1"], abs=2e-4)
+
+
+def test_ctrl_c_during_training(machine: Machine) -> None:
+    process = machine.home.start("train", "quickstart", "training.num_train_epochs=50")
+    _, last, code = interrupt_when(process, "step 10/")
+    assert code == 130
+    assert last.startswith("stopped: run quickstart-")
+    assert "no rank is left running" in last
+    assert machine.home.left_running() == []
+
+
+def test_ctrl_c_while_the_ranks_start(machine: Machine) -> None:
+    process = machine.home.start("train", "quickstart")
+    _, last, code = interrupt_when(process, "start the ranks")
+    assert code == 130
+    assert last.startswith("stopped: run")
+    assert machine.home.left_running() == []
+
+
+def test_ctrl_c_during_setup(tmp_path: Path) -> None:
+    home = Home(tmp_path, tmp_path / "ftcluster")
+    process = home.start("setup", "localhost", "-v", "-e", f"ftcluster_prefix={home.prefix}")
+    _, last, code = interrupt_when(process, "changed: Make an empty environment")
+    assert code == 130
+    assert last == "stopped: setup is not finished; run it again and it goes on"
+    assert home.left_running() == []
+
+
+def test_a_host_that_does_not_answer(home: Home, tmp_path: Path) -> None:
+    inventory = tmp_path / "inventory.ini"
+    inventory.write_text("nobody ansible_host=127.0.0.1 ansible_port=9\n")
+    done = home.run("setup", str(inventory))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "setup failed on 1 of 1 hosts" in done.stderr
+    assert "nobody: " in done.stderr
+    assert "Connection refused" in done.stderr
+
+
+def test_labels_that_training_has_not(machine: Machine, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "data")
+    with (data / "validation.jsonl").open("a") as file:
+        file.write('{"sentence1": "a", "sentence2": "b", "label": 7}\n')
+    done = machine.home.run(
+        "train", "mrpc", "--data", str(data), "--model", str(machine.model), "--ranks-per-host", "2"
+    )
+    assert done.returncode == 1
+    assert "validation has classes [7], which the training data does not have" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert machine.home.left_running() == []
+
+
+def test_a_model_name_that_the_hub_does_not_give(machine: Machine, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "data")
+    done = machine.home.run(
+        "train", "mrpc", "--data", str(data), "--model", "no-such/model", HF_HUB_OFFLINE="1"
+    )
+    assert done.returncode == 1
+    assert "model 'no-such/model' is no folder here" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_weights_that_are_damaged(machine: Machine, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "data")
+    model = tmp_path / "model"
+    shutil.copytree(machine.model, model)
+    (model / "model.safetensors").write_bytes(b"not weights")
+    done = machine.home.run(
+        "train", "mrpc", "--data", str(data), "--model", str(model), "--ranks-per-host", "2"
+    )
+    assert done.returncode == 1
+    assert f"{model} cannot be loaded" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_secret_is_written(machine: Machine) -> None:
+    done = machine.home.run(
+        "train", "quickstart", "training.max_steps=2", "data=generated:train=64,validation=8,seed=1",
+        AWS_SECRET_ACCESS_KEY="x-very-secret-x",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for folder in (machine.home.folder / "state", machine.home.prefix / "runs"):
+        found = subprocess.run(
+            ["grep", "-rl", "x-very-secret-x", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert found.stdout == ""
+
+
+def test_the_command_is_the_installed_one() -> None:
+    assert FTCLUSTER.is_relative_to(ROOT)

@@ -1,0 +1,85 @@
+"""Running the installed programs as a user does."""
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CONTROL = ROOT / ".venv" / "bin"
+FTCLUSTER = CONTROL / "ftcluster"
+SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Home:
+    """A user's place: state folder, prefix and Hugging Face cache of their own."""
+
+    folder: Path
+    prefix: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "XDG_STATE_HOME": str(self.folder / "state"),
+            "HF_HOME": str(self.folder / "hf"),
+        }
+
+    def run(self, *arguments: str, **changes: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [str(FTCLUSTER), *arguments],
+            env={**self.env, **changes},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [str(FTCLUSTER), *arguments],
+            env=self.env,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def left_running(self) -> list[str]:
+        """Command lines of processes that name this home's folder or prefix."""
+        marks = [str(self.folder).encode(), str(self.prefix).encode()]
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            if int(folder.name) == os.getpid():
+                continue
+            try:
+                told = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+            except OSError:
+                continue
+            if any(mark in told for mark in marks) and b"pytest" not in told.split(b"\0")[0]:
+                found.append(told.split(b"\0\0")[0].replace(b"\0", b" ").decode()[:200])
+        return found
+
+
+def interrupt_when(process: "subprocess.Popen[str]", mark: str) -> tuple[str, str, int]:
+    """Send SIGINT once a line with `mark` appears; returns (stderr, last line, exit code)."""
+    assert process.stderr is not None
+    seen = []
+    deadline = time.monotonic() + SECONDS
+    for line in process.stderr:
+        seen.append(line)
+        if mark in line:
+            process.send_signal(signal.SIGINT)
+            break
+        if time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError("".join(seen))
+    else:
+        raise AssertionError(f"ended before '{mark}':\n" + "".join(seen))
+    _, rest = process.communicate(timeout=120)
+    text = "".join(seen) + rest
+    return text, text.strip().splitlines()[-1], process.returncode

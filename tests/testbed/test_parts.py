@@ -1,0 +1,173 @@
+"""The testbed's pure parts; the rest is tried by every test that uses it."""
+
+from pathlib import Path
+
+import pytest
+
+from . import access, cli, registries, settings, shape, uplink
+from .settings import Settings
+from .shell import TestbedError
+
+
+def test_settings_come_from_the_environment() -> None:
+    read = Settings.from_environment(
+        {
+            "FTCLUSTER_TESTBED_DIR": "/srv/bed",
+            "FTCLUSTER_TESTBED_NODES": "3",
+            "FTCLUSTER_TESTBED_SUITE": "trixie",
+            "FTCLUSTER_TESTBED_EXTRA": "less,gcc",
+            "FTCLUSTER_TESTBED_BIND_RO": "/opt /srv",
+            "FTCLUSTER_TESTBED_NET": "",
+        }
+    )
+    assert read == Settings(
+        dir=Path("/srv/bed"),
+        nodes=3,
+        suite="trixie",
+        extra=("gcc", "less"),
+        bind_ro=("/opt", "/srv"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("NODES", "many"),
+        ("NODES", "201"),
+        ("SUITE", "../trixie"),
+        ("NET", "10.0"),
+        ("NET", "10.0.256"),
+        ("NET", "198.18.255"),
+    ],
+)
+def test_bad_settings_are_told(variable: str, value: str) -> None:
+    with pytest.raises(TestbedError, match=value):
+        Settings.from_environment({f"FTCLUSTER_TESTBED_{variable}": value})
+
+
+def test_a_record_brings_the_settings_back(tmp_path: Path) -> None:
+    written = Settings(dir=tmp_path, nodes=5, suite="trixie", extra=("gcc",), bind_ro=("/opt",))
+    assert Settings(dir=tmp_path).recorded() is None
+    written.write_record()
+    assert Settings(dir=tmp_path).recorded() == written
+
+
+def test_every_host_has_an_address_and_port_names_that_fit() -> None:
+    nodes = Settings(nodes=settings.MAX_NODES).all_nodes()
+    assert nodes[0].name == "node0"
+    assert nodes[0].address == "198.18.0.10"
+    assert nodes[-1].address == "198.18.0.209"
+    assert len({node.mac for node in nodes}) == settings.MAX_NODES
+    longest_interface_name = 15
+    assert max(len(node.delay_port) for node in nodes) <= longest_interface_name
+    assert len(uplink.OUTSIDE) <= longest_interface_name
+
+
+def test_inventory() -> None:
+    text = access.inventory(Settings(dir=Path("/bed"), nodes=2))
+    assert text == (
+        "[nodes]\n"
+        "node0 ansible_host=198.18.0.10\n"
+        "node1 ansible_host=198.18.0.11\n"
+        "\n"
+        "[nodes:vars]\n"
+        "ansible_user=ops\n"
+        "ansible_ssh_private_key_file=/bed/hosts/ops_key\n"
+        "ansible_ssh_common_args=-o UserKnownHostsFile=/bed/hosts/known_hosts "
+        "-o StrictHostKeyChecking=yes -o IdentitiesOnly=yes -o ConnectTimeout=5 "
+        "-o ServerAliveInterval=5 -o ServerAliveCountMax=2\n"
+    )
+
+
+def test_rates_and_delays() -> None:
+    assert shape.parse_rate("1gbit") == 1e9
+    assert shape.parse_rate("2.5Mbit") == 2.5e6
+    assert shape.parse_delay("5ms") == pytest.approx(0.005)
+    assert shape.parse_delay("1s") == 1
+    for wrong in ("fast", "1.2.3mbit", "100", ""):
+        with pytest.raises(TestbedError, match="want something like"):
+            shape.parse_rate(wrong)
+        with pytest.raises(TestbedError, match="want something like"):
+            shape.parse_delay(wrong)
+
+
+def test_percent() -> None:
+    assert cli.parse_percent("50") == 50
+    assert cli.parse_percent("max") is None
+    with pytest.raises(TestbedError):
+        cli.parse_percent("half")
+
+
+def test_debian_sources_follow_the_suite_and_others_are_left_out() -> None:
+    lines = [
+        "# deb http://mirror.example/debian bookworm main",
+        "deb [arch=amd64] http://mirror.example/debian bookworm main contrib",
+        "deb http://mirror.example/debian bookworm-updates main",
+        "deb-src http://mirror.example/debian bookworm main",
+        "deb http://tools.example tools-bookworm main",
+    ]
+    assert registries.retarget_lines(lines, "bookworm", "trixie") == [
+        "deb [arch=amd64] http://mirror.example/debian trixie main contrib",
+        "deb http://mirror.example/debian trixie-updates main",
+    ]
+    debian = "Types: deb\nURIs: http://mirror.example\nSuites: bookworm bookworm-updates\n"
+    other = "Types: deb\nURIs: http://tools.example\nSuites: stable\n"
+    off = f"Enabled: no\n{debian}"
+    assert registries.retarget_stanzas([debian, other, off], "bookworm", "trixie") == [
+        "Types: deb\nURIs: http://mirror.example\nSuites: trixie trixie-updates"
+    ]
+
+
+def test_pip_settings_of_the_environment_go_before_those_of_files() -> None:
+    listing = (
+        ":env:.cert='/etc/ssl/certs/ca-certificates.crt'\n"
+        ":env:.target='/elsewhere'\n"
+        "global.cert='/home/somebody/ca.pem'\n"
+        "global.find-links='/a\\n/b'\n"
+        "install.user='yes'\n"
+    )
+    assert registries.parse_pip_options(listing) == {
+        "cert": "/etc/ssl/certs/ca-certificates.crt",
+        "find-links": "/a\n/b",
+    }
+    assert registries.parse_pip_options("global.cert='/home/somebody/ca.pem'\n") == {}
+
+
+def test_local_folders_of_packages(tmp_path: Path) -> None:
+    index = tmp_path / "my index" / "simple"
+    index.mkdir(parents=True)
+    assert registries.local_folder(str(tmp_path)) == tmp_path
+    assert registries.local_folder(index.as_uri()) == index.parent
+    assert registries.local_folder(str(tmp_path / "gone")) is None
+    assert registries.local_folder("https://mirror.example/simple") is None
+
+
+def test_hosts_get_only_certificates_that_they_have() -> None:
+    environ = {
+        "HTTPS_PROXY": "http://proxy.example:80",
+        "SSL_CERT_DIR": "/etc/ssl/certs",
+        "SSL_CERT_FILE": "/home/somebody/ca.pem",
+        "SECRET": "x",
+    }
+    assert registries.environment_file(environ) == (
+        "LANG=C.UTF-8\nHTTPS_PROXY=http://proxy.example:80\nSSL_CERT_DIR=/etc/ssl/certs\n"
+    )
+
+
+def test_rules_of_a_machine_without_name_servers() -> None:
+    assert "dport 53" in uplink.machine_rules(["192.0.2.53"])
+    assert "dport 53" not in uplink.machine_rules([])
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("exec node0", []),
+        ("exec node0 ls -la", ["ls", "-la"]),
+        ("exec node0 -- ls -la", ["ls", "-la"]),
+        ("ssh node0 -v true", ["-v", "true"]),
+        ("run ansible -i hosts nodes -m ping", ["-i", "hosts", "nodes", "-m", "ping"]),
+    ],
+)
+def test_commands_keep_their_options(line: str, command: list[str]) -> None:
+    assert cli.rest(cli.parser().parse_args(line.split())) == command
