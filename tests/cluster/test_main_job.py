@@ -192,7 +192,7 @@ def test_weights_that_are_damaged(machine: Machine, tmp_path: Path) -> None:
 
 def test_nothing_secret_is_written(machine: Machine) -> None:
     done = machine.home.run(
-        "train", "quickstart", "training.max_steps=2", "data=generated:train=64,validation=8,seed=1",
+        "train", "training.max_steps=2", "data=generated:train=64,validation=8,seed=1",
         AWS_SECRET_ACCESS_KEY="x-very-secret-x",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

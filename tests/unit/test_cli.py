@@ -41,6 +41,21 @@ def test_wrong_usage_is_2(arguments: list[str]) -> None:
     assert caught.value.code == 2
 
 
+@pytest.mark.parametrize(
+    "arguments", [["setup", "a.ini", "b.ini"], ["train", "mrpc", "quickstart"], ["demo", "x"]]
+)
+def test_too_many_words_are_wrong_usage(arguments: list[str]) -> None:
+    assert main(arguments) == 2
+
+
+def test_words_may_come_after_options(capsys: pytest.CaptureFixture[str]) -> None:
+    remembered()
+    assert main(["train", "--ranks-per-host", "1", "mrpc", "--dry-run", "precision=fp32"]) == 0
+    out = capsys.readouterr().out
+    assert "# precision: fp32 (as recipe mrpc says)" in out
+    assert "# ranks on localhost: 1 (as --ranks-per-host says)" in out
+
+
 def test_unknown_recipe_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "mprc"]) == 2
     captured = capsys.readouterr()

@@ -42,7 +42,9 @@ def run(job: Job) -> None:
         model = AutoModelForSequenceClassification.from_pretrained(
             inputs.model, num_labels=classes, dtype=torch.float32
         )
-    except (OSError, ValueError) as error:
+    except TrainError:
+        raise
+    except Exception as error:  # from_pretrained raises whatever its many readers raise
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         raise TrainError(f"{inputs.model} cannot be loaded: {error}") from error

@@ -7,6 +7,7 @@ from typing import Any
 
 from ftcluster.cli.setup import setup
 from ftcluster.cli.train import DEFAULT_RECIPE, prepare_run, result_document, summary
+from ftcluster.errors import UsageError
 from ftcluster.jobs import train
 from ftcluster.paths import bundled
 from ftcluster.progress.picture import save_svg
@@ -35,6 +36,8 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the verb; returns the exit code."""
+    if options.words:
+        raise UsageError(f"demo takes no argument, not {' '.join(options.words)}")
     view = make_view(options.verbose)
     ready = setup(bundled("inventory") / "localhost.ini", (), view)
     progress = train(prepare_run(DEFAULT_RECIPE, []), view)

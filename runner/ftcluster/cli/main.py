@@ -27,7 +27,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    # argparse gives up positional arguments that come after an option; they are taken up here
+    options, more = parser.parse_known_args(arguments)
+    unknown = [word for word in more if word.startswith("-")]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.words = [*getattr(options, "words", []), *more]
     try:
         code: int = options.run(options)
         sys.stdout.flush()

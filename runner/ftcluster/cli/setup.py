@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.cluster import Cluster, recall, remember
-from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.errors import FtclusterError, Interrupted, UsageError
 from ftcluster.facts import ClusterFacts, HostFacts
 from ftcluster.interrupts import Interrupts
 from ftcluster.inventory import INVENTORY_OPTIONS, Inventory, read_inventory
@@ -66,10 +66,11 @@ def add_parser(verbs: Any) -> None:
         help="make a cluster of the hosts of an inventory",
         description="Makes a cluster of the hosts of an inventory: preflight, system, stack, "
         "verify. A second run changes nothing.",
+        usage="ftcluster setup [INVENTORY] [options]",
     )
     parser.add_argument(
-        "inventory",
-        nargs="?",
+        "words",
+        nargs="*",
         metavar="INVENTORY",
         help="any Ansible inventory, or 'localhost'; left out, the cluster that was set up last, "
         "else this machine",
@@ -87,7 +88,9 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the verb; returns the exit code."""
-    inventory = find_inventory(options.inventory)
+    if len(options.words) > 1:
+        raise UsageError(f"one inventory at a time, not {', '.join(options.words)}")
+    inventory = find_inventory(*options.words)
     result = setup(inventory, passed_on(vars(options)), make_view(options.verbose))
     if options.json:
         print(json.dumps(result.to_dict()))
@@ -112,7 +115,7 @@ def passed_on(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def find_inventory(given: str | None) -> Path:
+def find_inventory(given: str | None = None) -> Path:
     """The inventory that the user means."""
     if given is None:
         try:

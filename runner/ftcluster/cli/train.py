@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.cluster import Cluster, recall
-from ftcluster.errors import InputError, PlanError
+from ftcluster.errors import InputError, PlanError, UsageError
 from ftcluster.inputs import check_data_folder, check_model_folder
 from ftcluster.jobs import Run, new_run_id, train, with_inputs
 from ftcluster.plan import plan
@@ -25,19 +25,14 @@ def add_parser(verbs: Any) -> None:
         "train",
         help="train a model on the cluster",
         description="Trains what a recipe says on the cluster that was set up last.",
+        usage="ftcluster train [RECIPE] [key=value ...] [options]",
     )
     parser.add_argument(
-        "recipe",
-        nargs="?",
-        default=DEFAULT_RECIPE,
-        metavar="RECIPE",
-        help=f"a known recipe or a YAML file (default: {DEFAULT_RECIPE})",
-    )
-    parser.add_argument(
-        "overrides",
+        "words",
         nargs="*",
-        metavar="key=value",
-        help="any field of the recipe, as training.seed=7",
+        metavar="RECIPE or key=value",
+        help=f"a known recipe or a YAML file (default: {DEFAULT_RECIPE}); any field of the recipe, "
+        "as training.seed=7",
     )
     parser.add_argument(
         "--data",
@@ -61,9 +56,11 @@ def _positive(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Run the verb; returns the exit code."""
-    recipe, overrides = options.recipe, options.overrides
-    if "=" in recipe:  # `ftcluster train training.seed=7` means the default recipe
-        recipe, overrides = DEFAULT_RECIPE, [recipe, *overrides]
+    recipes = [word for word in options.words if "=" not in word]
+    overrides = [word for word in options.words if "=" in word]
+    if len(recipes) > 1:
+        raise UsageError(f"one recipe at a time, not {', '.join(recipes)}")
+    recipe = recipes[0] if recipes else DEFAULT_RECIPE
     prepared = prepare_run(recipe, overrides, options.data, options.model, options.ranks_per_host)
     if options.dry_run:
         _show_plan(prepared, options.json)

@@ -1,0 +1,71 @@
+import math
+import re
+from collections import Counter
+
+import pytest
+
+from ftcluster_train.pairs import Row, generate
+
+
+def words(text: object) -> Counter[str]:
+    return Counter(re.findall(r"\w+", str(text).lower()))
+
+
+def test_the_same_seed_gives_the_same_rows() -> None:
+    assert generate(1, 50, "train") == generate(1, 50, "train")
+    assert generate(1, 50, "train") != generate(2, 50, "train")
+    assert generate(1, 80, "train")[:50] == generate(1, 50, "train")
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_rows_are_in_mrpcs_form_and_balanced(split: str) -> None:
+    rows = generate(3, 400, split)
+    assert all(set(row) == {"sentence1", "sentence2", "label"} for row in rows)
+    assert Counter(row["label"] for row in rows) == {0: 200, 1: 200}
+    assert all(row["sentence1"] != row["sentence2"] for row in rows)
+
+
+def test_the_splits_share_no_first_sentence() -> None:
+    first = [{row["sentence1"] for row in generate(1, 4000, s)} for s in ("train", "validation")]
+    assert not first[0] & first[1]
+
+
+def test_they_are_varied() -> None:
+    rows = generate(1, 4000, "train")
+    assert len({row["sentence1"] for row in rows}) > 1990  # twins have one in common
+    assert len({word for row in rows for word in words(row["sentence2"])}) > 100
+
+
+def test_a_split_that_is_none() -> None:
+    with pytest.raises(ValueError, match="no split 'test'"):
+        generate(1, 1, "test")
+
+
+def features(row: Row) -> dict[str, float]:
+    """What a bag of words can see: words of each sentence, those in one only, in both, lengths."""
+    one, two = words(row["sentence1"]), words(row["sentence2"])
+    found = {f"1:{word}": 1.0 for word in one} | {f"2:{word}": 1.0 for word in two}
+    found |= {f"only:{word}": 1.0 for word in (one - two) + (two - one)}
+    found |= {f"both:{word}": 1.0 for word in one & two}
+    found["overlap"] = (one & two).total() / 10
+    found["length"] = (one.total() - two.total()) / 10
+    found["bias"] = 1.0
+    return found
+
+
+def test_a_bag_of_words_fails() -> None:
+    """Logistic regression on all of that stays near chance, though it learns the training rows."""
+    train = [(features(row), row["label"]) for row in generate(7, 3000, "train")]
+    validation = [(features(row), row["label"]) for row in generate(7, 400, "validation")]
+    weights: Counter[str] = Counter()
+
+    def score(row: dict[str, float]) -> float:
+        return sum(weights[name] * value for name, value in row.items())
+
+    for epoch in range(4):
+        for row, label in train:
+            error = 1 / (1 + math.exp(-score(row))) - label
+            for name, value in row.items():
+                weights[name] -= 0.1 / (1 + epoch) * error * value
+    right = sum((score(row) > 0) == label for row, label in validation)
+    assert 0.4 <= right / len(validation) <= 0.6
