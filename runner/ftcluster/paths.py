@@ -36,6 +36,7 @@ def write_atomically(path: Path, text: str) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
+            os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private
             os.fsync(file.fileno())
         Path(name).replace(path)
     except BaseException:
