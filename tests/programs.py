@@ -65,8 +65,8 @@ class Home:
         return found
 
 
-def interrupt_when(process: "subprocess.Popen[str]", mark: str) -> tuple[str, str, int]:
-    """Send SIGINT once a line with `mark` appears; returns (stderr, last line, exit code)."""
+def interrupt_when(process: "subprocess.Popen[str]", mark: str) -> tuple[str, str, int, str]:
+    """SIGINT at a line with `mark`; returns (stderr, its last line, exit code, stdout)."""
     assert process.stderr is not None
     seen = []
     deadline = time.monotonic() + SECONDS
@@ -80,6 +80,6 @@ def interrupt_when(process: "subprocess.Popen[str]", mark: str) -> tuple[str, st
             raise AssertionError("".join(seen))
     else:
         raise AssertionError(f"ended before '{mark}':\n" + "".join(seen))
-    _, rest = process.communicate(timeout=120)
+    out, rest = process.communicate(timeout=120)
     text = "".join(seen) + rest
-    return text, text.strip().splitlines()[-1], process.returncode
+    return text, text.strip().splitlines()[-1], process.returncode, out

@@ -1,5 +1,7 @@
 """What can go wrong through no fault of ftcluster, as exceptions with a message for a person."""
 
+from typing import Any
+
 
 class FtclusterError(Exception):
     """Something failed; the command ends with exit code 1.
@@ -7,14 +9,21 @@ class FtclusterError(Exception):
     Args:
         message: what is wrong, and on which host or in which file and line.
         hint: what to do about it, if there is something to do.
+        details: what is known all the same, for `--json`.
     """
 
     exit_code = 1
+    state = "failed"
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", details: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.details = details or {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result of a command that failed, for `--json`."""
+        return {**self.details, "state": self.state, "error": self.message, "hint": self.hint}
 
     def __str__(self) -> str:
         return f"{self.message}\n  {self.hint}" if self.hint else self.message
@@ -46,3 +55,4 @@ class Interrupted(FtclusterError):
     """The user pressed Ctrl-C, or the process was asked to end."""
 
     exit_code = 130
+    state = "stopped"

@@ -46,12 +46,18 @@ class Run:
     @property
     def events(self) -> Path:
         """The control node's copy of events.jsonl."""
-        return state_dir() / "runs" / self.id / "events.jsonl"
+        return _runs() / self.id / "events.jsonl"
 
 
-def new_run_id(recipe: Recipe, now: datetime | None = None) -> str:
-    """An id that says what and when: quickstart-20260131-101500."""
-    return f"{recipe.name}-{(now or datetime.now(UTC)):%Y%m%d-%H%M%S}"
+def new_run_id(recipe: Recipe) -> str:
+    """An id that says what and when, new on this control node: quickstart-20260131-101500."""
+    stem = f"{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
+    return next(name for name in names if not (_runs() / name).exists())
+
+
+def _runs() -> Path:
+    return state_dir() / "runs"
 
 
 def train(run: Run, view: View) -> RunProgress:
@@ -102,11 +108,14 @@ def train(run: Run, view: View) -> RunProgress:
             view.close()
             raise Interrupted(
                 f"stopped: run {run.id} at step {progress.step.get('step', 0)}; "
-                "no rank is left running, no model was saved"
+                "no rank is left running, no model was saved",
+                details=_known(run, progress),
             )
     view.close()
     if progress.state != "done":
-        raise _failure(run, progress, failures, outcome)
+        error = _failure(run, progress, failures, outcome)
+        error.details = _known(run, progress)
+        raise error
     return progress
 
 
@@ -161,6 +170,20 @@ def _record(run: Run) -> str:
         "launch": run.launch.to_dict(),
     }
     return json.dumps(document, indent=1) + "\n"
+
+
+def _known(run: Run, progress: RunProgress) -> dict[str, Any]:
+    """What is known of a run that did not end well."""
+    evaluations = progress.evaluations
+    return {
+        "run": run.id,
+        "model": None,
+        "metrics": evaluations[-1]["metrics"] if evaluations else {},
+        "samples_per_second": progress.step.get("samples_per_second"),
+        "world_size": run.plan.world_size,
+        "seconds": progress.seconds,
+        "steps": progress.step.get("step", 0),
+    }
 
 
 def _failure(

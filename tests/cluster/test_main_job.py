@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -112,15 +111,16 @@ def test_two_ranks_follow_the_same_loss_as_one(machine: Machine, tmp_path: Path)
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         losses[ranks] = [float(x) for x in re.findall(r"loss ([\d.]+)", done.stderr)]
-        time.sleep(1)  # run ids are made of seconds
     assert len(losses["1"]) == 8
     assert losses["2"] == pytest.approx(losses["1"], abs=2e-4)
 
 
 def test_ctrl_c_during_training(machine: Machine) -> None:
-    process = machine.home.start("train", "quickstart", "training.num_train_epochs=50")
-    _, last, code = interrupt_when(process, "step 10/")
+    process = machine.home.start("train", "training.num_train_epochs=50", "--json")
+    _, last, code, out = interrupt_when(process, "step 10/")
     assert code == 130
+    result = json.loads(out)
+    assert (result["state"], result["world_size"], result["model"]) == ("stopped", 2, None)
     assert last.startswith("stopped: run quickstart-")
     assert "no rank is left running" in last
     assert machine.home.left_running() == []
@@ -128,7 +128,7 @@ def test_ctrl_c_during_training(machine: Machine) -> None:
 
 def test_ctrl_c_while_the_ranks_start(machine: Machine) -> None:
     process = machine.home.start("train", "quickstart")
-    _, last, code = interrupt_when(process, "start the ranks")
+    _, last, code, _ = interrupt_when(process, "start the ranks")
     assert code == 130
     assert last.startswith("stopped: run")
     assert machine.home.left_running() == []
@@ -137,7 +137,7 @@ def test_ctrl_c_while_the_ranks_start(machine: Machine) -> None:
 def test_ctrl_c_during_setup(tmp_path: Path) -> None:
     home = Home(tmp_path, tmp_path / "ftcluster")
     process = home.start("setup", "localhost", "-v", "-e", f"ftcluster_prefix={home.prefix}")
-    _, last, code = interrupt_when(process, "changed: Make an empty environment")
+    _, last, code, _ = interrupt_when(process, "changed: Make an empty environment")
     assert code == 130
     assert last == "stopped: setup is not finished; run it again and it goes on"
     assert home.left_running() == []
@@ -174,6 +174,17 @@ def test_a_model_name_that_the_hub_does_not_give(machine: Machine, tmp_path: Pat
     )
     assert done.returncode == 1
     assert "model 'no-such/model' is no folder here" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_data_name_that_the_hub_does_not_give(machine: Machine) -> None:
+    done = machine.home.run(
+        "train", "mrpc", "--data", "no-such/data", "--model", str(machine.model), "--json",
+        HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "data 'no-such/data' cannot be loaded" in done.stderr
+    assert json.loads(done.stdout)["state"] == "failed"
     assert "Traceback" not in done.stderr
 
 

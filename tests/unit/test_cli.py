@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from ftcluster.cli.main import build_parser, main
 from ftcluster.cli.setup import passed_on
 from ftcluster.cluster import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
+from ftcluster.jobs import new_run_id
+from ftcluster.recipe import load_recipe
 from tests.unit.clusters import VM, cluster
 
 
@@ -62,6 +65,23 @@ def test_unknown_recipe_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> No
     assert captured.out == ""
     assert captured.err.startswith("error: unknown recipe 'mprc'")
     assert "did you mean mrpc?" in captured.err
+
+
+def test_a_failure_is_one_json_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "mprc", "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["state"] == "failed"
+    assert document["error"] == "unknown recipe 'mprc'"
+
+
+def test_run_ids_are_new(tmp_path: Path) -> None:
+    recipe = load_recipe("mrpc")
+    seen = set()
+    for _ in range(3):
+        run = new_run_id(recipe)
+        (tmp_path / "state/ftcluster/runs" / run).mkdir(parents=True)
+        seen.add(run)
+    assert len(seen) == 3
 
 
 def test_train_before_setup_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

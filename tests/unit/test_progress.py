@@ -86,7 +86,8 @@ def test_live_view_shows_hosts_then_the_run_and_leaves_the_last_picture() -> Non
         assert part in shown
 
 
-def test_sparkline_scales_and_averages() -> None:
-    assert sparkline([0.0, 1.0], 8) == "▁█"
-    assert sparkline([1.0, 1.0, 1.0], 8) == "▁▁▁"
+def test_sparkline_stretches_and_averages() -> None:
+    assert sparkline([0.0, 1.0], 4) == "▁▁██"
+    assert sparkline([1.0, 1.0, 1.0], 3) == "▁▁▁"
     assert len(sparkline([float(i) for i in range(1000)], 40)) == 40
+    assert sparkline([1.0], 0) == ""

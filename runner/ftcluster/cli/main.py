@@ -1,6 +1,7 @@
 """Entry point of the command `ftcluster`."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except FtclusterError as error:
+        if options.json:
+            print(json.dumps(error.to_dict()), flush=True)
         label = "" if error.exit_code == 130 else "error: "
         print(f"{label}{error}", file=sys.stderr)
         return error.exit_code

@@ -119,7 +119,9 @@ def run_picture(progress: RunProgress) -> RenderableType:
     if progress.losses:
         loss = Table.grid(padding=(0, 2))
         values = [value for _, value in progress.losses]
-        spark = Text(sparkline(values, SPARK_WIDTH).ljust(SPARK_WIDTH), style="cyan")
+        # as long as the bar above it is full, so that each loss stands below its step
+        line = sparkline(values, round(SPARK_WIDTH * done / steps))
+        spark = Text(line.ljust(SPARK_WIDTH), style="cyan")
         loss.add_row(spark, Text(f"loss {values[-1]:.4f}"))
         parts.append(loss)
     for evaluation in progress.evaluations[-3:]:
@@ -135,11 +137,12 @@ def run_picture(progress: RunProgress) -> RenderableType:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """A line of bars, one a value; more values than `width` are averaged into it."""
+    """`width` bars, the values stretched or averaged to so many; width 0 is an empty line."""
     if len(values) > width:
-        edges = [round(i * len(values) / width) for i in range(width + 1)]
-        chunks = [values[a:b] for a, b in pairwise(edges)]
-        values = [sum(chunk) / len(chunk) for chunk in chunks]
-    low, high = min(values), max(values)
+        edges = [round(i * len(values) / width) for i in range(width + 1)] if width else [0]
+        values = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    else:
+        values = [values[i * len(values) // width] for i in range(width)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
     span = (high - low) or 1.0
     return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in values)
