@@ -13,16 +13,17 @@ from tests.programs import ROOT, SECONDS
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0,
-    reason="needs root, to become another user; every other test runs as this one",
+    reason="needs root, to make another user; every other test runs as this one",
 )
-NOBODY = 65534
+NAME = f"ftcluster-{os.getpid()}"
 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A home folder with a checkout in it; pytest's own folders are closed to other users."""
-    folder = Path("/var/tmp") / f"ftcluster-user-{os.getpid()}"
+    """The home of a new user with a checkout in it; pytest's own folders are closed to others."""
+    folder = Path("/var/tmp") / NAME
     checkout = folder / "ftcluster"
+    subprocess.run(["useradd", "--no-create-home", "--home-dir", str(folder), NAME], check=True)
     listing = ["git", "-C", str(ROOT), "ls-files", "-z"]
     names = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")
     try:
@@ -31,10 +32,11 @@ def home() -> Iterator[Path]:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target)
         for path in [folder, *folder.rglob("*")]:
-            os.chown(path, NOBODY, NOBODY)
+            shutil.chown(path, NAME, NAME)
         yield folder
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run(["userdel", NAME], check=True)
 
 
 def test_the_first_command_as_an_ordinary_user(home: Path) -> None:
@@ -42,8 +44,8 @@ def test_the_first_command_as_an_ordinary_user(home: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key not in mine}
     done = subprocess.run(
         ["./demo", "--json"],
-        user=NOBODY,
-        group=NOBODY,
+        user=NAME,
+        group=NAME,
         extra_groups=[],
         # the system's Python: root's own may be closed to others
         env={**environment, "HOME": str(home), "PATH": "/usr/bin:/bin"},
@@ -60,4 +62,4 @@ def test_the_first_command_as_an_ordinary_user(home: Path) -> None:
     result = json.loads(done.stdout)
     assert result["metrics"]["accuracy"] >= 0.9
     assert result["model"].startswith(str(home / ".local/share/ftcluster/runs/"))
-    assert Path(result["model"]).stat().st_uid == NOBODY
+    assert Path(result["model"]).owner() == NAME
