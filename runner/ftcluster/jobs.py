@@ -5,7 +5,7 @@ events.jsonl says, which the playbook copies over while it grows.
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -202,18 +202,6 @@ def _failure(
     if outcome.state == "timeout":
         return FtclusterError(f"run {run.id} was given up after {RUN_LIMIT_SECONDS} s")
     return FtclusterError(f"run {run.id} failed: ansible said\n{outcome.output}")
-
-
-def with_inputs(recipe: Recipe, data: str | None, model: str | None) -> Recipe:
-    """The recipe with the user's --data and --model, folders as absolute paths."""
-    if data is not None:
-        folder = Path(data).is_dir()
-        path = str(Path(data).absolute()) if folder else data
-        recipe = replace(recipe, data=path, data_config=None if folder else recipe.data_config)
-    if model is not None:
-        path = str(Path(model).absolute()) if Path(model).is_dir() else model
-        recipe = replace(recipe, model=path)
-    return recipe
 
 
 class _EventReader:

@@ -7,6 +7,7 @@ import pytest
 
 from ftcluster.cli.main import build_parser, main
 from ftcluster.cli.setup import passed_on
+from ftcluster.cli.train import prepare_run
 from ftcluster.cluster import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.jobs import new_run_id
@@ -107,6 +108,14 @@ def test_bad_data_and_bad_model_are_reported_together(
     err = capsys.readouterr().err
     assert "train.jsonl does not exist" in err
     assert "no config.json" in err
+
+
+def test_data_of_another_name_drops_the_recipes_configuration() -> None:
+    remembered()
+    assert prepare_run("mrpc", []).recipe.data_config == "mrpc"
+    assert prepare_run("mrpc", [], data="mine/own").recipe.data_config is None
+    qqp = prepare_run("mrpc", ["data_config=qqp"], data="nyu-mll/glue").recipe
+    assert (qqp.data, qqp.data_config) == ("nyu-mll/glue", "qqp")
 
 
 def test_a_missing_folder_that_can_only_be_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,13 +34,11 @@ class SetupResult:
 
     Attributes:
         inventory: the hosts.
-        facts: what they are, as far as the stages that ran have looked.
         progress: the counts of each host.
         seconds: how long it took.
     """
 
     inventory: Inventory
-    facts: tuple[HostFacts, ...]
     progress: SetupProgress
     seconds: float
 
@@ -184,7 +182,7 @@ def setup(path: Path, options: tuple[str, ...], view: View) -> SetupResult:
     known = tuple(facts[name] for name in inventory.hosts if name in facts)
     if "--check" not in options and len(known) == len(inventory.hosts):
         remember(Cluster(inventory=inventory.path, facts=ClusterFacts(hosts=known)))
-    return SetupResult(inventory, known, progress, time.monotonic() - began)
+    return SetupResult(inventory, progress, time.monotonic() - began)
 
 
 def _advice(progress: SetupProgress) -> str:

@@ -2,13 +2,14 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ftcluster.cluster import Cluster, recall
 from ftcluster.errors import InputError, PlanError, UsageError
 from ftcluster.inputs import check_data_folder, check_model_folder
-from ftcluster.jobs import Run, new_run_id, train, with_inputs
+from ftcluster.jobs import Run, new_run_id, train
 from ftcluster.plan import plan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
@@ -85,8 +86,13 @@ def prepare_run(
     Raises:
         FtclusterError: recipe, inputs, cluster or plan are not as they must be.
     """
-    recipe = with_inputs(load_recipe(recipe_name, overrides), data, model)
-    check_inputs(recipe, data, model)
+    flags = []
+    if data is not None:  # a configuration in the recipe is one of the recipe's own data set
+        flags += [f"data={json.dumps(data)}", "data_config=null"]
+    if model is not None:
+        flags += [f"model={json.dumps(model)}"]
+    recipe = with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
+    check_inputs(recipe)
     cluster = recall()
     decided = plan(cluster.facts, recipe, ranks_per_host)
     _refuse_remote_folders(recipe, cluster)
@@ -94,26 +100,38 @@ def prepare_run(
     return Run(run_id, cluster, recipe, decided, render(decided, run_id))
 
 
-def check_inputs(recipe: Recipe, data: str | None, model: str | None) -> None:
+def with_absolute_folders(recipe: Recipe) -> Recipe:
+    """The recipe with data and model as absolute paths where they are folders of this machine."""
+    return replace(recipe, data=_absolute(recipe.data), model=_absolute(recipe.model))
+
+
+def _absolute(value: str) -> str:
+    return str(Path(value).absolute()) if Path(value).is_dir() else value
+
+
+def check_inputs(recipe: Recipe) -> None:
     """Check folders before anything is launched; names are left to the hosts.
 
     Raises:
         InputError: all problems of both.
     """
     problems: list[InputError] = []
-    for given, value in ((data, recipe.data), (model, recipe.model)):
-        looks_like_path = value.startswith((".", "/", "~")) or (given or "").endswith("/")
-        if not looks_like_path and not Path(value).is_dir():
-            continue
-        try:
-            if value is recipe.data:
-                check_data_folder(Path(value), recipe.text_columns, recipe.label_column)
-            else:
-                check_model_folder(Path(value))
-        except InputError as error:
-            problems.append(error)
+    try:
+        if _means_a_folder(recipe.data):
+            check_data_folder(Path(recipe.data), recipe.text_columns, recipe.label_column)
+    except InputError as error:
+        problems.append(error)
+    try:
+        if _means_a_folder(recipe.model):
+            check_model_folder(Path(recipe.model))
+    except InputError as error:
+        problems.append(error)
     if problems:
         raise InputError("\n".join(map(str, problems)))
+
+
+def _means_a_folder(value: str) -> bool:
+    return value.startswith((".", "/")) or value.endswith("/") or Path(value).is_dir()
 
 
 def _refuse_remote_folders(recipe: Recipe, cluster: Cluster) -> None:

@@ -32,11 +32,6 @@ class HostProgress:
     started: float = 0.0
     ended: float = 0.0
 
-    @property
-    def seconds(self) -> float:
-        """Time from this host's first event to its latest."""
-        return self.ended - self.started
-
 
 @dataclass
 class SetupProgress:
