@@ -71,7 +71,7 @@ def run_playbook(
     options: Sequence[str] = (),
     on_tick: Callable[[], None] = lambda: None,
     cancelled: Callable[[], bool] = lambda: False,
-    time_limit_seconds: int = 3600,
+    time_limit_seconds: float,
 ) -> Outcome:
     """Run one playbook of the collection and hand out its events in this thread.
 
@@ -97,14 +97,18 @@ def run_playbook(
             words.append(raw["stdout"])
         return False  # ansible-runner need not keep it
 
-    killed = False
+    ended: Literal["", "stopped", "timeout"] = ""
+    deadline = time.monotonic() + time_limit_seconds
 
     def cancel() -> bool:
-        nonlocal killed
-        if not killed and cancelled():
-            killed = True
-            end_processes(descendants(os.getpid()))
-        return killed
+        # ansible-runner ends its own child alone; the child's workers have sessions of their own
+        nonlocal ended
+        if not ended:
+            late = time.monotonic() > deadline
+            ended = "stopped" if cancelled() else "timeout" if late else ""
+            if ended:
+                end_processes(descendants(os.getpid()))
+        return bool(ended)
 
     try:
         thread, runner = ansible_runner.run_async(
@@ -119,7 +123,6 @@ def run_playbook(
             cancel_callback=cancel,
             quiet=True,
             suppress_env_files=True,
-            timeout=time_limit_seconds,
             settings={"pexpect_timeout": POLL_SECONDS},
         )
         while thread.is_alive() or not events.empty():
@@ -128,14 +131,13 @@ def run_playbook(
             except queue.Empty:
                 pass
             except BaseException:
-                killed = True
+                ended = "stopped"
                 end_processes(descendants(os.getpid()))
                 thread.join()
                 raise
             on_tick()
-        states = {"successful": "done", "canceled": "stopped", "timeout": "timeout"}
-        state: Any = states.get(runner.status, "failed")
-        return Outcome(state="stopped" if killed else state, output="\n".join(words))
+        state = ended or ("done" if runner.status == "successful" else "failed")
+        return Outcome(state=state, output="\n".join(words))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -1,8 +1,15 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from ftcluster.playbooks import TaskEvent, descendants, end_processes, read_event
+from ftcluster.playbooks import (
+    TaskEvent,
+    descendants,
+    end_processes,
+    read_event,
+    run_playbook,
+)
 
 
 def raw(event: str, **data: object) -> dict[str, object]:
@@ -76,3 +83,20 @@ def test_processes_are_ended_also_in_sessions_of_their_own() -> None:
     parent.stdout.close()
     for pid in pids:
         assert not os.path.exists(f"/proc/{pid}") or "Z" in open(f"/proc/{pid}/stat").read()  # noqa: PTH110, PTH123, SIM115
+
+
+def test_a_playbook_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    playbook = tmp_path / "slow.yml"
+    playbook.write_text(
+        "- name: Slow\n  hosts: all\n  gather_facts: false\n  tasks:\n"
+        f"    - name: Wait\n      ansible.builtin.command: sh -c 'sleep 300; echo {tmp_path}'\n"
+    )
+    inventory = tmp_path / "inventory.ini"
+    python = f"ansible_python_interpreter={sys.executable}"
+    inventory.write_text(f"localhost ansible_connection=local {python}\n")
+    events: list[TaskEvent] = []
+    outcome = run_playbook(str(playbook), inventory, {}, events.append, time_limit_seconds=6)
+    assert outcome.state == "timeout", outcome.output
+    assert events[-1].kind == "started"
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(f"echo {tmp_path}".encode() in command for command in commands)

@@ -25,6 +25,7 @@ WITH_VALUE = (
     "--become-password-file", "--connection-password-file", "--vault-password-file", "--vault-id",
 )  # fmt: skip
 WITHOUT_VALUE = ("--check", "--diff")
+TIME_LIMIT_SECONDS = 3600
 SHORT = {"--limit": "-l", "--tags": "-t", "--extra-vars": "-e", "--user": "-u"}
 
 
@@ -166,11 +167,15 @@ def setup(path: Path, options: tuple[str, ...], view: View) -> SetupResult:
             options=options,
             on_tick=view.tick,
             cancelled=lambda: interrupts.count > 0,
+            time_limit_seconds=TIME_LIMIT_SECONDS,
         )
     progress.finished = outcome.state == "done"
     view.close()
     if outcome.state == "stopped":
         raise Interrupted("stopped: setup is not finished; run it again and it goes on")
+    if outcome.state == "timeout":
+        where = ", ".join(f"{name}: {host.task}" for name, host in progress.hosts.items())
+        raise FtclusterError(f"setup was given up after {TIME_LIMIT_SECONDS} s, at {where}")
     failed = {name: host for name, host in progress.hosts.items() if host.failed}
     if failed:
         words = [f"{name}: {host.task}: {host.failed}" for name, host in failed.items()]
