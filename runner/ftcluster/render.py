@@ -59,7 +59,7 @@ def render(plan: LaunchPlan, run: str) -> Launch:
         env["LD_PRELOAD"] = ":".join(sorted(shared))
     argv = (
         f"{bin_dir}/mpirun",
-        "-f", f"{folder}/hostfile",
+        "-machinefile", f"{folder}/hostfile",  # -f fills the first host, whatever its count says
         "-n", str(plan.world_size),
         "-l",
         f"{bin_dir}/python", "-m", "ftcluster_train.rank", folder,
@@ -71,7 +71,7 @@ def render(plan: LaunchPlan, run: str) -> Launch:
 def as_shell(launch: Launch, plan: LaunchPlan) -> str:
     """The launch as a person would paste it into a shell on the head."""
     bin_dir = stack_bin(plan)
-    hostfile_path = launch.argv[launch.argv.index("-f") + 1]
+    hostfile_path = launch.argv[launch.argv.index("-machinefile") + 1]
     variables = [f"{key}={shlex.quote(value)}" for key, value in sorted(launch.env.items())]
     lines = [
         f"printf %s {shlex.quote(launch.hostfile)} > {shlex.quote(hostfile_path)}",

@@ -12,7 +12,7 @@ from ftcluster.cluster import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.jobs import new_run_id
 from ftcluster.recipe import load_recipe
-from tests.unit.clusters import VM, cluster
+from tests.unit.clusters import VM, cluster, host
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +116,23 @@ def test_data_of_another_name_drops_the_recipes_configuration() -> None:
     assert prepare_run("mrpc", [], data="mine/own").recipe.data_config is None
     qqp = prepare_run("mrpc", ["data_config=qqp"], data="nyu-mll/glue").recipe
     assert (qqp.data, qqp.data_config) == ("nyu-mll/glue", "qqp")
+
+
+def test_several_hosts_are_refused_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    remember(Cluster(inventory=Path("/inventory.ini"), facts=cluster(VM, host("node1"))))
+    assert main(["train"]) == 1
+    assert "has the hosts localhost, node1; this version trains on one" in capsys.readouterr().err
+
+
+def test_folders_for_a_remote_host_are_refused_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remember(Cluster(inventory=Path("/inventory.ini"), facts=cluster(host("node1"))))
+    for split in ("train", "validation"):
+        row = {"sentence1": "a", "sentence2": "b", "label": 0}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
+    assert main(["train", "mrpc", "--data", str(tmp_path)]) == 1
+    assert f"does not copy {tmp_path} to node1" in capsys.readouterr().err
 
 
 def test_a_missing_folder_that_can_only_be_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def test_the_launch_of_this_machine() -> None:
     launch = render(decided, "r-1")
     assert launch.argv == (
         "/opt/ftcluster/current/bin/mpirun",
-        "-f",
+        "-machinefile",
         "/opt/ftcluster/runs/r-1/hostfile",
         "-n",
         "2",
@@ -86,7 +86,7 @@ def test_the_launch_of_this_machine() -> None:
         "LD_PRELOAD": "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
     }
     pasted = as_shell(launch, decided)
-    assert "mpirun -f /opt/ftcluster/runs/r-1/hostfile -n 2" in pasted
+    assert "mpirun -machinefile /opt/ftcluster/runs/r-1/hostfile -n 2" in pasted
     assert "OMP_NUM_THREADS=1" in pasted
 
 

@@ -94,8 +94,8 @@ def prepare_run(
     recipe = with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
     check_inputs(recipe)
     cluster = recall()
+    _refuse_what_is_not_there_yet(recipe, cluster)
     decided = plan(cluster.facts, recipe, ranks_per_host)
-    _refuse_remote_folders(recipe, cluster)
     run_id = new_run_id(recipe)
     return Run(run_id, cluster, recipe, decided, render(decided, run_id))
 
@@ -134,10 +134,19 @@ def _means_a_folder(value: str) -> bool:
     return value.startswith((".", "/")) or value.endswith("/") or Path(value).is_dir()
 
 
-def _refuse_remote_folders(recipe: Recipe, cluster: Cluster) -> None:
-    remote = [host.name for host in cluster.facts.hosts if host.connection != "local"]
-    if remote and any(Path(value).is_dir() for value in (recipe.data, recipe.model)):
-        raise PlanError(f"folders of this machine are not copied to {', '.join(remote)} yet")
+def _refuse_what_is_not_there_yet(recipe: Recipe, cluster: Cluster) -> None:
+    names = ", ".join(host.name for host in cluster.facts.hosts)
+    if len(cluster.facts.hosts) > 1:
+        raise PlanError(
+            f"this cluster has the hosts {names}; this version trains on one host only",
+            "set one of them up alone: ftcluster setup with an inventory of one host",
+        )
+    folders = [value for value in (recipe.data, recipe.model) if Path(value).is_dir()]
+    if folders and cluster.facts.head.connection != "local":
+        raise PlanError(
+            f"this version does not copy {', '.join(folders)} to {names}",
+            "run ftcluster on that host itself, with ftcluster setup localhost",
+        )
 
 
 def _show_plan(run: Run, as_json: bool) -> None:
