@@ -37,7 +37,14 @@ def test_options_of_ansible_go_through_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["trian"], ["setup", "--wrong"], ["train", "--ranks-per-host", "0"]]
+    "arguments",
+    [
+        [],
+        ["trian"],
+        ["setup", "--wrong"],
+        ["train", "--ranks-per-host", "0"],
+        ["train", "--ranks-per-host", "x"],
+    ],
 )
 def test_wrong_usage_is_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -49,10 +49,9 @@ def add_parser(verbs: Any) -> None:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1, not '{text}'")
+    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:
