@@ -58,11 +58,6 @@ def host_problems(facts, requirements):
             f"Python {python} is too old, {requirements['python']} or newer is needed; "
             "install one and set ansible_python_interpreter"
         )
-    if not facts["python_has_venv"]:
-        problems.append(
-            "its Python cannot make environments (no venv or ensurepip); "
-            "install the package python3-venv"
-        )
     if not facts["prefix_writable"]:
         problems.append(f"{prefix} cannot be written; {elsewhere}")
     needed = requirements["free_bytes_with_stack" if facts["has_stack"] else "free_bytes"]

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Reads what a host is: CPU, cores, memory, disk, Python. Changes nothing."""
+"""Reads what a host is: CPU, cores, memory, disk, network, system, Python. Changes nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ DOCUMENTATION = r"""
 module: host_facts
 short_description: What a training cluster needs to know of a host
 description:
-  - Reads CPU, cores, NUMA nodes, memory, free space, Python and allocator of a host.
+  - Reads CPU, cores, NUMA nodes, memory, free space, network, system, Python and allocator of a
+    host.
   - Limits of the process count - its CPU set and cgroup quota - because ranks run within them.
+  - The action plugin of the same name measures the host's clock as well.
   - Changes nothing and needs no privileges.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -17,7 +19,25 @@ options:
   prefix:
     description:
       - The folder that the cluster lives in on this host.
-      - Left out, C(/opt/ftcluster) for root and C(~/.local/share/ftcluster) for anyone else.
+      - Left out, C(/opt/ftcluster) where root can be had and C(~/.local/share/ftcluster) elsewhere.
+    type: str
+    default: ""
+  has_root:
+    description:
+      - Whether root can be had, though this task runs as someone else.
+      - The prefix then counts as writable unless its file system is mounted read-only.
+    type: bool
+    default: false
+  address:
+    description:
+      - The address that other hosts reach this one by; taken as it is.
+      - For a local connection, C(127.0.0.1).
+    type: str
+    default: ""
+  inventory_address:
+    description:
+      - The inventory's address or name of the host, C(ansible_host).
+      - Used if one of the host's interfaces has it, and where nothing better is found.
     type: str
     default: ""
 attributes:
@@ -29,29 +49,205 @@ attributes:
 EXAMPLES = r"""
 - name: Read what the host is
   ftcluster.cluster.host_facts:
+    inventory_address: "{{ ansible_host | default(inventory_hostname) }}"
   register: host
 """
 
 RETURN = r"""
 facts:
-  description: What was found; sizes in bytes.
+  description: What was found; sizes in bytes. Text that was not found is empty.
   returned: always
   type: dict
-  sample:
-    cpu_model: Intel(R) Xeon(R) Platinum 8488C
-    cpu_flags: [amx_bf16, amx_tile, avx512_bf16, avx512_vnni]
-    cores: 32
-    threads: 64
-    numa_nodes: 1
-    memory_bytes: 268435456000
+  contains:
+    hostname:
+      description: Its own name.
+      type: str
+      sample: node0
+    machine:
+      description: The architecture.
+      type: str
+      sample: x86_64
+    kernel:
+      description: The kernel's release.
+      type: str
+      sample: 6.1.0-18-amd64
+    os:
+      description: The system's name for people.
+      type: str
+      sample: Debian GNU/Linux 12 (bookworm)
+    os_id:
+      description: The system's short name.
+      type: str
+      sample: debian
+    os_version:
+      description: The system's version.
+      type: str
+      sample: "12"
+    os_like:
+      description: Short names of the systems it descends from, with spaces.
+      type: str
+      sample: rhel centos fedora
+    libc:
+      description: The C library and its version.
+      type: str
+      sample: glibc 2.36
+    machine_id:
+      description: C(/etc/machine-id).
+      type: str
+      sample: 4f7d1c0b2a9e4c55b6f3d8a07e91c2d4
+    cpu_model:
+      description: The CPU's own name.
+      type: str
+      sample: Intel(R) Xeon(R) Platinum 8488C
+    cpu_flags:
+      description: Those flags of C(/proc/cpuinfo) that matter for training.
+      type: list
+      elements: str
+      sample: [avx512_vnni, avx512_bf16, amx_tile, amx_bf16]
+    cpu_vendor:
+      description: The CPU's maker.
+      type: str
+      sample: GenuineIntel
+    cpu_family:
+      description: The CPU's family, 0 where unknown.
+      type: int
+      sample: 6
+    cpu_model_number:
+      description: The CPU's model, 0 where unknown.
+      type: int
+      sample: 143
+    cpu_stepping:
+      description: The CPU's stepping, 0 where unknown.
+      type: int
+      sample: 8
+    cpu_generation:
+      description: The generation of an Intel server CPU, or C(other).
+      type: str
+      sample: Sapphire Rapids
+    amx:
+      description:
+        - C(usable), C(absent) without the flag amx_tile, or C(refused) where the CPU has AMX and
+          the kernel does not let this process use it.
+      type: str
+      sample: usable
+    threads:
+      description: Hardware threads this host may use.
+      type: int
+      sample: 64
+    cores:
+      description: Physical cores this host may use, within its CPU set and cgroup quota.
+      type: int
+      sample: 32
+    sockets:
+      description: CPU packages with at least one usable thread.
+      type: int
+      sample: 1
+    numa_nodes:
+      description: NUMA nodes with at least one usable core.
+      type: int
+      sample: 1
+    numa:
+      description:
+        - The NUMA nodes that may be used. Physical cores of each within the CPU set, whatever the
+          cgroup quota; 0 for nodes of memory only, such as flat HBM.
+      type: list
+      elements: dict
+      sample:
+        - {node: 0, cores: 32, memory_bytes: 268435456000}
+        - {node: 1, cores: 0, memory_bytes: 68719476736}
+    memory_bytes:
+      description: Memory this host may use.
+      type: int
+      sample: 268435456000
+    thp:
+      description: Transparent huge pages, C(always), C(madvise) or C(never).
+      type: str
+      sample: madvise
+    nics:
+      description:
+        - The network interfaces but loopback, each with its IPv4 and global IPv6 addresses. The
+          speed is none where the driver does not know it.
+      type: list
+      elements: dict
+      sample:
+        - {name: eth0, addresses: [10.0.0.13], speed_mbits: 25000, mtu: 1500}
+    network_address:
+      description: The address that other hosts reach it by.
+      type: str
+      sample: 10.0.0.13
+    network_interface:
+      description: The interface that has this address; empty where none has.
+      type: str
+      sample: eth0
+    network_why:
+      description: Why this address, in a few words.
+      type: str
+      sample: the inventory's address, on eth0
+    prefix:
+      description: The folder that the cluster lives in.
+      type: str
+      sample: /opt/ftcluster
+    prefix_writable:
+      description: Whether this folder can be made and filled.
+      type: bool
+      sample: true
+    has_stack:
+      description: Whether a stack is there already.
+      type: bool
+      sample: false
+    free_bytes:
+      description: Free space on the file system of the folder.
+      type: int
+      sample: 80000000000
+    python:
+      description: Version of the Python that ran this.
+      type: str
+      sample: 3.11.2
+    python_path:
+      description: Path of the Python that ran this.
+      type: str
+      sample: /usr/bin/python3.11
+    user:
+      description: The user that ran this.
+      type: str
+      sample: ops
+    is_root:
+      description: Whether that was root.
+      type: bool
+      sample: false
+    tcmalloc:
+      description: Path of the tcmalloc library.
+      type: str
+      sample: /usr/lib/x86_64-linux-gnu/libtcmalloc.so.4
+    clock_offset_seconds:
+      description: The host's clock minus the control node's; none where it could not be measured.
+      type: float
+      sample: -0.004
+    clock_error_seconds:
+      description: How far off the measurement can be, half of its round trip; none as above.
+      type: float
+      sample: 0.011
 """
 
 import os  # noqa: E402
 import platform  # noqa: E402
+import pwd  # noqa: E402
+import shlex  # noqa: E402
 import socket  # noqa: E402
+import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import (  # noqa: E402
+    amx_state,
+    generation,
+)
+from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (  # noqa: E402
+    choose_address,
+    default_source,
+    find_ssh_connection,
+    interfaces,
+)
 
 # what oneDNN chooses its kernels by, names as in /proc/cpuinfo
 FLAGS = (
@@ -72,7 +268,7 @@ LIBRARY_FOLDERS = (
 def read(path):
     """The text of a file, or an empty string where it cannot be read."""
     try:
-        return Path(path).read_text()
+        return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -108,22 +304,42 @@ def quota_cores(read_file=read):
     return max(1, int(min(limits))) if limits else None
 
 
-def topology():
-    """Threads and physical cores this process may use, and the NUMA nodes they are on."""
-    allowed = os.sched_getaffinity(0)
-    cores = set()
+def topology(allowed, memory, read_file=read):
+    """What a set of CPUs allows: sockets, physical cores, NUMA nodes with cores and memory.
+
+    Takes the memory of the whole host in bytes.
+    """
+    packages = set()
+    core_of = {}
     for cpu in allowed:
         base = f"/sys/devices/system/cpu/cpu{cpu}/topology"
-        siblings = read(f"{base}/thread_siblings_list").strip()
-        cores.add(siblings or str(cpu))
-    nodes = [
-        path
-        for path in Path("/sys/devices/system/node").glob("node[0-9]*")
-        if cpu_list(read(path / "cpulist")) & allowed
-    ]
-    quota = quota_cores()
-    limit = min(len(cores), quota) if quota else len(cores)
-    return len(allowed), limit, min(max(1, len(nodes)), limit)
+        packages.add(read_file(f"{base}/physical_package_id").strip())
+        core_of[cpu] = read_file(f"{base}/thread_siblings_list").strip() or str(cpu)
+    cores = len(set(core_of.values()))  # not the nodes' sum: emulated nodes share their cores
+    memory_allowed = None
+    for line in read_file("/proc/self/status").splitlines():
+        if line.startswith("Mems_allowed_list:"):
+            memory_allowed = cpu_list(line.partition(":")[2])
+    nodes = []
+    online = sorted(cpu_list(read_file("/sys/devices/system/node/online")))
+    for node in online:
+        base = f"/sys/devices/system/node/node{node}"
+        cpus = cpu_list(read_file(f"{base}/cpulist"))
+        size = 0
+        for line in read_file(f"{base}/meminfo").splitlines():
+            if " MemTotal:" in line:
+                size = int(line.split()[-2]) * 1024
+        here = len({core_of[cpu] for cpu in cpus & allowed})
+        only_memory = not cpus and size and (memory_allowed is None or node in memory_allowed)
+        if here or only_memory:
+            nodes.append({"node": node, "cores": here, "memory_bytes": size})
+    if not any(node["cores"] for node in nodes):
+        # a kernel without NUMA, or a container without /sys
+        nodes = [{"node": 0, "cores": cores, "memory_bytes": memory}]
+    if len(online) == 1:
+        # its own count has been seen without the memory that a hypervisor added later
+        nodes[0]["memory_bytes"] = memory
+    return len(packages), cores, nodes
 
 
 def memory_bytes():
@@ -136,9 +352,18 @@ def memory_bytes():
     return total
 
 
+def exists(path):
+    """Whether this user can see that a path is there."""
+    try:
+        path.stat()
+    except OSError:  # Path.exists passes some of them on, such as for a folder not to be searched
+        return False
+    return True
+
+
 def nearest_existing(folder):
     """The folder itself, or the nearest one above it that is there."""
-    while not folder.exists():
+    while not exists(folder):
         folder = folder.parent
     return folder
 
@@ -149,10 +374,92 @@ def free_bytes(folder):
     return state.f_bavail * state.f_frsize
 
 
-def writable(folder):
-    """Whether this user could make and fill the folder."""
+def writable(folder, has_root=False):
+    """Whether this user, or root if it can be had, could make and fill the folder."""
     there = nearest_existing(folder)
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    if not there.is_dir():
+        return False
+    if not has_root:
+        return os.access(there, os.W_OK | os.X_OK)
+    top = os.path.realpath(there).split("/")[1]
+    return top not in ("proc", "sys") and not os.statvfs(there).f_flag & os.ST_RDONLY
+
+
+def chosen(text):
+    """The word in brackets, as /sys marks the one of several that is in force."""
+    return text.partition("[")[2].partition("]")[0]
+
+
+def os_release(read_file=read):
+    """The settings of /etc/os-release."""
+    settings = {}
+    for line in (read_file("/etc/os-release") or read_file("/usr/lib/os-release")).splitlines():
+        name, assigned, value = line.strip().partition("=")
+        if assigned and not name.startswith("#"):
+            try:
+                settings[name] = " ".join(shlex.split(value))
+            except ValueError:  # an open quote
+                settings[name] = value
+    return settings
+
+
+def libc():
+    """The C library and its version, such as glibc 2.36."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (OSError, ValueError):
+        return " ".join(platform.libc_ver()).strip()
+
+
+def user_name():
+    """The name of this process's user, or its number where it has none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def number(text):
+    """A whole number, or 0 where the text is none."""
+    return int(text) if text.isdigit() else 0
+
+
+def cpu_facts(cpuinfo):
+    """What the first CPU's fields of /proc/cpuinfo say."""
+    flags = set(cpuinfo.get("flags", "").split())
+    vendor = cpuinfo.get("vendor_id", "")
+    family, model, stepping = (
+        number(cpuinfo.get(field, "")) for field in ("cpu family", "model", "stepping")
+    )
+    return {
+        "cpu_model": cpuinfo.get("model name", platform.processor()),
+        "cpu_flags": [flag for flag in FLAGS if flag in flags],
+        "cpu_vendor": vendor,
+        "cpu_family": family,
+        "cpu_model_number": model,
+        "cpu_stepping": stepping,
+        "cpu_generation": generation(vendor, family, model, stepping, flags),
+        "amx": amx_state(flags),
+    }
+
+
+def network_facts(module):
+    """The interfaces, and the address that other hosts reach this one by."""
+    program = module.get_bin_path("ip")
+    listing = module.run_command([program, "-json", "address"])[1] if program else ""
+    nics = interfaces(listing, read)
+    address, interface, why = choose_address(
+        [("set", module.params["address"]), ("inventory", module.params["inventory_address"])],
+        nics,
+        find_ssh_connection(os.environ, os.getppid(), read),
+        default_source(),
+    )
+    return {
+        "nics": nics,
+        "network_address": address,
+        "network_interface": interface,
+        "network_why": why,
+    }
 
 
 def tcmalloc():
@@ -161,48 +468,60 @@ def tcmalloc():
     return next((str(path) for path in candidates if path.exists()), "")
 
 
-def has_module(name):
-    """Whether this Python can import a module of its standard library."""
-    try:
-        __import__(name)
-    except ImportError:
-        return False
-    return True
-
-
 def main():
     """Ansible's entry point."""
     module = AnsibleModule(
-        argument_spec={"prefix": {"type": "str", "default": ""}}, supports_check_mode=True
+        argument_spec={
+            "prefix": {"type": "str", "default": ""},
+            "has_root": {"type": "bool", "default": False},
+            "address": {"type": "str", "default": ""},
+            "inventory_address": {"type": "str", "default": ""},
+        },
+        supports_check_mode=True,
     )
     cpuinfo = {}
     for line in read("/proc/cpuinfo").split("\n\n")[0].splitlines():
         key, _, value = line.partition(":")
         cpuinfo[key.strip()] = value.strip()
-    flags = set(cpuinfo.get("flags", "").split())
-    default = "/opt/ftcluster" if os.geteuid() == 0 else "~/.local/share/ftcluster"
-    prefix = Path(module.params["prefix"] or default).expanduser().absolute()
-    threads, cores, numa_nodes = topology()
+    has_root = module.params["has_root"] or os.geteuid() == 0
+    default = "/opt/ftcluster" if has_root else "~/.local/share/ftcluster"
+    prefix = Path(module.params["prefix"] or default)
+    try:
+        prefix = prefix.expanduser().absolute()
+    except RuntimeError:
+        module.fail_json(msg=f"{prefix}: no such home folder here; give prefix as a whole path")
+    allowed, memory = os.sched_getaffinity(0), memory_bytes()
+    sockets, cores, numa = topology(allowed, memory)
+    cores = min(cores, quota_cores() or cores)
+    system = os_release()
     facts = {
         "hostname": socket.gethostname(),
         "machine": platform.machine(),
         "kernel": platform.release(),
-        "cpu_model": cpuinfo.get("model name", platform.processor()),
-        "cpu_flags": [flag for flag in FLAGS if flag in flags],
-        "threads": threads,
+        "os": system.get("PRETTY_NAME", ""),
+        "os_id": system.get("ID", ""),
+        "os_version": system.get("VERSION_ID", ""),
+        "os_like": system.get("ID_LIKE", ""),
+        "libc": libc(),
+        "machine_id": read("/etc/machine-id").strip(),
+        "threads": len(allowed),
         "cores": cores,
-        "numa_nodes": numa_nodes,
-        "memory_bytes": memory_bytes(),
+        "sockets": sockets,
+        "numa_nodes": min(sum(node["cores"] > 0 for node in numa), cores),
+        "numa": numa,
+        "memory_bytes": memory,
+        "thp": chosen(read("/sys/kernel/mm/transparent_hugepage/enabled")),
         "prefix": str(prefix),
-        "prefix_writable": writable(prefix),
-        "has_stack": (prefix / "current").exists(),
+        "prefix_writable": writable(prefix, has_root),
+        "has_stack": exists(prefix / "current"),
         "free_bytes": free_bytes(prefix),
         "python": platform.python_version(),
-        "python_has_venv": has_module("venv") and has_module("ensurepip"),
+        "python_path": sys.executable,
+        "user": user_name(),
         "is_root": os.geteuid() == 0,
         "tcmalloc": tcmalloc(),
     }
-    module.exit_json(changed=False, facts=facts)
+    module.exit_json(changed=False, facts={**facts, **cpu_facts(cpuinfo), **network_facts(module)})
 
 
 if __name__ == "__main__":

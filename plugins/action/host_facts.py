@@ -1,0 +1,55 @@
+# Apache-2.0 (see LICENSE)
+"""Reads what a host is, and how far its clock is off the control node's."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.action import ActionBase
+
+SECONDS = re.compile(r"^\d+\.\d+\r?$", re.MULTILINE)
+
+
+def clock_of(samples):
+    """The host's clock minus this one's, and the error of that, in seconds; None without samples.
+
+    Takes triples: this clock before, the host's, this clock after. The host read its own somewhere
+    between the other two, so the middle is off by half of the round trip at most, and the shortest
+    round trip tells most.
+    """
+    if not samples:
+        return None, None
+    before, there, after = min(samples, key=lambda sample: sample[2] - sample[0])
+    return there - (before + after) / 2, (after - before) / 2
+
+
+class ActionModule(ActionBase):
+    """Runs the module and measures the clock; see plugins/modules/host_facts.py."""
+
+    _requires_connection = True
+
+    def run(self, tmp=None, task_vars=None):
+        """Add the clock to the module's facts."""
+        result = super().run(tmp, task_vars)
+        result.update(
+            self._execute_module(module_name="ftcluster.cluster.host_facts", task_vars=task_vars)
+        )
+        if "facts" in result:
+            samples = [self._sample(), self._sample()]
+            offset, error = clock_of([sample for sample in samples if sample])
+            result["facts"].update(clock_offset_seconds=offset, clock_error_seconds=error)
+        return result
+
+    def _sample(self):
+        """One comparison of the clocks, or None where `date` fails or has no nanoseconds."""
+        before = time.time()
+        try:
+            answer = self._low_level_execute_command("date +%s.%N", sudoable=False)
+        except AnsibleConnectionFailure:
+            return None
+        after = time.time()
+        # a login script may print lines of its own
+        found = SECONDS.findall(answer["stdout"])
+        return (before, float(found[-1]), after) if answer["rc"] == 0 and found else None

@@ -1,0 +1,68 @@
+# Apache-2.0 (see LICENSE)
+"""Which generation of Xeon a CPU is, and whether its AMX can be used."""
+
+from __future__ import annotations
+
+import ctypes
+
+# Linux, arch/x86/include/asm/intel-family.h (the _X and _D models of family 6);
+# the same in Intel SDM volume 4, "CPUID Signature Values of DisplayFamily_DisplayModel"
+GENERATIONS = {
+    63: "Haswell",
+    79: "Broadwell",
+    85: "Skylake",
+    106: "Ice Lake",
+    108: "Ice Lake",
+    143: "Sapphire Rapids",
+    173: "Granite Rapids",
+    174: "Granite Rapids",
+    175: "Sierra Forest",
+    207: "Emerald Rapids",
+}
+# One model number, three generations: the flag that came with it, its first stepping.
+OF_MODEL_85 = (("Cooper Lake", "avx512_bf16", 10), ("Cascade Lake", "avx512_vnni", 5))
+
+GENERATIONS_WITH_AMX = ("Sapphire Rapids", "Emerald Rapids", "Granite Rapids")
+
+# Linux, arch/x86/entry/syscalls/syscall_64.tbl, arch/x86/include/uapi/asm/prctl.h and
+# Documentation/arch/x86/xstate.rst
+SYS_ARCH_PRCTL = 158
+ARCH_REQ_XCOMP_PERM = 0x1023
+XFEATURE_XTILEDATA = 18
+
+
+def generation(vendor, family, model, stepping, flags):
+    """The name of an Intel server CPU's generation, or "other".
+
+    Takes the fields of /proc/cpuinfo: `vendor` such as GenuineIntel, three integers, and the flags.
+    """
+    if vendor != "GenuineIntel" or family != 6:
+        return "other"
+    if model == 85:
+        for name, flag, _ in OF_MODEL_85:
+            if flag in flags:
+                return name
+        # A hypervisor that hides the flag mostly leaves the stepping.
+        for name, _, first in OF_MODEL_85:
+            if stepping >= first:
+                return name
+    return GENERATIONS.get(model, "other")
+
+
+def call_kernel(number, *arguments):
+    """A system call's result: 0 or more, or -1 where it failed."""
+    call = ctypes.CDLL(None).syscall
+    call.restype = ctypes.c_long
+    return call(ctypes.c_long(number), *(ctypes.c_ulong(argument) for argument in arguments))
+
+
+def amx_state(flags, syscall=call_kernel):
+    """Whether this process may use AMX: "usable", "refused" or "absent".
+
+    The kernel is asked, because distributions carry AMX in kernels of older version numbers, and
+    because a sandbox may refuse it on a new one.
+    """
+    if "amx_tile" not in flags:
+        return "absent"
+    granted = syscall(SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0
+    return "usable" if granted else "refused"

@@ -1,0 +1,170 @@
+# Apache-2.0 (see LICENSE)
+"""A host's network interfaces, and the address that other hosts reach it by."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+
+# RFC 5737 and RFC 3849: documentation addresses, which only a default route leads to
+FAR_AWAY = ((socket.AF_INET, "203.0.113.1"), (socket.AF_INET6, "2001:db8::1"))
+
+
+def plain(text):
+    """An address in its one usual spelling, or "" where the text is none.
+
+    Takes IPv4-mapped IPv6 addresses as IPv4, and leaves out brackets and scopes (%eth0).
+    """
+    try:
+        address = ipaddress.ip_address(text.strip().strip("[]").partition("%")[0])
+    except ValueError:
+        return ""
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def is_loopback(text):
+    """Whether an address means the host that uses it, whichever that is."""
+    return bool(plain(text)) and ipaddress.ip_address(plain(text)).is_loopback
+
+
+def interfaces(text_of_ip_json, read):
+    """The network interfaces but loopback, with IPv4 and global IPv6 addresses.
+
+    Takes the output of `ip -json address`, and a function that reads a file of /sys. The link's
+    speed is None where the driver does not know it, as those of virtual machines mostly do not.
+    """
+    try:
+        links = json.loads(text_of_ip_json)
+    except ValueError:
+        return []
+    return [
+        {
+            "name": link["ifname"],
+            "addresses": [
+                plain(entry["local"])
+                for entry in link.get("addr_info", [])
+                if entry.get("local") and reachable(entry)
+            ],
+            "speed_mbits": link_speed(link["ifname"], read),
+            "mtu": link.get("mtu", 0),
+        }
+        for link in links
+        if link.get("ifname") and "LOOPBACK" not in link.get("flags", [])
+    ]
+
+
+def reachable(entry):
+    """Whether another host could use an address of `ip -json address`."""
+    if entry.get("tentative") or entry.get("dadfailed"):
+        return False
+    return entry.get("family") == "inet" or entry.get("scope") == "global"
+
+
+def link_speed(name, read):
+    """The speed of a link in Mbit/s, or None."""
+    try:
+        speed = int(read(f"/sys/class/net/{name}/speed"))
+    except (OSError, ValueError):
+        return None
+    # unknown is -1, and that as an unsigned number in some drivers
+    return speed if 0 < speed < 2**32 - 1 else None
+
+
+def resolve(name):
+    """The addresses this host knows a name by, IPv4 first; of an address itself."""
+    if plain(name):
+        return [plain(name)]
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return [plain(entry[4][0]) for entry in found]
+
+
+def default_source(make_socket=socket.socket):
+    """This host's address on the way to its default route, or "" without one."""
+    for family, target in FAR_AWAY:
+        try:
+            # Connecting a UDP socket looks up the route and sends nothing.
+            with make_socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((target, 9))
+                return plain(probe.getsockname()[0])
+        except OSError:
+            continue
+    return ""
+
+
+def find_ssh_connection(environment, parent, read):
+    """SSH_CONNECTION of this process, or of the one above it that sudo has not taken it from.
+
+    Takes the environment as a dictionary, the parent's process id, and a function that reads a
+    file of /proc and returns "" where it cannot.
+    """
+    if environment.get("SSH_CONNECTION"):
+        return environment["SSH_CONNECTION"]
+    while parent > 1:
+        for setting in read(f"/proc/{parent}/environ").split("\0"):
+            name, _, value = setting.partition("=")
+            if name == "SSH_CONNECTION" and value:
+                return value
+        above = [
+            line.split()[1]
+            for line in read(f"/proc/{parent}/status").splitlines()
+            if line.startswith("PPid:")
+        ]
+        parent = int(above[0]) if above else 0
+    return ""
+
+
+def choose_address(candidates, nics, ssh_connection, default, resolve=resolve):
+    """The address that other hosts reach this one by: (address, interface's name, why).
+
+    Takes the wishes as pairs ("set" or "inventory", address or name), the result of `interfaces`,
+    the variable SSH_CONNECTION and the result of `default_source`. In this order:
+
+    1. what was set, as it is;
+    2. the inventory's word, if it is an address of this host here on this host. Seen from the
+       control node it may be a public one, and Debian gives a host's own name 127.0.1.1;
+    3. the address that SSH came in at, which behind NAT is the inner one;
+    4. the source address of the default route;
+    5. the inventory's word, as it is.
+
+    The interface is "" where none has the address, "lo" for loopback.
+    """
+    owner = {address: nic["name"] for nic in nics for address in nic["addresses"]}
+    wishes = {kind: text.strip() for kind, text in candidates if text.strip()}
+
+    wish = wishes.get("set")
+    if wish:
+        addresses = resolve(wish)
+        names = [owner[address] for address in addresses if address in owner]
+        if any(is_loopback(address) for address in addresses):
+            names.append("lo")
+        names.append(wish.partition("%")[2])
+        return wish, names[0], "as it was set"
+
+    word = wishes.get("inventory", "")
+    if word:
+        for address in resolve(word):
+            if address in owner and not is_loopback(address):
+                what = "address" if address == plain(word) else f"name {word} leads to it"
+                return address, owner[address], f"the inventory's {what}, on {owner[address]}"
+        instead = f"; none of its interfaces has the inventory's {word}"
+    else:
+        instead = ""
+
+    fields = ssh_connection.split()
+    address = plain(fields[2]) if len(fields) == 4 else ""
+    if address in owner:
+        return address, owner[address], f"where SSH reaches it, on {owner[address]}{instead}"
+
+    if default and not is_loopback(default):
+        name = owner.get(default, "")
+        place = f", on {name}" if name else ""
+        return default, name, f"the source of its default route{place}{instead}"
+
+    if word:
+        return word, "", f"the inventory's word{instead}"
+    return "", "", "it has no address but loopback"

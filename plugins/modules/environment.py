@@ -1,0 +1,236 @@
+#!/usr/bin/python
+# Apache-2.0 (see LICENSE)
+"""The host's part of the action plugin of the same name: verifies wheels and installs them."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: environment
+short_description: An immutable Python environment from wheels that the control node downloads once
+description:
+  - Makes a Python environment from a list of exact versions. The control node downloads the wheels,
+    once for all hosts with the same Python and C library; every host verifies each wheel's SHA-256
+    before anything is installed, so a host needs no way to a package index.
+  - A finished environment is never touched again. One that was broken off is made anew.
+  - uv, which must be in the list, installs. Neither pip nor the venv module is needed on the host.
+  - With O(layer), adds wheels to an environment that is there, and replaces them when they differ.
+version_added: 0.1.0
+author: The ftcluster authors (@ftcluster)
+options:
+  path:
+    description: The environment's folder. Let its name change with its contents.
+    type: path
+    required: true
+  requirements:
+    description: A file on the control node with one C(name==version) a line.
+    type: path
+  wheels:
+    description: Wheels on the control node that make up O(layer).
+    type: list
+    elements: path
+  layer:
+    description: The name of what is added to a finished environment.
+    type: str
+  python:
+    description: The Python that the environment is made from.
+    type: path
+  cache:
+    description:
+      - The folder on the control node that wheels are downloaded to.
+      - Left out, C(ftcluster/wheels) in the user's cache folder.
+    type: path
+attributes:
+  check_mode:
+    description: Says whether something would be installed; downloads nothing.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Make the environment
+  ftcluster.cluster.environment:
+    path: /opt/tool/1.2
+    requirements: "{{ playbook_dir }}/tool-1.2.txt"
+    python: /usr/bin/python3
+"""
+
+RETURN = r"""
+sha256:
+  description: The hash of every wheel that was installed, by file name.
+  returned: when something was installed
+  type: dict
+"""
+
+import ctypes  # noqa: E402
+import hashlib  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import platform  # noqa: E402
+import shutil  # noqa: E402
+import tarfile  # noqa: E402
+import zipfile  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+BLOCK_BYTES = 1 << 20
+
+
+def glibc():
+    """The C library's version, e.g. 2.36, or an empty string where it is another library."""
+    try:
+        call = ctypes.CDLL(None).gnu_get_libc_version
+    except (AttributeError, OSError):
+        return ""
+    call.restype = ctypes.c_char_p
+    return call().decode()
+
+
+def marker(path, layer):
+    """The file that says with which digest a part of an environment was finished."""
+    return path / (f".complete-{layer}" if layer else ".complete")
+
+
+def digest_found(path, layer):
+    """The digest a part was finished with, or an empty string."""
+    try:
+        return marker(path, layer).read_text(encoding="ascii").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def extract(archive, folder, sha256):
+    """Unpack the wheels of a tar, each verified on the way.
+
+    Raises:
+        ValueError: a hash is another one, or a wheel is missing or not expected; names it.
+    """
+    missing = dict(sha256)
+    with tarfile.open(archive) as tar:
+        for entry in tar:
+            expected = missing.pop(entry.name, None)
+            if expected is None:
+                raise ValueError(f"{entry.name} was sent, but is not in the list")
+            found = hashlib.sha256()
+            source = tar.extractfile(entry)
+            with (folder / entry.name).open("wb") as target:
+                while block := source.read(BLOCK_BYTES):
+                    found.update(block)
+                    target.write(block)
+            if found.hexdigest() != expected:
+                raise ValueError(
+                    f"{entry.name} arrived with the sha256 {found.hexdigest()}, not {expected}; "
+                    "it was changed on the way or on the control node: run setup again"
+                )
+    if missing:
+        raise ValueError(f"{', '.join(sorted(missing))} did not arrive; run setup again")
+
+
+def unpack_uv(folder):
+    """The program uv out of its wheel, or None where there is no such wheel."""
+    for wheel in folder.glob("uv-*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            name = next(n for n in archive.namelist() if n.endswith(".data/scripts/uv"))
+            program = folder / "uv"
+            program.write_bytes(archive.read(name))
+        program.chmod(0o755)
+        return program
+    return None
+
+
+def finish(path, layer, digest):
+    """Write the marker, last of all and whole."""
+    os.sync()  # what it speaks for is on the disk before it
+    temporary = path / ".complete.new"
+    temporary.write_text(digest + "\n", encoding="ascii")
+    temporary.replace(marker(path, layer))
+
+
+def install(module, path, staging):
+    """Verify what was sent, and install it."""
+    layer, sha256 = module.params["layer"] or "", module.params["sha256"]
+    folder = staging / "wheels"
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        extract(staging / "wheels.tar", folder, sha256)
+        (staging / "wheels.tar").unlink()
+        uv = unpack_uv(folder) or path / "bin" / "uv"
+        # unpacked once, into a cache on the same file system, and linked from there
+        cache = ["--cache-dir", staging / "cache"]
+        options = ["--no-config", "--offline", "--quiet", *cache]
+        if not layer:
+            shutil.rmtree(path, ignore_errors=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            python = module.params["python"]
+            run(module, [uv, "venv", *options, "--no-project", "--python", python, path])
+        names = [wheel.name.split("-")[:2] for wheel in sorted(folder.glob("*.whl"))]
+        python = ["--python", path / "bin/python"]
+        where = ["--no-index", "--find-links", folder, "--no-deps"]
+        if layer:
+            where.append("--reinstall")
+        pins = [f"{name}=={version}" for name, version in names]
+        run(module, [uv, "pip", "install", *options, *python, *where, *pins])
+        run(module, [uv, "pip", "check", *options, *python])
+        (path / ".lock").unlink(missing_ok=True)  # uv's, which everybody may write
+        (path / f"wheels{'-' + layer if layer else ''}.json").write_text(
+            json.dumps(sha256, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        )
+        finish(path, layer, module.params["digest"])
+    except ValueError as error:
+        module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename or path}: {error.strerror or error}")
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def run(module, command):
+    """Run a program; its failure ends the module with its last words."""
+    os.umask(0o022)
+    environment = {"UV_PYTHON_DOWNLOADS": "never", "UV_LINK_MODE": "hardlink"}
+    argv = [str(word) for word in command]
+    code, out, err = module.run_command(argv, environ_update=environment)
+    if code != 0:
+        words = "\n".join((err or out).strip().splitlines()[-8:])
+        module.fail_json(msg=f"{' '.join(argv[:3])} failed: {words}")
+
+
+def main():
+    """Ansible's entry point; the action plugin calls it once to ask and once to install."""
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "requirements": {"type": "path"},
+            "wheels": {"type": "list", "elements": "path"},
+            "layer": {"type": "str"},
+            "python": {"type": "path"},
+            "cache": {"type": "path"},
+            "digest": {"type": "str"},
+            "sha256": {"type": "dict"},
+            "staging": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    path = Path(module.params["path"])
+    if module.params["sha256"]:
+        install(module, path, Path(module.params["staging"]))
+        module.exit_json(changed=True, sha256=module.params["sha256"])
+    interpreter = module.params["python"] or ""
+    version = ""
+    if interpreter:
+        program = "import platform; print(platform.python_version())"
+        code, out, err = module.run_command([interpreter, "-c", program])
+        if code != 0:
+            module.fail_json(msg=f"{interpreter} does not run: {(err or out).strip()}")
+        version = ".".join(out.strip().split(".")[:2])
+    module.exit_json(
+        changed=False,
+        digest=digest_found(path, module.params["layer"] or ""),
+        python_version=version,
+        glibc=glibc(),
+        machine=platform.machine(),
+    )
+
+
+if __name__ == "__main__":
+    main()

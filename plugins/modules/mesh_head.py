@@ -1,0 +1,229 @@
+#!/usr/bin/python
+# Apache-2.0 (see LICENSE)
+"""The head's side of the SSH mesh: its key, and whom it trusts."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: mesh_head
+short_description: The head's key, known hosts and SSH configuration for a cluster
+description:
+  - Keeps everything that the head needs to reach the other hosts in one folder, apart from the
+    user's own SSH settings. C(ssh -F <folder>/ssh_config NAME) uses it.
+  - Makes an Ed25519 key unless there is one. The private key never leaves the head.
+  - Trusts the host keys it is given and no others.
+version_added: 0.1.0
+author: The ftcluster authors (@ftcluster)
+options:
+  folder:
+    description: The folder, made if missing; only its owner can read it.
+    type: path
+    required: true
+  address:
+    description: The head's address that the hosts see it come from.
+    type: str
+  members:
+    description:
+      - The hosts. Those that are known from before and are not in it are kept if O(names) has them.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: The inventory's name.
+        type: str
+        required: true
+      address:
+        description: The address that the head reaches it by.
+        type: str
+        required: true
+      port:
+        description: The port of its SSH server.
+        type: int
+        default: 22
+      user:
+        description: The account that runs ranks there.
+        type: str
+        required: true
+      host_keys:
+        description: Public host keys, as C(TYPE BASE64).
+        type: list
+        elements: str
+        required: true
+  names:
+    description: All hosts of the inventory; others are forgotten.
+    type: list
+    elements: str
+    default: []
+attributes:
+  check_mode:
+    description: Says what would change.
+    support: full
+  diff_mode:
+    description: Shows the texts before and after.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Make the head's key
+  ftcluster.cluster.mesh_head:
+    folder: /opt/ftcluster/mesh
+  register: head
+"""
+
+RETURN = r"""
+public_key:
+  description: The head's public key, C(TYPE BASE64 COMMENT); empty in check mode before it is made.
+  returned: success
+  type: str
+"""
+
+import json  # noqa: E402
+import os  # noqa: E402
+import socket  # noqa: E402
+import tempfile  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+KEY = "id_ed25519"
+# A host without power says nothing: these end a connection to it in seconds instead of minutes.
+SETTINGS = {
+    "BatchMode": "yes",
+    "ConnectTimeout": "5",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "GlobalKnownHostsFile": "none",
+    "IdentitiesOnly": "yes",
+    "PasswordAuthentication": "no",
+    "PermitLocalCommand": "no",
+    "ServerAliveCountMax": "3",
+    "ServerAliveInterval": "5",
+    "StrictHostKeyChecking": "yes",
+    "UpdateHostKeys": "no",
+}
+
+
+def known_hosts(members):
+    """The text of a known_hosts file: each host under its name and its address."""
+    lines = []
+    for member in members:
+        names = dict.fromkeys([member["name"], member["address"]])
+        port = member["port"]
+        patterns = ",".join(name if port == 22 else f"[{name}]:{port}" for name in names)
+        lines += [f"{patterns} {key}\n" for key in sorted(member["host_keys"])]
+    return "".join(lines)
+
+
+def ssh_config(members, folder, address):
+    """The text of an ssh_config file."""
+    lines = ["# Written by ftcluster; changes are overwritten.\n"]
+    for member in members:
+        names = " ".join(dict.fromkeys([member["name"], member["address"]]))
+        lines += [
+            f"Host {names}\n",
+            f"  HostName {member['address']}\n",
+            f"  Port {member['port']}\n",
+            f"  User {member['user']}\n",
+        ]
+    lines += ["Host *\n", f"  IdentityFile {folder / KEY}\n"]
+    lines += [f"  UserKnownHostsFile {folder / 'known_hosts'}\n"]
+    if address:  # the hosts let in this address only
+        lines.append(f"  BindAddress {address}\n")
+    lines += [f"  {key} {value}\n" for key, value in SETTINGS.items()]
+    return "".join(lines)
+
+
+def merged(known, given, names):
+    """Members by the inventory's order: new ones instead of known ones of the same name."""
+    by_name = {member["name"]: member for member in [*known, *given]}
+    return [by_name[name] for name in names if name in by_name]
+
+
+def read(path):
+    """The text of a file, or None where there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def write(path, text):
+    """Write a private file under another name, sync and rename it."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".ftcluster-")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(name, path)
+
+
+def make_key(module, folder):
+    """Make the key pair, the private half last, so that one that is there is whole."""
+    new = folder / f"{KEY}.new"
+    for path in (new, folder / f"{KEY}.new.pub"):
+        path.unlink(missing_ok=True)
+    comment = f"ftcluster-mesh@{socket.gethostname()}"
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(new)]
+    code, out, err = module.run_command(argv)
+    if code != 0:
+        module.fail_json(msg=f"ssh-keygen failed: {(err or out).strip()}")
+    (folder / f"{KEY}.new.pub").replace(folder / f"{KEY}.pub")
+    new.replace(folder / KEY)
+
+
+def main():
+    """Ansible's entry point."""
+    member = {
+        "name": {"type": "str", "required": True},
+        "address": {"type": "str", "required": True},
+        "port": {"type": "int", "default": 22},
+        "user": {"type": "str", "required": True},
+        "host_keys": {"type": "list", "elements": "str", "required": True, "no_log": False},
+    }
+    module = AnsibleModule(
+        argument_spec={
+            "folder": {"type": "path", "required": True},
+            "address": {"type": "str"},
+            "members": {"type": "list", "elements": "dict", "default": [], "options": member},
+            "names": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    folder = Path(module.params["folder"])
+    changed, diff = False, []
+    try:
+        if not folder.is_dir() or (folder.stat().st_mode & 0o7777) != 0o700:
+            changed = True
+            if not module.check_mode:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.chmod(0o700)
+        if read(folder / KEY) is None or read(folder / f"{KEY}.pub") is None:
+            changed = True
+            if not module.check_mode:
+                make_key(module, folder)
+        if module.params["members"]:
+            known = json.loads(read(folder / "members.json") or "[]")
+            members = merged(known, module.params["members"], module.params["names"])
+            texts = {
+                "known_hosts": known_hosts(members),
+                "ssh_config": ssh_config(members, folder, module.params["address"]),
+                "members.json": json.dumps(members, indent=1) + "\n",
+            }
+            for name, text in texts.items():
+                before = read(folder / name)
+                if before != text:
+                    changed = True
+                    header = str(folder / name)
+                    diff.append({"before_header": header, "after_header": header,
+                                 "before": before or "", "after": text})  # fmt: skip
+                    if not module.check_mode:
+                        write(folder / name, text)
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename or folder}: {error.strerror}")
+    public_key = (read(folder / f"{KEY}.pub") or "").strip()
+    module.exit_json(changed=changed, diff=diff, public_key=public_key)
+
+
+if __name__ == "__main__":
+    main()

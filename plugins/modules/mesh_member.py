@@ -1,0 +1,127 @@
+#!/usr/bin/python
+# Apache-2.0 (see LICENSE)
+"""A host's side of the SSH mesh: whom it lets in, and its own host keys."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: mesh_member
+short_description: Lets the head of a cluster in, and tells the host's public keys
+description:
+  - Keeps one line for the head in the C(authorized_keys) of the user that the task runs as, with
+    C(restrict) and C(from=), and leaves all other lines as they are.
+  - Returns the public host keys, read from the host itself over the connection that Ansible has.
+version_added: 0.1.0
+author: The ftcluster authors (@ftcluster)
+options:
+  public_key:
+    description: The head's public key. Empty in check mode before it is made.
+    type: str
+    default: ""
+  address:
+    description: The only address that the key may be used from.
+    type: str
+    default: ""
+  state:
+    description: Whether the head is let in.
+    type: str
+    choices: [present, absent]
+    default: present
+attributes:
+  check_mode:
+    description: Says what would change.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Let the head in
+  ftcluster.cluster.mesh_member:
+    public_key: "{{ head.public_key }}"
+    address: 10.0.0.11
+  become: true
+  become_user: ftcluster
+"""
+
+RETURN = r"""
+host_keys:
+  description: The host's public keys, C(TYPE BASE64).
+  returned: success
+  type: list
+  elements: str
+"""
+
+import os  # noqa: E402
+import pwd  # noqa: E402
+import tempfile  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+MARK = "ftcluster-mesh@"  # how the key's comment begins
+KEYS = "/etc/ssh/ssh_host_*_key.pub"
+TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
+
+
+def with_line(text, line):
+    """The text of an authorized_keys file with this line for the head, or without any."""
+    others = [kept for kept in text.splitlines() if MARK not in kept]
+    return "".join(f"{kept}\n" for kept in [*others, *([line] if line else [])])
+
+
+def entry(public_key, address):
+    """One line of authorized_keys: this key, from this address, for commands only."""
+    return f'restrict,from="{address}" {public_key}'
+
+
+def host_keys():
+    """The host's public keys, without their comments."""
+    found = []
+    for path in sorted(Path("/").glob(KEYS.lstrip("/"))):
+        words = path.read_text(encoding="ascii", errors="replace").split()
+        if len(words) >= 2 and words[0] in TYPES:
+            found.append(" ".join(words[:2]))
+    return found
+
+
+def write(path, text):
+    """Replace a private file by renaming."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".ftcluster-")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(name, path)
+
+
+def main():
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "public_key": {"type": "str", "default": "", "no_log": False},
+            "address": {"type": "str", "default": ""},
+            "state": {"choices": ["present", "absent"], "default": "present"},
+        },
+        supports_check_mode=True,
+    )
+    wanted = module.params["state"] == "present"
+    folder = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh"
+    path = folder / "authorized_keys"
+    try:
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        line = entry(module.params["public_key"], module.params["address"]) if wanted else ""
+        after = with_line(before, line)
+        changed = before != after
+        if changed and not module.check_mode:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if after or path.exists():
+                write(path, after)
+        keys = host_keys()
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename or path}: {error.strerror}")
+    if wanted and not keys:
+        module.fail_json(msg=f"no public host key is at {KEYS}; is an SSH server installed?")
+    module.exit_json(changed=changed, host_keys=keys)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+import importlib
+import sys
+from typing import Any
+
+from plugins.filter.host_problems import host_problems
+
+# The filters import these by the name that the collection has once it is installed.
+for name in ("cpu", "network"):
+    sys.modules[f"ansible_collections.ftcluster.cluster.plugins.module_utils.{name}"] = (
+        importlib.import_module(f"plugins.module_utils.{name}")
+    )
+
+host_notices = importlib.import_module("plugins.filter.host_notices").host_notices
+cluster_problems = importlib.import_module("plugins.filter.cluster_problems").cluster_problems
+
+GOOD = {
+    "machine": "x86_64", "python": "3.11.2", "prefix": "/opt/ftcluster", "prefix_writable": True,
+    "has_stack": False, "free_bytes": 9 * 10**9, "memory_bytes": 16 * 10**9,
+    "cpu_generation": "Sapphire Rapids", "amx": "usable", "kernel": "6.1.0-18-amd64",
+}  # fmt: skip
+REQUIRED = {
+    "machine": "x86_64", "python": "3.11", "free_bytes": 5 * 10**9,
+    "free_bytes_with_stack": 10**9, "memory_bytes": 3 * 10**9,
+}  # fmt: skip
+
+
+def problems(**changes: Any) -> list[str]:
+    found: list[str] = host_problems({**GOOD, **changes}, REQUIRED)
+    return found
+
+
+def test_a_good_host_has_no_problems() -> None:
+    assert problems() == []
+    assert host_notices(GOOD) == []
+
+
+def test_all_problems_of_a_host_come_together() -> None:
+    found = problems(
+        machine="aarch64", python="3.9.2", prefix_writable=False,
+        free_bytes=10**9, memory_bytes=10**9,
+    )  # fmt: skip
+    assert len(found) == 5
+    assert "1.0 GB free at /opt/ftcluster, 5.0 GB are needed" in found[3]
+    assert all(";" in problem for problem in found)  # each says what to do
+
+
+def test_a_stack_that_is_there_needs_little_more() -> None:
+    assert problems(free_bytes=2 * 10**9, has_stack=True) == []
+
+
+def test_python_3_9_is_older_than_3_11() -> None:
+    assert problems(python="3.9.20")
+    assert not problems(python="3.13.0")
+
+
+def test_amx_that_cannot_be_used_is_worth_a_notice_only() -> None:
+    assert problems(amx="refused") == []
+    (refused,) = host_notices({**GOOD, "amx": "refused", "kernel": "5.10.0-28-amd64"})
+    assert "its kernel 5.10.0-28-amd64 refuses it" in refused
+    assert "; boot Linux 5.16 or newer" in refused
+    (hidden,) = host_notices({**GOOD, "amx": "absent"})
+    assert "Sapphire Rapids, which has AMX" in hidden
+    assert "; have the hypervisor pass" in hidden
+    assert host_notices({**GOOD, "amx": "absent", "cpu_generation": "Ice Lake"}) == []
+
+
+def cluster(**changes: dict[str, Any]) -> dict[str, list[str]]:
+    """The problems of node0, node1, ... which have the facts given and good ones otherwise."""
+    facts = {
+        host: {
+            "prefix": "/opt/ftcluster", "network_address": f"10.0.0.{number}",
+            "machine_id": f"id{number}", "clock_offset_seconds": 0.0, "clock_error_seconds": 0.01,
+            **changed,
+        }
+        for number, (host, changed) in enumerate(changes.items())
+    }  # fmt: skip
+    found: dict[str, list[str]] = cluster_problems(facts, {"clock_seconds": 2})
+    return found
+
+
+def off(seconds: float | None, error: float = 0.01) -> dict[str, float | None]:
+    return {"clock_offset_seconds": seconds, "clock_error_seconds": error}
+
+
+def test_good_hosts_are_a_good_cluster() -> None:
+    assert cluster(node0={}, node1={}) == {"node0": [], "node1": []}
+    assert cluster_problems({}, {}) == {}
+    assert cluster_problems({"a": {}, "b": {}}, {}) == {"a": [], "b": []}
+
+
+def test_clocks_are_compared_with_the_median() -> None:
+    # the control node is the one that is wrong here
+    found = cluster(
+        node0=off(60.2), node1=off(61.0), node2=off(0.0), node3=off(90.5), node4=off(60)
+    )
+    assert [host for host in found if found[host]] == ["node2", "node3"]
+    assert "its clock is 60.2 s behind that of node0" in found["node2"][0]
+    assert "its clock is 30.3 s ahead of that of node0" in found["node3"][0]
+    assert "timedatectl set-ntp true" in found["node2"][0]
+
+
+def test_of_two_middle_clocks_the_control_nodes_counts() -> None:
+    found = cluster(node0=off(-300.0), node1=off(0.1))
+    assert [host for host in found if found[host]] == ["node0"]
+    found = cluster(node0=off(300.0), node1=off(0.1), node2=off(0.0), node3=off(301.0))
+    assert [host for host in found if found[host]] == ["node0", "node3"]
+
+
+def test_clocks_are_given_the_error_of_their_measurement() -> None:
+    assert not any(cluster(node0=off(0.0, 0.5), node1=off(3.2, 0.8)).values())
+    assert any(cluster(node0=off(0.0, 0.5), node1=off(3.4, 0.8)).values())
+    assert not any(cluster(node0=off(0.0), node1=off(None)).values())
+    assert not any(cluster(node0=off(900.0)).values())
+
+
+def test_the_minority_of_prefixes() -> None:
+    other = {"prefix": "/home/ops/.local/share/ftcluster"}
+    found = cluster(node0=other, node1={}, node2={})
+    assert [host for host in found if found[host]] == ["node0"]
+    assert "that of node1 is /opt/ftcluster" in found["node0"][0]
+    assert found["node0"][0].endswith("-e ftcluster_prefix=DIR")
+    assert [host for host, texts in cluster(node0={}, node1=other).items() if texts] == ["node1"]
+
+
+def test_one_machine_by_two_names() -> None:
+    same = {"network_address": "10.0.0.9", "machine_id": "one"}
+    found = cluster(node0=same, node1={}, alias=same)
+    assert found == {
+        "node0": [], "node1": [],
+        "alias": [
+            "it is the same machine as node0 (10.0.0.9); take one of the two out of the inventory"
+        ],
+    }  # fmt: skip
+    # clones of one disk
+    assert not any(cluster(node0={"machine_id": "one"}, node1={"machine_id": "one"}).values())
+
+
+def test_loopback_is_for_clusters_of_one() -> None:
+    here = {"network_address": "127.0.0.1"}
+    assert cluster(node0=here) == {"node0": []}
+    found = cluster(node0=here, node1={"network_address": "::1"}, node2={})
+    assert found["node0"] == [
+        "other hosts cannot reach it at 127.0.0.1; "
+        "set ftcluster_address=ADDRESS for node0 in the inventory"
+    ]
+    assert len(found["node1"]) == 1
+    assert found["node2"] == []

@@ -1,0 +1,179 @@
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from plugins.module_utils.network import (
+    choose_address,
+    default_source,
+    find_ssh_connection,
+    interfaces,
+    is_loopback,
+    plain,
+    resolve,
+)
+
+NICS = [
+    {"name": "eth0", "addresses": ["10.0.0.13", "2001:db8:5::13"], "speed_mbits": 25000},
+    {"name": "eth1", "addresses": ["192.168.7.3"], "speed_mbits": None},
+]
+SSH = "198.51.100.9 51000 10.0.0.13 22"
+NAMES = {
+    "node3": ["127.0.1.1"],
+    "node3.lan": ["203.0.113.7", "192.168.7.3"],
+    "localhost": ["127.0.0.1", "::1"],
+}
+
+
+def choose(
+    inventory: str = "", ssh: str = "", default: str = "", address: str = ""
+) -> tuple[str, str, str]:
+    chosen: tuple[str, str, str] = choose_address(
+        [("set", address), ("inventory", inventory)], NICS, ssh, default,
+        resolve=lambda name: [plain(name)] if plain(name) else NAMES.get(name, []),
+    )  # fmt: skip
+    assert "\n" not in chosen[2]
+    return chosen
+
+
+def test_what_was_set_is_taken_as_it_is() -> None:
+    why = "as it was set"
+    assert choose("10.0.0.13", SSH, address="192.168.7.3") == ("192.168.7.3", "eth1", why)
+    assert choose(address="node3.lan") == ("node3.lan", "eth1", why)
+    assert choose(address="172.16.0.1") == ("172.16.0.1", "", why)
+    assert choose(address="127.0.0.1") == ("127.0.0.1", "lo", why)
+    assert choose(address="localhost") == ("localhost", "lo", why)
+    assert choose(address="fe80::1%eth1") == ("fe80::1%eth1", "eth1", why)
+
+
+def test_the_inventorys_word_if_the_host_has_it() -> None:
+    assert choose("192.168.7.3", SSH) == ("192.168.7.3", "eth1", "the inventory's address, on eth1")
+    assert choose("::ffff:192.168.7.3", SSH)[:2] == ("192.168.7.3", "eth1")
+    assert choose("2001:0db8:5::0013", SSH)[:2] == ("2001:db8:5::13", "eth0")
+    assert choose("node3.lan", SSH) == (
+        "192.168.7.3", "eth1", "the inventory's name node3.lan leads to it, on eth1",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("word", ["203.0.113.7", "node3", "localhost", "an-alias-of-ssh-config"])
+def test_behind_nat_the_address_ssh_came_in_at(word: str) -> None:
+    assert choose(word, SSH, default="192.168.7.3") == (
+        "10.0.0.13", "eth0",
+        f"where SSH reaches it, on eth0; none of its interfaces has the inventory's {word}",
+    )  # fmt: skip
+
+
+def test_ssh_over_ipv6_or_with_nothing_usable() -> None:
+    assert choose(ssh="::ffff:1.2.3.4 51000 ::ffff:10.0.0.13 22")[0] == "10.0.0.13"
+    assert choose(ssh="2001:db8::9 51000 2001:db8:5::13 22")[:2] == ("2001:db8:5::13", "eth0")
+    for ssh in ("fe80::2%eth0 51000 fe80::1%eth0 22", "127.0.0.1 5 127.0.0.1 22", "odd", ""):
+        assert choose(ssh=ssh, default="192.168.7.3") == (
+            "192.168.7.3", "eth1", "the source of its default route, on eth1",
+        )  # fmt: skip
+
+
+def test_the_last_resorts() -> None:
+    assert choose("node3", default="172.16.0.1")[:2] == ("172.16.0.1", "")
+    address, interface, why = choose("203.0.113.7", default="127.0.0.1")
+    assert (address, interface) == ("203.0.113.7", "")
+    assert why.startswith("the inventory's word; none of its interfaces has")
+    assert choose() == ("", "", "it has no address but loopback")
+
+
+def entry(address: str, scope: str = "global", **more: Any) -> dict[str, Any]:
+    family = "inet6" if ":" in address else "inet"
+    return {"family": family, "local": address, "scope": scope, **more}
+
+
+def test_interfaces_as_ip_lists_them() -> None:
+    links = [
+        {"ifname": "lo", "flags": ["LOOPBACK", "UP"], "addr_info": [entry("127.0.0.1", "host")]},
+        {"ifname": "eth0", "flags": ["UP"], "mtu": 9000, "addr_info": [
+            entry("10.0.0.13"), entry("2001:db8:5::13"), entry("fe80::1", "link"),
+            entry("2001:db8:5::14", dadfailed=True), entry("2001:db8:5::15", tentative=True),
+        ]},
+        {"ifname": "ens5", "mtu": 1500, "addr_info": []},
+        {"ifname": "virtio", "mtu": 1500},
+        {"ifname": "old", "mtu": 1500},
+        {},
+    ]  # fmt: skip
+
+    def read(path: str) -> str:
+        name = path.split("/")[4]
+        if name == "ens5":
+            raise OSError(22, "Invalid argument")
+        return {"eth0": "25000\n", "virtio": "-1\n", "old": "4294967295\n"}[name]
+
+    assert interfaces(json.dumps(links), read) == [
+        {"name": "eth0", "addresses": ["10.0.0.13", "2001:db8:5::13"], "speed_mbits": 25000,
+         "mtu": 9000},
+        {"name": "ens5", "addresses": [], "speed_mbits": None, "mtu": 1500},
+        {"name": "virtio", "addresses": [], "speed_mbits": None, "mtu": 1500},
+        {"name": "old", "addresses": [], "speed_mbits": None, "mtu": 1500},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", 'Option "-json" is unknown, try "ip -help".'])
+def test_no_interfaces_without_a_listing(text: str) -> None:
+    assert interfaces(text, str) == []
+
+
+def test_spellings_of_addresses() -> None:
+    assert plain("[2001:DB8::1]") == "2001:db8::1"
+    assert plain("fe80::1%eth0") == "fe80::1"
+    assert plain("node3") == plain("") == plain("10.0.0") == ""
+    assert is_loopback("127.0.1.1")
+    assert is_loopback("::ffff:127.0.0.1")
+    assert not is_loopback("10.0.0.1")
+    assert not is_loopback("node3")
+
+
+def test_names_are_resolved_here() -> None:
+    assert "127.0.0.1" in resolve("localhost")
+    assert resolve("10.0.0.13") == ["10.0.0.13"]
+    assert resolve("a" * 300) == []  # no name at all: socket raises UnicodeError
+
+
+def test_ssh_connection_is_found_above_sudo() -> None:
+    files = {
+        "/proc/40/environ": "SUDO_USER=ops\0PATH=/bin\0",
+        "/proc/40/status": "Name:\tsudo\nPPid:\t30\n",
+        "/proc/30/environ": f"HOME=/home/ops\0SSH_CONNECTION={SSH}\0",
+    }
+
+    def find(environment: dict[str, str], parent: int) -> Any:
+        return find_ssh_connection(environment, parent, lambda path: files.get(path, ""))
+
+    assert find({"SSH_CONNECTION": "a 1 b 2"}, 40) == "a 1 b 2"
+    assert find({}, 40) == SSH
+    assert find({}, 50) == find({}, 1) == ""
+
+
+class Probe:
+    """A UDP socket of a host that has a route for one family only."""
+
+    def __init__(self, family: int, kind: int) -> None:
+        assert kind == socket.SOCK_DGRAM
+        self.family = family
+
+    def __enter__(self) -> "Probe":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def connect(self, _target: tuple[str, int]) -> None:
+        if self.family == socket.AF_INET:
+            raise OSError(101, "Network is unreachable")
+
+    def getsockname(self) -> tuple[str, int, int, int]:
+        return ("2001:db8:5::13", 5000, 0, 0)
+
+
+def test_the_default_routes_source() -> None:
+    def no_family(_family: int, _kind: int) -> Any:
+        raise OSError(97, "Address family not supported")
+
+    assert default_source(Probe) == "2001:db8:5::13"
+    assert default_source(no_family) == ""

@@ -1,0 +1,169 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts import role_docs
+from scripts.role_docs import drift, markdown, parse_role, plain, readme, table_row
+
+SPECS: dict[str, Any] = {
+    "main": {
+        "short_description": "Makes a C(thing)",
+        "description": ["Makes it once.", "Needs root."],
+        "options": {
+            "thing_path": {
+                "description": "Where it goes. Not on NFS.",
+                "type": "path",
+                "required": True,
+            },
+            "thing_mode": {"description": "How, a|b.", "choices": ["a", "b"], "default": "a"},
+            "thing_limits": {
+                "description": "What it may take.",
+                "type": "list",
+                "elements": "dict",
+                "default": [{"kind": "memory", "version": "3.11", "bytes": 3000000000}],
+                "options": {"kind": {"description": "Of what.", "required": True}},
+            },
+            "thing_python": {"description": "What makes it."},
+        },
+    },
+    "remove": {"short_description": "Removes it"},
+}
+META = {
+    "galaxy_info": {
+        "min_ansible_version": "2.17",
+        "platforms": [{"name": "Debian", "versions": ["bookworm"]}],
+    },
+    "dependencies": [],
+}
+
+
+def text_of(**entries: Any) -> str:
+    return readme(parse_role("thing", {"argument_specs": entries}, META))
+
+
+@pytest.mark.parametrize(
+    ("ansible", "wanted"),
+    [
+        ("C(a) V(b) O(c=1) E(d) M(ns.col.m)", "`a` `b` `c=1` `d` `ns.col.m`"),
+        ("B(a) I(b)", "**a** *b*"),
+        ("L(the guide, https://a.b/c) U(https://a.b)", "[the guide](https://a.b/c) <https://a.b>"),
+        ("C(<prefix>/x) under <prefix>", r"`<prefix>/x` under \<prefix>"),
+        (r"V(f(\)\\) C(\d)", r"`f()\` `\d`"),
+        ("O(ns.col.role#role:main:thing_path=/x:y)", "`thing_path=/x:y`"),
+        ("C(a`b)", "`` a`b ``"),
+        ("2*3 in a_b of _c MAC(x)", r"2\*3 in a_b of \_c MAC(x)"),
+    ],
+)
+def test_markup_becomes_markdown(ansible: str, wanted: str) -> None:
+    assert markdown(ansible) == wanted
+
+
+def test_names_and_comments_have_no_markup() -> None:
+    assert (
+        plain("Puts C(a, b) where L(this, https://a.b) says, <x>")
+        == "Puts a, b where this says, <x>"
+    )
+
+
+def test_pipes_and_line_ends_stay_in_their_cell() -> None:
+    assert table_row("`a|b`", "c\nd") == r"| `a\|b` | c d |"
+
+
+def test_every_variable_has_a_row() -> None:
+    lines = text_of(**SPECS).splitlines()
+    rows = [line for line in lines if line.startswith("| `")]
+    assert rows == [
+        "| `thing_path` | path | **required** | Where it goes. Not on NFS. |",
+        r"| `thing_mode` | str | `a` | How, a\|b. Choices: `a`, `b`. |",
+        "| `thing_limits` | list of dict | below | What it may take. |",
+        "| `thing_limits[].kind` | str | **required** | Of what. |",
+        "| `thing_python` | str | [computed](defaults/main.yml) | What makes it. |",
+    ]
+    default = "\n".join(lines).split("```yaml\n")[1].split("```")[0]
+    assert default == '- kind: memory\n  version: "3.11"\n  bytes: 3000000000\n'
+
+
+def test_the_example_sets_what_is_required() -> None:
+    example = text_of(**SPECS).split("## Example\n\n```yaml\n")[1].removesuffix("```\n")
+    assert "# Where it goes\n" in example
+    assert yaml.safe_load(example) == [
+        {
+            "name": "Makes a thing",
+            "hosts": "all",
+            "roles": [
+                {"role": "ftcluster.cluster.thing", "vars": {"thing_path": "/path/to/..."}},
+            ],
+        }
+    ]
+
+
+def test_other_entry_points_say_how_to_call_them() -> None:
+    text = text_of(**SPECS)
+    assert "### remove\n\nRemoves it.\n\nTakes no variables.\n" in text
+    assert "    name: ftcluster.cluster.thing\n    tasks_from: remove.yml\n" in text
+    some = {"thing_mode": SPECS["main"]["options"]["thing_mode"]}
+    part = {**SPECS["remove"], "options": some}
+    assert "Of the variables above takes `thing_mode`." in text_of(main=SPECS["main"], remove=part)
+    same = {**SPECS["remove"], "options": SPECS["main"]["options"]}
+    assert "Takes the variables above." in text_of(main=SPECS["main"], remove=same)
+
+
+def test_drift_names_what_differs() -> None:
+    wanted = {"a": "1", "b": "2", "c": "3"}
+    assert drift(wanted, wanted) == {}
+    assert drift(wanted, {"a": "1", "b": "!", "d": "4"}) == {
+        "b": "out of date",
+        "c": "missing",
+        "d": "left over",
+    }
+
+
+@pytest.fixture
+def roles(tmp_path: Path) -> Path:
+    for role in ("one", "two"):
+        meta = tmp_path / "roles" / role / "meta"
+        meta.mkdir(parents=True)
+        (meta / "argument_specs.yml").write_text(yaml.safe_dump({"argument_specs": SPECS}))
+        (meta / "main.yml").write_text(yaml.safe_dump(META))
+    return tmp_path / "roles"
+
+
+def test_a_check_writes_nothing_and_names_all(
+    roles: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert role_docs.main([], roles) == 0
+    assert role_docs.main(["--check"], roles) == 0
+    capsys.readouterr()
+    written = (roles / "one/README.md").read_text()
+    (roles / "one/README.md").write_text(written + "more\n")
+    (roles / "two/README.md").unlink()
+    (roles / "old").mkdir()
+    (roles / "old/README.md").write_text(written)
+    assert role_docs.main(["--check"], roles) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "error: roles/old/README.md is left over; run scripts/role-docs",
+        "error: roles/one/README.md is out of date; run scripts/role-docs",
+        "error: roles/two/README.md is missing; run scripts/role-docs",
+    ]
+    assert not (roles / "two/README.md").exists()
+    assert role_docs.main([], roles) == 0
+    assert (roles / "one/README.md").read_text() == written
+    assert not (roles / "old/README.md").exists()
+
+
+def test_a_readme_by_hand_is_left_alone(roles: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (roles / "one/README.md").write_text("# mine\n")
+    assert role_docs.main([], roles) == 1
+    assert "roles/one/README.md was not written by" in capsys.readouterr().err
+    assert (roles / "one/README.md").read_text() == "# mine\n"
+
+
+def test_errors_name_file_and_place(roles: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (roles / "one/meta/argument_specs.yml").write_text("argument_specs:\n  main: [\n")
+    (roles / "two/meta/argument_specs.yml").write_text("argument_specs: {main: {options: {x: }}}\n")
+    assert role_docs.main(["--check"], roles) == 1
+    one, two = capsys.readouterr().err.splitlines()
+    assert one.startswith("error: roles/one/meta/argument_specs.yml:3: ")
+    assert two == "error: roles/two/meta/argument_specs.yml: main has no short_description"
