@@ -40,6 +40,10 @@ options:
       - Used if one of the host's interfaces has it, and where nothing better is found.
     type: str
     default: ""
+  rank_user:
+    description: An account to look for.
+    type: str
+    default: ""
 attributes:
   check_mode:
     description: Runs the same in check mode.
@@ -142,6 +146,10 @@ facts:
       description: CPU packages with at least one usable thread.
       type: int
       sample: 1
+    rank_user_exists:
+      description: Whether the account O(rank_user) is there.
+      type: bool
+      sample: true
     numa_nodes:
       description: NUMA nodes with at least one usable core.
       type: int
@@ -200,11 +208,13 @@ facts:
       type: int
       sample: 80000000000
     python:
-      description: Version of the Python that ran this.
+      description: Version of the Python that a stack can be made from.
       type: str
       sample: 3.11.2
     python_path:
-      description: Path of the Python that ran this.
+      description:
+        - Its path. The one that ran this, or where that is too old the newest of C(python3.11) and
+          later on the search path.
       type: str
       sample: /usr/bin/python3.11
     user:
@@ -233,6 +243,7 @@ import os  # noqa: E402
 import platform  # noqa: E402
 import pwd  # noqa: E402
 import shlex  # noqa: E402
+import shutil  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -254,6 +265,7 @@ FLAGS = (
     "avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "avx_vnni", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
 )  # fmt: skip
+OLDEST_PYTHON = (3, 11)  # the oldest that the default stack's packages have wheels for
 # with the profiler or without it; where the distributions' packages put them
 TCMALLOC = ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 LIBRARY_FOLDERS = (
@@ -468,6 +480,27 @@ def tcmalloc():
     return next((str(path) for path in candidates if path.exists()), "")
 
 
+def stack_python(module):
+    """Version and path of the Python for a stack: this one, or a newer one where it is too old."""
+    found = [(platform.python_version(), sys.executable)]
+    if sys.version_info < OLDEST_PYTHON:
+        for minor in range(OLDEST_PYTHON[1], OLDEST_PYTHON[1] + 4):
+            path = shutil.which(f"python3.{minor}")
+            program = "import platform; print(platform.python_version())"
+            code, out, _ = module.run_command([path, "-c", program]) if path else (1, "", "")
+            if code == 0:
+                found.insert(0, (out.strip(), path))
+    return found[0]
+
+
+def has_user(name):
+    """Whether the host has an account of this name."""
+    try:
+        return bool(name) and bool(pwd.getpwnam(name))
+    except KeyError:
+        return False
+
+
 def main():
     """Ansible's entry point."""
     module = AnsibleModule(
@@ -476,6 +509,7 @@ def main():
             "has_root": {"type": "bool", "default": False},
             "address": {"type": "str", "default": ""},
             "inventory_address": {"type": "str", "default": ""},
+            "rank_user": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
@@ -494,6 +528,7 @@ def main():
     sockets, cores, numa = topology(allowed, memory)
     cores = min(cores, quota_cores() or cores)
     system = os_release()
+    python, python_path = stack_python(module)
     facts = {
         "hostname": socket.gethostname(),
         "machine": platform.machine(),
@@ -515,9 +550,10 @@ def main():
         "prefix_writable": writable(prefix, has_root),
         "has_stack": exists(prefix / "current"),
         "free_bytes": free_bytes(prefix),
-        "python": platform.python_version(),
-        "python_path": sys.executable,
+        "python": python,
+        "python_path": python_path,
         "user": user_name(),
+        "rank_user_exists": has_user(module.params["rank_user"]),
         "is_root": os.geteuid() == 0,
         "tcmalloc": tcmalloc(),
     }

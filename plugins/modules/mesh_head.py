@@ -20,8 +20,10 @@ options:
     type: path
     required: true
   address:
-    description: The head's address that the hosts see it come from.
+    description:
+      - The head's address that the hosts see it come from. Left out, the one from the last time.
     type: str
+    default: ""
   members:
     description:
       - The hosts. Those that are known from before and are not in it are kept if O(names) has them.
@@ -74,6 +76,10 @@ EXAMPLES = r"""
 RETURN = r"""
 public_key:
   description: The head's public key, C(TYPE BASE64 COMMENT); empty in check mode before it is made.
+  returned: success
+  type: str
+address:
+  description: The head's address.
   returned: success
   type: str
 """
@@ -184,7 +190,7 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "folder": {"type": "path", "required": True},
-            "address": {"type": "str"},
+            "address": {"type": "str", "default": ""},
             "members": {"type": "list", "elements": "dict", "default": [], "options": member},
             "names": {"type": "list", "elements": "str", "default": []},
         },
@@ -193,6 +199,8 @@ def main():
     folder = Path(module.params["folder"])
     changed, diff = False, []
     try:
+        before = json.loads(read(folder / "mesh.json") or "{}")
+        address = module.params["address"] or before.get("address", "")
         if not folder.is_dir() or (folder.stat().st_mode & 0o7777) != 0o700:
             changed = True
             if not module.check_mode:
@@ -203,26 +211,27 @@ def main():
             if not module.check_mode:
                 make_key(module, folder)
         if module.params["members"]:
-            known = json.loads(read(folder / "members.json") or "[]")
+            known = before.get("members", [])
             members = merged(known, module.params["members"], module.params["names"])
+            record = {"address": address, "members": members}
             texts = {
                 "known_hosts": known_hosts(members),
-                "ssh_config": ssh_config(members, folder, module.params["address"]),
-                "members.json": json.dumps(members, indent=1) + "\n",
+                "ssh_config": ssh_config(members, folder, address),
+                "mesh.json": json.dumps(record, indent=1) + "\n",
             }
             for name, text in texts.items():
-                before = read(folder / name)
-                if before != text:
+                found = read(folder / name)
+                if found != text:
                     changed = True
                     header = str(folder / name)
                     diff.append({"before_header": header, "after_header": header,
-                                 "before": before or "", "after": text})  # fmt: skip
+                                 "before": found or "", "after": text})  # fmt: skip
                     if not module.check_mode:
                         write(folder / name, text)
     except OSError as error:
         module.fail_json(msg=f"{error.filename or folder}: {error.strerror}")
     public_key = (read(folder / f"{KEY}.pub") or "").strip()
-    module.exit_json(changed=changed, diff=diff, public_key=public_key)
+    module.exit_json(changed=changed, diff=diff, public_key=public_key, address=address)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ Standard library only: it starts at once and does not depend on what it watches.
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from typing import TextIO
 from ftcluster_train.errors import read_error_line
 from ftcluster_train.events import EventWriter
 
+PORTS = range(29500, 29600)  # for the meeting point; the firewall opens 29500 to 29999
 GRACE_SECONDS = 10.0  # for ranks that were asked to end
 LAST_LINES = 12
 # of the host's environment, the ranks get only what they may need; the rest is the launch's
@@ -127,11 +129,14 @@ def rank_environment(launch: dict[str, str], bin_dir: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A TCP port that is free on this host now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of the cluster's own range that is free on this host now."""
+    ports = list(PORTS)
+    random.shuffle(ports)  # two launches at the same moment do not take the same one
+    for port in ports:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
+    raise OSError(f"no TCP port from {PORTS.start} to {PORTS.stop - 1} is free")
 
 
 def end_group(process: "subprocess.Popen[str]") -> None:

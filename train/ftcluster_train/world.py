@@ -1,7 +1,11 @@
 """Rank and world size as mpirun's process manager tells them, and the collectives over them."""
 
+import contextlib
+import fcntl
 import hashlib
 import os
+import socket
+import struct
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -11,6 +15,7 @@ import torch.distributed as dist
 from ftcluster_train.errors import TrainError
 
 DEFAULT_PORT = 29500  # torch's own, for a launch without the supervisor, which takes a free one
+SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
 JOIN_TIMEOUT = timedelta(minutes=5)
 
 
@@ -42,6 +47,10 @@ def join_world() -> World:
     backend = os.environ.get("FTCLUSTER_BACKEND", "gloo")
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = os.environ.get("MASTER_PORT", str(DEFAULT_PORT))
+    # gloo would take the interface that the host's name resolves to, often the loopback
+    interface = interface_towards(host)
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(
         backend,
         init_method=f"tcp://{host}:{port}",
@@ -50,6 +59,23 @@ def join_world() -> World:
         timeout=JOIN_TIMEOUT,
     )
     return World(rank=rank, size=size, backend=backend)
+
+
+def interface_towards(host: str) -> str:
+    """The network interface that traffic to `host` leaves by, or that has its address; or "".
+
+    Connecting a UDP socket sends nothing; it only makes the kernel choose a source address.
+    """
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, DEFAULT_PORT))
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == own:
+                    return name
+    return ""
 
 
 def leave_world() -> None:

@@ -1,0 +1,108 @@
+#!/usr/bin/python
+# Apache-2.0 (see LICENSE)
+"""Which stack is in use: the links current and former."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: stack_link
+short_description: Makes a stack the current one, or the former one again
+description:
+  - Moves the link C(<prefix>/current) at one instant, and keeps where it pointed in C(<prefix>/former).
+version_added: 0.1.0
+author: The ftcluster authors (@ftcluster)
+options:
+  prefix:
+    description: The folder that the cluster lives in.
+    type: path
+    required: true
+  path:
+    description: The stack's folder, for O(state=current).
+    type: path
+  state:
+    description: C(former) exchanges the two links.
+    type: str
+    choices: [current, former]
+    default: current
+attributes:
+  check_mode:
+    description: Says what would change, and fails where there is no former stack.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Use the former stack again
+  ftcluster.cluster.stack_link:
+    prefix: /opt/ftcluster
+    state: former
+"""
+
+RETURN = r"""
+current:
+  description: The stack that is in use afterwards.
+  returned: success
+  type: str
+"""
+
+import os  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+
+def target(link):
+    """Where a link points, or an empty string."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+def point(link, path):
+    """Make or move a link at one instant."""
+    temporary = link.with_name(f".{link.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(path)
+    temporary.replace(link)
+
+
+def is_finished(path):
+    """Whether an environment was made to its end."""
+    return bool(path) and (Path(path) / ".complete").is_file()
+
+
+def main():
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "prefix": {"type": "path", "required": True},
+            "path": {"type": "path"},
+            "state": {"choices": ["current", "former"], "default": "current"},
+        },
+        required_if=[("state", "current", ["path"])],
+        supports_check_mode=True,
+    )
+    prefix = Path(module.params["prefix"])
+    current, former = target(prefix / "current"), target(prefix / "former")
+    wanted = module.params["path"] if module.params["state"] == "current" else former
+    if module.params["state"] == "former" and not is_finished(former):
+        module.fail_json(
+            msg=f"there is no former stack in {prefix} to go back to"
+            + (f": {former} is not whole" if former else "; only one has ever been set up")
+        )
+    if wanted == current:
+        module.exit_json(changed=False, current=current)
+    if not module.check_mode:
+        if not is_finished(wanted):
+            module.fail_json(msg=f"{wanted} is not a finished stack; run the stage stack again")
+        try:
+            if is_finished(current):
+                point(prefix / "former", current)
+            point(prefix / "current", wanted)
+        except OSError as error:
+            module.fail_json(msg=f"{error.filename or prefix}: {error.strerror}")
+    module.exit_json(changed=True, current=wanted)
+
+
+if __name__ == "__main__":
+    main()
