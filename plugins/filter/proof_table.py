@@ -73,13 +73,15 @@ def proof_table(report, facts):
     rows = [HEADS, *(row(host, facts.get(host["name"], {})) for host in report["hosts"])]
     widths = [max(len(cells[column]) for cells in rows) for column in range(len(HEADS))]
     lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip()
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
         for cells in rows
     ]
     count, together = len(report["hosts"]), "the packages fit together"
     if count > 1:
         together = f"the same {report['packages']} packages on each"
-        together += f", an all-reduce over all is right ({report['all_reduce_ms']:.1f} ms for 4 MiB)"
+        together += (
+            f", an all-reduce over all is right ({report['all_reduce_ms']:.1f} ms for 4 MiB)"
+        )
     return [*lines, f"mpirun reached {count} host{'s' * (count > 1)}, {together}"]
 
 

@@ -31,7 +31,7 @@ options:
         choices: [file, directory, absent]
         default: file
       content:
-        description: The whole text of a file; without it, only a file that is there is looked after.
+        description: The whole text of a file. Without it, a file that is there keeps its text.
         type: str
       mode:
         description: Permissions in octal digits, quoted.
@@ -82,32 +82,32 @@ from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 def text_of(path):
     """The text of a file, or None where there is none."""
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
 def write(path, text, mode):
     """Write a file under another name, sync and rename it."""
-    descriptor, name = tempfile.mkstemp(dir=Path(path).parent, prefix=".ftcluster-")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".ftcluster-")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-        os.replace(name, path)
+        Path(name).replace(path)
     except BaseException:
-        os.unlink(name)
+        Path(name).unlink()
         raise
 
 
 def remove(path):
     """Remove a file, a link or a folder with all that is in it."""
-    if os.path.isdir(path) and not os.path.islink(path):
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        os.unlink(path)
+        path.unlink()
 
 
 def attributes_differ(path, entry):
@@ -130,33 +130,33 @@ def attributes_differ(path, entry):
 
 def settle(entry, check_mode):
     """Bring one path into its state; returns (changed, text before, text after)."""
-    path, state = entry["path"], entry["state"]
+    path, state = Path(entry["path"]), entry["state"]
     if state == "absent":
         if not os.path.lexists(path):
             return False, None, None
-        before = text_of(path) if os.path.isfile(path) else None
+        before = text_of(path) if path.is_file() else None
         if not check_mode:
             remove(path)
         return True, before or "", ""
     before = after = None
     changed = attributes_differ(path, entry)
     if state == "directory":
-        changed = changed or not os.path.isdir(path)
-        if not check_mode and not os.path.isdir(path):
-            os.makedirs(path, mode=int(entry["mode"] or "0755", 8))
+        changed = changed or not path.is_dir()
+        if not check_mode and not path.is_dir():
+            path.mkdir(mode=int(entry["mode"] or "0755", 8), parents=True)
     elif entry["content"] is not None:
         before, after = text_of(path), entry["content"]
         if before != after:
             changed = True
             if not check_mode:
                 write(path, after, int(entry["mode"] or "0644", 8))
-    elif not os.path.exists(path):
+    elif not path.exists():
         return False, None, None
     if changed and not check_mode:
         if entry["owner"] or entry["group"]:
             shutil.chown(path, entry["owner"] or None, entry["group"] or None)
         if entry["mode"]:
-            os.chmod(path, int(entry["mode"], 8))
+            path.chmod(int(entry["mode"], 8))
     return changed, before or "", after or ""
 
 

@@ -16,7 +16,7 @@ version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
   folder:
-    description: The folder, made if missing; only its owner can read it.
+    description: The folder, made if missing. Only its owner can read what is in it.
     type: path
     required: true
   address:
@@ -161,7 +161,7 @@ def write(path, text):
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(name, path)
+    Path(name).replace(path)
 
 
 def make_key(module, folder):
@@ -201,11 +201,10 @@ def main():
     try:
         before = json.loads(read(folder / "mesh.json") or "{}")
         address = module.params["address"] or before.get("address", "")
-        if not folder.is_dir() or (folder.stat().st_mode & 0o7777) != 0o700:
+        if not folder.is_dir():
             changed = True
             if not module.check_mode:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                folder.chmod(0o700)
+                folder.mkdir(mode=0o700, parents=True)
         if read(folder / KEY) is None or read(folder / f"{KEY}.pub") is None:
             changed = True
             if not module.check_mode:

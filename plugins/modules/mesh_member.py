@@ -90,7 +90,7 @@ def write(path, text):
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(name, path)
+    Path(name).replace(path)
 
 
 def main():

@@ -8,7 +8,8 @@ DOCUMENTATION = r"""
 module: stack_link
 short_description: Makes a stack the current one, or the former one again
 description:
-  - Moves the link C(<prefix>/current) at one instant, and keeps where it pointed in C(<prefix>/former).
+  - Moves the link C(<prefix>/current) at one instant, and keeps where it pointed in
+    C(<prefix>/former).
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -44,7 +45,6 @@ current:
   type: str
 """
 
-import os  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
@@ -53,7 +53,7 @@ from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 def target(link):
     """Where a link points, or an empty string."""
     try:
-        return os.readlink(link)
+        return str(link.readlink())
     except OSError:
         return ""
 

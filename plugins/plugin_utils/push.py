@@ -1,8 +1,8 @@
 # Apache-2.0 (see LICENSE)
 """Streams files of the control node into a host as the user that the task runs as.
 
-Ansible's own transfer writes as the login user first, which needs ACLs or open permissions where the
-task becomes another ordinary user; standard input needs neither, nor any space but the file's own.
+Ansible's own transfer writes as the login user first, which needs ACLs or open permissions where
+the task becomes another ordinary user. Standard input needs neither, nor space for a second copy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def push_tar(action, files, remote_path):
         AnsibleActionFail: the host cannot write it.
     """
     target = shlex.quote(remote_path)
-    command = f"umask 022; mkdir -p -m 0700 \"$(dirname {target})\" && : > {target}"
+    command = f'umask 022; mkdir -p -m 0700 "$(dirname {target})" && : > {target}'
     _run(action, command, b"", remote_path)
     for chunk in tar_chunks(files):
         _run(action, f"cat >> {target}", chunk, remote_path)

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The wheels of an environment, downloaded once on the control node for all hosts that are alike."""
+"""The wheels of an environment, downloaded once on the control node for all its hosts."""
 
 from __future__ import annotations
 
@@ -137,10 +137,14 @@ def read_wheelhouse(folder):
     """A wheelhouse that is complete, or None."""
     try:
         sizes = json.loads((folder / "wheels.json").read_text(encoding="utf-8"))
-        whole = all((folder / name).stat().st_size == entry["size"] for name, entry in sizes.items())
+        whole = all(
+            (folder / name).stat().st_size == entry["size"] for name, entry in sizes.items()
+        )
     except (OSError, ValueError, KeyError):
         return None
-    return Wheelhouse(folder, {n: e["sha256"] for n, e in sizes.items()}) if whole else None
+    return (
+        Wheelhouse(folder, {name: e["sha256"] for name, e in manifest.items()}) if whole else None
+    )
 
 
 def download(requirements_file, text, target, folder):

@@ -16,15 +16,21 @@ class Cluster:
     Attributes:
         inventory: the inventory it was made from.
         facts: what its hosts are.
+        options: arguments of ansible-playbook that say how to reach them.
     """
 
     inventory: Path
     facts: ClusterFacts
+    options: tuple[str, ...] = ()
 
 
 def remember(cluster: Cluster) -> None:
     """Make this the cluster that later commands use."""
-    document = {"inventory": str(cluster.inventory), "facts": cluster.facts.to_dict()}
+    document = {
+        "inventory": str(cluster.inventory),
+        "options": cluster.options,
+        "facts": cluster.facts.to_dict(),
+    }
     write_atomically(_file(), json.dumps(document, indent=1) + "\n")
 
 
@@ -37,7 +43,7 @@ def recall() -> Cluster:
     try:
         document = json.loads(_file().read_text(encoding="utf-8"))
         facts = ClusterFacts.from_dict(document["facts"])
-        return Cluster(inventory=Path(document["inventory"]), facts=facts)
+        return Cluster(Path(document["inventory"]), facts, tuple(document["options"]))
     except FileNotFoundError:
         raise FtclusterError(
             "no cluster has been set up from here",
@@ -47,6 +53,15 @@ def recall() -> Cluster:
         raise FtclusterError(
             f"{_file()} cannot be read: {error}", "run ftcluster setup again; it writes it anew"
         ) from error
+
+
+def forget(inventory: Path) -> None:
+    """Remember this inventory's cluster no longer, if it is the one that is remembered."""
+    try:
+        if recall().inventory == inventory:
+            _file().unlink()
+    except FtclusterError:
+        return
 
 
 def _file() -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One host, as the module `ftcluster.cluster.host_facts` saw it.
+    """One host, as preflight saw it with the module `ftcluster.cluster.host_facts`.
 
     Attributes:
         name: the inventory's name for the host.
@@ -23,6 +23,17 @@ class HostFacts:
         can_become_root: whether `become` works there.
         tcmalloc: path of the tcmalloc library, or "" where there is none.
         network_address: the address other hosts reach it by.
+        network_interface: the interface that has this address, or "".
+        rank_user: the account that ranks run as, or "" for the login user.
+        hostname: its own name.
+        os: the system's name for people.
+        kernel: the kernel's release.
+        cpu_generation: Ice Lake, Sapphire Rapids, ..., or "other".
+        amx: "usable", "refused" (by the kernel) or "absent".
+        sockets: CPU packages with at least one usable thread.
+        numa: the NUMA nodes that may be used: node, cores (0: memory only), memory_bytes.
+        nics: the network interfaces: name, addresses, speed_mbits (None: unknown), mtu.
+        clock_offset_seconds: this host's clock minus the control node's; None where not measured.
     """
 
     name: str
@@ -39,12 +50,24 @@ class HostFacts:
     can_become_root: bool
     tcmalloc: str
     network_address: str
+    network_interface: str
+    rank_user: str
+    hostname: str
+    os: str
+    kernel: str
+    cpu_generation: str
+    amx: str
+    sockets: int
+    numa: tuple[dict[str, int], ...]
+    nics: tuple[dict[str, Any], ...]
+    clock_offset_seconds: float | None
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HostFacts":
         """Read facts as the module returned them; keys of a newer module are passed over."""
         known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        return cls(**{**known, "cpu_flags": tuple(known["cpu_flags"])})
+        lists = {name: tuple(known[name]) for name in ("cpu_flags", "numa", "nics")}
+        return cls(**{**known, **lists})
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""Checks of the data and model folders that a user hands over, before anything is launched."""
+"""Data and model folders that a user hands over: checked and named before anything is launched."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,16 @@ SPLITS = ("train", "validation")
 MAX_PROBLEMS = 10  # a list longer than this helps nobody
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
            "pytorch_model.bin.index.json")  # fmt: skip
+
+
+def folder_name(folder: Path) -> str:
+    """A name for a copy of a folder that changes with its files: mrpc-4f7d1c0b2a9e."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return f"{folder.name}-{digest.hexdigest()[:12]}"
 
 
 def check_data_folder(folder: Path, text_columns: Sequence[str], label_column: str) -> None:

@@ -35,6 +35,7 @@ class Run:
         recipe: what it trains.
         plan: who runs where.
         launch: the command.
+        folders: folders of this machine and where they are copied to on the hosts.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Run:
     recipe: Recipe
     plan: LaunchPlan
     launch: Launch
+    folders: tuple[tuple[str, str], ...] = ()
 
     @property
     def events(self) -> Path:
@@ -60,8 +62,13 @@ def _runs() -> Path:
     return state_dir() / "runs"
 
 
-def train(run: Run, view: View) -> RunProgress:
+def train(run: Run, view: View, reach: tuple[str, ...] = ()) -> RunProgress:
     """Launch a run and follow it to its end.
+
+    Args:
+        run: what is launched.
+        view: where the progress is shown.
+        reach: arguments of ansible-playbook that say how to reach the hosts.
 
     Raises:
         FtclusterError: it failed; says what the ranks or hosts said.
@@ -96,7 +103,7 @@ def train(run: Run, view: View) -> RunProgress:
             run.cluster.inventory,
             _variables(run),
             on_event,
-            options=("--limit", ",".join(host.name for host in run.plan.hosts)),
+            options=(*_hosts_of(run), *reach),
             on_tick=on_tick,
             cancelled=lambda: interrupts.count > 0,
             time_limit_seconds=RUN_LIMIT_SECONDS,
@@ -104,7 +111,7 @@ def train(run: Run, view: View) -> RunProgress:
         on_tick()
         if outcome.state == "stopped":
             view.say("stopping the ranks ... (once more to leave at once)")
-            _stop(run, on_tick, interrupts)
+            _stop(run, on_tick, interrupts, reach)
             view.close()
             raise Interrupted(
                 f"stopped: run {run.id} at step {progress.step.get('step', 0)}; "
@@ -119,7 +126,7 @@ def train(run: Run, view: View) -> RunProgress:
     return progress
 
 
-def _stop(run: Run, on_tick: Any, interrupts: Interrupts) -> None:
+def _stop(run: Run, on_tick: Any, interrupts: Interrupts, reach: tuple[str, ...]) -> None:
     """End a run on its head.
 
     Raises:
@@ -131,6 +138,7 @@ def _stop(run: Run, on_tick: Any, interrupts: Interrupts) -> None:
         run.cluster.inventory,
         _variables(run),
         lambda _: None,
+        options=(*_hosts_of(run), *reach),
         on_tick=on_tick,
         cancelled=lambda: interrupts.count > already,
         time_limit_seconds=STOP_LIMIT_SECONDS,
@@ -143,10 +151,17 @@ def _stop(run: Run, on_tick: Any, interrupts: Interrupts) -> None:
         )
 
 
+def _hosts_of(run: Run) -> tuple[str, str]:
+    return ("--limit", ",".join(host.name for host in run.plan.hosts))
+
+
 def _variables(run: Run) -> dict[str, Any]:
     """What the playbooks train and stop need to know."""
     return {
         "train_head": run.plan.hosts[0].name,
+        "train_rank_user": run.plan.rank_user,
+        "train_run": run.id,
+        "train_folders": [{"source": source, "path": path} for source, path in run.folders],
         "train_run_dir": run_dir(run.plan, run.id),
         "train_stack": f"{run.plan.prefix}/current",
         "train_events": str(run.events),

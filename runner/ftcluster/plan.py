@@ -53,6 +53,8 @@ class LaunchPlan:
         backend: the torch.distributed backend.
         precision: bf16 or fp32.
         master_address: where the ranks meet; the port is taken on the head at the launch.
+        interface: the head's network interface with that address, or "".
+        rank_user: the account that ranks run as, or "" for the login user.
         decisions: every choice with its reason.
     """
 
@@ -61,6 +63,8 @@ class LaunchPlan:
     backend: str
     precision: str
     master_address: str
+    interface: str
+    rank_user: str
     decisions: tuple[Decision, ...]
 
     @property
@@ -135,6 +139,8 @@ def plan(facts: ClusterFacts, recipe: Recipe, ranks_per_host: int | None = None)
         backend="gloo",
         precision=precision,
         master_address=facts.head.network_address,
+        interface=facts.head.network_interface,
+        rank_user=facts.head.rank_user,
         decisions=tuple(decisions),
     )
 

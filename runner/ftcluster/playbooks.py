@@ -4,6 +4,8 @@ Events come out as plain `TaskEvent`s; nothing of a run stays on disk, because a
 artifacts hold the environment and whatever the tasks returned.
 """
 
+import configparser
+import contextlib
 import os
 import queue
 import shlex
@@ -24,6 +26,19 @@ from ftcluster.paths import memory_dir
 Kind = Literal["play", "task", "started", "ok", "changed", "skipped", "failed", "unreachable"]
 GRACE_SECONDS = 5.0  # for processes that were asked to end
 POLL_SECONDS = 0.1
+FORKS = 32  # hosts at a time
+CONNECT_SECONDS = 10
+# Without -C, Ansible's default: wheels are compressed already. The last two end a connection to a
+# host that lost its power within 15 s; Ansible otherwise waits for more than 10 minutes.
+SSH_ARGS = (
+    "-o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=5 -o ServerAliveCountMax=2"
+)
+IN_FILE = {
+    "ANSIBLE_PIPELINING": ("ssh_connection", "pipelining"),
+    "ANSIBLE_FORKS": ("defaults", "forks"),
+    "ANSIBLE_TIMEOUT": ("defaults", "timeout"),
+    "ANSIBLE_SSH_ARGS": ("ssh_connection", "ssh_args"),
+}
 
 
 @dataclass(frozen=True)
@@ -143,16 +158,34 @@ def run_playbook(
 
 
 def ansible_environment() -> dict[str, str]:
-    """Ansible's settings, each unless the user has set it."""
+    """Ansible's settings, each unless the user has set it in the environment or in ansible.cfg."""
+    users = _set_in_file()
     wanted = {
         "ANSIBLE_PIPELINING": "true",  # one SSH round trip a task instead of several
         "ANSIBLE_NOCOLOR": "true",
         "ANSIBLE_LOCALHOST_WARNING": "false",
         "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true",
+        "ANSIBLE_FORKS": str(FORKS),
+        "ANSIBLE_TIMEOUT": str(CONNECT_SECONDS),
+        "ANSIBLE_SSH_ARGS": SSH_ARGS,
     }
-    settings = {key: value for key, value in wanted.items() if key not in os.environ}
+    settings = {
+        key: value for key, value in wanted.items() if key not in os.environ and key not in users
+    }
     programs = str(Path(program("ansible-playbook")).parent)
     return settings | {"PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+
+
+def _set_in_file() -> set[str]:
+    """Which of our settings the user's ansible.cfg has."""
+    from ansible.config.manager import find_ini_config_file
+
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    with contextlib.suppress(configparser.Error):  # Ansible itself will complain of it
+        parser.read(find_ini_config_file() or ())
+    return {
+        variable for variable, (section, key) in IN_FILE.items() if parser.has_option(section, key)
+    }
 
 
 def read_event(raw: dict[str, Any]) -> TaskEvent | None:

@@ -53,7 +53,10 @@ def render(plan: LaunchPlan, run: str) -> Launch:
         # one domain of OMP_NUM_THREADS cores a rank (Intel MPI's manual, Process Pinning)
         "I_MPI_PIN_DOMAIN": "omp",
         "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
+        "PYTHONPYCACHEPREFIX": f"{plan.prefix}/cache",  # the stack is not the ranks' to write
     }
+    if len(plan.hosts) > 1:
+        env |= _mesh(plan)
     shared = set.intersection(*(set(host.preload) for host in plan.hosts))
     if shared:
         env["LD_PRELOAD"] = ":".join(sorted(shared))
@@ -66,6 +69,21 @@ def render(plan: LaunchPlan, run: str) -> Launch:
     )  # fmt: skip
     hostfile = "".join(f"{host.address}:{host.ranks}\n" for host in plan.hosts)
     return Launch(argv=argv, env=env, hostfile=hostfile)
+
+
+def _mesh(plan: LaunchPlan) -> dict[str, str]:
+    """What makes Hydra start other hosts over the mesh (Intel MPI's manual, Hydra variables)."""
+    variables = {
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {plan.prefix}/mesh/ssh_config",
+        # the head starts every host itself: no other host has the key
+        "I_MPI_HYDRA_BRANCH_COUNT": "4096",
+        "I_MPI_PORT_RANGE": "29600:29799",  # within what the firewall opens
+    }
+    if plan.interface:
+        # else Hydra tells the hosts to call back at the head's name, which they may not know
+        variables["I_MPI_HYDRA_IFACE"] = plan.interface
+    return variables
 
 
 def as_shell(launch: Launch, plan: LaunchPlan) -> str:

@@ -19,6 +19,17 @@ VM = HostFacts(
     can_become_root=True,
     tcmalloc="/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
     network_address="127.0.0.1",
+    network_interface="lo",
+    rank_user="",
+    hostname="localhost",
+    os="Debian GNU/Linux 12 (bookworm)",
+    kernel="6.1.0-18-amd64",
+    cpu_generation="Sapphire Rapids",
+    amx="usable",
+    sockets=1,
+    numa=({"node": 0, "cores": 2, "memory_bytes": 24 * 10**9},),
+    nics=({"name": "eth0", "addresses": ["10.0.0.5"], "speed_mbits": 25000, "mtu": 1500},),
+    clock_offset_seconds=0.001,
 )
 
 

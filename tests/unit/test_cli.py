@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from ftcluster.cli.main import build_parser, main
-from ftcluster.cli.setup import passed_on
+from ftcluster.cli.ansible_options import passed_on
+from ftcluster.cli.setup import FLAGS
 from ftcluster.cli.train import prepare_run
 from ftcluster.cluster import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
@@ -30,7 +31,7 @@ def test_options_of_ansible_go_through_unchanged() -> None:
         ["setup", "i.ini", "--check", "--diff", "-l", "a,b", "--tags", "stack", "-e", "x=1",
          "-e", "@f.yml"]
     )  # fmt: skip
-    assert passed_on(vars(options)) == (
+    assert passed_on(vars(options), FLAGS) == (
         "--limit", "a,b", "--tags", "stack", "--extra-vars", "x=1", "--extra-vars", "@f.yml",
         "--check", "--diff",
     )  # fmt: skip
@@ -125,21 +126,29 @@ def test_data_of_another_name_drops_the_recipes_configuration() -> None:
     assert (qqp.data, qqp.data_config) == ("nyu-mll/glue", "qqp")
 
 
-def test_several_hosts_are_refused_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    remember(Cluster(inventory=Path("/inventory.ini"), facts=cluster(VM, host("node1"))))
-    assert main(["train"]) == 1
-    assert "has the hosts localhost, node1; this version trains on one" in capsys.readouterr().err
-
-
-def test_folders_for_a_remote_host_are_refused_in_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    remember(Cluster(inventory=Path("/inventory.ini"), facts=cluster(host("node1"))))
+def test_folders_are_copied_to_hosts_under_a_name_that_changes_with_them(tmp_path: Path) -> None:
+    remember(Cluster(inventory=Path("/inventory.ini"), facts=cluster(host("node0"), host("node1"))))
+    data = tmp_path / "pairs"
+    data.mkdir()
     for split in ("train", "validation"):
         row = {"sentence1": "a", "sentence2": "b", "label": 0}
+        (data / f"{split}.jsonl").write_text(json.dumps(row))
+    run = prepare_run("mrpc", [], data=str(data))
+    [(source, path)] = run.folders
+    assert source == str(data)
+    assert path.startswith("/opt/ftcluster/data/pairs-")
+    assert run.recipe.data == path
+    (data / "train.jsonl").write_text(json.dumps({**row, "label": 1}))
+    assert prepare_run("mrpc", [], data=str(data)).recipe.data != path
+
+
+def test_folders_are_read_where_they_are_on_this_machine(tmp_path: Path) -> None:
+    remembered()
+    row = {"sentence1": "a", "sentence2": "b", "label": 0}
+    for split in ("train", "validation"):
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
-    assert main(["train", "mrpc", "--data", str(tmp_path)]) == 1
-    assert f"does not copy {tmp_path} to node1" in capsys.readouterr().err
+    run = prepare_run("mrpc", [], data=str(tmp_path))
+    assert (run.recipe.data, run.folders) == (str(tmp_path), ())
 
 
 def test_a_missing_folder_that_can_only_be_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,6 +83,7 @@ def test_the_launch_of_this_machine() -> None:
         "OMP_NUM_THREADS": "1",
         "I_MPI_PIN_DOMAIN": "omp",
         "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPYCACHEPREFIX": "/opt/ftcluster/cache",
         "LD_PRELOAD": "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
     }
     pasted = as_shell(launch, decided)

@@ -2,6 +2,7 @@
 
     python -m ftcluster_train.supervisor start RUN_DIR   go to the background and launch
     python -m ftcluster_train.supervisor stop RUN_DIR    end the run, say whether it was running
+    python -m ftcluster_train.supervisor sweep RUN       end what is left of the run on this host
 
 Standard library only: it starts at once and does not depend on what it watches.
 """
@@ -232,10 +233,13 @@ def stop(run_dir: Path) -> str:
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    verb, run_dir = sys.argv[1], Path(sys.argv[2])
+    verb, what = sys.argv[1:3]
     if verb == "start":
-        return start(run_dir)
-    print(stop(run_dir))
+        return start(Path(what))
+    if verb == "sweep":
+        print(f"ended {len(sweep(what))}")
+    else:
+        print(stop(Path(what)))
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Proves that hosts can train together: `python -m ftcluster_train.verify < request.json` on the head.
+"""Proves that hosts can train together: `python -m ftcluster_train.verify < request.json`.
 
-Reaches every host over SSH, starts one rank on each with the stack's own mpirun, and compares what
+Runs on the head. Reaches every host over SSH, starts one rank on each with the stack's own mpirun, and compares what
 they say: who they are, which versions they have, which instructions their matrix products use, and
 whether a sum over all of them is right. Prints one JSON document; exits with 1 if it has problems.
 """
@@ -37,6 +37,7 @@ PROMISES = (
 PRODUCT = 256  # rows and columns of the product whose kernel is looked at
 TIMED_BYTES = 4 << 20
 TIMED_TURNS = 5
+LAST_LINES = 12
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,8 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[str]]:
         names = ", ".join(request.hosts[rank].name for rank in sorted(silent))
         when = f"within {LAUNCH_SECONDS} s" if late else "before mpirun ended"
         said = [line for line in output.splitlines() if line.strip() and MARK not in line]
-        problems = ["\n".join([f"no answer from the ranks on {names} {when}; mpirun said:"]
-                              + said[-12:])]  # fmt: skip
+        first = f"no answer from the ranks on {names} {when}; mpirun said:"
+        problems = ["\n".join([first, *said[-LAST_LINES:]])]
     return answers, problems
 
 
@@ -192,6 +193,7 @@ def mesh_environment(ssh_config: str, interface: str) -> dict[str, str]:
         "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {ssh_config}",
         # the head starts every host itself: no other host has the key
         "I_MPI_HYDRA_BRANCH_COUNT": "4096",
+        "I_MPI_PORT_RANGE": "29600:29799",  # within what the firewall opens
     }
     # else Hydra tells the hosts to call back at the head's name, which they may not know
     return {**variables, **({"I_MPI_HYDRA_IFACE": interface} if interface else {})}
@@ -352,7 +354,9 @@ def timed_all_reduce() -> float:
 def has_address(address: str) -> bool:
     """Whether one of this host's interfaces has the address, which may be a name."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[
+            0
+        ]
         with socket.socket(family, kind, protocol) as probe:
             probe.bind(place)
     except OSError:

@@ -40,12 +40,15 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"demo takes no argument, not {' '.join(options.words)}")
     view = make_view(options.verbose)
     ready = setup(bundled("inventory") / "localhost.ini", (), view)
-    progress = train(prepare_run(DEFAULT_RECIPE, []), view)
+    prepared = prepare_run(DEFAULT_RECIPE, [])
+    progress = train(prepared, view)
     if options.svg:
-        save_svg(options.svg, "ftcluster demo", ready.progress, progress, summary(progress))
+        save_svg(
+            options.svg, "ftcluster demo", ready.progress, progress, summary(progress, prepared)
+        )
     if options.json:
         print(json.dumps(result_document(progress)))
     else:
-        print(summary(progress))
+        print(summary(progress, prepared))
         print(NEXT)
     return 0

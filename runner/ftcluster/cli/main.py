@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from ftcluster import __version__
-from ftcluster.cli import demo, setup, train
+from ftcluster.cli import demo, setup, teardown, train
 from ftcluster.errors import FtclusterError
 
-COMMANDS = (setup, train, demo)
+COMMANDS = (setup, train, demo, teardown)
 
 
 def build_parser() -> argparse.ArgumentParser:

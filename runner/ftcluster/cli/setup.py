@@ -2,60 +2,20 @@
 
 import argparse
 import json
-import time
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ftcluster.cli.ansible_options import SETUP, add_options, asked, passed_on, remembered
 from ftcluster.cluster import Cluster, recall, remember
-from ftcluster.errors import FtclusterError, Interrupted, UsageError
-from ftcluster.facts import ClusterFacts, HostFacts
-from ftcluster.interrupts import Interrupts
-from ftcluster.inventory import INVENTORY_OPTIONS, Inventory, read_inventory
+from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.facts import ClusterFacts
+from ftcluster.inventory import read_inventory
 from ftcluster.paths import bundled
-from ftcluster.playbooks import TaskEvent, run_playbook
-from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View, make_view
 from ftcluster.progress.words import duration
+from ftcluster.stages import StagesResult, inventory_options, run_stages
 
-# ansible-playbook's own; they go through unchanged
-WITH_VALUE = (
-    "--limit", "--tags", "--skip-tags", "--extra-vars", "--forks", "--user", "--private-key",
-    "--become-password-file", "--connection-password-file", "--vault-password-file", "--vault-id",
-)  # fmt: skip
-WITHOUT_VALUE = ("--check", "--diff")
-TIME_LIMIT_SECONDS = 3600
-SHORT = {"--limit": "-l", "--tags": "-t", "--extra-vars": "-e", "--user": "-u"}
-
-
-@dataclass(frozen=True)
-class SetupResult:
-    """What a finished setup knows.
-
-    Attributes:
-        inventory: the hosts.
-        progress: the counts of each host.
-        seconds: how long it took.
-    """
-
-    inventory: Inventory
-    progress: SetupProgress
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result of `--json`."""
-        return {
-            "state": "done",
-            "inventory": str(self.inventory.path),
-            "head": self.inventory.head,
-            "hosts": {
-                name: {"ok": host.ok + host.changed, "changed": host.changed}
-                for name, host in self.progress.hosts.items()
-            },
-            "notices": self.progress.notices,
-            "seconds": round(self.seconds, 1),
-        }
+FLAGS = ("--check", "--diff")
 
 
 def add_parser(verbs: Any) -> None:
@@ -63,7 +23,7 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser(
         "setup",
         help="make a cluster of the hosts of an inventory",
-        description="Makes a cluster of the hosts of an inventory: preflight, system, stack, "
+        description="Makes a cluster of the hosts of an inventory: preflight, system, stack, mesh, "
         "verify. A second run changes nothing.",
         usage="ftcluster setup [INVENTORY] [options]",
     )
@@ -74,14 +34,12 @@ def add_parser(verbs: Any) -> None:
         help="any Ansible inventory, or 'localhost'; left out, the cluster that was set up last, "
         "else this machine",
     )
+    parser.add_argument(
+        "--rollback", action="store_true", help="only use the former stack again, on all hosts"
+    )
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")
     parser.add_argument("-v", "--verbose", action="store_true", help="a line a task and host")
-    ansible = parser.add_argument_group("passed on to ansible-playbook")
-    for name in WITH_VALUE:
-        names = [SHORT[name], name] if name in SHORT else [name]
-        ansible.add_argument(*names, action="append", default=[], metavar="X", dest=name)
-    for name in WITHOUT_VALUE:
-        ansible.add_argument(name, action="store_true", dest=name)
+    add_options(parser, SETUP, FLAGS)
     parser.set_defaults(run=run)
 
 
@@ -90,37 +48,27 @@ def run(options: argparse.Namespace) -> int:
     if len(options.words) > 1:
         raise UsageError(f"one inventory at a time, not {', '.join(options.words)}")
     inventory = find_inventory(*options.words)
-    result = setup(inventory, passed_on(vars(options)), make_view(options.verbose))
+    arguments = passed_on(vars(options), FLAGS)
+    view = make_view(options.verbose)
+    with asked(vars(options)) as passwords:
+        if options.rollback:
+            result = run_stages("rollback", inventory, (*arguments, *passwords), view)
+        else:
+            result = setup(inventory, arguments, view, passwords)
     if options.json:
-        print(json.dumps(result.to_dict()))
+        print(json.dumps(result_document(result)))
         return 0
-    changed = sum(host.changed for host in result.progress.hosts.values())
-    count = len(result.progress.hosts)
-    hosts, changes = f"{count} host{'s' * (count != 1)}", f"{changed} change{'s' * (changed != 1)}"
-    if vars(options)["--check"]:
-        print(f"{hosts} checked, {changes} to make, {duration(result.seconds)}")
-    else:
-        print(f"{hosts} ready, {changes}, {duration(result.seconds)}")
+    for line in result.table:
+        print(line)
+    print(summary(result, options))
     return 0
-
-
-def passed_on(options: dict[str, Any]) -> tuple[str, ...]:
-    """The arguments of ansible-playbook among the options, as the user gave them."""
-    found: list[str] = []
-    for name in WITH_VALUE:
-        for value in options.get(name, []):
-            found += [name, value]
-    found += [name for name in WITHOUT_VALUE if options.get(name)]
-    return tuple(found)
 
 
 def find_inventory(given: str | None = None) -> Path:
     """The inventory that the user means."""
     if given is None:
-        try:
-            return recall().inventory
-        except FtclusterError:
-            return bundled("inventory") / "localhost.ini"
+        before = _recall_or_none()
+        return before.inventory if before else bundled("inventory") / "localhost.ini"
     path = Path(given)
     ours = bundled("inventory") / f"{path.stem}.ini"
     if not path.exists() and given == "localhost" and ours.exists():
@@ -128,72 +76,72 @@ def find_inventory(given: str | None = None) -> Path:
     return path
 
 
-def setup(path: Path, options: tuple[str, ...], view: View) -> SetupResult:
+def setup(
+    path: Path, options: tuple[str, ...], view: View, passwords: tuple[str, ...] = ()
+) -> StagesResult:
     """Run the playbook `setup` and remember the cluster.
 
     Args:
         path: the inventory.
         options: arguments of ansible-playbook.
         view: where the progress is shown.
+        passwords: further arguments that are not remembered.
 
     Raises:
         FtclusterError: a host failed or does not answer; names each with its reason.
         Interrupted: the user stopped it.
     """
-    for_inventory = [
-        part
-        for name, value in pairwise(options)
-        if name in INVENTORY_OPTIONS
-        for part in (name, value)
-    ]
-    inventory = read_inventory(path, for_inventory)
-    progress = SetupProgress()
-    facts: dict[str, HostFacts] = {}
-    began = time.monotonic()
-
-    def on_event(event: TaskEvent) -> None:
-        found = event.result.get("ansible_facts", {}).get("preflight_facts")
-        if found:
-            facts[event.host] = HostFacts.from_dict(found)
-        progress.add(event)
-        view.setup_event(progress, event)
-
-    with Interrupts() as interrupts:
-        outcome = run_playbook(
-            "ftcluster.cluster.setup",
-            inventory.path,
-            {},
-            on_event,
-            options=options,
-            on_tick=view.tick,
-            cancelled=lambda: interrupts.count > 0,
-            time_limit_seconds=TIME_LIMIT_SECONDS,
-        )
-    progress.finished = outcome.state == "done"
-    view.close()
-    if outcome.state == "stopped":
-        raise Interrupted("stopped: setup is not finished; run it again and it goes on")
-    if outcome.state == "timeout":
-        where = ", ".join(f"{name}: {host.task}" for name, host in progress.hosts.items())
-        raise FtclusterError(f"setup was given up after {TIME_LIMIT_SECONDS} s, at {where}")
-    failed = {name: host for name, host in progress.hosts.items() if host.failed}
-    if failed:
-        words = [f"{name}: {host.task}: {host.failed}" for name, host in failed.items()]
-        lines = "\n".join(words).replace("\n", "\n  ")
-        count = f"{len(failed)} of {len(inventory.hosts)} hosts"
-        raise FtclusterError(f"setup failed on {count}\n  {lines}", _advice(progress))
-    if outcome.state != "done":
-        raise FtclusterError(f"setup failed: ansible said\n{outcome.output.strip()}")
-    known = tuple(facts[name] for name in inventory.hosts if name in facts)
-    if "--check" not in options and len(known) == len(inventory.hosts):
-        remember(Cluster(inventory=inventory.path, facts=ClusterFacts(hosts=known)))
-    return SetupResult(inventory, progress, time.monotonic() - began)
+    result = run_stages("setup", path, (*options, *passwords), view)
+    if "--check" not in options:
+        _remember(result, options)
+    return result
 
 
-def _advice(progress: SetupProgress) -> str:
-    failed = [host for host in progress.hosts.values() if host.failed]
-    if all(host.unreachable for host in failed):
-        return "see that it is on and that ssh reaches it, then run setup again; it goes on"
-    if any(host.changed for host in progress.hosts.values()):
-        return "mend this and run setup again; it goes on where it stopped"
-    return "nothing was changed; mend this and run setup again"
+def _recall_or_none() -> Cluster | None:
+    try:
+        return recall()
+    except FtclusterError:
+        return None
+
+
+def _remember(result: StagesResult, options: tuple[str, ...]) -> None:
+    """Keep what is known of the whole inventory, also where --limit or --tags left hosts out."""
+    path = result.inventory.path
+    known = dict(result.facts)
+    before = _recall_or_none()
+    if before and before.inventory == path:
+        known = {host.name: host for host in before.facts.hosts} | known
+    elif not result.table:
+        return  # not proved yet
+    everyone = inventory_options(options, without="--limit")
+    names = read_inventory(path, everyone).hosts if "--limit" in options else result.inventory.hosts
+    hosts = tuple(known[name] for name in names if name in known)
+    remember(Cluster(path, ClusterFacts(hosts), remembered(options)))
+
+
+def result_document(result: StagesResult) -> dict[str, Any]:
+    """The result of `setup --json`."""
+    return {
+        "state": "done",
+        "inventory": str(result.inventory.path),
+        "head": result.inventory.head,
+        "hosts": {
+            name: {"ok": host.ok + host.changed, "changed": host.changed}
+            for name, host in result.progress.hosts.items()
+        },
+        "notices": result.progress.notices,
+        "table": result.table,
+        "seconds": round(result.seconds, 1),
+    }
+
+
+def summary(result: StagesResult, options: argparse.Namespace) -> str:
+    """The last line for a person."""
+    changed = sum(host.changed for host in result.progress.hosts.values())
+    count = len(result.progress.hosts)
+    hosts, changes = f"{count} host{'s' * (count != 1)}", f"{changed} change{'s' * (changed != 1)}"
+    if vars(options)["--check"]:
+        return f"{hosts} checked, {changes} to make, {duration(result.seconds)}"
+    if options.rollback:
+        return f"{hosts} back on the former stack, {duration(result.seconds)}"
+    return f"{hosts} ready, {changes}, {duration(result.seconds)}"

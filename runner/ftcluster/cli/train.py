@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster.cluster import Cluster, recall
-from ftcluster.errors import InputError, PlanError, UsageError
-from ftcluster.inputs import check_data_folder, check_model_folder
+from ftcluster.cli.ansible_options import CONNECTION, add_options, asked, passed_on
+from ftcluster.cluster import recall
+from ftcluster.errors import InputError, UsageError
+from ftcluster.facts import ClusterFacts
+from ftcluster.inputs import check_data_folder, check_model_folder, folder_name
 from ftcluster.jobs import Run, new_run_id, train
 from ftcluster.plan import plan
 from ftcluster.progress.state import RunProgress
@@ -45,6 +47,7 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would run, and why")
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")
     parser.add_argument("-v", "--verbose", action="store_true", help="plain lines, no live view")
+    add_options(parser, ("--extra-vars", *CONNECTION))
     parser.set_defaults(run=run)
 
 
@@ -65,11 +68,13 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         _show_plan(prepared, options.json)
         return 0
-    progress = train(prepared, make_view(options.verbose))
+    with asked(vars(options)) as passwords:
+        reach = (*prepared.cluster.options, *passed_on(vars(options)), *passwords)
+        progress = train(prepared, make_view(options.verbose), reach)
     if options.json:
         print(json.dumps(result_document(progress)))
     else:
-        print(summary(progress))
+        print(summary(progress, prepared))
     return 0
 
 
@@ -93,10 +98,10 @@ def prepare_run(
     recipe = with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
     check_inputs(recipe)
     cluster = recall()
-    _refuse_what_is_not_there_yet(recipe, cluster)
+    recipe, folders = on_the_hosts(recipe, cluster.facts)
     decided = plan(cluster.facts, recipe, ranks_per_host)
     run_id = new_run_id(recipe)
-    return Run(run_id, cluster, recipe, decided, render(decided, run_id))
+    return Run(run_id, cluster, recipe, decided, render(decided, run_id), folders)
 
 
 def with_absolute_folders(recipe: Recipe) -> Recipe:
@@ -133,19 +138,21 @@ def _means_a_folder(value: str) -> bool:
     return value.startswith((".", "/")) or value.endswith("/") or Path(value).is_dir()
 
 
-def _refuse_what_is_not_there_yet(recipe: Recipe, cluster: Cluster) -> None:
-    names = ", ".join(host.name for host in cluster.facts.hosts)
-    if len(cluster.facts.hosts) > 1:
-        raise PlanError(
-            f"this cluster has the hosts {names}; this version trains on one host only",
-            "set one of them up alone: ftcluster setup with an inventory of one host",
-        )
-    folders = [value for value in (recipe.data, recipe.model) if Path(value).is_dir()]
-    if folders and cluster.facts.head.connection != "local":
-        raise PlanError(
-            f"this version does not copy {', '.join(folders)} to {names}",
-            "run ftcluster on that host itself, with ftcluster setup localhost",
-        )
+def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
+    """The recipe with folders of this machine as they are named on the hosts, and what to copy."""
+    if len(facts.hosts) == 1 and facts.head.connection == "local":
+        return recipe, ()
+    copies = {
+        value: f"{facts.head.prefix}/{kind}/{folder_name(Path(value))}"
+        for kind, value in (("data", recipe.data), ("models", recipe.model))
+        if Path(value).is_dir()
+    }
+    there = replace(
+        recipe,
+        data=copies.get(recipe.data, recipe.data),
+        model=copies.get(recipe.model, recipe.model),
+    )
+    return there, tuple(copies.items())
 
 
 def _show_plan(run: Run, as_json: bool) -> None:
@@ -181,14 +188,18 @@ def result_document(progress: RunProgress) -> dict[str, Any]:
     }
 
 
-def summary(progress: RunProgress) -> str:
+def summary(progress: RunProgress, run: Run) -> str:
     """The result for a person: metrics, speed and where the model is."""
     result = progress.result
+    head = run.cluster.facts.head
+    count = len(run.plan.hosts)
+    hosts = f" on {count} hosts" if count > 1 else ""
+    where = "" if head.connection == "local" else f"{head.name}:"
     return "\n".join(
         (
             metrics(result["metrics"]),
             f"{result['samples_per_second']:.1f} samples per second on "
-            f"{result['world_size']} ranks, {duration(progress.seconds)} in all",
-            f"model: {result['model']}",
+            f"{result['world_size']} ranks{hosts}, {duration(progress.seconds)} in all",
+            f"model: {where}{result['model']}",
         )
     )

@@ -1,0 +1,43 @@
+# Apache-2.0 (see LICENSE)
+"""Copies a folder to a host, once; see plugins/modules/push.py."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_tar
+
+
+class ActionModule(ActionBase):
+    """Asks whether the folder is there, and streams a tar of it where it is not."""
+
+    _VALID_ARGS = frozenset(("source", "path"))
+    _requires_connection = True
+
+    def run(self, tmp=None, task_vars=None):
+        """Copy the folder."""
+        super().run(tmp, task_vars)
+        source, path = Path(self._task.args["source"]), self._task.args["path"].rstrip("/")
+        there = shlex.quote(path)
+        if self._low_level_execute_command(f"test -d {there}", sudoable=True)["rc"] == 0:
+            return {"changed": False}
+        if self._task.check_mode:
+            return {"changed": True}
+        files = [
+            (file, str(file.relative_to(source)))
+            for file in sorted(source.rglob("*"))
+            if file.is_file()
+        ]
+        scratch = f"{path}.new"
+        archive = f"{scratch}/.push.tar"
+        push_tar(self, files, archive)
+        new, tar = shlex.quote(scratch), shlex.quote(archive)
+        command = f"tar -x -f {tar} -C {new} && rm {tar} && chmod 0755 {new} && mv -T {new} {there}"
+        done = self._low_level_execute_command(command, sudoable=True)
+        if done["rc"] != 0:
+            self._low_level_execute_command(f"rm -rf {new}", sudoable=True)
+            raise AnsibleActionFail(f"{path} cannot be made: {done['stderr'].strip()}")
+        return {"changed": True, "files": len(files)}

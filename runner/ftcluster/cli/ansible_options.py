@@ -1,0 +1,94 @@
+"""Options of ansible-playbook that go through the command line unchanged."""
+
+import argparse
+import contextlib
+import getpass
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ftcluster.paths import memory_dir
+
+SHORT = {"--limit": "-l", "--tags": "-t", "--extra-vars": "-e", "--user": "-u"}
+# how to reach the hosts: names and paths, no secrets, so that they can be remembered
+CONNECTION = (
+    "--user", "--private-key", "--become-password-file", "--connection-password-file",
+    "--vault-password-file", "--vault-id",
+)  # fmt: skip
+SETUP = ("--limit", "--tags", "--skip-tags", "--extra-vars", "--forks", *CONNECTION)
+# option: its short form, what is asked for, and the option that takes the answer as a file
+ASKED = {
+    "--ask-become-pass": ("-K", "BECOME password", "--become-password-file"),
+    "--ask-pass": ("-k", "SSH password", "--connection-password-file"),
+    "--ask-vault-pass": ("-J", "Vault password", "--vault-password-file"),
+}
+
+
+def add_options(
+    parser: argparse.ArgumentParser, with_value: tuple[str, ...], flags: tuple[str, ...] = ()
+) -> None:
+    """Add options of ansible-playbook to a verb.
+
+    Args:
+        parser: the verb's.
+        with_value: those that take a value; may be given several times.
+        flags: those that take none.
+    """
+    group = parser.add_argument_group("passed on to ansible-playbook")
+    for name in with_value:
+        names = [SHORT[name], name] if name in SHORT else [name]
+        group.add_argument(*names, action="append", default=[], metavar="X", dest=name)
+    for name in flags:
+        group.add_argument(name, action="store_true", dest=name)
+    for name, (short, what, _) in ASKED.items():
+        group.add_argument(
+            short, name, action="store_true", dest=name, help=f"ask for the {what} here"
+        )
+
+
+def passed_on(options: dict[str, Any], flags: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The arguments of ansible-playbook among the options, as the user gave them."""
+    found: list[str] = []
+    for name in SETUP:
+        for value in options.get(name, []):
+            found += [name, value]
+    found += [name for name in flags if options.get(name)]
+    return tuple(found)
+
+
+def remembered(options: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `passed_on` that say how to reach the hosts, with paths made absolute."""
+    found: list[str] = []
+    for name, value in pairwise(options):
+        if name in CONNECTION:
+            is_file = name != "--user" and Path(value).exists()
+            found += [name, str(Path(value).absolute()) if is_file else value]
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def asked(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Ask for the passwords that the options want; further arguments of ansible-playbook.
+
+    The answers are in memory only, in files that nobody else can read, for as long as this lasts.
+    """
+    wanted = [entry for name, entry in ASKED.items() if options.get(name)]
+    if not wanted:
+        yield ()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="ftcluster-", dir=memory_dir()))
+    try:
+        found: list[str] = []
+        for number, (_, what, option) in enumerate(wanted):
+            file = folder / str(number)
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(getpass.getpass(f"{what}: ") + "\n")
+            found += [option, str(file)]
+        yield tuple(found)
+    finally:
+        shutil.rmtree(folder)

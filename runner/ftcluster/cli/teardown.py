@@ -1,0 +1,52 @@
+"""`ftcluster teardown INVENTORY`: removes what setup left on the hosts."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ftcluster.cli.ansible_options import SETUP, add_options, asked, passed_on
+from ftcluster.cluster import forget
+from ftcluster.errors import UsageError
+from ftcluster.progress.view import make_view
+from ftcluster.progress.words import duration
+from ftcluster.stages import run_stages
+
+FLAGS = ("--check", "--diff")
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "teardown",
+        help="remove from the hosts what setup left there",
+        description="Removes what setup left on the hosts, and only that. Runs with their models "
+        "stay; -e ftcluster_remove_runs=true removes them as well.",
+        usage="ftcluster teardown INVENTORY [options]",
+    )
+    parser.add_argument("words", nargs="*", metavar="INVENTORY", help="the cluster's inventory")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
+    parser.add_argument("-v", "--verbose", action="store_true", help="a line a task and host")
+    add_options(parser, SETUP, FLAGS)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the verb; returns the exit code."""
+    if len(options.words) != 1:
+        raise UsageError("name the inventory whose cluster shall be removed")
+    arguments = passed_on(vars(options), FLAGS)
+    path = Path(options.words[0])
+    with asked(vars(options)) as passwords:
+        result = run_stages("teardown", path, (*arguments, *passwords), make_view(options.verbose))
+    if "--check" not in arguments and "--limit" not in arguments:
+        forget(result.inventory.path)
+    changed = sum(host.changed for host in result.progress.hosts.values())
+    if options.json:
+        document = {"state": "done", "inventory": str(result.inventory.path), "changed": changed,
+                    "notices": result.progress.notices}  # fmt: skip
+        print(json.dumps(document))
+    else:
+        count = len(result.progress.hosts)
+        print(f"removed from {count} host{'s' * (count != 1)}, {duration(result.seconds)}")
+    return 0

@@ -1,0 +1,122 @@
+"""Running stages on the hosts of an inventory, and telling what came of it, host by host."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.facts import HostFacts
+from ftcluster.interrupts import Interrupts
+from ftcluster.inventory import INVENTORY_OPTIONS, Inventory, read_inventory
+from ftcluster.playbooks import TaskEvent, run_playbook
+from ftcluster.progress.state import SetupProgress
+from ftcluster.progress.view import View
+
+TIME_LIMIT_SECONDS = 3600
+
+
+@dataclass
+class StagesResult:
+    """What finished stages know.
+
+    Attributes:
+        inventory: the hosts.
+        progress: the counts of each host.
+        facts: what each host is, by name, as far as a stage looked.
+        table: the lines of verify's table, or none.
+        seconds: how long it took.
+    """
+
+    inventory: Inventory
+    progress: SetupProgress = field(default_factory=SetupProgress)
+    facts: dict[str, HostFacts] = field(default_factory=dict)
+    table: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def run_stages(
+    playbook: str,
+    path: Path,
+    options: Sequence[str],
+    view: View,
+    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+) -> StagesResult:
+    """Run a playbook of stages.
+
+    Args:
+        playbook: its name in the collection, which is also what messages call it.
+        path: the inventory.
+        options: arguments of ansible-playbook.
+        view: where the progress is shown.
+        time_limit_seconds: after this it is given up.
+
+    Raises:
+        FtclusterError: a host failed or does not answer; names each with its reason.
+        Interrupted: the user stopped it.
+    """
+    inventory = read_inventory(path, inventory_options(options))
+    result = StagesResult(inventory)
+    progress = result.progress
+    began = time.monotonic()
+
+    def on_event(event: TaskEvent) -> None:
+        found = event.result.get("ansible_facts", {})
+        if "preflight_facts" in found:
+            result.facts[event.host] = HostFacts.from_dict(found["preflight_facts"])
+        result.table = found.get("verify_table", result.table)
+        progress.add(event)
+        view.setup_event(progress, event)
+
+    with Interrupts() as interrupts:
+        outcome = run_playbook(
+            f"ftcluster.cluster.{playbook}",
+            inventory.path,
+            {},
+            on_event,
+            options=options,
+            on_tick=view.tick,
+            cancelled=lambda: interrupts.count > 0,
+            time_limit_seconds=time_limit_seconds,
+        )
+    progress.finished = outcome.state == "done"
+    view.close()
+    result.seconds = time.monotonic() - began
+    if outcome.state == "stopped":
+        raise Interrupted(f"stopped: {playbook} is not finished; run it again and it goes on")
+    if outcome.state == "timeout":
+        where = ", ".join(f"{name}: {host.task}" for name, host in progress.hosts.items())
+        raise FtclusterError(
+            f"{playbook} was given up after {time_limit_seconds:.0f} s, at {where}"
+        )
+    failed = {name: host for name, host in progress.hosts.items() if host.failed}
+    if failed:
+        words = [f"{name}: {host.task}: {host.failed}" for name, host in failed.items()]
+        lines = "\n".join(words).replace("\n", "\n  ")
+        count = f"{len(failed)} of {len(inventory.hosts)} hosts"
+        raise FtclusterError(
+            f"{playbook} failed on {count}\n  {lines}", _advice(playbook, progress)
+        )
+    if outcome.state != "done":
+        raise FtclusterError(f"{playbook} failed: ansible said\n{outcome.output.strip()}")
+    return result
+
+
+def inventory_options(options: Sequence[str], without: str = "") -> list[str]:
+    """Those arguments of ansible-playbook that ansible-inventory needs as well."""
+    return [
+        part
+        for name, value in pairwise(options)
+        if name in INVENTORY_OPTIONS and name != without
+        for part in (name, value)
+    ]
+
+
+def _advice(playbook: str, progress: SetupProgress) -> str:
+    failed = [host for host in progress.hosts.values() if host.failed]
+    if all(host.unreachable for host in failed):
+        return f"see that it is on and that ssh reaches it, then run {playbook} again; it goes on"
+    if any(host.changed for host in progress.hosts.values()):
+        return f"mend this and run {playbook} again; it goes on where it stopped"
+    return f"nothing was changed; mend this and run {playbook} again"
