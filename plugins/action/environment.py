@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_tar
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     Target,
     Wheelhouse,
@@ -41,7 +41,7 @@ class ActionModule(ActionBase):
             return {"changed": True}
         house = self._wheels(arguments, state)
         staging = f"{arguments['path'].rstrip('/')}.staging"
-        push_tar(self, [(path, path.name) for path in house.files], f"{staging}/wheels.tar")
+        push_files(self, [(path, path.name) for path in house.files], staging)
         return self._execute_module(
             MODULE,
             {**arguments, "digest": digest, "sha256": house.sha256, "staging": staging},
@@ -64,7 +64,7 @@ class ActionModule(ActionBase):
 def _digest(arguments):
     """What the marker of a finished part says."""
     if arguments.get("layer"):
-        return " ".join(sha256_of(Path(path)) for path in arguments["wheels"])
+        return "-".join(sha256_of(Path(path)) for path in arguments["wheels"])
     return hashlib.sha256(Path(arguments["requirements"]).read_bytes()).hexdigest()
 
 

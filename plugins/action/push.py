@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_tar
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files
 
 
 class ActionModule(ActionBase):
@@ -31,13 +31,10 @@ class ActionModule(ActionBase):
             for file in sorted(source.rglob("*"))
             if file.is_file()
         ]
-        scratch = f"{path}.new"
-        archive = f"{scratch}/.push.tar"
-        push_tar(self, files, archive)
-        new, tar = shlex.quote(scratch), shlex.quote(archive)
-        command = f"tar -x -f {tar} -C {new} && rm {tar} && chmod 0755 {new} && mv -T {new} {there}"
+        new = shlex.quote(f"{path}.new")
+        push_files(self, files, f"{path}.new")
+        command = f"sync {new} && chmod 0755 {new} && mv -T {new} {there}"
         done = self._low_level_execute_command(command, sudoable=True)
         if done["rc"] != 0:
-            self._low_level_execute_command(f"rm -rf {new}", sudoable=True)
             raise AnsibleActionFail(f"{path} cannot be made: {done['stderr'].strip()}")
         return {"changed": True, "files": len(files)}

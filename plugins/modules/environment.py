@@ -60,13 +60,13 @@ sha256:
   type: dict
 """
 
+import csv  # noqa: E402
 import ctypes  # noqa: E402
 import hashlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import platform  # noqa: E402
 import shutil  # noqa: E402
-import tarfile  # noqa: E402
 import zipfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -90,47 +90,68 @@ def marker(path, layer):
     return path / (f".complete-{layer}" if layer else ".complete")
 
 
+def boot():
+    """What tells this boot of the host from others."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
 def digest_found(path, layer):
-    """The digest a part was finished with, or an empty string."""
+    """The digest a part was finished with, or an empty string where it is not there or not whole."""
     try:
-        return marker(path, layer).read_text(encoding="ascii").strip()
+        digest, _, booted = marker(path, layer).read_text(encoding="ascii").partition(" ")
     except (FileNotFoundError, NotADirectoryError):
         return ""
+    # Files reach the disk some time after they were written. If the host lost its power meanwhile,
+    # the marker may be there and they not, so they are looked at once in each boot.
+    if booted.strip() != boot():
+        if not is_whole(path):
+            return ""
+        finish(path, layer, digest)
+    return digest
 
 
-def extract(archive, folder, sha256):
-    """Unpack the wheels of a tar, each verified on the way.
+def is_whole(path):
+    """Whether every file that the installed packages list is there with its size."""
+    for record in path.glob("lib/python*/site-packages/*.dist-info/RECORD"):
+        with record.open(newline="", encoding="utf-8") as file:
+            for name, _, size in csv.reader(file):
+                try:
+                    found = (record.parent.parent / name).stat().st_size
+                except OSError:
+                    return False
+                if size and found != int(size):
+                    return False
+    return True
+
+
+def check(folder, sha256):
+    """Verify the wheels that were sent.
 
     Raises:
         ValueError: a hash is another one, or a wheel is missing or not expected; names it.
     """
-    missing = dict(sha256)
-    with tarfile.open(archive) as tar:
-        for entry in tar:
-            expected = missing.pop(entry.name, None)
-            if expected is None:
-                raise ValueError(f"{entry.name} was sent, but is not in the list")
-            found = hashlib.sha256()
-            source = tar.extractfile(entry)
-            with (folder / entry.name).open("wb") as target:
-                while block := source.read(BLOCK_BYTES):
-                    found.update(block)
-                    target.write(block)
-            if found.hexdigest() != expected:
-                raise ValueError(
-                    f"{entry.name} arrived with the sha256 {found.hexdigest()}, not {expected}; "
-                    "it was changed on the way or on the control node: run setup again"
-                )
-    if missing:
-        raise ValueError(f"{', '.join(sorted(missing))} did not arrive; run setup again")
+    found = {path.name: path for path in folder.iterdir()}
+    if found.keys() != sha256.keys():
+        different = ", ".join(sorted(found.keys() ^ sha256.keys()))
+        raise ValueError(f"{different}: sent or expected, but not both; run setup again")
+    for name, path in found.items():
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+        if digest.hexdigest() != sha256[name]:
+            raise ValueError(
+                f"{name} arrived with the sha256 {digest.hexdigest()}, not {sha256[name]}; "
+                "it was changed on the way or on the control node: run setup again"
+            )
 
 
-def unpack_uv(folder):
+def unpack_uv(staging):
     """The program uv out of its wheel, or None where there is no such wheel."""
-    for wheel in folder.glob("uv-*.whl"):
+    for wheel in staging.glob("uv-*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             name = next(n for n in archive.namelist() if n.endswith(".data/scripts/uv"))
-            program = folder / "uv"
+            program = staging / "uv"
             program.write_bytes(archive.read(name))
         program.chmod(0o755)
         return program
@@ -139,22 +160,17 @@ def unpack_uv(folder):
 
 def finish(path, layer, digest):
     """Write the marker, last of all and whole."""
-    os.sync()  # what it speaks for is on the disk before it
     temporary = path / ".complete.new"
-    temporary.write_text(digest + "\n", encoding="ascii")
+    temporary.write_text(f"{digest} {boot()}\n", encoding="ascii")
     temporary.replace(marker(path, layer))
 
 
 def install(module, path, staging):
     """Verify what was sent, and install it."""
     layer, sha256 = module.params["layer"] or "", module.params["sha256"]
-    folder = staging / "wheels"
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        extract(staging / "wheels.tar", folder, sha256)
-        (staging / "wheels.tar").unlink()
-        uv = unpack_uv(folder) or path / "bin" / "uv"
+        check(staging, sha256)
+        uv = unpack_uv(staging) or path / "bin" / "uv"
         # unpacked once, into a cache on the same file system, and linked from there
         cache = ["--cache-dir", staging / "cache"]
         options = ["--no-config", "--offline", "--quiet", *cache]
@@ -163,9 +179,9 @@ def install(module, path, staging):
             path.parent.mkdir(parents=True, exist_ok=True)
             python = module.params["python"]
             run(module, [uv, "venv", *options, "--no-project", "--python", python, path])
-        names = [wheel.name.split("-")[:2] for wheel in sorted(folder.glob("*.whl"))]
+        names = [wheel.name.split("-")[:2] for wheel in sorted(staging.glob("*.whl"))]
         python = ["--python", path / "bin/python"]
-        where = ["--no-index", "--find-links", folder, "--no-deps"]
+        where = ["--no-index", "--find-links", staging, "--no-deps"]
         if layer:
             where.append("--reinstall")
         pins = [f"{name}=={version}" for name, version in names]

@@ -16,46 +16,54 @@ from ansible.errors import AnsibleActionFail
 CHUNK_BYTES = 32 * 1024 * 1024  # held in memory once a host
 
 
-def tar_chunks(files):
-    """The bytes of an uncompressed tar of (path, name in the tar) pairs, in chunks."""
-    buffer = io.BytesIO()
+def push_files(action, files, folder):
+    """Write (path, name) pairs into a new folder of the host that only the task's user can read.
 
-    def flush(least):
-        while buffer.tell() >= least and buffer.tell():
-            data = buffer.getvalue()
-            buffer.seek(0)
-            buffer.truncate()
-            buffer.write(data[CHUNK_BYTES:])
-            yield data[:CHUNK_BYTES]
-
-    for path, name in files:
-        entry = tarfile.TarInfo(name)
-        entry.size = path.stat().st_size
-        buffer.write(entry.tobuf())
-        with path.open("rb") as file:
-            while part := file.read(CHUNK_BYTES):
-                buffer.write(part)
-                yield from flush(CHUNK_BYTES)
-        buffer.write(b"\0" * (-entry.size % tarfile.BLOCKSIZE))
-    buffer.write(b"\0" * 2 * tarfile.BLOCKSIZE)
-    yield from flush(0)
-
-
-def push_tar(action, files, remote_path):
-    """Write a tar of (path, name) pairs to a file of the host, private to the task's user.
+    Small files go together, as a tar that is unpacked as it comes; large ones in pieces.
 
     Raises:
-        AnsibleActionFail: the host cannot write it.
+        AnsibleActionFail: the host cannot write them.
     """
-    target = shlex.quote(remote_path)
-    command = f'umask 022; mkdir -p -m 0700 "$(dirname {target})" && : > {target}'
-    _run(action, command, b"", remote_path)
-    for chunk in tar_chunks(files):
-        _run(action, f"cat >> {target}", chunk, remote_path)
+    there = shlex.quote(folder)
+    _run(action, f"rm -rf {there} && umask 022 && mkdir -p -m 0700 {there}", b"", folder)
+    unpack = f"tar -x -f - -C {there}"
+    batch, size = [], 0
+    for path, name in files:
+        length = path.stat().st_size
+        if length >= CHUNK_BYTES:
+            _push_large(action, path, f"{folder}/{name}")
+            continue
+        if size + length > CHUNK_BYTES:
+            _run(action, unpack, tar_of(batch), folder)
+            batch, size = [], 0
+        batch.append((path, name))
+        size += length
+    if batch:
+        _run(action, unpack, tar_of(batch), folder)
 
 
-def _run(action, command, data, remote_path):
+def tar_of(files):
+    """The bytes of an uncompressed tar of (path, name in the tar) pairs."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path, name in files:
+            entry = tarfile.TarInfo(name)
+            entry.size = path.stat().st_size
+            with path.open("rb") as file:
+                tar.addfile(entry, file)
+    return buffer.getvalue()
+
+
+def _push_large(action, path, target):
+    place = shlex.quote(target)
+    _run(action, f'mkdir -p "$(dirname {place})"', b"", target)
+    with path.open("rb") as file:
+        while part := file.read(CHUNK_BYTES):
+            _run(action, f"cat >> {place}", part, target)
+
+
+def _run(action, command, data, place):
     done = action._low_level_execute_command(command, sudoable=True, in_data=data or None)
     if done["rc"] != 0:
         words = (done.get("stderr") or done.get("stdout") or "").strip()
-        raise AnsibleActionFail(f"{remote_path} cannot be written: {words}")
+        raise AnsibleActionFail(f"{place} cannot be written: {words}")

@@ -136,15 +136,12 @@ def get_wheels(requirements_file, target, cache):
 def read_wheelhouse(folder):
     """A wheelhouse that is complete, or None."""
     try:
-        sizes = json.loads((folder / "wheels.json").read_text(encoding="utf-8"))
-        whole = all(
-            (folder / name).stat().st_size == entry["size"] for name, entry in sizes.items()
-        )
+        manifest = json.loads((folder / "wheels.json").read_text(encoding="utf-8"))
+        if any((folder / name).stat().st_size != e["size"] for name, e in manifest.items()):
+            return None
+        return Wheelhouse(folder, {name: e["sha256"] for name, e in manifest.items()})
     except (OSError, ValueError, KeyError):
         return None
-    return (
-        Wheelhouse(folder, {name: e["sha256"] for name, e in manifest.items()}) if whole else None
-    )
 
 
 def download(requirements_file, text, target, folder):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.cli.main import build_parser, main
 from ftcluster.cli.ansible_options import passed_on
+from ftcluster.cli.main import build_parser, main
 from ftcluster.cli.setup import FLAGS
 from ftcluster.cli.train import prepare_run
 from ftcluster.cluster import Cluster, recall, remember

@@ -1,8 +1,9 @@
 """Proves that hosts can train together: `python -m ftcluster_train.verify < request.json`.
 
-Runs on the head. Reaches every host over SSH, starts one rank on each with the stack's own mpirun, and compares what
-they say: who they are, which versions they have, which instructions their matrix products use, and
-whether a sum over all of them is right. Prints one JSON document; exits with 1 if it has problems.
+Runs on the head. Reaches every host over SSH, starts one rank on each with the stack's own mpirun,
+and compares what they say: who they are, which versions they have, which instructions their matrix
+products use, and whether a sum over all of them is right. Prints one JSON document; exits with 1 if
+it has problems.
 """
 
 import contextlib
@@ -155,6 +156,7 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[str]]:
                 "FTCLUSTER_RUN": RUN,
                 "MASTER_ADDR": request.hosts[0].address,
                 "OMP_NUM_THREADS": "1",
+                "PYTHONPYCACHEPREFIX": sys.pycache_prefix or "",
                 "FTCLUSTER_ADDRESSES": ",".join(host.address for host in request.hosts),
                 **mesh_environment(request.ssh_config, request.interface),
             },
