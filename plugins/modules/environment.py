@@ -95,8 +95,8 @@ def boot():
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-def digest_found(path, layer):
-    """The digest a part was finished with, or an empty string where it is not there or not whole."""
+def digest_found(path, layer, check_mode):
+    """The digest a part was finished with, or an empty string where it is not whole."""
     try:
         digest, _, booted = marker(path, layer).read_text(encoding="ascii").partition(" ")
     except (FileNotFoundError, NotADirectoryError):
@@ -106,7 +106,8 @@ def digest_found(path, layer):
     if booted.strip() != boot():
         if not is_whole(path):
             return ""
-        finish(path, layer, digest)
+        if not check_mode:
+            finish(path, layer, digest)
     return digest
 
 
@@ -241,7 +242,7 @@ def main():
         version = ".".join(out.strip().split(".")[:2])
     module.exit_json(
         changed=False,
-        digest=digest_found(path, module.params["layer"] or ""),
+        digest=digest_found(path, module.params["layer"] or "", module.check_mode),
         python_version=version,
         glibc=glibc(),
         machine=platform.machine(),

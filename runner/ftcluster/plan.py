@@ -73,6 +73,21 @@ class LaunchPlan:
         return sum(host.ranks for host in self.hosts)
 
 
+def first_hosts(facts: ClusterFacts, count: int) -> ClusterFacts:
+    """The head and the hosts after it, `count` in all.
+
+    Raises:
+        PlanError: there are fewer.
+    """
+    if count > len(facts.hosts):
+        there = ", ".join(host.name for host in facts.hosts)
+        raise PlanError(
+            f"{count} hosts are asked for, the cluster has {len(facts.hosts)}: {there}",
+            "take fewer: --nodes N, or set up more with ftcluster setup",
+        )
+    return ClusterFacts(hosts=facts.hosts[:count])
+
+
 def plan(facts: ClusterFacts, recipe: Recipe, ranks_per_host: int | None = None) -> LaunchPlan:
     """Decide who runs where.
 

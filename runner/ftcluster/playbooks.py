@@ -209,7 +209,8 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
         return TaskEvent("unreachable", stage, task, host, _words(result), action)
     if name == "runner_on_ok" or (name == "runner_on_failed" and data.get("ignore_errors")):
         kind: Kind = "changed" if result.get("changed") else "ok"
-        message = str(result.get("msg", "")) if action.endswith("debug") else ""
+        told = result.get("msg") if action.endswith("debug") else ""
+        message = told if isinstance(told, str) else ""  # a list is a table, which setup shows last
         return TaskEvent(kind, stage, task, host, message, action, result)
     if name == "runner_on_failed":
         return TaskEvent("failed", stage, task, host, _words(result), action)

@@ -15,15 +15,25 @@ class Launch:
         argv: mpirun's command line; no shell is involved.
         env: variables set for mpirun and every rank.
         hostfile: the text of the hostfile.
+        hosts: name and address of each host, the head first.
+        ssh_config: the mesh's SSH configuration on the head, or "" for one host.
     """
 
     argv: tuple[str, ...]
     env: dict[str, str]
     hostfile: str
+    hosts: tuple[tuple[str, str], ...]
+    ssh_config: str
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready data, as launch.json has it."""
-        return {"argv": list(self.argv), "env": self.env, "hostfile": self.hostfile}
+        return {
+            "argv": list(self.argv),
+            "env": self.env,
+            "hostfile": self.hostfile,
+            "hosts": [{"name": name, "address": address} for name, address in self.hosts],
+            "ssh_config": self.ssh_config,
+        }
 
 
 def stack_bin(plan: LaunchPlan) -> str:
@@ -68,14 +78,20 @@ def render(plan: LaunchPlan, run: str) -> Launch:
         f"{bin_dir}/python", "-m", "ftcluster_train.rank", folder,
     )  # fmt: skip
     hostfile = "".join(f"{host.address}:{host.ranks}\n" for host in plan.hosts)
-    return Launch(argv=argv, env=env, hostfile=hostfile)
+    hosts = tuple((host.name, host.address) for host in plan.hosts)
+    ssh_config = _ssh_config(plan) if len(hosts) > 1 else ""
+    return Launch(argv=argv, env=env, hostfile=hostfile, hosts=hosts, ssh_config=ssh_config)
+
+
+def _ssh_config(plan: LaunchPlan) -> str:
+    return f"{plan.prefix}/mesh/ssh_config"
 
 
 def _mesh(plan: LaunchPlan) -> dict[str, str]:
     """What makes Hydra start other hosts over the mesh (Intel MPI's manual, Hydra variables)."""
     variables = {
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {plan.prefix}/mesh/ssh_config",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {_ssh_config(plan)}",
         # the head starts every host itself: no other host has the key
         "I_MPI_HYDRA_BRANCH_COUNT": "4096",
         "I_MPI_PORT_RANGE": "29600:29799",  # within what the firewall opens

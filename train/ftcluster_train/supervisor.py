@@ -24,6 +24,7 @@ from typing import TextIO
 
 from ftcluster_train.errors import read_error_line
 from ftcluster_train.events import EventWriter
+from ftcluster_train.reach import Host, unreachable
 
 PORTS = range(29500, 29600)  # for the meeting point; the firewall opens 29500 to 29999
 GRACE_SECONDS = 10.0  # for ranks that were asked to end
@@ -45,6 +46,18 @@ def supervise(run_dir: Path) -> int:
     began = time.monotonic()
     state, exit_code = "failed", 1
     log = (run_dir / "ranks.log").open("w", encoding="utf-8")
+    if launch["ssh_config"]:
+        events.write("phase", doing="looking whether the head reaches the other hosts")
+        others = [Host(**host) for host in launch["hosts"][1:]]
+        problems = unreachable(others, launch["ssh_config"])
+        for problem in problems:
+            events.write(
+                "error", message=problem, hint="no rank was started", host=problem.split()[0],
+                rank=None,
+            )  # fmt: skip
+        if problems:
+            events.write("end", state="failed", exit_code=1, seconds=0.0)
+            return 1
     events.write("phase", doing="starting the ranks")
     process = subprocess.Popen(
         launch["argv"],

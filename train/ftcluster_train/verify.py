@@ -15,15 +15,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from ftcluster_train.reach import Host, unreachable
 from ftcluster_train.supervisor import end_group, rank_environment, sweep
 
-PROBE_SECONDS = 15
 LAUNCH_SECONDS = 180  # torch is imported from a cold disk the first time
 MARK = "FTCLUSTER-VERIFY "
 RUN = "verify"
@@ -39,19 +38,6 @@ PRODUCT = 256  # rows and columns of the product whose kernel is looked at
 TIMED_BYTES = 4 << 20
 TIMED_TURNS = 5
 LAST_LINES = 12
-
-
-@dataclass(frozen=True)
-class Host:
-    """One host to prove.
-
-    Attributes:
-        name: the inventory's name.
-        address: the address that the head reaches it by.
-    """
-
-    name: str
-    address: str
 
 
 @dataclass(frozen=True)
@@ -96,7 +82,8 @@ class Report:
 def verify(request: Request) -> Report:
     """Prove it, step by step, and stop at the first step with problems."""
     report = Report()
-    report.problems = unreachable(request)
+    others = request.hosts[1:] if request.ssh_config else ()
+    report.problems = unreachable(others, request.ssh_config)
     if not report.problems:
         answers, report.problems = launch(request)
         report.problems += compare(request, answers)
@@ -105,39 +92,6 @@ def verify(request: Request) -> Report:
             report.packages = len(answers[0]["packages"])
             report.all_reduce_ms = answers[0]["all_reduce_ms"]
     return report
-
-
-def unreachable(request: Request) -> list[str]:
-    """Hosts that the head's SSH does not reach, each with ssh's own reason."""
-
-    def probe(host: Host) -> str:
-        argv = ["ssh", "-F", request.ssh_config, host.address, "true"]
-        try:
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=PROBE_SECONDS, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return f"{host.name} ({host.address}): ssh from the head got no answer in time"
-        if done.returncode == 0:
-            return ""
-        return f"{host.name} ({host.address}): ssh from the head fails: {ssh_words(done.stderr)}"
-
-    if not request.ssh_config:
-        return []
-    with ThreadPoolExecutor(max_workers=32) as pool:
-        return [problem for problem in pool.map(probe, request.hosts[1:]) if problem]
-
-
-def ssh_words(stderr: str) -> str:
-    """ssh's complaint in one line, and what to do where it is a changed host key."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip(" @\r")]
-    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
-        return (
-            "its host key is another one than at the last setup. If the host was installed anew, "
-            "run setup; if not, somebody may be answering in its place"
-        )
-    return lines[-1] if lines else "without a word"
 
 
 def launch(request: Request) -> tuple[list[dict[str, Any]], list[str]]:

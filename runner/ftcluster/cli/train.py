@@ -12,7 +12,7 @@ from ftcluster.errors import InputError, UsageError
 from ftcluster.facts import ClusterFacts
 from ftcluster.inputs import check_data_folder, check_model_folder, folder_name
 from ftcluster.jobs import Run, new_run_id, train
-from ftcluster.plan import plan
+from ftcluster.plan import first_hosts, plan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
 from ftcluster.progress.words import duration, metrics
@@ -43,6 +43,7 @@ def add_parser(verbs: Any) -> None:
         help="a folder with train.jsonl and validation.jsonl, or a Hub name",
     )
     parser.add_argument("--model", metavar="DIR", help="a model folder, or a Hub name")
+    parser.add_argument("--nodes", type=_positive, metavar="N", help="the first N hosts only")
     parser.add_argument("--ranks-per-host", type=_positive, metavar="N")
     parser.add_argument("--dry-run", action="store_true", help="only say what would run, and why")
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")
@@ -64,7 +65,9 @@ def run(options: argparse.Namespace) -> int:
     if len(recipes) > 1:
         raise UsageError(f"one recipe at a time, not {', '.join(recipes)}")
     recipe = recipes[0] if recipes else DEFAULT_RECIPE
-    prepared = prepare_run(recipe, overrides, options.data, options.model, options.ranks_per_host)
+    prepared = prepare_run(
+        recipe, overrides, options.data, options.model, options.nodes, options.ranks_per_host
+    )
     if options.dry_run:
         _show_plan(prepared, options.json)
         return 0
@@ -83,6 +86,7 @@ def prepare_run(
     overrides: list[str],
     data: str | None = None,
     model: str | None = None,
+    nodes: int | None = None,
     ranks_per_host: int | None = None,
 ) -> Run:
     """Everything up to the launch, which changes nothing anywhere.
@@ -98,8 +102,9 @@ def prepare_run(
     recipe = with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
     check_inputs(recipe)
     cluster = recall()
-    recipe, folders = on_the_hosts(recipe, cluster.facts)
-    decided = plan(cluster.facts, recipe, ranks_per_host)
+    facts = first_hosts(cluster.facts, nodes) if nodes else cluster.facts
+    recipe, folders = on_the_hosts(recipe, facts)
+    decided = plan(facts, recipe, ranks_per_host)
     run_id = new_run_id(recipe)
     return Run(run_id, cluster, recipe, decided, render(decided, run_id), folders)
 

@@ -1,0 +1,420 @@
+"""A cluster of three Debian 12 hosts, from bare to trained to bare again. In this order."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts.conftest import Control, OpenControl
+from tests.cluster.test_main_job import write_pairs
+from tests.programs import interrupt_when
+
+NAMES = ("node0", "node1", "node2")
+HEAD, OTHER, THIRD = NAMES
+ADDRESS = {name: f"198.18.0.{10 + number}" for number, name in enumerate(NAMES)}
+STACK = "/opt/ftcluster/current"
+MESH = "/opt/ftcluster/mesh"
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The hosts after setup.
+
+    Attributes:
+        control: where it was set up from.
+        inventory: all three hosts.
+        before: what each host was before, as text.
+    """
+
+    control: Control
+    inventory: str
+    before: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def bare(open_control: OpenControl) -> Iterator[Control]:
+    with open_control("bookworm", len(NAMES), ("libfaketime",)) as control:
+        yield control
+
+
+@pytest.fixture(scope="module")
+def cluster(bare: Control) -> Cluster:
+    """Dry run on bare hosts; a setup in which one host loses its power; a setup that mends it."""
+    inventory = bare.inventory("inventory.ini", NAMES)
+    before = {name: bare.snapshot(name) for name in NAMES}
+    dry = bare.run("setup", inventory, "--check")
+    assert dry.returncode == 0, dry.stderr
+    assert re.search(r"3 hosts checked, \d\d changes to make", dry.stdout), dry.stdout
+    for name in NAMES:
+        assert bare.snapshot(name) == before[name], f"--check changed {name}"
+
+    setup = bare.start("setup", inventory)
+    assert setup.stderr is not None
+    for line in setup.stderr:
+        if line.startswith("stack ..."):
+            bare.bed.kill(THIRD)
+            break
+    out, said = setup.communicate(timeout=400)
+    assert setup.returncode == 1, said
+    assert out == ""
+    assert "setup failed on 1 of 3 hosts" in said
+    assert re.search(rf"^  {THIRD}: Make the environment: ", said, re.MULTILINE), said
+    assert "see that it is on and that ssh reaches it, then run setup again" in said
+    for name in (HEAD, OTHER):
+        assert f"{name}: changed: Make the stack the current one" in said
+    bare.bed.boot(THIRD)
+    mended = bare.run("setup", inventory)
+    assert mended.returncode == 0, mended.stderr
+    rows = mended.stdout.splitlines()
+    assert [row.split()[:3] for row in rows[1:4]] == [
+        [name, name, address] for name, address in ADDRESS.items()
+    ]
+    assert "mpirun reached 3 hosts, the same" in rows[4]
+    assert "an all-reduce over all is right" in rows[4]
+    return Cluster(bare, inventory, before)
+
+
+def test_a_second_run_changes_nothing(cluster: Cluster) -> None:
+    again = cluster.control.run("setup", "--json")
+    assert again.returncode == 0, again.stderr
+    hosts = json.loads(again.stdout)["hosts"]
+    assert {name: host["changed"] for name, host in hosts.items()} == dict.fromkeys(NAMES, 0)
+
+
+def test_ssh_itself_says_that_the_mesh_is_strict(cluster: Cluster) -> None:
+    bed = cluster.control.bed
+    for name in (OTHER, ADDRESS[OTHER]):
+        said = cluster.control.as_ranks(HEAD, f"ssh -F {MESH}/ssh_config -G {name}").stdout
+        for setting in (
+            "stricthostkeychecking true", "connecttimeout 5", "serveraliveinterval 5",
+            "batchmode yes", "identitiesonly yes", "passwordauthentication no", "user ftcluster",
+            f"hostname {ADDRESS[OTHER]}", f"identityfile {MESH}/id_ed25519",
+        ):  # fmt: skip
+            assert f"\n{setting}\n" in f"\n{said}", setting
+        reached = cluster.control.as_ranks(HEAD, f"ssh -F {MESH}/ssh_config {name} hostname")
+        assert reached.stdout.strip() == OTHER, reached.stderr
+    where = f"user=ftcluster,host={HEAD},addr={ADDRESS[HEAD]}"
+    server = bed.exec_(OTHER, "sshd", "-T", "-C", where, check=True).stdout
+    assert "pubkeyauthentication yes" in server
+    known = bed.exec_(HEAD, "cat", f"{MESH}/known_hosts", check=True).stdout
+    real = bed.exec_(OTHER, "cat", "/etc/ssh/ssh_host_ed25519_key.pub", check=True).stdout
+    assert f"{OTHER},{ADDRESS[OTHER]} {' '.join(real.split()[:2])}\n" in known
+
+
+def test_the_key_opens_nothing_but_commands_from_the_head(cluster: Cluster) -> None:
+    control, bed = cluster.control, cluster.control.bed
+    assert (
+        bed.exec_(OTHER, "find", "/opt/ftcluster", "/var/lib/ftcluster", "-name", "id_*").stdout
+        == ""
+    )
+    mode = bed.exec_(HEAD, "stat", "-c", "%a %U", f"{MESH}/id_ed25519", check=True).stdout
+    assert mode.strip() == "600 ftcluster"
+    lines = bed.exec_(OTHER, "cat", "/var/lib/ftcluster/.ssh/authorized_keys", check=True).stdout
+    assert re.fullmatch(
+        rf'restrict,from="{re.escape(ADDRESS[HEAD])}" ssh-ed25519 \S+ ftcluster-mesh@{HEAD}\n',
+        lines,
+    )
+    through = control.as_ranks(
+        HEAD, f"ssh -F {MESH}/ssh_config -W 127.0.0.1:22 {OTHER} < /dev/null"
+    )
+    assert "administratively prohibited" in through.stderr
+    # a thief on another host
+    key = bed.exec_(HEAD, "cat", f"{MESH}/id_ed25519", check=True).stdout
+    ssh = "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+    stolen = f"umask 077; echo '{key}' > /tmp/key; {ssh} -i /tmp/key ftcluster@{ADDRESS[THIRD]} id"
+    refused = bed.exec_(OTHER, "sh", "-c", f"{stolen}; code=$?; rm /tmp/key; exit $code")
+    assert refused.returncode == 255
+    assert "Permission denied" in refused.stderr
+
+
+def test_the_firewall_lets_the_cluster_in_and_nobody_else(cluster: Cluster) -> None:
+    bed = cluster.control.bed
+    rules = bed.exec_(OTHER, "nft", "list", "ruleset", check=True).stdout
+    assert re.findall(r"^table (.*) \{", rules, re.MULTILINE) == ["inet ftcluster"]
+    for address in ADDRESS.values():
+        assert address in rules
+    server = "import socket; s = socket.create_server(('', PORT)); s.settimeout(40); s.accept()"
+    client = "import socket; socket.create_connection((HOST, PORT), timeout=3); print('in')"
+    for port in (29555, 41234, 8080):
+        listen = ["systemd-run", "-q", "python3", "-c", server.replace("PORT", str(port))]
+        bed.exec_(OTHER, *listen, check=True)
+        time.sleep(0.5)
+        program = client.replace("HOST", repr(ADDRESS[OTHER])).replace("PORT", str(port))
+        stranger = bed.run("python3", "-c", program)
+        # what no training uses stays as it was
+        assert ("in" in stranger.stdout) == (port == 8080), (port, stranger.stderr)
+        if port != 8080:
+            friend = bed.exec_(HEAD, "python3", "-c", program)
+            assert "in" in friend.stdout, (port, friend.stderr)
+
+
+def test_the_programs_of_others_agree_about_the_stack(cluster: Cluster) -> None:
+    control, bed = cluster.control, cluster.control.bed
+    for name in NAMES:
+        assert control.as_ranks(name, f"{STACK}/bin/pip check").stdout.strip() == (
+            "No broken requirements found."
+        )
+        assert control.as_ranks(name, f"touch {STACK}/x").returncode != 0, "ranks can write it"
+    links = bed.exec_(HEAD, "sh", "-c", f"ldd {STACK}/lib/python3.11/site-packages/torch/lib/*.so")
+    assert "libc10.so => " in links.stdout
+    assert "not found" not in links.stdout
+    library = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"
+    preloaded = bed.exec_(OTHER, "env", f"LD_PRELOAD={library}", "ldd", "/bin/true").stdout
+    assert library in preloaded
+    limits = bed.exec_(OTHER, "cat", "/etc/security/limits.d/ftcluster.conf", check=True).stdout
+    assert re.search(r"^ftcluster\s+-\s+nofile\s+65536$", limits, re.MULTILINE), limits
+    who = ",".join(ADDRESS.values())
+    launch = (
+        f"PATH={STACK}/bin:$PATH I_MPI_HYDRA_IFACE=eth0 mpirun -bootstrap ssh -bootstrap-exec-args "
+        f"'-F {MESH}/ssh_config' -hosts {who} -ppn 1 -n 3 hostname"
+    )
+    assert sorted(control.as_ranks(HEAD, launch).stdout.split()) == list(NAMES)
+
+
+def no_rank_is_left(cluster: Cluster) -> None:
+    for name in NAMES:
+        left = cluster.control.bed.exec_(name, "pgrep", "-u", "ftcluster", "-a").stdout
+        assert left == "", f"{name}: {left}"
+
+
+def test_quickstart_on_two_hosts(cluster: Cluster) -> None:
+    done = cluster.control.run("train", "quickstart", "--nodes", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["state"], result["world_size"]) == ("done", 2)
+    assert result["metrics"]["accuracy"] >= 0.9
+    run = str(Path(result["model"]).parent)
+    events = cluster.control.bed.exec_(HEAD, "cat", f"{run}/events.jsonl", check=True).stdout
+    equal = [json.loads(line) for line in events.splitlines() if '"parameters"' in line]
+    assert equal
+    assert all(event["equal"] for event in equal)
+    ranks = cluster.control.bed.exec_(HEAD, "cat", f"{run}/hostfile", check=True).stdout
+    assert ranks == f"{ADDRESS[HEAD]}:1\n{ADDRESS[OTHER]}:1\n"
+    owner = cluster.control.bed.exec_(HEAD, "stat", "-c", "%U", result["model"], check=True).stdout
+    assert owner.strip() == "ftcluster"
+    no_rank_is_left(cluster)
+
+
+def test_the_users_own_data_reach_all_hosts_and_ctrl_c_ends_all_ranks(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    data = write_pairs(tmp_path / "pairs", 640)
+    process = cluster.control.start(
+        "train", "quickstart", "--nodes", "2", "--data", str(data), "training.num_train_epochs=90"
+    )
+    said, last, code, _ = interrupt_when(process, "step 10/")
+    assert code == 130, said
+    assert "no rank is left running" in last
+    no_rank_is_left(cluster)
+    for name in (HEAD, OTHER):
+        copies = cluster.control.bed.exec_(name, "find", "/opt/ftcluster/data", "-type", "f").stdout
+        assert re.search(r"/data/pairs-[0-9a-f]{12}/train\.jsonl$", copies, re.MULTILINE), copies
+
+
+def test_a_changed_host_key_is_refused_by_name(cluster: Cluster) -> None:
+    """The operator has accepted the new key; the mesh has not been told."""
+    control, bed = cluster.control, cluster.control.bed
+    keys = "/etc/ssh/ssh_host_ed25519_key"
+    kept = bed.exec_(OTHER, "sh", "-c", f"cp -a {keys} /root/k; cp -a {keys}.pub /root/k.pub",
+                     check=True)  # fmt: skip
+    assert kept.returncode == 0
+    trusted = Path(re.search(r"UserKnownHostsFile=(\S+)", bed.inventory())[1])  # type: ignore[index]
+    before = trusted.read_text()
+    change = f"rm {keys}*; ssh-keygen -q -t ed25519 -N '' -f {keys}; systemctl restart ssh"
+    try:
+        bed.exec_(OTHER, "sh", "-c", change, check=True)
+        new = bed.exec_(OTHER, "cat", f"{keys}.pub", check=True).stdout
+        others = [line for line in before.splitlines() if not line.startswith(OTHER)]
+        trusted.write_text("\n".join([*others, f"{OTHER},{ADDRESS[OTHER]} {new}"]) + "\n")
+        refused = control.run("train", "quickstart", "--nodes", "2", "training.max_steps=2")
+        assert refused.returncode == 1
+        assert f"{OTHER} ({ADDRESS[OTHER]}): ssh from the head fails" in refused.stderr
+        assert "its host key is another one than at the last setup" in refused.stderr
+        assert "step " not in refused.stderr
+        no_rank_is_left(cluster)
+    finally:
+        back = f"mv /root/k {keys}; mv /root/k.pub {keys}.pub; systemctl restart ssh"
+        bed.exec_(OTHER, "sh", "-c", back, check=True)
+        trusted.write_text(before)
+
+
+def test_limit_touches_one_host_and_forgets_none(cluster: Cluster) -> None:
+    limited = cluster.control.run("setup", cluster.inventory, "--limit", OTHER, "--json")
+    assert limited.returncode == 0, limited.stderr
+    assert json.loads(limited.stdout)["hosts"][OTHER]["changed"] == 0
+    assert HEAD not in limited.stderr.replace("changed", "")
+    planned = cluster.control.run("train", "--dry-run", "--json")
+    assert json.loads(planned.stdout)["world_size"] == 3
+
+
+def test_every_problem_of_every_host_before_anything_is_changed(cluster: Cluster) -> None:
+    control, bed = cluster.control, cluster.control.bed
+    small = "mkdir -p /mnt/small && mount -t tmpfs -o size=50m tmpfs /mnt/small"
+    clock = f"printf 'LD_PRELOAD={FAKETIME}\\nFAKETIME=+3600\\n' >> /etc/environment"
+    bed.exec_(OTHER, "sh", "-c", small, check=True)
+    bed.exec_(THIRD, "sh", "-c", f"cp /etc/environment /root/environment; {clock}", check=True)
+    folder = {HEAD: "/proc/ftcluster", OTHER: "/mnt/small/ft", THIRD: "/opt/ftcluster"}
+    inventory = control.inventory(
+        "bad.ini", NAMES, lambda host, line: f"{line} ftcluster_prefix={folder[host]}"
+    )
+    needs = json.dumps({"preflight_requirements": {
+        "machine": "x86_64", "python": "3.99", "free_bytes": 5e9, "free_bytes_with_stack": 5e8,
+        "memory_bytes": 3e9, "clock_seconds": 5}})  # fmt: skip
+    try:
+        done = control.run("setup", inventory, "-e", needs)
+    finally:
+        bed.exec_(OTHER, "umount", "/mnt/small", check=True)
+        bed.exec_(OTHER, "rmdir", "/mnt/small", check=True)
+        bed.exec_(THIRD, "mv", "/root/environment", "/etc/environment", check=True)
+    assert done.returncode == 1
+    assert "setup failed on 3 of 3 hosts" in done.stderr
+    assert "nothing was changed; mend this" in done.stderr
+    text = done.stderr[done.stderr.index("setup failed on 3") :]
+    of = {name: text[text.index(f"\n  {name}: ") :] for name in NAMES}
+    of = {HEAD: of[HEAD].split(f"\n  {OTHER}: ")[0], OTHER: of[OTHER].split(f"\n  {THIRD}: ")[0],
+          THIRD: of[THIRD]}  # fmt: skip
+    for name in NAMES:
+        assert re.search(r"Python 3\.11\.\d+ is too old, 3\.99 or newer is needed", of[name])
+    assert "/proc/ftcluster cannot be written" in of[HEAD]
+    assert "0.1 GB free at /mnt/small/ft" in of[OTHER]
+    assert re.search(r"its clock is (3599|3600)\.\d s ahead of that of node[01]", of[THIRD])
+    assert "mpirun needs one path on all" in text
+
+
+def test_a_wrong_key_and_a_host_that_is_off_are_named(cluster: Cluster, tmp_path: Path) -> None:
+    control, bed = cluster.control, cluster.control.bed
+    key = tmp_path / "key"
+    control.bed.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key, check=True)
+
+    def change(host: str, line: str) -> str:
+        return f"{line} ansible_ssh_private_key_file={key}" if host == OTHER else line
+
+    inventory = control.inventory("key.ini", NAMES, change)
+    bed.kill(THIRD)
+    began = time.monotonic()
+    try:
+        done = control.run("setup", inventory, "--tags", "preflight")
+    finally:
+        bed.boot(THIRD)
+    assert done.returncode == 1
+    assert "setup failed on 2 of 3 hosts" in done.stderr
+    assert re.search(rf"{OTHER}: .*Permission denied", done.stderr)
+    assert re.search(rf"{THIRD}: .*(timed out|No route to host)", done.stderr)
+    assert time.monotonic() - began < 60
+
+
+def test_vault_jump_host_and_a_password_for_become_go_through(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    control, bed = cluster.control, cluster.control.bed
+    account = (
+        "useradd -m -s /bin/bash careful && echo careful:sesame | chpasswd && "
+        "cp -r /home/ops/.ssh /home/careful/ && chown -R careful: /home/careful && "
+        "echo 'careful ALL=(ALL) ALL' > /etc/sudoers.d/careful"
+    )
+    bed.exec_(HEAD, "sh", "-c", account, check=True)
+    (tmp_path / "vault").write_text("open\n")
+    (tmp_path / "sudo").write_text("sesame\n")
+    vault = ["--vault-password-file", str(tmp_path / "vault")]
+    secret = control.ansible(
+        "ansible-vault", "encrypt_string", *vault, "--name", "ansible_user", "careful"
+    )
+    assert secret.returncode == 0, secret.stderr
+    # the second host through the first
+    options = re.search(r"ansible_ssh_common_args=(.*)", bed.inventory())[1]  # type: ignore[index]
+    jump = f'-o ProxyCommand="ssh -i {bed.wanted.hosts}/ops_key {options} -W %h:%p ops@{ADDRESS[HEAD]}"'
+    inventory = control.folder / "odd"
+    (inventory / "host_vars").mkdir(parents=True)
+    plain = Path(control.inventory("odd.ini", (HEAD, OTHER))).read_text()
+    (inventory / "hosts.ini").write_text(plain)
+    (inventory / "host_vars/node0.yml").write_text("---\n" + secret.stdout)
+    (inventory / "host_vars/node1.yml").write_text(
+        "---\nansible_ssh_common_args: >-\n  " + f"{options} {jump}\n"
+    )
+    done = control.run("setup", str(inventory), "--tags", "preflight,system", *vault,
+                       "--become-password-file", str(tmp_path / "sudo"))  # fmt: skip
+    bed.exec_(HEAD, "sh", "-c", "userdel -r careful; rm /etc/sudoers.d/careful")
+    assert done.returncode == 0, done.stderr
+    assert "no root here" not in done.stderr
+    assert "sesame" not in done.stdout + done.stderr
+    came_from = bed.exec_(OTHER, "sh", "-c", "journalctl -u ssh --no-pager | tail -40").stdout
+    assert f"Accepted publickey for ops from {ADDRESS[HEAD]}" in came_from
+
+
+def test_hosts_without_a_way_out_after_a_setup_that_was_killed(cluster: Cluster) -> None:
+    control, bed = cluster.control, cluster.control.bed
+    bed.exec_(OTHER, "sh", "-c", "rm -rf /opt/ftcluster/stacks /opt/ftcluster/current", check=True)
+    bed.exec_(OTHER, "ip", "route", "del", "default", check=True)
+    try:
+        process = control.start("setup", cluster.inventory, "-v", "--limit", OTHER)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "skipped: Load the rules" in line or line.startswith("stack ..."):
+                time.sleep(3)  # in the middle of the wheels
+                process.kill()
+                break
+        process.wait(60)
+        done = control.run("setup", cluster.inventory)
+        assert done.returncode == 0, done.stderr
+        assert f"{OTHER}: changed: Make the environment" in done.stderr
+        assert "3 hosts ready" in done.stdout
+    finally:
+        bed.exec_(OTHER, "ip", "route", "add", "default", "via", "198.18.0.1")
+
+
+def test_rollback_goes_to_the_former_stack_on_all_hosts(cluster: Cluster) -> None:
+    control, bed = cluster.control, cluster.control.bed
+
+    def current() -> set[str]:
+        return {bed.exec_(name, "readlink", STACK, check=True).stdout.strip() for name in NAMES}
+
+    before = current()
+    alone = control.run("setup", cluster.inventory, "--rollback")
+    assert alone.returncode == 1
+    assert "there is no former stack in /opt/ftcluster to go back to" in alone.stderr
+    newer = "/opt/ftcluster/stacks/native-000000000000"
+    for name in NAMES:  # a whole environment under another name, as an older version leaves it
+        copy = f"cp -al {next(iter(before))} {newer} && ln -s {newer} /opt/ftcluster/former"
+        bed.exec_(name, "sh", "-c", copy, check=True)
+    back = control.run("setup", cluster.inventory, "--rollback")
+    assert back.returncode == 0, back.stderr
+    assert "3 hosts back on the former stack" in back.stdout
+    assert current() == {newer}
+    again = control.run("setup", cluster.inventory, "--rollback")
+    assert again.returncode == 0, again.stderr
+    assert current() == before
+
+
+def test_without_root_the_login_users_trust_each_other(cluster: Cluster) -> None:
+    control, bed = cluster.control, cluster.control.bed
+    before = bed.exec_(OTHER, "cat", "/home/ops/.ssh/authorized_keys", check=True).stdout
+    options = ("--tags", "preflight,mesh", "-e", "ftcluster_root=false")
+    done = control.run("setup", cluster.inventory, *options)
+    assert done.returncode == 0, done.stderr
+    mesh = "~/.local/share/ftcluster/mesh"
+    reached = bed.ssh(HEAD, f"ssh -F {mesh}/ssh_config {OTHER} whoami")
+    assert reached.stdout.strip() == "ops", reached.stderr
+    removed = control.run("teardown", cluster.inventory, "-e", "ftcluster_root=false")
+    assert removed.returncode == 0, removed.stderr
+    assert bed.exec_(OTHER, "cat", "/home/ops/.ssh/authorized_keys").stdout == before
+
+
+def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -> None:
+    control, bed = cluster.control, cluster.control.bed
+    kept = control.run("teardown", cluster.inventory)
+    assert kept.returncode == 0, kept.stderr
+    assert f"{HEAD}: runs and their models stay in /opt/ftcluster/runs" in kept.stderr
+    assert "quickstart-" in bed.exec_(HEAD, "ls", "/opt/ftcluster/runs", check=True).stdout
+    gone = control.run("teardown", cluster.inventory, "-e", "ftcluster_remove_runs=true")
+    assert gone.returncode == 0, gone.stderr
+    for name in NAMES:
+        assert control.snapshot(name) == cluster.before[name], name
+    nothing = control.run("teardown", cluster.inventory, "--json")
+    assert json.loads(nothing.stdout)["changed"] == 0, nothing.stderr
+    train = control.run("train")
+    assert "no cluster has been set up from here" in train.stderr
