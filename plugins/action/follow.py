@@ -56,15 +56,17 @@ class ActionModule(ActionBase):
             'if kill -0 "$(cat supervisor.pid)" 2>/dev/null; then echo alive; else echo gone; fi; '
             f"tail -c +{offset + 1} events.jsonl 2>/dev/null"
         )
-        answer = self._low_level_execute_command(command, sudoable=False)
+        answer = self._execute(command)
         state, _, text = answer["stdout"].lstrip().partition("\n")
         return state.strip() == "alive", text
 
+    def _execute(self, command):
+        # with input, Ansible takes no terminal, which would end each line with a carriage return
+        return self._low_level_execute_command(command, sudoable=True, in_data=b"\n")
+
     def _last_words(self, run_dir):
         folder = shlex.quote(run_dir)
-        answer = self._low_level_execute_command(
-            f"cd {folder} && tail -n 15 supervisor.log ranks.log 2>/dev/null", sudoable=False
-        )
+        answer = self._execute(f"cd {folder} && tail -n 15 supervisor.log ranks.log 2>/dev/null")
         return f"the supervisor ended without a word; its logs in {run_dir} end with:\n" + (
             answer["stdout"].strip() or "(nothing)"
         )

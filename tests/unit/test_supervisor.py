@@ -14,11 +14,16 @@ from ftcluster_train.errors import TrainError, error_line, read_error_line
 from ftcluster_train.supervisor import rank_environment
 
 TRAIN = Path(__file__).parents[2] / "train"
+# ranks that do not end by themselves would cost a test all of the usual grace period
+IMPATIENT = (
+    "import sys; from ftcluster_train import supervisor; "
+    "supervisor.GRACE_SECONDS = 1.0; sys.exit(supervisor.main())"
+)
 
 
 def supervisor(verb: str, run_dir: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "ftcluster_train.supervisor", verb, str(run_dir)],
+        [sys.executable, "-c", IMPATIENT, verb, str(run_dir)],
         env={**os.environ, "PYTHONPATH": str(TRAIN), "SECRET": "s3cret"},
         capture_output=True,
         text=True,
@@ -27,9 +32,12 @@ def supervisor(verb: str, run_dir: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def launch(run_dir: Path, script: str) -> None:
-    document = {"argv": ["/bin/sh", "-c", script], "env": {"FTCLUSTER_RUN": run_dir.name}}
-    (run_dir / "launch.json").write_text(json.dumps({**document, "hostfile": ""}))
+def launch(run_dir: Path, script: str, **mesh: object) -> None:
+    document = {
+        "argv": ["/bin/sh", "-c", script], "env": {"FTCLUSTER_RUN": run_dir.name},
+        "hostfile": "", "hosts": [], "ssh_config": "", **mesh,
+    }  # fmt: skip
+    (run_dir / "launch.json").write_text(json.dumps(document))
     supervisor("start", run_dir)
 
 
@@ -97,12 +105,40 @@ def test_a_ranks_error_is_passed_on_and_the_other_ranks_are_ended(run_dir: Path)
 
 def test_stop_ends_everything_and_says_so(run_dir: Path) -> None:
     launch(run_dir, "trap '' TERM; setsid sleep 300 & sleep 300 & wait")
+    deadline = time.monotonic() + 30
     while not processes_of(run_dir.name):
+        assert time.monotonic() < deadline, (run_dir / "supervisor.log").read_text()
         time.sleep(0.05)
     assert supervisor("stop", run_dir).stdout.strip() == "stopped"
     assert events(run_dir)[-1]["state"] == "stopped"
     assert processes_of(run_dir.name) == []
     assert supervisor("stop", run_dir).stdout.strip() == "not running"
+
+
+def test_a_host_that_the_mesh_does_not_reach_ends_the_run_before_a_rank_starts(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(
+        "#!/bin/sh\n"
+        '[ "$3" = 10.0.0.12 ] || exit 0\n'
+        "echo 'ssh: connect to host 10.0.0.12 port 22: Connection refused' >&2\n"
+        "exit 255\n"
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
+    hosts = [{"name": f"node{n}", "address": f"10.0.0.1{n}"} for n in (1, 2, 3)]
+    launch(run_dir, f"touch {started}", hosts=hosts, ssh_config="/opt/mesh/ssh_config")
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("failed", 1)
+    errors = [event for event in events(run_dir) if event["event"] == "error"]
+    assert [(error["host"], error["hint"]) for error in errors] == [
+        ("node2", "no rank was started")
+    ]
+    assert "Connection refused" in str(errors[0]["message"])
+    assert not started.exists()
 
 
 def test_stop_before_start(run_dir: Path) -> None:
