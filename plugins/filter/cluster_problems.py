@@ -110,11 +110,28 @@ def loopbacks(hosts):
             )
 
 
+def accounts(hosts):
+    """Hosts without root among hosts with it, where ranks would be other users; (host, sentence)."""
+    users = {host: facts["rank_user"] for host, facts in hosts.items() if "rank_user" in facts}
+    if not any(users.values()):
+        return
+    example = next(host for host, user in users.items() if user)
+    for host, user in users.items():
+        if not user:
+            yield (
+                host,
+                f"root cannot be had here, but on {example}, so ranks would run as other users; "
+                "give it root too (--ask-become-pass asks for a password), or do without it on "
+                "all hosts with -e ftcluster_root=false",
+            )
+
+
 def cluster_problems(facts_by_host, requirements):
     """Every problem that only shows between hosts; a list of sentences for each host."""
     problems = {host: [] for host in facts_by_host}
     for check in (
         clocks(facts_by_host, requirements.get("clock_seconds", 5)),
+        accounts(facts_by_host),
         prefixes(facts_by_host),
         machines(facts_by_host),
         loopbacks(facts_by_host),

@@ -11,7 +11,8 @@ description:
   - Makes a Python environment from a list of exact versions. The control node downloads the wheels,
     once for all hosts with the same Python and C library; every host verifies each wheel's SHA-256
     before anything is installed, so a host needs no way to a package index.
-  - A finished environment is never touched again. One that was broken off is made anew.
+  - A finished environment is never touched again while the list is the same. With another list, or
+    broken off, it is made anew.
   - uv, which must be in the list, installs. Neither pip nor the venv module is needed on the host.
   - With O(layer), adds wheels to an environment that is there, and replaces them when they differ.
 version_added: 0.1.0
@@ -32,7 +33,7 @@ options:
     description: The name of what is added to a finished environment.
     type: str
   python:
-    description: The Python that the environment is made from.
+    description: The Python that the environment is made from. Left out, the one Ansible uses.
     type: path
   cache:
     description:
@@ -67,6 +68,7 @@ import json  # noqa: E402
 import os  # noqa: E402
 import platform  # noqa: E402
 import shutil  # noqa: E402
+import sys  # noqa: E402
 import zipfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -178,7 +180,7 @@ def install(module, path, staging):
         if not layer:
             shutil.rmtree(path, ignore_errors=True)
             path.parent.mkdir(parents=True, exist_ok=True)
-            python = module.params["python"]
+            python = module.params["python"] or sys.executable
             run(module, [uv, "venv", *options, "--no-project", "--python", python, path])
         names = [wheel.name.split("-")[:2] for wheel in sorted(staging.glob("*.whl"))]
         python = ["--python", path / "bin/python"]
@@ -232,14 +234,12 @@ def main():
     if module.params["sha256"]:
         install(module, path, Path(module.params["staging"]))
         module.exit_json(changed=True, sha256=module.params["sha256"])
-    interpreter = module.params["python"] or ""
-    version = ""
-    if interpreter:
-        program = "import platform; print(platform.python_version())"
-        code, out, err = module.run_command([interpreter, "-c", program])
-        if code != 0:
-            module.fail_json(msg=f"{interpreter} does not run: {(err or out).strip()}")
-        version = ".".join(out.strip().split(".")[:2])
+    interpreter = module.params["python"] or sys.executable
+    program = "import platform; print(platform.python_version())"
+    code, out, err = module.run_command([interpreter, "-c", program])
+    if code != 0:
+        module.fail_json(msg=f"{interpreter} does not run: {(err or out).strip()}")
+    version = ".".join(out.strip().split(".")[:2])
     module.exit_json(
         changed=False,
         digest=digest_found(path, module.params["layer"] or "", module.check_mode),

@@ -12,7 +12,8 @@ import yaml
 from tests.programs import CONTROL, ROOT
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir())
-STAGES = ("preflight", "system", "stack", "verify")
+MODULES = sorted(path.stem for path in (ROOT / "plugins/modules").glob("*.py"))
+STAGES = ("preflight", "system", "stack", "mesh", "verify")
 
 
 def load(path: Path) -> Any:
@@ -49,14 +50,14 @@ def test_ansible_doc_knows_the_role(role: str) -> None:
     assert json.loads(done.stdout)[f"ftcluster.cluster.{role}"]["entry_points"]["main"]
 
 
-@pytest.mark.parametrize("module", ["host_facts", "follow"])
+@pytest.mark.parametrize("module", MODULES)
 def test_ansible_doc_knows_the_modules(module: str) -> None:
     done = ansible("ansible-doc", f"ftcluster.cluster.{module}", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("playbook", ["setup", *STAGES])
+@pytest.mark.parametrize("playbook", ["setup", *STAGES, "rollback", "teardown"])
 def test_playbooks_can_be_run_by_name(playbook: str) -> None:
     done = ansible(
         "ansible-playbook", "--syntax-check", "-i", "localhost,", f"ftcluster.cluster.{playbook}"

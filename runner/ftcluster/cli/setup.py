@@ -93,7 +93,7 @@ def setup(
     """
     result = run_stages("setup", path, (*options, *passwords), view)
     if "--check" not in options:
-        _remember(result, options)
+        _remember(result, options, passwords)
     return result
 
 
@@ -104,7 +104,7 @@ def _recall_or_none() -> Cluster | None:
         return None
 
 
-def _remember(result: StagesResult, options: tuple[str, ...]) -> None:
+def _remember(result: StagesResult, options: tuple[str, ...], passwords: tuple[str, ...]) -> None:
     """Keep what is known of the whole inventory, also where --limit or --tags left hosts out."""
     path = result.inventory.path
     known = dict(result.facts)
@@ -113,7 +113,7 @@ def _remember(result: StagesResult, options: tuple[str, ...]) -> None:
         known = {host.name: host for host in before.facts.hosts} | known
     elif not result.table:
         return  # not proved yet
-    everyone = inventory_options(options, without="--limit")
+    everyone = inventory_options((*options, *passwords), without="--limit")
     names = read_inventory(path, everyone).hosts if "--limit" in options else result.inventory.hosts
     hosts = tuple(known[name] for name in names if name in known)
     remember(Cluster(path, ClusterFacts(hosts), remembered(options)))

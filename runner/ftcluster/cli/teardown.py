@@ -48,5 +48,6 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(document))
     else:
         count = len(result.progress.hosts)
-        print(f"removed from {count} host{'s' * (count != 1)}, {duration(result.seconds)}")
+        done = f"{changed} changes to make on" if "--check" in arguments else "removed from"
+        print(f"{done} {count} host{'s' * (count != 1)}, {duration(result.seconds)}")
     return 0

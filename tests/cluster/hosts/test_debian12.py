@@ -39,6 +39,15 @@ class Cluster:
 @pytest.fixture(scope="module")
 def bare(open_control: OpenControl) -> Iterator[Control]:
     with open_control("bookworm", len(NAMES), ("libfaketime",)) as control:
+        for number, name in enumerate(NAMES):
+            # one of this machine's two cores each, as hosts of their own would have
+            affinity = f"[Service]\nCPUAffinity={number % 2}\n"
+            drop_in = "/etc/systemd/system/ssh.service.d"
+            command = (
+                f"mkdir {drop_in} && printf '{affinity}' > {drop_in}/cores.conf && "
+                "systemctl daemon-reload && systemctl restart ssh"
+            )
+            control.bed.exec_(name, "sh", "-c", command, check=True)
         yield control
 
 
@@ -327,7 +336,8 @@ def test_vault_jump_host_and_a_password_for_become_go_through(
     assert secret.returncode == 0, secret.stderr
     # the second host through the first
     options = re.search(r"ansible_ssh_common_args=(.*)", bed.inventory())[1]  # type: ignore[index]
-    jump = f'-o ProxyCommand="ssh -i {bed.wanted.hosts}/ops_key {options} -W %h:%p ops@{ADDRESS[HEAD]}"'
+    through = f"ssh -i {bed.wanted.hosts}/ops_key {options} -W %h:%p ops@{ADDRESS[HEAD]}"
+    jump = f'-o ProxyCommand="{through}"'
     inventory = control.folder / "odd"
     (inventory / "host_vars").mkdir(parents=True)
     plain = Path(control.inventory("odd.ini", (HEAD, OTHER))).read_text()

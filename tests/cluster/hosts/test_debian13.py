@@ -1,7 +1,7 @@
 """The stages that need no torch, on two Debian 13 hosts.
 
-The stages stack and verify are left out: for its Python 3.13, pip finds torch here only as the build
-with gigabytes of CUDA packages.
+The stages stack and verify are left out: for its Python 3.13, pip finds torch here only as the
+build with gigabytes of CUDA packages.
 """
 
 import json

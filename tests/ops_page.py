@@ -1,0 +1,125 @@
+"""The fenced blocks of docs/ops.md, as data; pure functions but for `read_page`."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from tests.programs import ROOT
+
+COLLECTION = "ftcluster.cluster."
+PAGE = ROOT / "docs/ops.md"
+
+_FILE = re.compile(r"<!-- file: (\S+) -->")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block.
+
+    Attributes:
+        language: what its fence says.
+        above: the last line before it that is not empty, without its markup.
+        text: what is in it, with a final line end.
+    """
+
+    language: str
+    above: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Playbook:
+    """A playbook of the page.
+
+    Attributes:
+        title: the line above it.
+        text: its YAML.
+        files: what has to be beside it, text by name.
+    """
+
+    title: str
+    text: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class RoleUse:
+    """A role that a playbook runs: its short name, its entry point, the variables it is given."""
+
+    role: str
+    entry: str
+    variables: dict[str, Any]
+
+
+def blocks(page: str) -> list[Block]:
+    """Every fenced block of a Markdown text, in its order."""
+    found: list[Block] = []
+    above, language = "", ""
+    inside: list[str] | None = None
+    for line in page.splitlines():
+        if inside is not None:
+            if line.rstrip() == "```":
+                text = "".join(f"{kept}\n" for kept in inside)
+                found.append(Block(language, above, text))
+                above, inside = "", None
+            else:
+                inside.append(line)
+        elif line.startswith("```"):
+            language, inside = line.strip("` "), []
+        elif line.strip():
+            above = line.strip()
+    return found
+
+
+def playbooks(page: str) -> list[Playbook]:
+    """The page's playbooks in its order, each with the files that it names."""
+    files, found = {}, []
+    for block in blocks(page):
+        mark = _FILE.fullmatch(block.above)
+        if mark:
+            files[mark[1]] = block.text
+    for block in blocks(page):
+        if block.language == "yaml":
+            needed = {name: text for name, text in files.items() if name in block.text}
+            found.append(Playbook(block.above, block.text, needed))
+    return found
+
+
+def roles_used(playbook: str) -> list[RoleUse]:
+    """The roles of the collection that a playbook runs, in `roles` and in tasks."""
+    return [use for play in yaml.safe_load(playbook) for use in _of_play(play)]
+
+
+def _of_play(play: dict[str, Any]) -> Iterator[RoleUse]:
+    for role in play.get("roles", []):
+        entry: dict[str, Any] = {"role": role} if isinstance(role, str) else role
+        name = entry.get("role") or entry["name"]
+        if name.startswith(COLLECTION):
+            yield RoleUse(name.removeprefix(COLLECTION), "main", entry.get("vars", {}))
+    for part in ("pre_tasks", "tasks", "post_tasks"):
+        for task in play.get(part, []):
+            yield from _of_task(task)
+
+
+def _of_task(task: dict[str, Any]) -> Iterator[RoleUse]:
+    for part in ("block", "rescue", "always"):
+        for inner in task.get(part, []):
+            yield from _of_task(inner)
+    for verb in ("import_role", "include_role"):
+        used = task.get(f"ansible.builtin.{verb}")
+        if used and used["name"].startswith(COLLECTION):
+            entry = used.get("tasks_from", "main").removesuffix(".yml")
+            yield RoleUse(used["name"].removeprefix(COLLECTION), entry, task.get("vars", {}))
+
+
+def read_page() -> str:
+    """The text of docs/ops.md."""
+    return PAGE.read_text(encoding="utf-8")
+
+
+def read_playbooks() -> list[tuple[str, str, dict[str, str]]]:
+    """The playbooks of docs/ops.md by order: (title, YAML, files that have to be beside it)."""
+    return [(found.title, found.text, found.files) for found in playbooks(read_page())]

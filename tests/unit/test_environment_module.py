@@ -1,0 +1,147 @@
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from plugins.modules import environment
+from plugins.modules.environment import (
+    boot,
+    check,
+    digest_found,
+    finish,
+    glibc,
+    is_whole,
+    unpack_uv,
+)
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A finished environment with one package."""
+    packages = tmp_path / "env" / "lib" / "python3.11" / "site-packages"
+    (packages / "tool-1.0.dist-info").mkdir(parents=True)
+    (packages / "tool.py").write_text("x = 1\n")
+    (tmp_path / "env" / "bin").mkdir()
+    (tmp_path / "env" / "bin" / "tool").write_text("#!\n")
+    (packages / "tool-1.0.dist-info" / "RECORD").write_text(
+        "tool.py,sha256=abc,6\n"
+        "../../../bin/tool,sha256=def,3\n"
+        '"tool-1.0.dist-info/RECORD",,\n'
+    )  # fmt: skip
+    finish(tmp_path / "env", "", "d1")
+    return tmp_path / "env"
+
+
+def wheels(folder: Path, **texts: str) -> dict[str, str]:
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return {name: sha256(text) for name, text in texts.items()}
+
+
+def test_wheels_that_arrived_as_they_were_sent(tmp_path: Path) -> None:
+    check(tmp_path, wheels(tmp_path, a="one", b="two"))
+
+
+def test_a_changed_wheel_is_named_with_both_hashes(tmp_path: Path) -> None:
+    expected = wheels(tmp_path, a="one", b="two")
+    (tmp_path / "b").write_text("odd")
+    with pytest.raises(ValueError, match="b arrived with the sha256") as caught:
+        check(tmp_path, expected)
+    assert sha256("odd") in str(caught.value)
+    assert sha256("two") in str(caught.value)
+    assert "run setup again" in str(caught.value)
+
+
+def test_missing_and_unexpected_wheels_are_named_together(tmp_path: Path) -> None:
+    wheels(tmp_path, a="one", extra="two")
+    with pytest.raises(ValueError, match="^extra, missing: sent or expected, but not both"):
+        check(tmp_path, {"a": sha256("one"), "missing": "0" * 64})
+
+
+def test_an_environment_with_all_its_files_is_whole(made: Path) -> None:
+    assert is_whole(made)
+
+
+@pytest.mark.parametrize("name", ["lib/python3.11/site-packages/tool.py", "bin/tool"])
+def test_a_missing_or_cut_file_is_noticed(made: Path, name: str) -> None:
+    text = (made / name).read_text()
+    (made / name).write_text("")
+    assert not is_whole(made)
+    (made / name).unlink()
+    assert not is_whole(made)
+    (made / name).write_text(text)
+    assert is_whole(made)
+
+
+def test_the_digest_is_that_of_the_marker(made: Path) -> None:
+    assert digest_found(made, "", False) == "d1"
+    assert digest_found(made, "node", False) == ""
+    assert digest_found(made / "bin" / "tool", "", False) == ""
+    assert digest_found(made.parent / "none", "", False) == ""
+
+
+def test_a_layer_has_a_marker_of_its_own(made: Path) -> None:
+    finish(made, "node", "d2")
+    assert digest_found(made, "node", False) == "d2"
+    assert digest_found(made, "", False) == "d1"
+    assert not (made / ".complete.new").exists()
+
+
+def test_files_are_looked_at_once_in_each_boot(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def look(path: Path) -> bool:
+        looks.append(path)
+        return bool(is_whole(path))
+
+    monkeypatch.setattr(environment, "is_whole", look)
+    digest_found(made, "", False)
+    assert looks == []
+    monkeypatch.setattr(environment, "boot", lambda: "another boot")
+    assert digest_found(made, "", True) == "d1"
+    assert digest_found(made, "", False) == "d1"
+    assert looks == [made, made]  # check mode does not write down that it has looked
+    assert digest_found(made, "", False) == "d1"
+    assert looks == [made, made]
+
+
+def test_an_environment_that_lost_files_with_the_power_is_made_anew(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (made / "bin" / "tool").write_text("")
+    assert digest_found(made, "", False) == "d1"
+    monkeypatch.setattr(environment, "boot", lambda: "another boot")
+    assert digest_found(made, "", False) == ""
+    assert digest_found(made, "", False) == ""
+
+
+def test_a_marker_without_a_boot_is_looked_at(made: Path) -> None:
+    (made / ".complete").write_text("d1\n")
+    digest_found(made, "", False)
+    assert (made / ".complete").read_text().split() == ["d1", boot()]
+
+
+def test_uv_comes_out_of_its_wheel_as_a_program(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "uv-0.9.0-py3-none-linux_x86_64.whl", "w") as archive:
+        archive.writestr("uv/__init__.py", "")
+        archive.writestr("uv-0.9.0.data/scripts/uvx", "no")
+        archive.writestr("uv-0.9.0.data/scripts/uv", "#!/bin/sh\n")
+    program = unpack_uv(tmp_path)
+    assert program == tmp_path / "uv"
+    assert program.read_text() == "#!/bin/sh\n"
+    assert program.stat().st_mode & 0o777 == 0o755
+
+
+def test_no_uv_among_the_wheels(tmp_path: Path) -> None:
+    (tmp_path / "uvloop-1.0-py3-none-any.whl").touch()
+    assert unpack_uv(tmp_path) is None
+
+
+def test_the_c_library_has_two_numbers() -> None:
+    found = glibc()
+    assert found == "" or [part.isdigit() for part in found.split(".")[:2]] == [True, True]

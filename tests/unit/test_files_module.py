@@ -1,0 +1,139 @@
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plugins.modules.files import settle, write
+
+EMPTY = {"state": "file", "content": None, "mode": None, "owner": "", "group": ""}
+
+
+def settled(path: Path, check: bool = False, **entry: Any) -> bool:
+    return bool(settle({**EMPTY, "path": str(path), **entry}, check)[0])
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_a_file_is_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    assert settle({**EMPTY, "path": str(path), "content": "{}\n", "mode": "0640"}, False) == (
+        True, "", "{}\n",
+    )  # fmt: skip
+    assert path.read_text() == "{}\n"
+    assert mode(path) == 0o640
+    assert not settled(path, content="{}\n", mode="0640")
+    assert settle({**EMPTY, "path": str(path), "content": "[]\n"}, False) == (
+        True, "{}\n", "[]\n",
+    )  # fmt: skip
+    assert [found.name for found in tmp_path.iterdir()] == ["job.json"]
+
+
+def test_a_file_without_a_mode_can_be_read_by_everybody(tmp_path: Path) -> None:
+    assert settled(tmp_path / "a", content="x")
+    assert mode(tmp_path / "a") == 0o644
+
+
+def test_another_mode_alone_is_a_change(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    settled(path, content="x", mode="0644")
+    assert settled(path, content="x", mode="0600")
+    assert mode(path) == 0o600
+
+
+def test_a_reader_of_the_old_file_keeps_the_old_text(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    with path.open() as reader:
+        settled(path, content="new")
+        assert reader.read() == "old"
+    assert path.read_text() == "new"
+
+
+def test_a_write_that_is_broken_off_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(path, "new", 0o644)
+    assert [found.name for found in tmp_path.iterdir()] == ["a"]
+    assert path.read_text() == "old"
+
+
+def test_a_file_without_content_keeps_its_text(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    assert not settled(path, mode="0600")
+    assert not path.exists()
+    path.write_text("kept")
+    path.chmod(0o644)
+    assert settled(path, mode="0600")
+    assert (path.read_text(), mode(path)) == ("kept", 0o600)
+
+
+def test_folders_are_made_with_their_parents(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    before = os.umask(0o077)
+    try:
+        assert settled(path, state="directory", mode="0755")
+    finally:
+        os.umask(before)
+    assert mode(path) == 0o755
+    assert not settled(path, state="directory", mode="0755")
+    assert settled(path, state="directory", mode="0700")
+    assert mode(path) == 0o700
+
+
+def test_absent_removes_files_and_folders_with_what_is_in_them(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "below").mkdir(parents=True)
+    (tmp_path / "folder" / "below" / "a").touch()
+    (tmp_path / "b").touch()
+    for name in ("folder", "b"):
+        assert settled(tmp_path / name, state="absent")
+        assert not settled(tmp_path / name, state="absent")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_absent_removes_a_link_and_not_what_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to("kept")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    assert settled(tmp_path / "link", state="absent")
+    assert settled(tmp_path / "dangling", state="absent")
+    assert [found.name for found in tmp_path.iterdir()] == ["kept"]
+
+
+def test_check_mode_tells_and_leaves_everything(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+    (tmp_path / "a").chmod(0o644)
+    assert settled(tmp_path / "a", check=True, content="new")
+    assert settled(tmp_path / "a", check=True, mode="0600")
+    assert settled(tmp_path / "a", check=True, state="absent")
+    assert settled(tmp_path / "b", check=True, state="directory")
+    assert settled(tmp_path / "b" / "c", check=True, content="x", mode="0644")
+    assert [found.name for found in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
+    assert mode(tmp_path / "a") == 0o644
+
+
+def test_an_owner_that_is_not_there_yet_is_a_change_in_check_mode(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    me = pwd.getpwuid(os.getuid()).pw_name
+    assert not settled(tmp_path / "a", owner=me)
+    assert settled(tmp_path / "a", check=True, owner="no-such-user")
+    with pytest.raises(LookupError, match="no-such-user"):
+        settled(tmp_path / "a", owner="no-such-user")
+
+
+def test_a_file_below_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(OSError, match="Not a directory"):
+        settled(tmp_path / "a" / "b", content="x")

@@ -1,0 +1,63 @@
+from typing import Any
+
+from plugins.filter.proof_table import cpu, proof_table, speed
+
+FACTS = {
+    "cpu_generation": "Sapphire Rapids", "cpu_model": "Intel(R) Xeon(R) Platinum 8488C",
+    "cores": 32, "memory_bytes": 256 * 10**9, "network_interface": "eth0",
+    "nics": [
+        {"name": "lo", "speed_mbits": None}, {"name": "eth0", "speed_mbits": 25000},
+    ],
+}  # fmt: skip
+
+
+def row(name: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": name, "hostname": f"{name}.lan", "address": "10.0.0.1", "python": "3.11.7",
+        "kernel": "brg_matmul:avx512_core_amx", "versions": {"torch": "2.8.0+cpu"}, **changes,
+    }  # fmt: skip
+
+
+def report(*hosts: dict[str, Any]) -> dict[str, Any]:
+    return {"hosts": hosts, "packages": 60, "all_reduce_ms": 3.14 if len(hosts) > 1 else None}
+
+
+def test_columns_stand_below_one_another() -> None:
+    hosts = row("node1"), row("a-longer-name", address="10.0.0.123")
+    head, first, second, last = proof_table(
+        report(*hosts), {"node1": FACTS, "a-longer-name": FACTS}
+    )
+    for word in ("10.0.0.1", "Sapphire", "25 Gbit/s"):
+        assert first.index(word) == second.index(word)
+    assert head.index("address") == first.index("10.0.0.1")
+    assert first.endswith("brg_matmul:avx512_core_amx")
+    assert "32     256 GB  eth0 25 Gbit/s  3.11.7  2.8.0+cpu" in first
+    assert last == (
+        "mpirun reached 2 hosts, the same 60 packages on each, "
+        "an all-reduce over all is right (3.1 ms for 4 MiB)"
+    )
+
+
+def test_one_host_has_nobody_to_compare_with() -> None:
+    *_, last = proof_table(report(row("localhost")), {"localhost": FACTS})
+    assert last == "mpirun reached 1 host, the packages fit together"
+
+
+def test_facts_that_are_not_there_leave_cells_empty() -> None:
+    lines = proof_table(report(row("node1", kernel="")), {})
+    assert "node1" in lines[1]
+    assert lines[1].endswith("2.8.0+cpu")
+
+
+def test_the_speed_of_the_interface_where_it_is_known() -> None:
+    assert speed(FACTS) == "eth0 25 Gbit/s"
+    assert speed({**FACTS, "nics": [{"name": "eth0", "speed_mbits": 2500}]}) == "eth0 2.5 Gbit/s"
+    assert speed({**FACTS, "nics": [{"name": "eth0", "speed_mbits": None}]}) == "eth0"
+    assert speed({**FACTS, "network_interface": "eth7"}) == "eth7"
+    assert speed({}) == ""
+
+
+def test_a_cpu_that_the_table_does_not_know_is_called_by_its_own_name() -> None:
+    assert cpu(FACTS) == "Sapphire Rapids"
+    assert cpu({**FACTS, "cpu_generation": "other"}) == "Intel(R) Xeon(R) Platinum 8488C"
+    assert cpu({}) == ""
