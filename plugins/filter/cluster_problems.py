@@ -111,7 +111,7 @@ def loopbacks(hosts):
 
 
 def accounts(hosts):
-    """Hosts without root among hosts with it, where ranks would be other users; (host, sentence)."""
+    """Hosts without root among hosts with it: ranks would be other users; (host, sentence)."""
     users = {host: facts["rank_user"] for host, facts in hosts.items() if "rank_user" in facts}
     if not any(users.values()):
         return

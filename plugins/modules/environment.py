@@ -115,16 +115,22 @@ def digest_found(path, layer, check_mode):
 
 def is_whole(path):
     """Whether every file that the installed packages list is there with its size."""
-    for record in path.glob("lib/python*/site-packages/*.dist-info/RECORD"):
-        with record.open(newline="", encoding="utf-8") as file:
-            for name, _, size in csv.reader(file):
-                try:
-                    found = (record.parent.parent / name).stat().st_size
-                except OSError:
-                    return False
-                if size and found != int(size):
-                    return False
-    return True
+    packages = list(path.glob("lib/python*/site-packages/*.dist-info"))
+    try:
+        return bool(packages) and all(has_its_files(package) for package in packages)
+    except (OSError, ValueError):  # a list that was torn
+        return False
+
+
+def has_its_files(package):
+    """Whether one package has what its RECORD lists; an OSError or ValueError means no as well."""
+    with (package / "RECORD").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    for name, _, size in rows:
+        found = (package.parent / name).stat().st_size
+        if size and found != int(size):
+            return False
+    return bool(rows)
 
 
 def check(folder, sha256):
@@ -153,7 +159,7 @@ def unpack_uv(staging):
     """The program uv out of its wheel, or None where there is no such wheel."""
     for wheel in staging.glob("uv-*.whl"):
         with zipfile.ZipFile(wheel) as archive:
-            name = next(n for n in archive.namelist() if n.endswith(".data/scripts/uv"))
+            name = f"{'-'.join(wheel.name.split('-')[:2])}.data/scripts/uv"
             program = staging / "uv"
             program.write_bytes(archive.read(name))
         program.chmod(0o755)
@@ -195,7 +201,7 @@ def install(module, path, staging):
             json.dumps(sha256, indent=1, sort_keys=True) + "\n", encoding="utf-8"
         )
         finish(path, layer, module.params["digest"])
-    except ValueError as error:
+    except (ValueError, LookupError) as error:
         module.fail_json(msg=str(error))
     except OSError as error:
         module.fail_json(msg=f"{error.filename or path}: {error.strerror or error}")

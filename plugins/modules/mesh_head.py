@@ -157,11 +157,15 @@ def read(path):
 def write(path, text):
     """Write a private file under another name, sync and rename it."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".ftcluster-")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(name).replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink()
+        raise
 
 
 def make_key(module, folder):

@@ -86,11 +86,15 @@ def host_keys():
 def write(path, text):
     """Replace a private file by renaming."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".ftcluster-")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(name).replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink()
+        raise
 
 
 def main():

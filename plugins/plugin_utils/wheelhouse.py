@@ -88,7 +88,7 @@ def requirements(text):
         if not words or words[0].startswith("--hash"):
             continue
         name, equals, version = words[0].partition("==")
-        if not equals:
+        if not equals or not re.fullmatch(r"[A-Za-z0-9._-]+", name) or ";" in version:
             raise WheelhouseError(f"'{line.strip()}' is not of the form name==version")
         found[normal(name)] = version
     return found
@@ -121,6 +121,16 @@ def get_wheels(requirements_file, target, cache):
     Raises:
         WheelhouseError: pip cannot download it, or a hash is not the expected one.
     """
+    try:
+        return _get_wheels(requirements_file, target, cache)
+    except OSError as error:
+        raise WheelhouseError(
+            f"{error.filename or cache}: {error.strerror}; set virtualenv_cache to a folder on the "
+            "control node that can be written and has space"
+        ) from error
+
+
+def _get_wheels(requirements_file, target, cache):
     text = requirements_file.read_text(encoding="utf-8")
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     folder = cache / f"{requirements_file.stem}-{digest}-{target.tag}"
@@ -140,8 +150,8 @@ def read_wheelhouse(folder):
         if any((folder / name).stat().st_size != e["size"] for name, e in manifest.items()):
             return None
         return Wheelhouse(folder, {name: e["sha256"] for name, e in manifest.items()})
-    except (OSError, ValueError, KeyError):
-        return None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None  # not there, or damaged
 
 
 def download(requirements_file, text, target, folder):
@@ -162,11 +172,6 @@ def download(requirements_file, text, target, folder):
             file.flush()
             os.fsync(file.fileno())
         scratch.rename(folder)
-    except OSError as error:
-        raise WheelhouseError(
-            f"{error.filename or folder.parent}: {error.strerror}; "
-            "set virtualenv_cache to a folder with space"
-        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Wheelhouse(folder, {name: entry["sha256"] for name, entry in manifest.items()})
@@ -177,7 +182,8 @@ def check(folder, text):
     wanted, hashes = requirements(text), allowed_hashes(text)
     manifest = {}
     for path in sorted(folder.iterdir()):
-        name, version = path.name.split("-")[:2]
+        name, _, rest = path.name.partition("-")
+        version = rest.partition("-")[0]
         locked = wanted.pop(normal(name), None)
         # a local version is another build of the same source: 2.13.0+cpu is 2.13.0 for CPUs
         if locked is None or version.split("+")[0] != locked.split("+")[0]:

@@ -20,7 +20,7 @@ def folder_name(folder: Path) -> str:
         digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    return f"{folder.name}-{digest.hexdigest()[:12]}"
+    return f"{folder.resolve().name}-{digest.hexdigest()[:12]}"
 
 
 def check_data_folder(folder: Path, text_columns: Sequence[str], label_column: str) -> None:

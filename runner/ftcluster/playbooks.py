@@ -6,6 +6,7 @@ artifacts hold the environment and whatever the tasks returned.
 
 import configparser
 import contextlib
+import json
 import os
 import queue
 import shlex
@@ -122,9 +123,12 @@ def run_playbook(
             late = time.monotonic() > deadline
             ended = "stopped" if cancelled() else "timeout" if late else ""
             if ended:
-                end_processes(descendants(os.getpid()))
+                end_descendants(os.getpid())
         return bool(ended)
 
+    # as a file: the argument `settings` has no effect together with suppress_env_files
+    (scratch / "env").mkdir()
+    (scratch / "env/settings").write_text(json.dumps({"pexpect_timeout": POLL_SECONDS}))
     try:
         thread, runner = ansible_runner.run_async(
             private_data_dir=str(scratch),
@@ -138,7 +142,6 @@ def run_playbook(
             cancel_callback=cancel,
             quiet=True,
             suppress_env_files=True,
-            settings={"pexpect_timeout": POLL_SECONDS},
         )
         while thread.is_alive() or not events.empty():
             try:
@@ -147,7 +150,7 @@ def run_playbook(
                 pass
             except BaseException:
                 ended = "stopped"
-                end_processes(descendants(os.getpid()))
+                end_descendants(os.getpid())
                 thread.join()
                 raise
             on_tick()
@@ -250,16 +253,20 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def end_processes(pids: Sequence[int]) -> None:
-    """Ask processes to end, and after a grace period make them."""
+def end_descendants(root: int) -> None:
+    """Ask all descendants of a process to end, and after a grace period make them."""
+    known: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in pids:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
         deadline = time.monotonic() + GRACE_SECONDS
-        while any(_running(pid) for pid in pids) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            # looked for again: one that was asked may just have started another
+            new = set(descendants(root)) - (known if number == signal.SIGTERM else set())
+            known |= new
+            for pid in new if number == signal.SIGTERM else known:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            if not any(_running(pid) for pid in known):
+                return
             time.sleep(POLL_SECONDS)
 
 

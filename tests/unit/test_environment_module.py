@@ -59,7 +59,7 @@ def test_a_changed_wheel_is_named_with_both_hashes(tmp_path: Path) -> None:
 
 def test_missing_and_unexpected_wheels_are_named_together(tmp_path: Path) -> None:
     wheels(tmp_path, a="one", extra="two")
-    with pytest.raises(ValueError, match="^extra, missing: sent or expected, but not both"):
+    with pytest.raises(ValueError, match=r"^extra, missing: sent or expected, but not both"):
         check(tmp_path, {"a": sha256("one"), "missing": "0" * 64})
 
 

@@ -11,7 +11,7 @@ from ftcluster import playbooks
 from ftcluster.playbooks import (
     TaskEvent,
     descendants,
-    end_processes,
+    end_descendants,
     read_event,
     run_playbook,
 )
@@ -83,7 +83,7 @@ def test_processes_are_ended_also_in_sessions_of_their_own() -> None:
     pids = descendants(parent.pid)
     assert len(pids) == 1
     assert {parent.pid, *pids} <= set(descendants(os.getpid()))
-    end_processes([parent.pid, *pids])
+    end_descendants(os.getpid())
     parent.wait(5)
     parent.stdout.close()
     for pid in pids:
@@ -109,7 +109,6 @@ def test_a_playbook_that_takes_too_long_is_ended_with_all_it_started(
 
     # the limit is over as soon as the task runs, however slow Ansible starts
     monkeypatch.setattr(playbooks, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
-    monkeypatch.setattr(playbooks, "GRACE_SECONDS", 1.0)
     outcome = run_playbook(str(playbook), inventory, {}, events.append, time_limit_seconds=100)
     assert outcome.state == "timeout", outcome.output
     assert events[-1].kind == "started"

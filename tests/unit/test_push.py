@@ -114,15 +114,17 @@ def test_a_large_file_that_cannot_be_written_is_named(
     small = [(path, "taken") for path, _ in files(source, taken=2)]
 
     class Refuses(Action):
-        def _low_level_execute_command(self, command: str, **more: Any) -> dict[str, Any]:
+        def _low_level_execute_command(
+            self, command: str, sudoable: bool, in_data: bytes | None
+        ) -> dict[str, Any]:
             if command.startswith("cat"):
                 return {"rc": 1, "stdout": "cat: write error: No space left on device\n"}
-            return super()._low_level_execute_command(command, **more)
+            return super()._low_level_execute_command(command, sudoable, in_data)
 
     with pytest.raises(AnsibleActionFail, match="/there/taken/large cannot be written: cat: write"):
         push_files(Refuses(), pairs, str(tmp_path / "there"))
     with pytest.raises(AnsibleActionFail, match="/there cannot be written: "):
-        push_files(Action(), [*small, *[(small[0][0], "taken/below")]], str(tmp_path / "there"))
+        push_files(Action(), [*small, (small[0][0], "taken/below")], str(tmp_path / "there"))
 
 
 def test_a_tar_has_names_and_texts_and_nobodys_account(source: Path) -> None:

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ftcluster.cli import setup as verb
 from ftcluster.cluster import recall
@@ -47,7 +48,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
 
         monkeypatch.setattr(verb, "run_stages", run_stages)
         monkeypatch.setattr(verb, "read_inventory", read_inventory)
-        verb.setup(Path(path), options, PlainView(), passwords)
+        verb.setup(Path(path), options, PlainView(Console(), verbose=False), passwords)
 
     return run
 

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def test_a_local_version_is_a_build_of_the_same_version(tmp_path: Path) -> None:
 
 
 def test_a_missing_wheel_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WheelhouseError, match="pip did not download other$"):
+    with pytest.raises(WheelhouseError, match=r"pip did not download other$"):
         check(folder_with(tmp_path, TOOL), LIST)
 
 
@@ -236,6 +237,6 @@ def test_pips_complaint_is_its_last_lines() -> None:
 
 def test_without_any_pip_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    monkeypatch.setattr(wheelhouse.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(WheelhouseError, match="install python3-pip"):
         wheelhouse.pip()

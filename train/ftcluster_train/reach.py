@@ -42,12 +42,17 @@ def unreachable(hosts: Sequence[Host], ssh_config: str) -> list[str]:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"{host.name} ({host.address}): ssh from the head got no answer in time"
+        except FileNotFoundError:
+            return f"{host.name} ({host.address}): the head has no ssh; install an SSH client there"
         if done.returncode == 0:
             return ""
         return f"{host.name} ({host.address}): ssh from the head fails: {_words(done.stderr)}"
 
-    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+    pool = ThreadPoolExecutor(max_workers=AT_ONCE)
+    try:
         return [problem for problem in pool.map(probe, hosts) if problem]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # whoever breaks it off need not wait
 
 
 def _words(stderr: str) -> str:

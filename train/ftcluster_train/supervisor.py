@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 from ftcluster_train.errors import read_error_line
 from ftcluster_train.events import EventWriter
@@ -44,20 +44,10 @@ def supervise(run_dir: Path) -> int:
     launch = json.loads((run_dir / "launch.json").read_text(encoding="utf-8"))
     environment = rank_environment(launch["env"], Path(launch["argv"][0]).parent)
     began = time.monotonic()
+    if not reaches_all(launch, events):
+        return 1
     state, exit_code = "failed", 1
     log = (run_dir / "ranks.log").open("w", encoding="utf-8")
-    if launch["ssh_config"]:
-        events.write("phase", doing="looking whether the head reaches the other hosts")
-        others = [Host(**host) for host in launch["hosts"][1:]]
-        problems = unreachable(others, launch["ssh_config"])
-        for problem in problems:
-            events.write(
-                "error", message=problem, hint="no rank was started", host=problem.split()[0],
-                rank=None,
-            )  # fmt: skip
-        if problems:
-            events.write("end", state="failed", exit_code=1, seconds=0.0)
-            return 1
     events.write("phase", doing="starting the ranks")
     process = subprocess.Popen(
         launch["argv"],
@@ -106,6 +96,25 @@ def supervise(run_dir: Path) -> int:
             "end", state=state, exit_code=exit_code, seconds=round(time.monotonic() - began, 2)
         )
     return exit_code
+
+
+def reaches_all(launch: dict[str, Any], events: EventWriter) -> bool:
+    """Whether the head reaches all other hosts; if not, writes why and the run's end."""
+    if not launch["ssh_config"]:
+        return True
+    events.write("phase", doing="looking whether the head reaches the other hosts")
+    hosts = [Host(**host) for host in launch["hosts"][1:]]
+    try:
+        problems = unreachable(hosts, launch["ssh_config"])
+    except Stopped:
+        events.write("end", state="stopped", exit_code=130, seconds=0.0)
+        return False
+    for problem in problems:
+        name = problem.split()[0]
+        events.write("error", message=problem, hint="no rank was started", host=name, rank=None)
+    if problems:
+        events.write("end", state="failed", exit_code=1, seconds=0.0)
+    return not problems
 
 
 def _output(process: "subprocess.Popen[str]", log: TextIO) -> Iterator[str]:

@@ -289,7 +289,8 @@ def multiply(bf16: bool) -> None:
 def kernel_of(log: str) -> str:
     """The implementation in the last line of oneDNN's log that tells of an execution."""
     fields = [line.split(",") for line in log.splitlines() if ",primitive,exec,cpu," in line]
-    return fields[-1][6] if fields else ""
+    names = [words[6] for words in fields if len(words) > 6]
+    return names[-1] if names else ""
 
 
 def timed_all_reduce() -> float:

@@ -49,6 +49,9 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"one inventory at a time, not {', '.join(options.words)}")
     inventory = find_inventory(*options.words)
     arguments = passed_on(vars(options), FLAGS)
+    before = _recall_or_none()
+    if before and not options.words:  # the same cluster again is reached the same way
+        arguments = (*before.options, *arguments)
     view = make_view(options.verbose)
     with asked(vars(options)) as passwords:
         if options.rollback:

@@ -11,11 +11,13 @@ import pytest
 
 from tests.cluster.hosts.conftest import Control, OpenControl
 from tests.cluster.test_main_job import write_pairs
+from tests.ops_page import read_playbooks
 from tests.programs import interrupt_when
 
 NAMES = ("node0", "node1", "node2")
 HEAD, OTHER, THIRD = NAMES
 ADDRESS = {name: f"198.18.0.{10 + number}" for number, name in enumerate(NAMES)}
+TWO = ("--nodes", "2", "--ranks-per-host", "1")
 STACK = "/opt/ftcluster/current"
 MESH = "/opt/ftcluster/mesh"
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
@@ -192,7 +194,7 @@ def no_rank_is_left(cluster: Cluster) -> None:
 
 
 def test_quickstart_on_two_hosts(cluster: Cluster) -> None:
-    done = cluster.control.run("train", "quickstart", "--nodes", "2", "--json")
+    done = cluster.control.run("train", "quickstart", *TWO, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["state"], result["world_size"]) == ("done", 2)
@@ -214,7 +216,7 @@ def test_the_users_own_data_reach_all_hosts_and_ctrl_c_ends_all_ranks(
 ) -> None:
     data = write_pairs(tmp_path / "pairs", 640)
     process = cluster.control.start(
-        "train", "quickstart", "--nodes", "2", "--data", str(data), "training.num_train_epochs=90"
+        "train", "quickstart", *TWO, "--data", str(data), "training.num_train_epochs=90"
     )
     said, last, code, _ = interrupt_when(process, "step 10/")
     assert code == 130, said
@@ -240,7 +242,7 @@ def test_a_changed_host_key_is_refused_by_name(cluster: Cluster) -> None:
         new = bed.exec_(OTHER, "cat", f"{keys}.pub", check=True).stdout
         others = [line for line in before.splitlines() if not line.startswith(OTHER)]
         trusted.write_text("\n".join([*others, f"{OTHER},{ADDRESS[OTHER]} {new}"]) + "\n")
-        refused = control.run("train", "quickstart", "--nodes", "2", "training.max_steps=2")
+        refused = control.run("train", "quickstart", *TWO, "training.max_steps=2")
         assert refused.returncode == 1
         assert f"{OTHER} ({ADDRESS[OTHER]}): ssh from the head fails" in refused.stderr
         assert "its host key is another one than at the last setup" in refused.stderr
@@ -257,7 +259,7 @@ def test_limit_touches_one_host_and_forgets_none(cluster: Cluster) -> None:
     assert limited.returncode == 0, limited.stderr
     assert json.loads(limited.stdout)["hosts"][OTHER]["changed"] == 0
     assert HEAD not in limited.stderr.replace("changed", "")
-    planned = cluster.control.run("train", "--dry-run", "--json")
+    planned = cluster.control.run("train", "--dry-run", "--json", "--ranks-per-host", "1")
     assert json.loads(planned.stdout)["world_size"] == 3
 
 
@@ -428,3 +430,20 @@ def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -
     assert json.loads(nothing.stdout)["changed"] == 0, nothing.stderr
     train = control.run("train")
     assert "no cluster has been set up from here" in train.stderr
+
+
+def test_the_page_for_ops_teams_does_what_it_says(bare: Control) -> None:
+    inventory = bare.inventory("ops.ini", NAMES)
+    for number, (title, playbook, files) in enumerate(read_playbooks()):
+        path = bare.folder / f"ops-{number}.yml"
+        path.write_text(playbook)
+        for name, text in files.items():
+            (bare.folder / name).write_text(text)
+        first = bare.ansible("ansible-playbook", "-i", inventory, str(path))
+        assert first.returncode == 0, f"{title}\n{first.stdout}{first.stderr}"
+        again = bare.ansible("ansible-playbook", "-i", inventory, str(path))
+        assert re.findall(r"changed=(\d+)", again.stdout) == ["0"] * len(NAMES), again.stdout
+    rules = bare.bed.exec_(OTHER, "nft", "list", "ruleset", check=True).stdout
+    assert "7000-7099" in rules
+    tool = bare.bed.exec_(THIRD, "/opt/markdown-it/4.3.0/bin/markdown-it", "--version", check=True)
+    assert "4.3.0" in tool.stdout

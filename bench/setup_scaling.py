@@ -1,0 +1,92 @@
+"""How the time of setup grows with the number of hosts.
+
+    sudo .venv-dev/bin/python -m bench.setup_scaling [HOSTS ...]      (from the repository's root)
+
+Boots light hosts with tests/testbed and times, for each number of hosts, an unchanged run of the
+stages preflight, mesh and verify: medians of several runs, the numbers of hosts interleaved. The
+stack is installed once, on this machine, and shown to all hosts read-only: what is measured is what
+grows with the hosts. They share the cores of this machine, as real hosts do not.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tests.programs import FTCLUSTER
+from tests.testbed import Testbed
+from tests.testbed.settings import Settings
+
+COUNTS = (4, 8, 16, 32)
+TURNS = 3
+STAGES = ("preflight", "mesh", "verify")
+PREFIX = Path("/opt/ftcluster-bench")
+SECONDS = 900
+
+
+def main() -> int:
+    """Measure, and print one JSON document; returns the exit code."""
+    counts = tuple(int(word) for word in sys.argv[1:]) or COUNTS
+    folder = Path(tempfile.mkdtemp(prefix="ftcluster-bench-"))
+    install_here(folder)
+    times: dict[int, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in counts}
+    settings = replace(Settings.from_environment(), bind_ro=(str(PREFIX / "stacks"),))
+    with Testbed(settings) as bed:
+        bed.up(max(counts))
+        for count in counts:
+            prepare(bed, folder, count)
+        for _ in range(TURNS):
+            for count in counts:
+                for stage in STAGES:
+                    began = time.monotonic()
+                    run(bed, folder, count, "--tags", stage)
+                    times[count][stage].append(time.monotonic() - began)
+    report(times)
+    return 0
+
+
+def install_here(folder: Path) -> None:
+    """The stack on this machine, at the path where the hosts will see it."""
+    argv = [FTCLUSTER, "setup", "localhost", "--tags", "preflight,stack", "-e",
+            f"ftcluster_prefix={PREFIX}"]  # fmt: skip
+    environment = os.environ | {"XDG_STATE_HOME": str(folder / "here")}
+    subprocess.run(argv, env=environment, cwd=folder, check=True)
+
+
+def prepare(bed: Testbed, folder: Path, count: int) -> None:
+    """Write the inventory of the first hosts, and run what is not measured."""
+    lines = []
+    for line in bed.inventory().splitlines():
+        host = line.split(" ")[0]
+        if not host.startswith("node") or int(host.removeprefix("node")) < count:
+            lines.append(line)
+    (folder / f"{count}.ini").write_text("\n".join([*lines, ""]))
+    run(bed, folder, count, "--tags", "preflight,system,mesh,verify", "--skip-tags", "stack")
+
+
+def run(bed: Testbed, folder: Path, count: int, *options: str) -> None:
+    """One setup; its failure ends the measurement with its words."""
+    done = bed.run(
+        FTCLUSTER, "setup", f"{count}.ini", "-e", f"ftcluster_prefix={PREFIX}", *options,
+        env={"XDG_STATE_HOME": str(folder / str(count))}, cwd=folder, timeout=SECONDS,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
+
+
+def report(times: dict[int, dict[str, list[float]]]) -> None:
+    """A table on stderr, everything on stdout."""
+    print(f"{'hosts':>6}" + "".join(f"{stage:>12}" for stage in STAGES), file=sys.stderr)
+    for count, stages in times.items():
+        cells = "".join(f"{statistics.median(found):11.1f}s" for found in stages.values())
+        print(f"{count:6}{cells}", file=sys.stderr)
+    print(json.dumps({"turns": TURNS, "cores": os.cpu_count(), "seconds": times}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
