@@ -19,6 +19,8 @@ from pathlib import Path
 OLDEST_GLIBC_MINOR = 5
 LEGACY_TAGS = ("manylinux2014", "manylinux2010", "manylinux1")
 LAST_LINES = 8
+NAME = re.compile(r"[A-Za-z0-9._-]+")
+VERSION = re.compile(r"[A-Za-z0-9.!+_-]+")
 
 
 class WheelhouseError(Exception):
@@ -88,7 +90,8 @@ def requirements(text):
         if not words or words[0].startswith("--hash"):
             continue
         name, equals, version = words[0].partition("==")
-        if not equals or not re.fullmatch(r"[A-Za-z0-9._-]+", name) or ";" in version:
+        others = [word for word in words[1:] if not word.startswith("--hash=")]
+        if not equals or others or not NAME.fullmatch(name) or not VERSION.fullmatch(version):
             raise WheelhouseError(f"'{line.strip()}' is not of the form name==version")
         found[normal(name)] = version
     return found
@@ -149,7 +152,8 @@ def read_wheelhouse(folder):
         manifest = json.loads((folder / "wheels.json").read_text(encoding="utf-8"))
         if any((folder / name).stat().st_size != e["size"] for name, e in manifest.items()):
             return None
-        return Wheelhouse(folder, {name: e["sha256"] for name, e in manifest.items()})
+        found = {name: e["sha256"] for name, e in manifest.items()}
+        return Wheelhouse(folder, found) if found else None
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None  # not there, or damaged
 

@@ -1,4 +1,5 @@
 import hashlib
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -76,6 +77,40 @@ def test_a_missing_or_cut_file_is_noticed(made: Path, name: str) -> None:
     assert not is_whole(made)
     (made / name).write_text(text)
     assert is_whole(made)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\0" * 64,
+        b"tool.py,sha256=abc,6\n" + b"\0" * 64,
+        b"tool.py,sha256=abc,6\n../../../bin/to",
+        b"tool.py,sha256=abc,6\n../../../bin/tool,sha2",
+        b"tool.py,sha256=abc,6\n\xff\xfe,sha256=def,3\n",
+        b"tool.py,sha256=abc,six\n",
+    ],
+    ids=["empty", "nothing but NUL", "NUL", "half a name", "half a line", "not UTF-8", "no size"],
+)
+def test_a_list_of_files_that_was_torn_is_noticed(made: Path, text: bytes) -> None:
+    (made / "lib/python3.11/site-packages/tool-1.0.dist-info/RECORD").write_bytes(text)
+    assert not is_whole(made)
+
+
+def test_a_package_without_its_list_of_files_is_noticed(made: Path) -> None:
+    packages = made / "lib/python3.11/site-packages"
+    (packages / "other-2.0.dist-info").mkdir()
+    assert not is_whole(made)
+    (packages / "other-2.0.dist-info").rmdir()
+    assert is_whole(made)
+
+
+def test_an_environment_without_any_package_is_not_whole(made: Path) -> None:
+    shutil.rmtree(made / "lib/python3.11/site-packages/tool-1.0.dist-info")
+    assert not is_whole(made)
+    shutil.rmtree(made / "lib")
+    assert not is_whole(made)
+    assert not is_whole(made / "none")
 
 
 def test_the_digest_is_that_of_the_marker(made: Path) -> None:

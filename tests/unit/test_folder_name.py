@@ -55,3 +55,12 @@ def test_empty_folders_do_not_count(data: Path) -> None:
     before = folder_name(data)
     (data / "empty").mkdir()
     assert folder_name(data) == before
+
+
+@pytest.mark.parametrize("path", [".", "below/..", "../mrpc", "../link"])
+def test_however_the_folder_is_written_its_name_is_the_real_one(
+    data: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    (data.parent / "link").symlink_to(data)
+    monkeypatch.chdir(data)
+    assert folder_name(Path(path)) == folder_name(data)

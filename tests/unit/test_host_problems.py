@@ -145,3 +145,26 @@ def test_loopback_is_for_clusters_of_one() -> None:
     ]
     assert len(found["node1"]) == 1
     assert found["node2"] == []
+
+
+def test_hosts_without_root_among_hosts_with_it() -> None:
+    has, lacks = {"rank_user": "ftcluster"}, {"rank_user": ""}
+    found = cluster(node0=lacks, node1=has, node2=lacks, node3=has)
+    assert [host for host in found if found[host]] == ["node0", "node2"]
+    (problem,) = found["node0"]
+    assert problem.startswith("root cannot be had here, but on node1, so ranks would run as other")
+    assert problem.endswith("or do without it on all hosts with -e ftcluster_root=false")
+
+
+def test_hosts_that_all_have_root_or_all_lack_it() -> None:
+    has, lacks = {"rank_user": "ftcluster"}, {"rank_user": ""}
+    assert not any(cluster(node0=has, node1=has).values())
+    assert not any(cluster(node0=lacks, node1=lacks).values())
+
+
+def test_a_host_of_which_nothing_is_known_does_not_lack_root() -> None:
+    has, lacks = {"rank_user": "ftcluster"}, {"rank_user": ""}
+    assert not any(cluster(node0=has, node1={}).values())
+    assert not any(cluster(node0={}, node1=lacks).values())
+    found = cluster(node0={}, node1=has, node2=lacks)
+    assert [host for host in found if found[host]] == ["node2"]

@@ -10,6 +10,7 @@ import pytest
 from ftcluster import playbooks
 from ftcluster.playbooks import (
     TaskEvent,
+    _running,
     descendants,
     end_descendants,
     read_event,
@@ -90,17 +91,28 @@ def test_processes_are_ended_also_in_sessions_of_their_own() -> None:
         assert not os.path.exists(f"/proc/{pid}") or "Z" in open(f"/proc/{pid}/stat").read()  # noqa: PTH110, PTH123, SIM115
 
 
+def write_playbook(folder: Path, script: str) -> tuple[str, Path]:
+    """A playbook of one task that runs a script here, and an inventory for it."""
+    playbook, inventory = folder / "slow.yml", folder / "inventory.ini"
+    playbook.write_text(
+        "- name: Slow\n  hosts: all\n  gather_facts: false\n  tasks:\n"
+        f"    - name: Wait\n      ansible.builtin.command: sh -c '{script}; echo {folder}'\n"
+    )
+    python = f"ansible_python_interpreter={sys.executable}"
+    inventory.write_text(f"localhost ansible_connection=local {python}\n")
+    return str(playbook), inventory
+
+
+def commands_with(words: str) -> list[bytes]:
+    """Command lines of all processes that have these words."""
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    return [command for command in commands if words.encode() in command]
+
+
 def test_a_playbook_that_takes_too_long_is_ended_with_all_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    playbook = tmp_path / "slow.yml"
-    playbook.write_text(
-        "- name: Slow\n  hosts: all\n  gather_facts: false\n  tasks:\n"
-        f"    - name: Wait\n      ansible.builtin.command: sh -c 'sleep 300; echo {tmp_path}'\n"
-    )
-    inventory = tmp_path / "inventory.ini"
-    python = f"ansible_python_interpreter={sys.executable}"
-    inventory.write_text(f"localhost ansible_connection=local {python}\n")
+    playbook, inventory = write_playbook(tmp_path, "sleep 300")
     events: list[TaskEvent] = []
 
     def clock() -> float:
@@ -109,8 +121,31 @@ def test_a_playbook_that_takes_too_long_is_ended_with_all_it_started(
 
     # the limit is over as soon as the task runs, however slow Ansible starts
     monkeypatch.setattr(playbooks, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
-    outcome = run_playbook(str(playbook), inventory, {}, events.append, time_limit_seconds=100)
+    outcome = run_playbook(playbook, inventory, {}, events.append, time_limit_seconds=100)
     assert outcome.state == "timeout", outcome.output
     assert events[-1].kind == "started"
-    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    assert not any(f"echo {tmp_path}".encode() in command for command in commands)
+    assert commands_with(f"echo {tmp_path}") == []
+
+
+def test_a_playbook_that_is_cancelled_while_it_is_silent_is_ended_at_once(tmp_path: Path) -> None:
+    running = tmp_path / "running"
+    playbook, inventory = write_playbook(tmp_path, f"touch {running}; sleep 300")
+    cancelled_at = 0.0
+
+    def cancelled() -> bool:
+        # some time after the last event, when there is nothing more to read from Ansible
+        return bool(cancelled_at) and time.monotonic() > cancelled_at
+
+    def tick() -> None:
+        nonlocal cancelled_at
+        if not cancelled_at and running.exists():
+            cancelled_at = time.monotonic() + 0.5
+
+    outcome = run_playbook(
+        playbook, inventory, {}, lambda _event: None,
+        on_tick=tick, cancelled=cancelled, time_limit_seconds=100,
+    )  # fmt: skip
+    assert time.monotonic() - cancelled_at < 3
+    assert outcome.state == "stopped", outcome.output
+    assert commands_with(f"echo {tmp_path}") == []
+    assert [pid for pid in descendants(os.getpid()) if _running(pid)] == []

@@ -5,17 +5,19 @@ import pytest
 from rich.console import Console
 
 from ftcluster.cli import setup as verb
-from ftcluster.cluster import recall
+from ftcluster.cli.main import build_parser
+from ftcluster.cluster import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.facts import HostFacts
 from ftcluster.inventory import Inventory
 from ftcluster.progress.plain import PlainView
 from ftcluster.stages import StagesResult
-from tests.unit.clusters import host
+from tests.unit.clusters import cluster, host
 
 HOSTS = ("a", "b", "c")
 TABLE = ["host  answers as"]
 Setup = Callable[..., None]
+Given = Callable[..., tuple[str, Path, tuple[str, ...]]]
 
 
 @pytest.fixture
@@ -122,3 +124,53 @@ def test_a_memory_that_cannot_be_read_is_written_anew(setup: Setup, tmp_path: Pa
     (tmp_path / "state" / "ftcluster" / "cluster.json").write_text("{")
     setup(host("a"), host("b"), host("c"))
     assert names() == ["a", "b", "c"]
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Given:
+    """What the stages are given by `ftcluster setup` with the words."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def run(*words: str) -> tuple[str, Path, tuple[str, ...]]:
+        calls = []
+
+        def run_stages(
+            playbook: str, path: Path, options: tuple[str, ...], _view: object
+        ) -> StagesResult:
+            calls.append((playbook, path, options))
+            return StagesResult(Inventory(path, ("a",)), facts={"a": host("a")}, table=TABLE)
+
+        monkeypatch.setattr(verb, "run_stages", run_stages)
+        assert verb.run(build_parser().parse_args(["setup", *words])) == 0
+        (call,) = calls
+        return call
+
+    return run
+
+
+def test_the_same_cluster_again_is_reached_the_same_way(given: Given) -> None:
+    remember(Cluster(Path("/inventory.ini"), cluster(host("a")), ("--user", "ops")))
+    for playbook, words in (("setup", ()), ("rollback", ("--rollback",))):
+        assert given(*words) == (playbook, Path("/inventory.ini"), ("--user", "ops"))
+    assert recall().options == ("--user", "ops")
+
+
+def test_what_is_given_goes_before_what_is_remembered(given: Given) -> None:
+    remember(Cluster(Path("/inventory.ini"), cluster(host("a")), ("--user", "ops")))
+    _, _, options = given("--user", "me", "--check")
+    assert options == ("--user", "ops", "--user", "me", "--check")  # Ansible takes the last
+
+
+def test_with_an_inventory_nothing_is_taken_from_the_last_time(
+    given: Given, tmp_path: Path
+) -> None:
+    path = tmp_path / "inventory.ini"
+    remember(Cluster(path, cluster(host("a")), ("--user", "ops")))
+    assert given(str(path), "--rollback") == ("rollback", path, ())
+    assert given(str(path)) == ("setup", path, ())
+    assert recall().options == ()
+
+
+def test_without_anything_remembered_it_is_this_machine(given: Given) -> None:
+    playbook, path, options = given()
+    assert (playbook, path.name, options) == ("setup", "localhost.ini", ())

@@ -1,5 +1,6 @@
 """The supervisor with real processes; a shell script stands in for mpirun."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from ftcluster_train.errors import TrainError, error_line, read_error_line
 from ftcluster_train.supervisor import rank_environment
 
 TRAIN = Path(__file__).parents[2] / "train"
+NODES = [{"name": f"node{n}", "address": f"10.0.0.1{n}"} for n in (1, 2, 3)]
 # ranks that do not end by themselves would cost a test all of the usual grace period
 IMPATIENT = (
     "import sys; from ftcluster_train import supervisor; "
@@ -68,6 +70,15 @@ def processes_of(run: str) -> list[int]:
     return found
 
 
+def ssh_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A shell script that stands in for ssh."""
+    ssh = folder / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"#!/bin/sh\n{script}\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / f"run-{os.getpid()}-{time.monotonic_ns()}"
@@ -119,18 +130,14 @@ def test_a_host_that_the_mesh_does_not_reach_ends_the_run_before_a_rank_starts(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = tmp_path / "started"
-    ssh = tmp_path / "bin" / "ssh"
-    ssh.parent.mkdir()
-    ssh.write_text(
-        "#!/bin/sh\n"
+    ssh_on_path(
+        tmp_path,
+        monkeypatch,
         '[ "$3" = 10.0.0.12 ] || exit 0\n'
         "echo 'ssh: connect to host 10.0.0.12 port 22: Connection refused' >&2\n"
-        "exit 255\n"
+        "exit 255",
     )
-    ssh.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
-    hosts = [{"name": f"node{n}", "address": f"10.0.0.1{n}"} for n in (1, 2, 3)]
-    launch(run_dir, f"touch {started}", hosts=hosts, ssh_config="/opt/mesh/ssh_config")
+    launch(run_dir, f"touch {started}", hosts=NODES, ssh_config="/opt/mesh/ssh_config")
     end = until_end(run_dir)
     assert (end["state"], end["exit_code"]) == ("failed", 1)
     errors = [event for event in events(run_dir) if event["event"] == "error"]
@@ -138,6 +145,45 @@ def test_a_host_that_the_mesh_does_not_reach_ends_the_run_before_a_rank_starts(
         ("node2", "no rank was started")
     ]
     assert "Connection refused" in str(errors[0]["message"])
+    assert not started.exists()
+
+
+def test_stop_while_a_host_does_not_answer(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, pid = tmp_path / "started", tmp_path / "pid"
+    ssh_on_path(tmp_path, monkeypatch, f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60")
+    launch(run_dir, f"touch {started}", hosts=NODES[:2], ssh_config="/opt/mesh/ssh_config")
+    deadline = time.monotonic() + 30
+    while not pid.exists():
+        assert time.monotonic() < deadline, (run_dir / "supervisor.log").read_text()
+        time.sleep(0.05)
+    try:
+        began = time.monotonic()
+        os.kill(int((run_dir / "supervisor.pid").read_text()), signal.SIGTERM)
+        end = until_end(run_dir)
+        assert time.monotonic() - began < 2  # ssh would be waited for much longer
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert (end["state"], end["exit_code"]) == ("stopped", 130)
+    assert not any(event["event"] == "error" for event in events(run_dir))
+    assert not started.exists()
+
+
+def test_a_head_without_ssh_says_so(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    launch(run_dir, f": > {started}", hosts=NODES, ssh_config="/opt/mesh/ssh_config")
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("failed", 1)
+    errors = [event for event in events(run_dir) if event["event"] == "error"]
+    assert [(error["host"], error["message"]) for error in errors] == [
+        (name, f"{name} ({address}): the head has no ssh; install an SSH client there")
+        for name, address in (("node2", "10.0.0.12"), ("node3", "10.0.0.13"))
+    ]
     assert not started.exists()
 
 

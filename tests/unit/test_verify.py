@@ -118,6 +118,14 @@ def test_the_kernel_is_that_of_the_last_execution() -> None:
     assert kernel_of(log[0]) == kernel_of("") == ""
 
 
+def test_a_line_that_was_cut_tells_of_no_kernel() -> None:
+    whole = EXECUTED.format("brg_matmul:avx10_1_512_amx")
+    cut = "onednn_verbose,v1,primitive,exec,cpu,matmul"
+    assert kernel_of(f"{whole}\n{cut}") == "brg_matmul:avx10_1_512_amx"
+    assert kernel_of(f"{cut}\n{whole}\n{cut.removesuffix('matmul')}") == kernel_of(whole)
+    assert kernel_of(cut) == ""
+
+
 def test_answers_are_found_among_other_lines() -> None:
     document = json.dumps({"rank": 1})
     output = f"a warning\n[1] {MARK}{document}\n{MARK}{{broken\n{MARK}{json.dumps({'rank': 0})}\n"

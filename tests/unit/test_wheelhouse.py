@@ -95,7 +95,10 @@ def test_a_list_of_versions_with_comments_and_hashes() -> None:
     assert requirements(text) == {"tool-kit": "1.0", "other": "2.0+cpu"}
 
 
-@pytest.mark.parametrize("line", ["other>=2", "other", "git+https://example.org/x"])
+@pytest.mark.parametrize(
+    "line",
+    ["other>=2", "other", "git+https://example.org/x", "a[b]==1", "a==1;python_version<'3'", "==1"],
+)
 def test_a_line_that_is_no_version_is_named(line: str) -> None:
     with pytest.raises(WheelhouseError, match="is not of the form name==version") as caught:
         requirements(f"tool==1.0\n{line}\n")
@@ -142,6 +145,12 @@ def test_a_missing_wheel_is_named(tmp_path: Path) -> None:
 def test_a_wheel_that_the_list_does_not_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(WheelhouseError, match=f"downloaded {name}, which the list does not name"):
         check(folder_with(tmp_path, name, OTHER), LIST)
+
+
+@pytest.mark.parametrize("name", ["README", "other"])
+def test_a_file_that_is_not_named_as_a_wheel(tmp_path: Path, name: str) -> None:
+    with pytest.raises(WheelhouseError, match=f"downloaded {name}, which the list does not name"):
+        check(folder_with(tmp_path, name, TOOL), LIST)
 
 
 def test_a_wheel_with_a_hash_that_is_not_allowed(tmp_path: Path) -> None:
@@ -207,6 +216,29 @@ def test_a_full_disk_names_the_option_that_helps(
     assert len(pip.calls) == 1
 
 
+def test_a_cache_that_cannot_be_made_names_the_option_that_helps(tmp_path: Path, pip: Pip) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    for cache in (taken, taken / "below"):
+        with pytest.raises(
+            WheelhouseError, match=f"^{cache}: .+; set virtualenv_cache to a folder"
+        ):
+            get_wheels(write_list(tmp_path), TARGET, cache)
+    assert taken.read_text() == "a file"
+    assert pip.calls == []
+
+
+def test_a_cache_that_cannot_be_written_names_the_option_that_helps(
+    tmp_path: Path, pip: Pip
+) -> None:
+    cache = Path("/proc")  # not even root can make a file there
+    with pytest.raises(
+        WheelhouseError, match=r"^/proc/\.stack-.+; set virtualenv_cache to a folder"
+    ):
+        get_wheels(write_list(tmp_path), TARGET, cache)
+    assert pip.calls == []
+
+
 def test_a_wheelhouse_with_a_cut_or_missing_file_is_downloaded_again(
     tmp_path: Path, pip: Pip
 ) -> None:
@@ -223,7 +255,7 @@ def test_a_wheelhouse_with_a_cut_or_missing_file_is_downloaded_again(
 def test_a_wheelhouse_without_a_readable_list_is_none(tmp_path: Path) -> None:
     assert read_wheelhouse(tmp_path / "none") is None
     assert read_wheelhouse(tmp_path) is None
-    for text in ("", "{", json.dumps({TOOL: {"size": 5}})):
+    for text in ("", "{", "[]", "null", json.dumps({TOOL: {"size": 5}}), json.dumps({TOOL: []})):
         (tmp_path / "wheels.json").write_text(text)
         (tmp_path / TOOL).write_text("wheel")
         assert read_wheelhouse(tmp_path) is None

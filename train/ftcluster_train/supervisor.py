@@ -42,6 +42,16 @@ def supervise(run_dir: Path) -> int:
     """Launch, wait, report and clean up; returns mpirun's exit code."""
     events = EventWriter(run_dir)
     launch = json.loads((run_dir / "launch.json").read_text(encoding="utf-8"))
+    os.environ["FTCLUSTER_RUN"] = launch["env"]["FTCLUSTER_RUN"]  # what `sweep` knows ours by
+    try:
+        return _supervise(run_dir, launch, events)
+    except Stopped:  # outside of what looks after mpirun
+        sweep(launch["env"]["FTCLUSTER_RUN"])
+        events.write("end", state="stopped", exit_code=130, seconds=0.0)
+        return 130
+
+
+def _supervise(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> int:
     environment = rank_environment(launch["env"], Path(launch["argv"][0]).parent)
     began = time.monotonic()
     if not reaches_all(launch, events):
@@ -104,11 +114,7 @@ def reaches_all(launch: dict[str, Any], events: EventWriter) -> bool:
         return True
     events.write("phase", doing="looking whether the head reaches the other hosts")
     hosts = [Host(**host) for host in launch["hosts"][1:]]
-    try:
-        problems = unreachable(hosts, launch["ssh_config"])
-    except Stopped:
-        events.write("end", state="stopped", exit_code=130, seconds=0.0)
-        return False
+    problems = unreachable(hosts, launch["ssh_config"])
     for problem in problems:
         name = problem.split()[0]
         events.write("error", message=problem, hint="no rank was started", host=name, rank=None)
@@ -236,18 +242,27 @@ def _end_ranks(_number: int, _frame: FrameType | None) -> None:
     sweep(run["env"]["FTCLUSTER_RUN"])
 
 
+def _lives(pid: int) -> bool:
+    """Whether a process is there and not merely waiting to be reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
 def stop(run_dir: Path) -> str:
     """End a run; returns "stopped", or "not running" where there is none."""
     try:
         pid = int((run_dir / "supervisor.pid").read_text(encoding="ascii"))
+        if not _lives(pid):
+            return "not running"
         os.kill(pid, signal.SIGTERM)
     except (FileNotFoundError, ProcessLookupError):
         return "not running"
     deadline = time.monotonic() + 3 * GRACE_SECONDS
     while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+        if not _lives(pid):
             return "stopped"
         time.sleep(0.1)
     raise SystemExit(f"the supervisor (process {pid}) does not end")

@@ -62,12 +62,12 @@ def passed_on(options: dict[str, Any], flags: tuple[str, ...] = ()) -> tuple[str
 
 def remembered(options: tuple[str, ...]) -> tuple[str, ...]:
     """Those of `passed_on` that say how to reach the hosts, with paths made absolute."""
-    found: list[str] = []
+    found: dict[str, str] = {}  # the last of each counts
     for name, value in pairwise(options):
         if name in CONNECTION:
             is_file = name != "--user" and Path(value).exists()
-            found += [name, str(Path(value).absolute()) if is_file else value]
-    return tuple(found)
+            found[name] = str(Path(value).absolute()) if is_file else value
+    return tuple(word for pair in found.items() for word in pair)
 
 
 @contextlib.contextmanager
