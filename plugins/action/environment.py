@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
@@ -40,7 +41,8 @@ class ActionModule(ActionBase):
         if self._task.check_mode:
             return {"changed": True}
         house = self._wheels(arguments, state)
-        staging = f"{arguments['path'].rstrip('/')}.staging"
+        # its own: what is left of a control node that was killed may still be at work
+        staging = f"{arguments['path'].rstrip('/')}.staging-{secrets.token_hex(4)}"
         push_files(self, [(path, path.name) for path in house.files], staging)
         return self._execute_module(
             MODULE,

@@ -61,20 +61,25 @@ sha256:
   type: dict
 """
 
+import contextlib  # noqa: E402
 import csv  # noqa: E402
 import ctypes  # noqa: E402
+import fcntl  # noqa: E402
 import hashlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import platform  # noqa: E402
 import shutil  # noqa: E402
 import sys  # noqa: E402
+import time  # noqa: E402
 import zipfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 BLOCK_BYTES = 1 << 20
+LOCK_SECONDS = 300
+STALE_SECONDS = 3600
 
 
 def glibc():
@@ -176,38 +181,80 @@ def finish(path, layer, digest):
 
 
 def install(module, path, staging):
-    """Verify what was sent, and install it."""
-    layer, sha256 = module.params["layer"] or "", module.params["sha256"]
+    """Verify what was sent, and install it, alone; returns whether it had to be installed."""
+    layer, digest = module.params["layer"] or "", module.params["digest"]
     try:
-        check(staging, sha256)
-        uv = unpack_uv(staging) or path / "bin" / "uv"
-        # unpacked once, into a cache on the same file system, and linked from there
-        cache = ["--cache-dir", staging / "cache"]
-        options = ["--no-config", "--offline", "--quiet", *cache]
-        if not layer:
-            shutil.rmtree(path, ignore_errors=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            python = module.params["python"] or sys.executable
-            run(module, [uv, "venv", *options, "--no-project", "--python", python, path])
-        names = [wheel.name.split("-")[:2] for wheel in sorted(staging.glob("*.whl"))]
-        python = ["--python", path / "bin/python"]
-        where = ["--no-index", "--find-links", staging, "--no-deps"]
-        if layer:
-            where.append("--reinstall")
-        pins = [f"{name}=={version}" for name, version in names]
-        run(module, [uv, "pip", "install", *options, *python, *where, *pins])
-        run(module, [uv, "pip", "check", *options, *python])
-        (path / ".lock").unlink(missing_ok=True)  # uv's, which everybody may write
-        (path / f"wheels{'-' + layer if layer else ''}.json").write_text(
-            json.dumps(sha256, indent=1, sort_keys=True) + "\n", encoding="utf-8"
-        )
-        finish(path, layer, module.params["digest"])
+        check(staging, module.params["sha256"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with alone_in(path.parent):
+            remove_stale(path)
+            if digest_found(path, layer, check_mode=True) == digest:
+                return False  # by another control node meanwhile
+            fill(module, path, staging, layer)
+            finish(path, layer, digest)
+            return True
     except (ValueError, LookupError) as error:
         module.fail_json(msg=str(error))
     except OSError as error:
         module.fail_json(msg=f"{error.filename or path}: {error.strerror or error}")
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def alone_in(folder):
+    """Hold a lock on a folder.
+
+    Raises:
+        ValueError: somebody else holds it for longer than an installation takes.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ValueError(
+                        f"another setup has been installing in {folder} for {LOCK_SECONDS} s; "
+                        "wait for it to end, or end it"
+                    ) from None
+                time.sleep(0.5)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_stale(path):
+    """Remove what broken-off installations of this environment have left."""
+    for staging in path.parent.glob(f"{path.name}.staging-*"):
+        if time.time() - staging.stat().st_mtime > STALE_SECONDS:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def fill(module, path, staging, layer):
+    """Install the wheels of the staging folder."""
+    uv = unpack_uv(staging) or path / "bin" / "uv"
+    # unpacked once, into a cache on the same file system, and linked from there
+    options = ["--no-config", "--offline", "--quiet", "--cache-dir", staging / "cache"]
+    if not layer:
+        shutil.rmtree(path, ignore_errors=True)
+        python = module.params["python"] or sys.executable
+        run(module, [uv, "venv", *options, "--no-project", "--python", python, path])
+    names = [wheel.name.split("-")[:2] for wheel in sorted(staging.glob("*.whl"))]
+    python = ["--python", path / "bin/python"]
+    where = ["--no-index", "--find-links", staging, "--no-deps"]
+    if layer:
+        where.append("--reinstall")
+    pins = [f"{name}=={version}" for name, version in names]
+    run(module, [uv, "pip", "install", *options, *python, *where, *pins])
+    run(module, [uv, "pip", "check", *options, *python])
+    (path / ".lock").unlink(missing_ok=True)  # uv's, which everybody may write
+    (path / f"wheels{'-' + layer if layer else ''}.json").write_text(
+        json.dumps(module.params["sha256"], indent=1, sort_keys=True) + "\n", encoding="utf-8"
+    )
 
 
 def run(module, command):
@@ -239,8 +286,8 @@ def main():
     )
     path = Path(module.params["path"])
     if module.params["sha256"]:
-        install(module, path, Path(module.params["staging"]))
-        module.exit_json(changed=True, sha256=module.params["sha256"])
+        changed = install(module, path, Path(module.params["staging"]))
+        module.exit_json(changed=changed, sha256=module.params["sha256"])
     interpreter = module.params["python"] or sys.executable
     program = "import platform; print(platform.python_version())"
     code, out, err = module.run_command([interpreter, "-c", program])
