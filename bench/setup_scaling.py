@@ -1,6 +1,8 @@
 """How the time of setup grows with the number of hosts.
 
-    sudo .venv-dev/bin/python -m bench.setup_scaling [HOSTS ...]      (from the repository's root)
+    sudo .venv-dev/bin/python -m bench.setup_scaling [HOSTS ...] [--turns N]
+
+from the repository's root.
 
 Boots light hosts with tests/testbed and times, for each number of hosts, an unchanged run of the
 stages preflight, mesh and verify: medians of several runs, the numbers of hosts interleaved. The
@@ -8,8 +10,10 @@ stack is installed once, on this machine, and shown to all hosts read-only: what
 grows with the hosts. They share the cores of this machine, as real hosts do not.
 """
 
+import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -31,42 +35,59 @@ SECONDS = 900
 
 def main() -> int:
     """Measure, and print one JSON document; returns the exit code."""
-    counts = tuple(int(word) for word in sys.argv[1:]) or COUNTS
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("hosts", nargs="*", type=int, default=list(COUNTS))
+    parser.add_argument("--turns", type=int, default=TURNS)
+    options = parser.parse_args()
+    counts = tuple(options.hosts)
     folder = Path(tempfile.mkdtemp(prefix="ftcluster-bench-"))
+    try:
+        times = measure(counts, options.turns, folder)
+    finally:
+        for path in (folder, PREFIX):
+            shutil.rmtree(path, ignore_errors=True)
+    report(times)
+    return 0
+
+
+def measure(counts: tuple[int, ...], turns: int, folder: Path) -> dict[int, dict[str, list[float]]]:
+    """Seconds of each turn, by number of hosts and stage."""
     install_here(folder)
     times: dict[int, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in counts}
     settings = replace(Settings.from_environment(), bind_ro=(str(PREFIX / "stacks"),))
     with Testbed(settings) as bed:
         bed.up(max(counts))
         for count in counts:
-            prepare(bed, folder, count)
-        for _ in range(TURNS):
+            write_inventory(bed, folder, count)
+        run(bed, folder, max(counts), "--tags", "preflight,system,mesh")
+        for _ in range(turns):
             for count in counts:
                 for stage in STAGES:
                     began = time.monotonic()
                     run(bed, folder, count, "--tags", stage)
                     times[count][stage].append(time.monotonic() - began)
-    report(times)
-    return 0
+    return times
 
 
 def install_here(folder: Path) -> None:
     """The stack on this machine, at the path where the hosts will see it."""
-    argv = [FTCLUSTER, "setup", "localhost", "--tags", "preflight,stack", "-e",
-            f"ftcluster_prefix={PREFIX}"]  # fmt: skip
+    argv = [
+        FTCLUSTER, "setup", "localhost", "--tags", "preflight,stack",
+        "-e", f"ftcluster_prefix={PREFIX}",
+        "-e", "ansible_python_interpreter=/usr/bin/python3",  # the hosts have it at this place too
+    ]  # fmt: skip
     environment = os.environ | {"XDG_STATE_HOME": str(folder / "here")}
     subprocess.run(argv, env=environment, cwd=folder, check=True)
 
 
-def prepare(bed: Testbed, folder: Path, count: int) -> None:
-    """Write the inventory of the first hosts, and run what is not measured."""
+def write_inventory(bed: Testbed, folder: Path, count: int) -> None:
+    """The inventory of the first hosts."""
     lines = []
     for line in bed.inventory().splitlines():
         host = line.split(" ")[0]
         if not host.startswith("node") or int(host.removeprefix("node")) < count:
             lines.append(line)
     (folder / f"{count}.ini").write_text("\n".join([*lines, ""]))
-    run(bed, folder, count, "--tags", "preflight,system,mesh,verify", "--skip-tags", "stack")
 
 
 def run(bed: Testbed, folder: Path, count: int, *options: str) -> None:
@@ -85,7 +106,7 @@ def report(times: dict[int, dict[str, list[float]]]) -> None:
     for count, stages in times.items():
         cells = "".join(f"{statistics.median(found):11.1f}s" for found in stages.values())
         print(f"{count:6}{cells}", file=sys.stderr)
-    print(json.dumps({"turns": TURNS, "cores": os.cpu_count(), "seconds": times}))
+    print(json.dumps({"cores": os.cpu_count(), "seconds": times}))
 
 
 if __name__ == "__main__":
