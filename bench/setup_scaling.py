@@ -66,6 +66,9 @@ def measure(counts: tuple[int, ...], turns: int, folder: Path) -> dict[int, dict
                     began = time.monotonic()
                     run(bed, folder, count, "--tags", stage)
                     times[count][stage].append(time.monotonic() - began)
+                    print(
+                        f"{count} hosts, {stage}: {times[count][stage][-1]:.1f} s", file=sys.stderr
+                    )
     return times
 
 

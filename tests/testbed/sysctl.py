@@ -13,6 +13,9 @@ ROOT = Path("/proc/sys")
 # up without dbus or sshd.
 INOTIFY = "fs/inotify/max_user_instances"
 INOTIFY_A_HOST = 24
+# The kernel counts the ARP entries of all namespaces together. Past its limit (1024) hosts of a
+# full mesh find "no route" to each other, which 32 hosts reach: 33 * 32 entries.
+NEIGHBOURS = "net/ipv4/neigh/default/gc_thresh"
 
 
 def _before(settings: Settings) -> Path:
@@ -33,6 +36,10 @@ def make_room(settings: Settings) -> None:
     wanted = 128 + INOTIFY_A_HOST * settings.nodes
     if int((ROOT / INOTIFY).read_text()) < wanted:
         put(settings, INOTIFY, wanted)
+    entries = 4 * (settings.nodes + 1) ** 2
+    for level in ("3", "2", "1"):  # the hard limit first: the others must be below it
+        if int((ROOT / f"{NEIGHBOURS}{level}").read_text()) < entries:
+            put(settings, f"{NEIGHBOURS}{level}", entries)
 
 
 def put_back(settings: Settings) -> None:
