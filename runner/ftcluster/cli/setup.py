@@ -109,13 +109,13 @@ def _recall_or_none() -> Cluster | None:
 
 def _remember(result: StagesResult, options: tuple[str, ...], passwords: tuple[str, ...]) -> None:
     """Keep what is known of the whole inventory, also where --limit or --tags left hosts out."""
+    if not result.table:
+        return  # not proved: what is remembered may be trained on
     path = result.inventory.path
     known = dict(result.facts)
     before = _recall_or_none()
     if before and before.inventory == path:
         known = {host.name: host for host in before.facts.hosts} | known
-    elif not result.table:
-        return  # not proved yet
     everyone = inventory_options((*options, *passwords), without="--limit")
     names = read_inventory(path, everyone).hosts if "--limit" in options else result.inventory.hosts
     hosts = tuple(known[name] for name in names if name in known)
