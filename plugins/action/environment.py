@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import secrets
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import normal
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
-    Target,
-    Wheelhouse,
+    Wanted,
     WheelhouseError,
+    cache_dir,
     get_wheels,
+    read_wheelhouse,
     sha256_of,
 )
 
@@ -25,14 +26,20 @@ MODULE = "ftcluster.cluster.environment"
 class ActionModule(ActionBase):
     """Asks the host, and does nothing where it has what it should have."""
 
-    _VALID_ARGS = frozenset(("path", "requirements", "wheels", "layer", "python", "cache"))
+    _VALID_ARGS = frozenset(
+        (
+            "path", "requirements", "more_requirements", "resolve", "index_url", "find_links",
+            "indexes", "wheelhouse", "wheels", "layer", "python", "cache",
+        )
+    )  # fmt: skip
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
         """Bring one environment, or one layer of it, up to date."""
         super().run(tmp, task_vars)
         arguments = self._task.args
-        digest = _digest(arguments)
+        wanted = None if arguments.get("layer") else _wanted(arguments)
+        digest = wanted.digest if wanted else _layer_digest(arguments)
         state = self._execute_module(MODULE, arguments, task_vars=task_vars)
         if state.get("failed"):
             return state
@@ -40,38 +47,65 @@ class ActionModule(ActionBase):
             return {"changed": False}
         if self._task.check_mode:
             return {"changed": True}
-        house = self._wheels(arguments, state)
+        if wanted:
+            house = _wheels(wanted, arguments, state)
+            _check_space(house, arguments["path"], state["free_bytes"])
+            files, sha256, notices = house.files, house.sha256, list(house.notices)
+        else:
+            files, notices = [Path(path) for path in arguments["wheels"]], []
+            sha256 = {path.name: sha256_of(path) for path in files}
         # its own: what is left of a control node that was killed may still be at work
         staging = f"{arguments['path'].rstrip('/')}.staging-{secrets.token_hex(4)}"
-        push_files(self, [(path, path.name) for path in house.files], staging)
-        return self._execute_module(
+        push_files(self, [(path, path.name) for path in files], staging)
+        installed = self._execute_module(
             MODULE,
-            {**arguments, "digest": digest, "sha256": house.sha256, "staging": staging},
+            {**arguments, "digest": digest, "sha256": sha256, "staging": staging},
             task_vars=task_vars,
         )
-
-    def _wheels(self, arguments, state):
-        if arguments.get("layer"):
-            paths = [Path(path) for path in arguments["wheels"]]
-            return Wheelhouse(paths[0].parent, {path.name: sha256_of(path) for path in paths})
-        if not state["glibc"]:
-            raise AnsibleActionFail("the host's C library is not glibc, which the wheels need")
-        target = Target(state["python_version"], state["glibc"], state["machine"])
-        try:
-            return get_wheels(Path(arguments["requirements"]), target, _cache(arguments))
-        except WheelhouseError as error:
-            raise AnsibleActionFail(str(error)) from error
+        return {**installed, "notices": notices}
 
 
-def _digest(arguments):
-    """What the marker of a finished part says."""
-    if arguments.get("layer"):
-        return "-".join(sha256_of(Path(path)) for path in arguments["wheels"])
-    return hashlib.sha256(Path(arguments["requirements"]).read_bytes()).hexdigest()
+def _wanted(arguments):
+    requirements, more = Path(arguments["requirements"]), arguments.get("more_requirements")
+    return Wanted(
+        requirements.stem,
+        requirements.read_text(encoding="utf-8"),
+        Path(more).read_text(encoding="utf-8") if more else "",
+        bool(arguments.get("resolve")),
+    )
 
 
-def _cache(arguments):
-    if arguments.get("cache"):
-        return Path(arguments["cache"])
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "ftcluster" / "wheels"
+def _wheels(wanted, arguments, state):
+    if arguments.get("wheelhouse"):
+        house = read_wheelhouse(Path(arguments["wheelhouse"]))
+        if house is None:
+            raise AnsibleActionFail(f"{arguments['wheelhouse']} is not whole; run setup again")
+        return house
+    if not state["glibc"]:
+        raise AnsibleActionFail("the host's C library is not glibc, which the wheels need")
+    indexes = arguments.get("indexes") or {}
+    sources = Sources(
+        arguments.get("index_url") or "",
+        tuple(arguments.get("find_links") or ()),
+        {normal(name): url for name, url in indexes.items() if url},
+    )
+    target = Target(state["python_version"], state["glibc"], state["machine"])
+    cache = Path(arguments["cache"]) if arguments.get("cache") else cache_dir()
+    try:
+        return get_wheels(wanted, target, sources, cache)
+    except WheelhouseError as error:
+        raise AnsibleActionFail(str(error)) from error
+
+
+def _check_space(house, path, free):
+    """Exactly, now that the wheels are known, and before anything is written there."""
+    if free < house.host_bytes:
+        raise AnsibleActionFail(
+            f"{free / 1e9:.1f} GB free at {path}, {house.host_bytes / 1e9:.1f} GB are needed; free "
+            "some space or choose another folder with -e ftcluster_prefix=DIR"
+        )
+
+
+def _layer_digest(arguments):
+    """What the marker of a finished layer says."""
+    return "-".join(sha256_of(Path(path)) for path in arguments["wheels"])

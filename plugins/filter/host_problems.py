@@ -16,7 +16,7 @@ options:
     required: true
   requirements:
     description:
-      - Keys C(machine), C(python), C(memory_bytes), C(free_bytes), C(free_bytes_with_stack).
+      - Keys C(machine), C(python), C(memory_bytes), C(free_bytes).
     type: dict
     required: true
 """
@@ -47,20 +47,21 @@ def host_problems(facts, requirements):
     """Every problem of one host, as sentences that end with what to do."""
     problems = []
     elsewhere = "choose another folder with -e ftcluster_prefix=DIR"
-    machine, python, prefix = facts["machine"], facts["python"], facts["prefix"]
+    machine, prefix = facts["machine"], facts["prefix"]
+    pythons = [python["version"] for python in facts["pythons"]]
     if machine != requirements["machine"]:
         problems.append(
             f"its architecture is {machine}, the stacks are built for {requirements['machine']}; "
             "take it out of the inventory"
         )
-    if version(python) < version(requirements["python"]):
+    if max(map(version, pythons)) < version(requirements["python"]):
         problems.append(
-            f"Python {python} is too old, {requirements['python']} or newer is needed; "
-            "install one and set ansible_python_interpreter"
+            f"Python {', '.join(pythons)} is too old, {requirements['python']} or newer is needed; "
+            "install one"
         )
     if not facts["prefix_writable"]:
         problems.append(f"{prefix} cannot be written; {elsewhere}")
-    needed = requirements["free_bytes_with_stack" if facts["has_stack"] else "free_bytes"]
+    needed = requirements["free_bytes"]
     if facts["free_bytes"] < needed:
         problems.append(
             f"{gigabytes(facts['free_bytes'])} free at {prefix}, {gigabytes(needed)} are needed; "

@@ -23,7 +23,31 @@ options:
     type: path
     required: true
   requirements:
-    description: A file on the control node with one C(name==version) a line.
+    description:
+      - A file on the control node with one C(name==version) a line. A line may have a marker and
+        C(--hash=sha256:...), which are then the only files that are accepted.
+    type: path
+  more_requirements:
+    description:
+      - A second such file, for packages that only some builds of the first ones need. They are
+        installed if a wheel of the first asks for one of them.
+    type: path
+  resolve:
+    description: Whether O(requirements) is not complete and pip adds what its packages need.
+    type: bool
+    default: false
+  index_url:
+    description: The package index; left out, pip's own configuration on the control node counts.
+    type: str
+  find_links:
+    description: Folders or pages with wheels, beside the index.
+    type: list
+    elements: str
+  indexes:
+    description: Indexes or folders of single packages, by the package's name. They are tried first.
+    type: dict
+  wheelhouse:
+    description: A folder on the control node where all wheels are already, as a bundle has them.
     type: path
   wheels:
     description: Wheels on the control node that make up O(layer).
@@ -59,6 +83,11 @@ sha256:
   description: The hash of every wheel that was installed, by file name.
   returned: when something was installed
   type: dict
+notices:
+  description: What is worth knowing of where the wheels came from.
+  returned: when something was installed
+  type: list
+  elements: str
 """
 
 import contextlib  # noqa: E402
@@ -159,6 +188,12 @@ def check(folder, sha256):
                 f"{name} arrived with the sha256 {digest.hexdigest()}, not {sha256[name]}; "
                 "it was changed on the way or on the control node: run setup again"
             )
+
+
+def free_bytes(path):
+    """The free space where a folder is or will be."""
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    return shutil.disk_usage(there).free
 
 
 def unpack_uv(staging):
@@ -274,6 +309,12 @@ def main():
         argument_spec={
             "path": {"type": "path", "required": True},
             "requirements": {"type": "path"},
+            "more_requirements": {"type": "path"},
+            "resolve": {"type": "bool", "default": False},
+            "index_url": {"type": "str"},
+            "find_links": {"type": "list", "elements": "str"},
+            "indexes": {"type": "dict"},
+            "wheelhouse": {"type": "path"},
             "wheels": {"type": "list", "elements": "path"},
             "layer": {"type": "str"},
             "python": {"type": "path"},
@@ -300,6 +341,7 @@ def main():
         python_version=version,
         glibc=glibc(),
         machine=platform.machine(),
+        free_bytes=free_bytes(path),
     )
 
 

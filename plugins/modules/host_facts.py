@@ -203,20 +203,28 @@ facts:
       description: Whether a stack is there already.
       type: bool
       sample: false
+    current:
+      description: The folder of the stack that is in use, or an empty string.
+      type: str
+      sample: native-1b2c3d4e5f60
+    stacks:
+      description: The folders of the stacks that were installed to their end.
+      type: list
+      elements: str
+      sample: [native-1b2c3d4e5f60]
     free_bytes:
       description: Free space on the file system of the folder.
       type: int
       sample: 80000000000
     python:
-      description: Version of the Python that a stack can be made from.
+      description: Version of the Python that ran this.
       type: str
       sample: 3.11.2
-    python_path:
-      description:
-        - Its path. The one that ran this, or where that is too old the newest of C(python3.11) and
-          later on the search path.
-      type: str
-      sample: /usr/bin/python3.11
+    pythons:
+      description: Version and path of every Python on the search path, the one that ran this first.
+      type: list
+      elements: dict
+      sample: [{version: 3.11.2, path: /usr/bin/python3}]
     user:
       description: The user that ran this.
       type: str
@@ -265,7 +273,7 @@ FLAGS = (
     "avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "avx_vnni", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
 )  # fmt: skip
-OLDEST_PYTHON = (3, 11)  # the oldest that the default stack's packages have wheels for
+MINORS = range(8, 16)  # Python 3.8 is the oldest that Ansible runs with on a host
 # with the profiler or without it; where the distributions' packages put them
 TCMALLOC = ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 LIBRARY_FOLDERS = (
@@ -480,17 +488,34 @@ def tcmalloc():
     return next((str(path) for path in candidates if path.exists()), "")
 
 
-def stack_python(module):
-    """Version and path of the Python for a stack: this one, or a newer one where it is too old."""
-    found = [(platform.python_version(), sys.executable)]
-    if sys.version_info < OLDEST_PYTHON:
-        for minor in range(OLDEST_PYTHON[1], OLDEST_PYTHON[1] + 4):
-            path = shutil.which(f"python3.{minor}")
-            program = "import platform; print(platform.python_version())"
-            code, out, _ = module.run_command([path, "-c", program]) if path else (1, "", "")
+def pythons(module):
+    """Version and path of every Python on the search path, the one that runs this first."""
+    found = [{"version": platform.python_version(), "path": sys.executable}]
+    program = "import platform, sys; print(platform.python_version(), sys.executable)"
+    for minor in MINORS:
+        path = shutil.which(f"python3.{minor}")
+        if path and minor != sys.version_info[1]:
+            code, out, _ = module.run_command([path, "-c", program])
             if code == 0:
-                found.insert(0, (out.strip(), path))
-    return found[0]
+                version, _, executable = out.strip().partition(" ")
+                found.append({"version": version, "path": executable})
+    return found
+
+
+def current_stack(prefix):
+    """The name of the folder of the stack in use, or an empty string."""
+    try:
+        return (prefix / "current").readlink().name
+    except OSError:
+        return ""
+
+
+def finished_stacks(prefix):
+    """The names of the folders of stacks that were installed to their end."""
+    try:
+        return sorted(marker.parent.name for marker in prefix.glob("stacks/*/.complete"))
+    except OSError:
+        return []
 
 
 def has_user(name):
@@ -528,7 +553,7 @@ def main():
     sockets, cores, numa = topology(allowed, memory)
     cores = min(cores, quota_cores() or cores)
     system = os_release()
-    python, python_path = stack_python(module)
+    available = pythons(module)
     facts = {
         "hostname": socket.gethostname(),
         "machine": platform.machine(),
@@ -549,9 +574,11 @@ def main():
         "prefix": str(prefix),
         "prefix_writable": writable(prefix, has_root),
         "has_stack": exists(prefix / "current"),
+        "current": current_stack(prefix),
+        "stacks": finished_stacks(prefix),
         "free_bytes": free_bytes(prefix),
-        "python": python,
-        "python_path": python_path,
+        "python": available[0]["version"],
+        "pythons": available,
         "user": user_name(),
         "rank_user_exists": has_user(module.params["rank_user"]),
         "is_root": os.geteuid() == 0,

@@ -21,9 +21,11 @@ options:
     description: The stack's folder, for O(state=current).
     type: path
   state:
-    description: C(former) exchanges the two links.
+    description:
+      - V(former) exchanges the two links.
+      - V(pruned) removes the stacks that neither of them points to.
     type: str
-    choices: [current, former]
+    choices: [current, former, pruned]
     default: current
 attributes:
   check_mode:
@@ -43,8 +45,14 @@ current:
   description: The stack that is in use afterwards.
   returned: success
   type: str
+removed:
+  description: The folders that were removed.
+  returned: with O(state=pruned)
+  type: list
+  elements: str
 """
 
+import shutil  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
@@ -71,18 +79,40 @@ def is_finished(path):
     return bool(path) and (Path(path) / ".complete").is_file()
 
 
+def unused(prefix):
+    """The folders of stacks that no link points to; none where no stack is in use."""
+    used = {target(prefix / "current"), target(prefix / "former")}
+    if not target(prefix / "current"):
+        return []
+    return [path for path in sorted(prefix.glob("stacks/*")) if str(path) not in used]
+
+
+def prune(module, prefix):
+    """Remove what is not used, and end the module."""
+    found = unused(prefix)
+    for path in [] if module.check_mode else found:
+        shutil.rmtree(path, ignore_errors=True)
+    left = [] if module.check_mode else [str(path) for path in found if path.exists()]
+    if left:
+        module.fail_json(msg=f"{', '.join(left)} cannot be removed")
+    removed = [path.name for path in found]
+    module.exit_json(changed=bool(found), removed=removed, current=target(prefix / "current"))
+
+
 def main():
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={
             "prefix": {"type": "path", "required": True},
             "path": {"type": "path"},
-            "state": {"choices": ["current", "former"], "default": "current"},
+            "state": {"choices": ["current", "former", "pruned"], "default": "current"},
         },
         required_if=[("state", "current", ["path"])],
         supports_check_mode=True,
     )
     prefix = Path(module.params["prefix"])
+    if module.params["state"] == "pruned":
+        prune(module, prefix)
     current, former = target(prefix / "current"), target(prefix / "former")
     wanted = module.params["path"] if module.params["state"] == "current" else former
     if module.params["state"] == "former" and not is_finished(former):

@@ -7,20 +7,26 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-# PEP 600: a wheel for glibc 2.N runs on 2.N and newer; 2.5 is manylinux1's, the oldest
-OLDEST_GLIBC_MINOR = 5
-LEGACY_TAGS = ("manylinux2014", "manylinux2010", "manylinux1")
-LAST_LINES = 8
-NAME = re.compile(r"[A-Za-z0-9._-]+")
-VERSION = re.compile(r"[A-Za-z0-9.!+_-]+")
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
+    DownloadError,
+    Pip,
+    needs,
+    unpacked_bytes,
+)
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import (
+    LockError,
+    normal,
+    read_lock,
+    sizes,
+)
+
+MANIFEST = "wheels.json"
+SPARE_BYTES = 100_000_000  # beside the wheels themselves
 
 
 class WheelhouseError(Exception):
@@ -28,36 +34,18 @@ class WheelhouseError(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
-    """What a wheel must fit to.
+class Wheel:
+    """One file of a wheelhouse.
 
     Attributes:
-        python: the Python's version, e.g. "3.11".
-        glibc: the C library's version, e.g. "2.36".
-        machine: the architecture, e.g. "x86_64".
+        size: its bytes.
+        unpacked: the bytes of the files in it.
+        sha256: its hash, as hexadecimal digits.
     """
 
-    python: str
-    glibc: str
-    machine: str
-
-    @property
-    def tag(self):
-        """A folder name."""
-        return f"cp{self.python.replace('.', '')}-glibc{self.glibc}-{self.machine}"
-
-    def pip_options(self):
-        """The options that make pip choose as it would on the host."""
-        minor = int(self.glibc.split(".")[1])
-        tags = [f"manylinux_2_{n}" for n in range(minor, OLDEST_GLIBC_MINOR - 1, -1)]
-        options = [
-            "--only-binary=:all:",
-            "--no-deps",
-            "--implementation=cp",
-            f"--python-version={self.python}",
-        ]
-        options += [f"--platform={tag}_{self.machine}" for tag in (*tags, *LEGACY_TAGS, "linux")]
-        return options
+    size: int
+    unpacked: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -66,45 +54,60 @@ class Wheelhouse:
 
     Attributes:
         folder: where they are.
-        sha256: the hash of each file, by name.
+        wheels: each file by name.
+        notices: what the user should know of where they came from.
     """
 
     folder: Path
-    sha256: dict[str, str]
+    wheels: dict[str, Wheel]
+    notices: tuple[str, ...] = ()
 
     @property
     def files(self):
         """The paths of all wheels."""
-        return [self.folder / name for name in sorted(self.sha256)]
+        return [self.folder / name for name in sorted(self.wheels)]
+
+    @property
+    def sha256(self):
+        """The hash of each file, by name."""
+        return {name: wheel.sha256 for name, wheel in self.wheels.items()}
+
+    @property
+    def host_bytes(self):
+        """What a host needs: the wheels, and the files that are made of them."""
+        return sum(wheel.size + wheel.unpacked for wheel in self.wheels.values()) + SPARE_BYTES
+
+    def to_dict(self):
+        """The document that `read_wheelhouse` reads."""
+        wheels = {name: vars(wheel) for name, wheel in sorted(self.wheels.items())}
+        return {"wheels": wheels, "notices": list(self.notices)}
 
 
-def requirements(text):
-    """The lines `name==version` of a list of versions, as {normal name: version}.
+@dataclass(frozen=True)
+class Wanted:
+    """What a wheelhouse is to have.
 
-    Raises:
-        WheelhouseError: a line is something else.
+    Attributes:
+        name: of the list, for people.
+        lock: the text of the lock, complete unless `resolve`.
+        more: the text of a second lock, of packages that only some builds of the first one need.
+        resolve: whether pip adds what the lock's packages need.
     """
-    found = {}
-    for line in text.splitlines():
-        words = line.split("#")[0].strip().rstrip("\\").split()
-        if not words or words[0].startswith("--hash"):
-            continue
-        name, equals, version = words[0].partition("==")
-        others = [word for word in words[1:] if not word.startswith("--hash=")]
-        if not equals or others or not NAME.fullmatch(name) or not VERSION.fullmatch(version):
-            raise WheelhouseError(f"'{line.strip()}' is not of the form name==version")
-        found[normal(name)] = version
-    return found
 
+    name: str
+    lock: str
+    more: str = ""
+    resolve: bool = False
 
-def normal(name):
-    """A package's name as indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    @property
+    def digest(self):
+        """Changes with the contents."""
+        return hashlib.sha256((self.lock + self.more).encode()).hexdigest()[:12]
 
-
-def allowed_hashes(text):
-    """The sha256 of every `--hash` in a list of versions; empty where it has none."""
-    return set(re.findall(r"--hash=sha256:([0-9a-f]{64})", text))
+    @property
+    def host_bytes(self):
+        """What a host needs at least, as far as the lock tells."""
+        return sum(sizes(self.lock)) + SPARE_BYTES
 
 
 def sha256_of(path):
@@ -113,19 +116,32 @@ def sha256_of(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def get_wheels(requirements_file, target, cache):
-    """Download what a list of versions names, unless that has been done; one process at a time.
+def cache_dir():
+    """The folder of all wheelhouses of this user."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "ftcluster" / "wheels"
+
+
+def get_wheels(wanted, target, sources, cache):
+    """Download what a lock names, unless that has been done; one process at a time.
 
     Args:
-        requirements_file: the list, one `name==version` a line.
+        wanted: the lists.
         target: the hosts' Python and C library.
+        sources: where wheels come from.
         cache: the folder for all wheelhouses.
 
     Raises:
-        WheelhouseError: pip cannot download it, or a hash is not the expected one.
+        WheelhouseError: pip cannot download it, a hash is not the expected one, or no space.
     """
     try:
-        return _get_wheels(requirements_file, target, cache)
+        folder = cache / f"{wanted.name}-{wanted.digest}-{target.tag}"
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f".{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return read_wheelhouse(folder) or fill(folder, wanted, target, sources)
+    except (DownloadError, LockError) as error:
+        raise WheelhouseError(f"{wanted.name}: {error}") from error
     except OSError as error:
         raise WheelhouseError(
             f"{error.filename or cache}: {error.strerror}; set virtualenv_cache to a folder on the "
@@ -133,97 +149,114 @@ def get_wheels(requirements_file, target, cache):
         ) from error
 
 
-def _get_wheels(requirements_file, target, cache):
-    text = requirements_file.read_text(encoding="utf-8")
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    folder = cache / f"{requirements_file.stem}-{digest}-{target.tag}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        house = read_wheelhouse(folder)
-        if house is None:
-            house = download(requirements_file, text, target, folder)
-    return house
-
-
 def read_wheelhouse(folder):
     """A wheelhouse that is complete, or None."""
     try:
-        manifest = json.loads((folder / "wheels.json").read_text(encoding="utf-8"))
-        if any((folder / name).stat().st_size != e["size"] for name, e in manifest.items()):
+        document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        wheels = {name: Wheel(**wheel) for name, wheel in document["wheels"].items()}
+        if any((folder / name).stat().st_size != wheel.size for name, wheel in wheels.items()):
             return None
-        found = {name: e["sha256"] for name, e in manifest.items()}
-        return Wheelhouse(folder, found) if found else None
+        return Wheelhouse(folder, wheels, tuple(document["notices"])) if wheels else None
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None  # not there, or damaged
 
 
-def download(requirements_file, text, target, folder):
-    """Fill a wheelhouse; it gets its name when it is complete."""
+def fill(folder, wanted, target, sources):
+    """Download into a wheelhouse; it gets its name when it is complete."""
     shutil.rmtree(folder, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        command = [
-            *pip(), "download", "--quiet", "--no-input", "--disable-pip-version-check",
-            *target.pip_options(), "--requirement", str(requirements_file), "--dest", str(scratch),
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise WheelhouseError(complaint(done.stderr, target))
-        manifest = check(scratch, text)
-        with (scratch / "wheels.json").open("w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.rename(folder)
+        pip = Pip(target, sources, scratch)
+        pins = read_lock(wanted.lock, target.python)
+        check_space(scratch, wanted.lock, wanted.name)
+        refused = pip.download(pins.values(), wanted.resolve)
+        notices = []
+        more = read_lock(wanted.more, target.python)
+        if needs(scratch, more.keys(), target.python):
+            check_space(scratch, wanted.more, wanted.name)
+            pip.download(more.values())
+            pins |= more
+            notices.append(larger_build(scratch, more, refused))
+        house = Wheelhouse(folder, check(scratch, pins, wanted.resolve), tuple(notices))
+        finish(scratch, house)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return Wheelhouse(folder, {name: entry["sha256"] for name, entry in manifest.items()})
+    return house
 
 
-def check(folder, text):
-    """Size and hash of every file that was downloaded, compared with the list of versions."""
-    wanted, hashes = requirements(text), allowed_hashes(text)
-    manifest = {}
-    for path in sorted(folder.iterdir()):
-        name, _, rest = path.name.partition("-")
-        version = rest.partition("-")[0]
-        locked = wanted.pop(normal(name), None)
-        # a local version is another build of the same source: 2.13.0+cpu is 2.13.0 for CPUs
-        if locked is None or version.split("+")[0] != locked.split("+")[0]:
-            raise WheelhouseError(f"pip downloaded {path.name}, which the list does not name")
-        digest = sha256_of(path)
-        if hashes and digest not in hashes:
-            raise WheelhouseError(
-                f"{path.name} has the sha256 {digest}, which the list of versions does not allow; "
-                "see where pip's configuration takes it from"
-            )
-        manifest[path.name] = {"size": path.stat().st_size, "sha256": digest}
-    if wanted:
-        raise WheelhouseError(f"pip did not download {', '.join(sorted(wanted))}")
-    return manifest
+def finish(scratch, house):
+    """Write the manifest, and give the folder its name."""
+    with (scratch / MANIFEST).open("w", encoding="utf-8") as file:
+        json.dump(house.to_dict(), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    shutil.rmtree(house.folder, ignore_errors=True)
+    scratch.rename(house.folder)
 
 
-def complaint(stderr, target):
-    """What pip says, without its warnings, and what can be done."""
-    lines = [line for line in stderr.splitlines() if line.strip() and "WARNING" not in line]
+def check_space(folder, lock, name):
+    """Make sure that a download fits.
+
+    Raises:
+        WheelhouseError: it does not.
+    """
+    needed, free = sizes(lock)[0] + SPARE_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        raise WheelhouseError(
+            f"{name}: {needed / 1e9:.1f} GB of wheels are to be downloaded into {folder.parent} on "
+            f"the control node, where {free / 1e9:.1f} GB are free; free some, or set "
+            "virtualenv_cache to a folder with more"
+        )
+
+
+def larger_build(folder, more, refused):
+    """What it costs that only a build with further packages could be had."""
+    size = sum(
+        path.stat().st_size
+        for path in folder.iterdir()
+        if normal(path.name.partition("-")[0]) in more
+    )
+    why = "; ".join(refused.values()) or "pip's configured source has no build without them"
     return (
-        f"the control node cannot download the wheels for Python {target.python} and glibc "
-        f"{target.glibc}: " + "\n".join(lines[-LAST_LINES:]).strip() + "\n"
-        "see that pip on the control node reaches a package index (pip config list)"
+        f"torch comes with {len(more)} CUDA packages that CPUs do not use ({size / 1e9:.1f} GB "
+        "more to download and send to each host), because the index of CPU builds was of no use: "
+        f"{why}"
     )
 
 
-def pip():
-    """A pip of the control node: that of Ansible's own Python, else the system's.
+def check(folder, pins, resolved=False):
+    """Every file that was downloaded, compared with the lock.
+
+    Args:
+        folder: with wheels.
+        pins: what they must be, by name.
+        resolved: whether pip added packages that the lock does not name.
 
     Raises:
-        WheelhouseError: there is none.
+        WheelhouseError: a file is missing, not expected, or has another hash; names all of them.
     """
-    for python in (sys.executable, shutil.which("python3")):
-        if python:
-            command = [python, "-m", "pip"]
-            tried = subprocess.run([*command, "--version"], capture_output=True, check=False)
-            if tried.returncode == 0:
-                return command
-    raise WheelhouseError(f"there is no pip beside {sys.executable}; install python3-pip")
+    missing, problems, wheels = dict(pins), [], {}
+    for path in sorted(folder.iterdir()):
+        name, _, rest = path.name.partition("-")
+        version = rest.partition("-")[0]
+        pin = missing.pop(normal(name), None)
+        if pin is None and not resolved:
+            problems.append(f"pip downloaded {path.name}, which the list does not name")
+            continue
+        # a local version is another build of the same source: 2.13.0+cpu is 2.13.0 for CPUs
+        if pin and version.partition("+")[0] != pin.version.partition("+")[0]:
+            problems.append(f"pip downloaded {path.name}, the list has {pin.version}")
+            continue
+        digest = sha256_of(path)
+        if pin and pin.hashes and digest not in pin.hashes:
+            problems.append(
+                f"{path.name} has the sha256 {digest}, which the list of versions does not allow; "
+                "see where pip's configuration takes it from"
+            )
+            continue
+        wheels[path.name] = Wheel(path.stat().st_size, unpacked_bytes(path), digest)
+    if missing:
+        problems.append(f"pip did not download {', '.join(sorted(missing))}")
+    if problems:
+        raise WheelhouseError("\n".join(problems))
+    return wheels

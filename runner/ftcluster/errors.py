@@ -43,6 +43,10 @@ class RecipeError(UsageError):
     """A recipe is unknown or says something that a recipe cannot say."""
 
 
+class StacksError(FtclusterError):
+    """The file of the stacks cannot be read or is damaged."""
+
+
 class InputError(FtclusterError):
     """A data or model folder is not what the task needs."""
 

@@ -34,6 +34,7 @@ class HostFacts:
         numa: the NUMA nodes that may be used: node, cores (0: memory only), memory_bytes.
         nics: the network interfaces: name, addresses, speed_mbits (None: unknown), mtu.
         clock_offset_seconds: this host's clock minus the control node's; None where not measured.
+        stack: name of the stack in use there.
     """
 
     name: str
@@ -61,6 +62,7 @@ class HostFacts:
     numa: tuple[dict[str, int], ...]
     nics: tuple[dict[str, Any], ...]
     clock_offset_seconds: float | None
+    stack: str = "native"
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HostFacts":

@@ -170,6 +170,7 @@ def _variables(run: Run) -> dict[str, Any]:
             "run": run.id,
             "prefix": run.plan.prefix,
             "precision": run.plan.precision,
+            "ipex": run.plan.ipex,
             "recipe": asdict(run.recipe),
         },
     }

@@ -13,6 +13,14 @@ def bundled(folder: str) -> Path:
     return installed if installed.is_dir() else checkout
 
 
+def collection() -> Path:
+    """The folder of the Ansible collection that came with the package."""
+    beside = Path(str(resources.files("ftcluster"))).parent
+    installed = beside / "ansible_collections" / "ftcluster" / "cluster"
+    checkout = Path(__file__).parents[2]
+    return installed if installed.is_dir() else checkout
+
+
 def state_dir() -> Path:
     """`$XDG_STATE_HOME/ftcluster`: the last cluster and the records of its runs."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

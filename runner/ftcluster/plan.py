@@ -1,10 +1,14 @@
 """Who runs where: from the facts of a cluster and a recipe to one launch. Pure functions only."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ftcluster.errors import PlanError
+from ftcluster.extensions import choose_backend, choose_ipex, stack_of
 from ftcluster.facts import ClusterFacts, HostFacts
+from ftcluster.oneccl import CoreSplit, split_cores
 from ftcluster.recipe import Recipe
+from ftcluster.stacks import Stack
 
 BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 
@@ -52,6 +56,8 @@ class LaunchPlan:
         prefix: the folder of the cluster on the head.
         backend: the torch.distributed backend.
         precision: bf16 or fp32.
+        ipex: whether IPEX optimizes the model.
+        split: with ccl, the cores of each host that compute and those that communicate.
         master_address: where the ranks meet; the port is taken on the head at the launch.
         interface: the head's network interface with that address, or "".
         rank_user: the account that ranks run as, or "" for the login user.
@@ -62,6 +68,8 @@ class LaunchPlan:
     prefix: str
     backend: str
     precision: str
+    ipex: bool
+    split: CoreSplit | None
     master_address: str
     interface: str
     rank_user: str
@@ -88,19 +96,27 @@ def first_hosts(facts: ClusterFacts, count: int) -> ClusterFacts:
     return ClusterFacts(hosts=facts.hosts[:count])
 
 
-def plan(facts: ClusterFacts, recipe: Recipe, ranks_per_host: int | None = None) -> LaunchPlan:
+def plan(
+    facts: ClusterFacts,
+    recipe: Recipe,
+    stacks: Mapping[str, Stack],
+    ranks_per_host: int | None = None,
+) -> LaunchPlan:
     """Decide who runs where.
 
     Args:
         facts: the hosts; the first one is the head.
         recipe: what is trained.
+        stacks: all stacks by name; the hosts have one of them.
         ranks_per_host: the user's word, above the recipe's.
 
     Raises:
-        PlanError: a host has fewer cores than ranks, or the batch has fewer samples than there are
-            ranks; names every such host with what it has.
+        PlanError: a host has fewer cores than ranks, the batch has fewer samples than there are
+            ranks, or the recipe asks for what the hosts' stack lacks; names every such host with
+            what it has.
     """
     decisions: list[Decision] = []
+    stack = stack_of(facts, stacks)
     wanted, why = _ranks_wanted(recipe, ranks_per_host)
     short = [
         f"{host.name} has {host.cores} cores for {wanted} ranks"
@@ -112,17 +128,24 @@ def plan(facts: ClusterFacts, recipe: Recipe, ranks_per_host: int | None = None)
             "a rank needs a core of its own\n  " + "\n  ".join(short),
             "take fewer: --ranks-per-host N",
         )
+    ranks_of = {host.name: wanted or host.numa_nodes for host in facts.hosts}
+    cores_per_rank = min(max(1, host.cores // ranks_of[host.name]) for host in facts.hosts)
+    backend, backend_why = choose_backend(
+        recipe, list(ranks_of.values()), cores_per_rank, stack, stacks
+    )
+    split = split_cores(ranks_of[facts.head.name], cores_per_rank) if backend == "ccl" else None
     hosts = []
     for host in facts.hosts:
-        ranks = wanted or host.numa_nodes
-        threads = max(1, host.cores // ranks)
+        ranks = ranks_of[host.name]
+        threads = len(split.computing[0]) if split else max(1, host.cores // ranks)
         reason = why or "one a NUMA node: a rank that spans two pays for remote memory every step"
         decisions.append(Decision(f"ranks on {host.name}", str(ranks), reason))
         decisions.append(
             Decision(
                 f"threads per rank on {host.name}",
                 str(threads),
-                f"{host.cores} cores shared by {ranks} ranks, hardware threads of a core not used",
+                f"{host.cores} cores shared by {ranks} ranks, hardware threads of a core not used"
+                + (f"; {_communicating(split, cores_per_rank)}" if split else ""),
             )
         )
         preload = (host.tcmalloc,) if host.tcmalloc else ()
@@ -145,14 +168,16 @@ def plan(facts: ClusterFacts, recipe: Recipe, ranks_per_host: int | None = None)
         )
     precision, precision_why = _precision(recipe, facts.hosts)
     decisions.append(Decision("precision", precision, precision_why))
-    decisions.append(
-        Decision("backend", "gloo", "the collective backend that every torch for CPUs has")
-    )
+    ipex, ipex_why = choose_ipex(recipe, facts.hosts, stack, stacks)
+    decisions.append(Decision("ipex", "on" if ipex else "off", ipex_why))
+    decisions.append(Decision("backend", backend, backend_why))
     return LaunchPlan(
         hosts=tuple(hosts),
         prefix=facts.head.prefix,
-        backend="gloo",
+        backend=backend,
         precision=precision,
+        ipex=ipex,
+        split=split,
         master_address=facts.head.network_address,
         interface=facts.head.network_interface,
         rank_user=facts.head.rank_user,
@@ -166,6 +191,13 @@ def _ranks_wanted(recipe: Recipe, ranks_per_host: int | None) -> tuple[int | Non
     if recipe.ranks_per_host is not None:
         return recipe.ranks_per_host, f"as recipe {recipe.name} says"
     return None, ""
+
+
+def _communicating(split: CoreSplit, cores_per_rank: int) -> str:
+    cores = ",".join(str(core) for cores in split.communicating for core in cores)
+    if cores_per_rank > len(split.computing[0]):
+        return f"cores {cores} are kept for oneCCL's workers, one a rank"
+    return f"cores {cores} are shared with oneCCL's workers, as no rank has a core to spare"
 
 
 def _precision(recipe: Recipe, hosts: tuple[HostFacts, ...]) -> tuple[str, str]:

@@ -164,6 +164,7 @@ def ansible_environment() -> dict[str, str]:
     """Ansible's settings, each unless the user has set it in the environment or in ansible.cfg."""
     users = _set_in_file()
     wanted = {
+        "FTCLUSTER_PID": str(os.getpid()),  # who holds the hosts' lock
         "ANSIBLE_PIPELINING": "true",  # one SSH round trip a task instead of several
         "ANSIBLE_NOCOLOR": "true",
         "ANSIBLE_LOCALHOST_WARNING": "false",

@@ -30,6 +30,9 @@ class Training:
         max_grad_norm: gradients are clipped to this norm; 0 leaves them.
         logging_steps: steps between two progress events.
         seed: of weights, order of the data and dropout.
+        use_ipex: whether IPEX optimizes the model; auto: where the stack has it and every CPU has
+            AVX512.
+        ddp_backend: what gradients are shared with; auto: what the stack prefers.
     """
 
     learning_rate: float = 5e-5
@@ -40,6 +43,8 @@ class Training:
     max_grad_norm: float = 1.0
     logging_steps: int = 10
     seed: int = 42
+    use_ipex: Literal["auto", True, False] = "auto"
+    ddp_backend: Literal["auto", "gloo", "ccl"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -244,13 +249,17 @@ def _unknown_key(key: str, schema: dict[str, Any]) -> str:
 def _meaning(kind: Any) -> str:
     """A type as a person would say it."""
     if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(typing.get_args(kind))
+        return "one of " + ", ".join(map(_in_yaml, typing.get_args(kind)))
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return " or ".join(_meaning(inner) for inner in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         return "a list of one or two column names"
     names = {int: "a whole number", float: "a number", str: "a text", types.NoneType: "nothing"}
     return names[kind]
+
+
+def _in_yaml(value: str | bool) -> str:
+    return value if isinstance(value, str) else str(value).lower()
 
 
 def _convert(key: str, value: Any, kind: Any) -> Any:
@@ -277,7 +286,8 @@ def _convert(key: str, value: Any, kind: Any) -> Any:
 def _matches(value: Any, kind: Any) -> bool:
     origin = typing.get_origin(kind)
     if origin is Literal:
-        return value in typing.get_args(kind)
+        # the type as well: 1 is equal to True
+        return (type(value), value) in [(type(one), one) for one in typing.get_args(kind)]
     if origin in (types.UnionType, typing.Union):
         return any(_matches(value, inner) for inner in typing.get_args(kind))
     if origin is tuple:

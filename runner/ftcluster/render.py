@@ -4,7 +4,10 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from ftcluster import oneccl
 from ftcluster.plan import LaunchPlan
+
+SETVARS = "oneccl_bindings_for_pytorch/env/setvars.sh"  # what oneccl_bind_pt's libraries need
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ def render(plan: LaunchPlan, run: str) -> Launch:
         "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
         "PYTHONPYCACHEPREFIX": f"{plan.prefix}/cache",  # the stack is not the ranks' to write
     }
+    if plan.split:
+        env |= oneccl.variables(plan.split)
     if len(plan.hosts) > 1:
         env |= _mesh(plan)
     shared = set.intersection(*(set(host.preload) for host in plan.hosts))
@@ -107,7 +112,10 @@ def as_shell(launch: Launch, plan: LaunchPlan) -> str:
     bin_dir = stack_bin(plan)
     hostfile_path = launch.argv[launch.argv.index("-machinefile") + 1]
     variables = [f"{key}={shlex.quote(value)}" for key, value in sorted(launch.env.items())]
+    # the supervisor sources it by itself
+    setvars = f"{shlex.quote(plan.prefix)}/current/lib/python3*/site-packages/{SETVARS}"
     lines = [
+        *([f". {setvars}"] if plan.backend == "ccl" else []),
         f"printf %s {shlex.quote(launch.hostfile)} > {shlex.quote(hostfile_path)}",
         f"env PATH={shlex.quote(bin_dir)}:$PATH \\",
         *(f"  {variable} \\" for variable in variables),

@@ -15,6 +15,7 @@ from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
 
 TIME_LIMIT_SECONDS = 3600
+UNLOCK_SECONDS = 60
 
 
 @dataclass
@@ -26,6 +27,8 @@ class StagesResult:
         progress: the counts of each host.
         facts: what each host is, by name, as far as a stage looked.
         table: the lines of verify's table, or none.
+        stack: the name of the stack that is in use now, or "" where no stage looked.
+        stack_why: why this one was chosen.
         seconds: how long it took.
     """
 
@@ -33,6 +36,8 @@ class StagesResult:
     progress: SetupProgress = field(default_factory=SetupProgress)
     facts: dict[str, HostFacts] = field(default_factory=dict)
     table: list[str] = field(default_factory=list)
+    stack: str = ""
+    stack_why: str = ""
     seconds: float = 0.0
 
 
@@ -60,11 +65,17 @@ def run_stages(
     result = StagesResult(inventory)
     progress = result.progress
     began = time.monotonic()
+    locked = False
 
     def on_event(event: TaskEvent) -> None:
+        nonlocal locked
+        locked = locked or (event.action.endswith(".setup_lock") and event.kind == "ok")
         found = event.result.get("ansible_facts", {})
         if "preflight_facts" in found:
             result.facts[event.host] = HostFacts.from_dict(found["preflight_facts"])
+        result.stack_why = found.get("torch_stack_choice", {}).get("why", result.stack_why)
+        if event.action.endswith(".stack_link") and "current" in event.result:
+            result.stack = stack_name(event.result["current"])
         result.table = found.get("verify_table", result.table)
         progress.add(event)
         view.setup_event(progress, event)
@@ -80,6 +91,8 @@ def run_stages(
             cancelled=lambda: interrupts.count > 0,
             time_limit_seconds=time_limit_seconds,
         )
+    if locked and outcome.state != "done":
+        _unlock(inventory, options)
     progress.finished = outcome.state == "done"
     view.close()
     result.seconds = time.monotonic() - began
@@ -101,6 +114,27 @@ def run_stages(
     if outcome.state != "done":
         raise FtclusterError(f"{playbook} failed: ansible said\n{outcome.output.strip()}")
     return result
+
+
+def _unlock(inventory: Inventory, options: Sequence[str]) -> None:
+    """Let the next setup in on all hosts that answer; what went wrong before is told anyway."""
+    run_playbook(
+        "ftcluster.cluster.unlock",
+        inventory.path,
+        {},
+        lambda _: None,
+        options=[*options, "--tags", "verify"],
+        time_limit_seconds=UNLOCK_SECONDS,
+    )
+
+
+def stack_name(folder: str) -> str:
+    """The stack of a folder such as /opt/ftcluster/stacks/native-1b2c3d4e5f60.
+
+    >>> stack_name("/opt/ftcluster/stacks/intel-2.8-1b2c3d4e5f60")
+    'intel-2.8'
+    """
+    return Path(folder).name.rpartition("-")[0]
 
 
 def inventory_options(options: Sequence[str], without: str = "") -> list[str]:

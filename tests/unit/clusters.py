@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 from ftcluster.facts import ClusterFacts, HostFacts
+from ftcluster.stacks import load_stacks
+
+STACKS = load_stacks()
 
 VM = HostFacts(
     name="localhost",

@@ -106,6 +106,16 @@ def test_dry_run_says_why_and_what(capsys: pytest.CaptureFixture[str]) -> None:
     assert "/opt/ftcluster/current/bin/mpirun" in out
 
 
+def test_what_the_stack_lacks_is_told_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remembered()
+    assert main(["train", "training.use_ipex=true", "--dry-run"]) == 1
+    err = capsys.readouterr().err
+    assert "error: training.use_ipex=true, but the stack native has no IPEX" in err
+    assert "ftcluster setup --stack intel-2.8" in err
+
+
 def test_bad_data_and_bad_model_are_reported_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

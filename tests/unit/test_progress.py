@@ -7,11 +7,12 @@ from ftcluster.playbooks import TaskEvent
 from ftcluster.progress.live import LiveView, run_picture, sparkline
 from ftcluster.progress.plain import PlainView
 from ftcluster.progress.state import RunProgress, SetupProgress
-from ftcluster.progress.words import duration
+from ftcluster.progress.words import duration, shape
 
 START = {
     "event": "start", "world_size": 2, "threads_per_rank": 1, "backend": "gloo",
-    "precision": "bf16", "steps": 20, "epochs": 2.0, "train_samples": 320, "parameters": 5,
+    "precision": "bf16", "ipex": False, "steps": 20, "epochs": 2.0, "train_samples": 320,
+    "parameters": 5,
 }  # fmt: skip
 STEP = {
     "event": "step", "step": 10, "epoch": 1.0, "loss": 0.5, "learning_rate": 1e-4,
@@ -61,6 +62,9 @@ def test_plain_lines_have_the_same_facts_as_the_picture() -> None:
         "step 10/20  epoch 1.00  loss 0.5000  60.0 samples/s  1:15 left",
         "evaluation at step 10: accuracy 0.900",
     ]
+    assert shape(RunProgress("r", start={**START, "ipex": True})) == (
+        "2 ranks, 1 thread each, bf16, IPEX, gloo"
+    )
     picture = io.StringIO()
     Console(file=picture, width=120).print(run_picture(progress))
     for part in ("step 10/20", "epoch 1.00/2", "loss 0.5000", "60.0 samples/s", "1:15 left",

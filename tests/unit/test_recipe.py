@@ -37,6 +37,13 @@ def test_overrides_win_and_are_read_as_yaml() -> None:
     assert recipe.text_columns == ("x", "y")
 
 
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("true", True), ("false", False)])
+def test_ipex_is_asked_for_in_one_word(text: str, value: object) -> None:
+    assert parse_recipe(MINIMAL, "my.yml").training.use_ipex == "auto"
+    recipe = parse_recipe(MINIMAL, "my.yml", [f"training.use_ipex={text}"])
+    assert recipe.training.use_ipex is value or recipe.training.use_ipex == value
+
+
 def test_unknown_recipe_lists_the_known_and_suggests_the_nearest() -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("quikstart")
@@ -71,6 +78,15 @@ def test_all_problems_are_reported_at_once_with_file_and_line() -> None:
         (MINIMAL + "batch_size: 0\n", "'batch_size' is at least 1"),
         (MINIMAL + "training: 3\n", "unknown key 'training'"),
         (MINIMAL + "training:\n  warmup_ratio: 3\n", "from 0 to 1"),
+        (
+            MINIMAL + "training:\n  use_ipex: 1\n",
+            "'training.use_ipex' is one of auto, true, false, not 1",
+        ),
+        (MINIMAL + "training:\n  use_ipex: [true]\n", "one of auto, true, false, not [True]"),
+        (
+            MINIMAL + "training:\n  ddp_backend: mpi\n",
+            "'training.ddp_backend' is one of auto, gloo, ccl, not 'mpi'",
+        ),
     ],
 )
 def test_each_kind_of_mistake(text: str, expected: str) -> None:

@@ -3,7 +3,7 @@ import json
 from ftcluster.plan import plan
 from ftcluster.recipe import parse_recipe
 from ftcluster.render import Launch, as_shell, render
-from tests.unit.clusters import VM, cluster, host
+from tests.unit.clusters import STACKS, VM, cluster, host
 
 RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")
 
@@ -11,7 +11,7 @@ RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")
 def launch_of_two(**head: object) -> Launch:
     first = host("node1", **{"network_address": "10.0.0.1", "network_interface": "eth0", **head})
     second = host("node2", network_address="10.0.0.2", network_interface="ens5", cores=8)
-    return render(plan(cluster(first, second), RECIPE), "r-1")
+    return render(plan(cluster(first, second), RECIPE, STACKS), "r-1")
 
 
 def test_other_hosts_are_started_over_the_mesh() -> None:
@@ -44,7 +44,7 @@ def test_a_head_whose_interface_is_not_known() -> None:
 
 
 def test_one_host_has_no_mesh() -> None:
-    launch = render(plan(cluster(VM), RECIPE), "r-1")
+    launch = render(plan(cluster(VM), RECIPE, STACKS), "r-1")
     assert launch.ssh_config == ""
     assert launch.hosts == (("localhost", "127.0.0.1"),)
     assert not any("HYDRA" in name or "PORT" in name for name in launch.env)
@@ -61,7 +61,7 @@ def test_the_launch_as_the_supervisor_reads_it() -> None:
 
 
 def test_the_mesh_stands_in_what_a_person_pastes() -> None:
-    decided = plan(cluster(host("node1"), host("node2")), RECIPE)
+    decided = plan(cluster(host("node1"), host("node2")), RECIPE, STACKS)
     pasted = as_shell(render(decided, "r-1"), decided)
     assert "'-F /opt/ftcluster/mesh/ssh_config'" in pasted
     assert "node1:1\nnode2:1\n" in pasted

@@ -23,10 +23,12 @@ IMPATIENT = (
 )
 
 
-def supervisor(verb: str, run_dir: Path) -> "subprocess.CompletedProcess[str]":
+def supervisor(
+    verb: str, run_dir: Path, site_packages: str = ""
+) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-c", IMPATIENT, verb, str(run_dir)],
-        env={**os.environ, "PYTHONPATH": str(TRAIN), "SECRET": "s3cret"},
+        env={**os.environ, "PYTHONPATH": f"{TRAIN}:{site_packages}", "SECRET": "s3cret"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -184,6 +186,43 @@ def test_a_head_without_ssh_says_so(
         (name, f"{name} ({address}): the head has no ssh; install an SSH client there")
         for name, address in (("node2", "10.0.0.12"), ("node3", "10.0.0.13"))
     ]
+    assert not started.exists()
+
+
+def launch_with_ccl(run_dir: Path, script: str, site_packages: Path) -> None:
+    variables = {"FTCLUSTER_RUN": run_dir.name, "FTCLUSTER_BACKEND": "ccl", "CCL_WORKER_COUNT": "1"}
+    document = {
+        "argv": ["/bin/sh", "-c", script], "env": variables,
+        "hostfile": "", "hosts": [], "ssh_config": "",
+    }  # fmt: skip
+    (run_dir / "launch.json").write_text(json.dumps(document))
+    supervisor("start", run_dir, str(site_packages))
+
+
+def test_ranks_get_the_environment_of_oneccl(run_dir: Path, tmp_path: Path) -> None:
+    setvars = tmp_path / "oneccl_bindings_for_pytorch" / "env" / "setvars.sh"
+    setvars.parent.mkdir(parents=True)
+    (setvars.parents[1] / "__init__.py").touch()
+    setvars.write_text(
+        "export CCL_ROOT=/ccl CCL_WORKER_COUNT=9 LD_LIBRARY_PATH=/ccl/lib PATH=/ccl/bin:$PATH\n"
+    )
+    launch_with_ccl(run_dir, "env", tmp_path)
+    assert until_end(run_dir)["state"] == "done"
+    lines = (run_dir / "ranks.log").read_text().splitlines()
+    assert {"CCL_ROOT=/ccl", "LD_LIBRARY_PATH=/ccl/lib"} < set(lines)
+    assert "CCL_WORKER_COUNT=1" in lines  # the plan's word is above the script's
+    # mpirun's own folder, here /bin, stays before the binding's
+    assert any(line.startswith("PATH=/bin:/ccl/bin:") for line in lines)
+
+
+def test_a_run_with_ccl_on_a_stack_without_it(run_dir: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    launch_with_ccl(run_dir, f": > {started}", tmp_path)
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("failed", 1)
+    error = events(run_dir)[-2]
+    assert "oneccl_bindings_for_pytorch, which the stack does not have" in str(error["message"])
+    assert "training.ddp_backend=gloo" in str(error["hint"])
     assert not started.exists()
 
 

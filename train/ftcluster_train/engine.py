@@ -17,6 +17,7 @@ from transformers import (
 from ftcluster_train.data import Samples, collate, epoch_batches
 from ftcluster_train.errors import TrainError
 from ftcluster_train.events import EventWriter
+from ftcluster_train.ipex import optimize
 from ftcluster_train.job import Job
 from ftcluster_train.metrics import classification_metrics, count_predictions
 from ftcluster_train.world import World, check_equal_parameters, sum_over_ranks
@@ -61,21 +62,25 @@ def train(
         events: where rank 0 tells its progress; None on the other ranks.
 
     Raises:
-        TrainError: the loss is no longer a number, or ranks have come apart.
+        TrainError: the loss is no longer a number, ranks have come apart, or IPEX is asked for and
+            cannot be had.
     """
     settings, batch_size = job.recipe.training, job.recipe.batch_size
     steps_per_epoch = math.ceil(len(train_set) / batch_size)
     steps = math.ceil(steps_per_epoch * settings.num_train_epochs)
     if settings.max_steps > 0:
         steps = settings.max_steps
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(
+    bf16 = job.precision == "bf16"
+    parameters = sum(p.numel() for p in model.parameters())
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
         _parameter_groups(model, settings.weight_decay), lr=settings.learning_rate, fused=True
     )
+    if job.ipex:  # before DDP, which is to share the gradients of IPEX's own layers
+        model, optimizer = optimize(model, optimizer, bf16)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
     schedule = get_linear_schedule_with_warmup(
         optimizer, round(settings.warmup_ratio * steps), steps
     )
-    bf16 = job.precision == "bf16"
     report = Report()
     torch.manual_seed(settings.seed * 1009 + world.rank)  # each rank drops out other activations
     if events:
@@ -85,10 +90,11 @@ def train(
             threads_per_rank=torch.get_num_threads(),
             backend=world.backend,
             precision=job.precision,
+            ipex=job.ipex,
             steps=steps,
             epochs=steps / steps_per_epoch,
             train_samples=len(train_set),
-            parameters=sum(p.numel() for p in model.parameters()),
+            parameters=parameters,
         )
 
     epoch, recent_loss, recent_steps = 0, 0.0, 0

@@ -3,7 +3,8 @@
 Rank 0 writes while there are ranks; the supervisor writes before and after. Kinds of events:
 
 - phase: doing
-- start: world_size, threads_per_rank, backend, precision, steps, epochs, train_samples, parameters
+- start: world_size, threads_per_rank, backend, precision, ipex, steps, epochs, train_samples,
+  parameters
 - step: step, epoch, loss, learning_rate, samples_per_second, remaining_seconds
 - evaluation: step, epoch, metrics, seconds
 - parameters: step, equal, sha256

@@ -18,6 +18,8 @@ class Training:
     max_grad_norm: float
     logging_steps: int
     seed: int
+    use_ipex: bool | str
+    ddp_backend: str
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Job:
         prefix: the cluster's folder on this host.
         recipe: what to train.
         precision: bf16 or fp32, as the plan decided.
+        ipex: whether IPEX optimizes the model, as the plan decided.
     """
 
     run: str
@@ -55,6 +58,7 @@ class Job:
     prefix: Path
     recipe: Recipe
     precision: str
+    ipex: bool
 
 
 def read_job(run_dir: Path) -> Job:
@@ -69,4 +73,5 @@ def read_job(run_dir: Path) -> Job:
         prefix=Path(data["prefix"]),
         recipe=Recipe(**recipe),
         precision=data["precision"],
+        ipex=data["ipex"],
     )

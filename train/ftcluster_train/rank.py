@@ -9,13 +9,16 @@ import traceback
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
 from transformers.utils import logging as transformers_logging
 
+from ftcluster_train.compat import dtype_keyword
 from ftcluster_train.data import Samples, load_splits, tokenise
 from ftcluster_train.engine import train
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.events import EventWriter
+from ftcluster_train.ipex import load_ipex, without_ipex
 from ftcluster_train.job import Job, read_job
 from ftcluster_train.prepare import read_inputs
 from ftcluster_train.save import check_space, save_model
@@ -29,6 +32,8 @@ def run(job: Job) -> None:
         TrainError: something a user can mend.
     """
     inputs = read_inputs(job.run_dir)
+    if job.ipex:
+        load_ipex()  # before anything that takes time
     world = join_world()
     events = EventWriter(job.run_dir) if world.rank == 0 else None
     if events:
@@ -39,8 +44,9 @@ def run(job: Job) -> None:
         samples = {name: tokenise(rows, job.recipe, tokenizer) for name, rows in splits.items()}
         classes = count_classes(samples["train"], samples["validation"])
         set_seed(job.recipe.training.seed)  # the new classifier's first weights
+        fp32 = {dtype_keyword(transformers.__version__): torch.float32}
         model = AutoModelForSequenceClassification.from_pretrained(
-            inputs.model, num_labels=classes, dtype=torch.float32
+            inputs.model, num_labels=classes, **fp32
         )
     except TrainError:
         raise
@@ -53,7 +59,8 @@ def run(job: Job) -> None:
     report = train(job, model, tokenizer, samples["train"], samples["validation"], world, events)
     if events:
         events.write("phase", doing="saving the model")
-        folder = save_model(model, tokenizer, job.run_dir / "model")
+        trained = without_ipex(model) if job.ipex else model
+        folder = save_model(trained, tokenizer, job.run_dir / "model")
         events.write(
             "result",
             model=str(folder),

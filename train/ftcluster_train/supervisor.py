@@ -17,12 +17,13 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from ftcluster_train.errors import read_error_line
+from ftcluster_train import oneccl
+from ftcluster_train.errors import TrainError, read_error_line
 from ftcluster_train.events import EventWriter
 from ftcluster_train.reach import Host, unreachable
 
@@ -52,10 +53,11 @@ def supervise(run_dir: Path) -> int:
 
 
 def _supervise(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> int:
-    environment = rank_environment(launch["env"], Path(launch["argv"][0]).parent)
     began = time.monotonic()
-    if not reaches_all(launch, events):
+    sourced = source_backend(launch, events) if reaches_all(launch, events) else None
+    if sourced is None:
         return 1
+    environment = rank_environment(launch["env"], Path(launch["argv"][0]).parent, sourced)
     state, exit_code = "failed", 1
     log = (run_dir / "ranks.log").open("w", encoding="utf-8")
     events.write("phase", doing="starting the ranks")
@@ -123,6 +125,17 @@ def reaches_all(launch: dict[str, Any], events: EventWriter) -> bool:
     return not problems
 
 
+def source_backend(launch: dict[str, Any], events: EventWriter) -> dict[str, str] | None:
+    """What the backend's own scripts set; None where they cannot, with why and the run's end."""
+    try:
+        return oneccl.variables_for(launch["env"], host_path())
+    except TrainError as error:
+        host = socket.gethostname()
+        events.write("error", message=error.message, hint=error.hint, host=host, rank=None)
+        events.write("end", state="failed", exit_code=1, seconds=0.0)
+        return None
+
+
 def _output(process: "subprocess.Popen[str]", log: TextIO) -> Iterator[str]:
     """Each line of the ranks as it comes, written to the log as well while there is space."""
     assert process.stdout is not None
@@ -133,12 +146,21 @@ def _output(process: "subprocess.Popen[str]", log: TextIO) -> Iterator[str]:
         yield line
 
 
-def rank_environment(launch: dict[str, str], bin_dir: Path) -> dict[str, str]:
+def host_path() -> str:
+    """PATH of this host."""
+    return os.environ.get("PATH", os.defpath)
+
+
+def rank_environment(
+    launch: Mapping[str, str], bin_dir: Path, sourced: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """The whole environment of mpirun and its ranks.
 
     Args:
         launch: the variables of the plan.
         bin_dir: the stack's programs; Hydra looks for its own on PATH.
+        sourced: what the backend's own scripts have set; their PATH comes after the stack's, so
+            that mpirun and Hydra remain those of the plan.
     """
     inherited = {
         key: value
@@ -147,9 +169,11 @@ def rank_environment(launch: dict[str, str], bin_dir: Path) -> dict[str, str]:
         or key.startswith(INHERITED_PREFIXES)
         or key.lower() in ("http_proxy", "https_proxy", "no_proxy")
     }
-    path = f"{bin_dir}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    sourced = sourced or {}
+    path = f"{bin_dir}{os.pathsep}{sourced.get('PATH') or host_path()}"
     return {
         **inherited,
+        **sourced,
         "PATH": path,
         "MASTER_PORT": str(free_port()),
         "HF_HUB_OFFLINE": "1",  # model and data have been fetched by `prepare`

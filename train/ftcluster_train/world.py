@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from ftcluster_train import oneccl
 from ftcluster_train.errors import TrainError
 
 DEFAULT_PORT = 29500  # torch's own, for a launch without the supervisor, which takes a free one
@@ -38,13 +39,15 @@ def join_world() -> World:
     """Meet the other ranks; rank and size come from PMI (set by Hydra for each process).
 
     Raises:
-        TrainError: this process was not started by mpirun.
+        TrainError: this process was not started by mpirun, or the backend cannot be had.
     """
     try:
         rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
     except KeyError:
         raise TrainError("PMI_RANK is not set", "start the ranks with mpirun") from None
     backend = os.environ.get("FTCLUSTER_BACKEND", "gloo")
+    if backend == oneccl.BACKEND:
+        oneccl.register()
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = os.environ.get("MASTER_PORT", str(DEFAULT_PORT))
     # gloo would take the interface that the host's name resolves to, often the loopback
@@ -92,10 +95,15 @@ def sum_over_ranks(values: list[float]) -> list[float]:
 
 
 def parameter_hash(model: torch.nn.Module) -> str:
-    """SHA-256 over the bytes of all parameters, in their order."""
+    """SHA-256 over the bytes of all parameters as they are saved, in their order.
+
+    With IPEX those are the fp32 weights, not the packed copies that its layers compute with.
+    """
     digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy())
+    saved = model.state_dict()
+    for name, _ in model.named_parameters():
+        if name in saved:  # IPEX's layers have some of their own
+            digest.update(saved[name].contiguous().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

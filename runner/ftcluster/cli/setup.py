@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ftcluster.inventory import read_inventory
 from ftcluster.paths import bundled
 from ftcluster.progress.view import View, make_view
 from ftcluster.progress.words import duration
+from ftcluster.stacks import find_stack, load_stacks
 from ftcluster.stages import StagesResult, inventory_options, run_stages
 
 FLAGS = ("--check", "--diff")
@@ -35,6 +37,27 @@ def add_parser(verbs: Any) -> None:
         "else this machine",
     )
     parser.add_argument(
+        "--stack",
+        metavar="NAME",
+        help="one of `ftcluster stacks`, or 'auto' for the first that fits the hosts; left out, "
+        "the one that the cluster has, else the default",
+    )
+    parser.add_argument(
+        "--bundle",
+        metavar="FILE",
+        help="what `ftcluster bundle` wrote; nothing is downloaded then",
+    )
+    parser.add_argument(
+        "--allow-yanked",
+        action="store_true",
+        help="also a stack with releases that their makers took back",
+    )
+    parser.add_argument(
+        "--prune",
+        action="store_true",
+        help="remove stacks that are neither the current nor the former one",
+    )
+    parser.add_argument(
         "--rollback", action="store_true", help="only use the former stack again, on all hosts"
     )
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")
@@ -52,10 +75,13 @@ def run(options: argparse.Namespace) -> int:
     before = _recall_or_none()
     if before and not options.words:  # the same cluster again is reached the same way
         arguments = (*before.options, *arguments)
+    arguments = (*stack_variables(options, inventory, before), *arguments)
     view = make_view(options.verbose)
     with asked(vars(options)) as passwords:
         if options.rollback:
             result = run_stages("rollback", inventory, (*arguments, *passwords), view)
+            if before and before.inventory == result.inventory.path:
+                remember(_with_stack(before, result.stack))
         else:
             result = setup(inventory, arguments, view, passwords)
     if options.json:
@@ -65,6 +91,35 @@ def run(options: argparse.Namespace) -> int:
         print(line)
     print(summary(result, options))
     return 0
+
+
+def stack_variables(
+    options: argparse.Namespace, inventory: Path, before: Cluster | None
+) -> tuple[str, ...]:
+    """The stack that the user means, as variables of the playbook.
+
+    Raises:
+        UsageError: there is no such stack, or no such bundle.
+    """
+    found: dict[str, str | bool] = {}
+    if options.stack:
+        stacks = load_stacks()
+        if options.stack != "auto":
+            find_stack(options.stack, stacks)
+        found["torch_stack_name"] = options.stack
+    elif before and before.inventory == inventory and not options.bundle:
+        found["torch_stack_name"] = before.facts.head.stack
+    if options.bundle:
+        path = Path(options.bundle).absolute()
+        if not path.is_file():
+            raise UsageError(f"the bundle {options.bundle} does not exist")
+        found["torch_stack_bundle"] = str(path)
+    if options.allow_yanked:
+        found["torch_stack_allow_yanked"] = True
+    if options.prune:
+        found["ftcluster_prune"] = True
+    # before the user's own -e, which have the last word
+    return ("--extra-vars", json.dumps(found)) if found else ()
 
 
 def find_inventory(given: str | None = None) -> Path:
@@ -100,6 +155,12 @@ def setup(
     return result
 
 
+def _with_stack(cluster: Cluster, stack: str) -> Cluster:
+    """The same cluster on another stack."""
+    hosts = tuple(replace(host, stack=stack) for host in cluster.facts.hosts)
+    return replace(cluster, facts=ClusterFacts(hosts))
+
+
 def _recall_or_none() -> Cluster | None:
     try:
         return recall()
@@ -112,7 +173,7 @@ def _remember(result: StagesResult, options: tuple[str, ...], passwords: tuple[s
     if not result.table:
         return  # not proved: what is remembered may be trained on
     path = result.inventory.path
-    known = dict(result.facts)
+    known = {name: replace(host, stack=result.stack) for name, host in result.facts.items()}
     before = _recall_or_none()
     if before and before.inventory == path:
         known = {host.name: host for host in before.facts.hosts} | known
@@ -128,6 +189,8 @@ def result_document(result: StagesResult) -> dict[str, Any]:
         "state": "done",
         "inventory": str(result.inventory.path),
         "head": result.inventory.head,
+        "stack": result.stack,
+        "stack_why": result.stack_why,
         "hosts": {
             name: {"ok": host.ok + host.changed, "changed": host.changed}
             for name, host in result.progress.hosts.items()

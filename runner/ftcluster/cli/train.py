@@ -18,6 +18,7 @@ from ftcluster.progress.view import make_view
 from ftcluster.progress.words import duration, metrics
 from ftcluster.recipe import Recipe, load_recipe
 from ftcluster.render import as_shell, render
+from ftcluster.stacks import load_stacks
 
 DEFAULT_RECIPE = "quickstart"
 
@@ -104,7 +105,7 @@ def prepare_run(
     cluster = recall()
     facts = first_hosts(cluster.facts, nodes) if nodes else cluster.facts
     recipe, folders = on_the_hosts(recipe, facts)
-    decided = plan(facts, recipe, ranks_per_host)
+    decided = plan(facts, recipe, load_stacks(), ranks_per_host)
     run_id = new_run_id(recipe)
     return Run(run_id, cluster, recipe, decided, render(decided, run_id), folders)
 
@@ -190,6 +191,7 @@ def result_document(progress: RunProgress) -> dict[str, Any]:
         "train_seconds": result["train_seconds"],
         "steps": progress.step["step"],
         "precision": progress.start["precision"],
+        "ipex": progress.start["ipex"],
     }
 
 

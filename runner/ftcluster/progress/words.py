@@ -19,12 +19,12 @@ def metrics(values: dict[str, float]) -> str:
 
 
 def shape(progress: RunProgress) -> str:
-    """What trains where: 2 ranks, 1 thread each, bf16, gloo."""
+    """What trains where: 2 ranks, 1 thread each, bf16, IPEX, gloo."""
     start = progress.start
     ranks, threads = start["world_size"], start["threads_per_rank"]
     return (
         f"{ranks} rank{'s' * (ranks > 1)}, {threads} thread{'s' * (threads > 1)} each, "
-        f"{start['precision']}, {start['backend']}"
+        f"{start['precision']}, {'IPEX, ' if start['ipex'] else ''}{start['backend']}"
     )
 
 

@@ -1,0 +1,102 @@
+"""How much longer the first setup of several hosts takes than that of one.
+
+    sudo .venv-dev/bin/python -m bench.first_setup [--hosts N] [--cpu PERCENT ...] [--turns N]
+
+from the repository's root.
+
+Boots bare hosts with tests/testbed, and times `ftcluster setup` of one of them and of N of them,
+interleaved, each time on hosts that have never been set up, with the wheels downloaded before. All
+hosts and the control node share the cores of this machine. So that N hosts have N times the
+processor of one host, as real ones do, each can be held to a share of a core (--cpu 40); with
+--cpu 0 they take what they get, and N hosts contend for what one host has to itself. A second run
+on the same hosts is timed as well.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.programs import FTCLUSTER
+from tests.testbed import Testbed
+
+SECONDS = 1200
+
+
+def main() -> int:
+    """Measure, and print one JSON document; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--cpu", type=int, nargs="*", default=[0, 40])
+    parser.add_argument("--turns", type=int, default=2)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="ftcluster-bench-"))
+    times: list[dict[str, float]] = []
+    try:
+        warm(folder)
+        for turn in range(options.turns):
+            for percent in options.cpu:
+                for count in (1, options.hosts):
+                    first, second = measure(folder, count, percent, f"{turn}-{percent}-{count}")
+                    times.append({"cpu": percent, "hosts": count, "first": first, "second": second})
+                    print(times[-1], file=sys.stderr)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    report(times, options.hosts)
+    return 0
+
+
+def warm(folder: Path) -> None:
+    """Download the wheels: a dry run would not, so a bare host is set up and thrown away."""
+    measure(folder, 1, 0, "warm")
+
+
+def measure(folder: Path, count: int, percent: int, name: str) -> tuple[float, float]:
+    """Seconds of the first and a second setup of fresh hosts, each held to `percent` of a core."""
+    with Testbed() as bed:
+        bed.up(count)
+        (folder / "hosts.ini").write_text(bed.inventory())
+        for host in range(count):
+            if percent:
+                bed.cpu(f"node{host}", percent)
+        found = []
+        for _ in range(2):
+            began = time.monotonic()
+            done: subprocess.CompletedProcess[str] = bed.run(
+                FTCLUSTER, "setup", "hosts.ini",
+                env={"XDG_STATE_HOME": str(folder / name)}, cwd=folder, timeout=SECONDS,
+            )  # fmt: skip
+            if done.returncode != 0:
+                raise SystemExit(done.stderr)
+            found.append(time.monotonic() - began)
+        return found[0], found[1]
+
+
+def report(times: list[dict[str, float]], hosts: int) -> None:
+    """A table on stderr, everything on stdout."""
+    for percent in sorted({int(t["cpu"]) for t in times}):
+        by = {
+            (count, what): statistics.median(
+                t[what] for t in times if t["cpu"] == percent and t["hosts"] == count
+            )
+            for count in (1, hosts)
+            for what in ("first", "second")
+        }
+        share = f"{percent} % of a core each" if percent else "all cores shared"
+        print(
+            f"{share}: first setup {by[1, 'first']:.0f} s for one host, {by[hosts, 'first']:.0f} s "
+            f"for {hosts} ({by[hosts, 'first'] / by[1, 'first']:.2f} x); second "
+            f"{by[1, 'second']:.0f} and {by[hosts, 'second']:.0f} s",
+            file=sys.stderr,
+        )
+    print(json.dumps({"cores": os.cpu_count(), "runs": times}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

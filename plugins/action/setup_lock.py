@@ -1,0 +1,72 @@
+# Apache-2.0 (see LICENSE)
+"""Tells the module of the same name who asks, and which other setups live on this control node."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import socket
+from pathlib import Path
+
+from ansible.plugins.action import ActionBase
+
+MODULE = "ftcluster.cluster.setup_lock"
+
+
+class ActionModule(ActionBase):
+    """Adds owner, who and alive to the arguments."""
+
+    _VALID_ARGS = frozenset(("prefix", "state", "take_over", "lease"))
+    _requires_connection = True
+
+    def run(self, tmp=None, task_vars=None):
+        """Take or release the lock of one host."""
+        super().run(tmp, task_vars)
+        # the command that runs several playbooks for one setup, else ansible-playbook itself
+        play = int(os.environ.get("FTCLUSTER_PID") or os.getppid())
+        control = control_id()
+        arguments = {
+            **self._task.args,
+            "owner": f"{control} {play} {started(play)}",
+            "who": f"{user()} on {socket.gethostname()} (process {play})",
+            "alive": [f"{control} {pid} {started(pid)}" for pid in plays()],
+        }
+        return self._execute_module(MODULE, arguments, task_vars=task_vars)
+
+
+def control_id():
+    """What tells this boot of this control node from others."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    text = boot.read_text(encoding="ascii") if boot.exists() else socket.gethostname()
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def started(pid):
+    """When a process began, in ticks since the boot; a number that is used again has another."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return stat.rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return "0"
+
+
+def plays():
+    """Process ids of this machine that may be at a setup."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+            if b"ansible-playbook" in command or b"ftcluster" in command:
+                found.append(int(folder.name))
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+def user():
+    """The name of who runs this."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,169 @@
+# Apache-2.0 (see LICENSE)
+"""Bundles: everything that hosts without a way to a package index need, in one file.
+
+A bundle is a tar without compression, because wheels are compressed already: first bundle.json,
+then the wheels.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Target
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
+    Wheel,
+    Wheelhouse,
+    finish,
+    read_wheelhouse,
+    sha256_of,
+)
+
+HEAD = "bundle.json"
+FORMAT = 1
+HEAD_BYTES = 4 << 20
+
+
+class BundleError(Exception):
+    """A bundle cannot be written or used; says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a bundle says of itself.
+
+    Attributes:
+        stack: the stack's name.
+        digest: of the stack's lock.
+        target: what hosts must be.
+        house: its wheels; the folder is where they are unpacked, or to be unpacked.
+    """
+
+    stack: str
+    digest: str
+    target: Target
+    house: Wheelhouse
+
+
+def write_bundle(bundle, path):
+    """Write a bundle; the file has its name when it is whole.
+
+    Raises:
+        BundleError: it cannot be written there.
+    """
+    head = {
+        "format": FORMAT,
+        "stack": bundle.stack,
+        "digest": bundle.digest,
+        "target": vars(bundle.target),
+        **bundle.house.to_dict(),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                with tarfile.open(fileobj=file, mode="w") as tar:
+                    text = json.dumps(head, indent=1).encode()
+                    entry = tarfile.TarInfo(HEAD)
+                    entry.size = len(text)
+                    tar.addfile(entry, io.BytesIO(text))
+                    for wheel in bundle.house.files:
+                        entry = tarfile.TarInfo(wheel.name)
+                        entry.size = wheel.stat().st_size
+                        with wheel.open("rb") as source:
+                            tar.addfile(entry, source)
+                file.flush()
+                os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except OSError as error:
+        raise BundleError(f"{error.filename or path}: {error.strerror}") from error
+
+
+def open_bundle(path, cache):
+    """Unpack a bundle into the cache, once, and verify every file of it.
+
+    Raises:
+        BundleError: it is damaged, or no bundle; nothing of it is kept.
+    """
+    try:
+        status = path.stat()
+        # what it costs to read gigabytes again is saved; a file that changes has another time
+        key = f"{path.name}-{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
+        folder = cache / f"bundle-{key}"
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f".{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with tarfile.open(path, "r:") as tar:
+                bundle = read_head(tar, folder)
+                house = read_wheelhouse(folder)
+                if house is None or house.wheels != bundle.house.wheels:
+                    unpack(tar, bundle)
+            return bundle
+    except (tarfile.TarError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{path} is damaged or no bundle ({error}); {AGAIN}") from error
+    except OSError as error:
+        raise BundleError(f"{error.filename or path}: {error.strerror}") from error
+
+
+AGAIN = "copy it again, or make it anew with ftcluster bundle"
+
+
+def read_head(tar, folder):
+    """What the first file of a bundle says.
+
+    Raises:
+        ValueError: it is not that of a bundle that this version knows.
+    """
+    entry = tar.next()
+    if entry is None or entry.name != HEAD or entry.size > HEAD_BYTES:
+        raise ValueError(f"it does not begin with {HEAD}")
+    head = json.loads(tar.extractfile(entry).read())
+    if head["format"] != FORMAT:
+        raise ValueError(
+            f"its format is {head['format']}, this version of ftcluster knows {FORMAT}"
+        )
+    wheels = {name: Wheel(**wheel) for name, wheel in head["wheels"].items()}
+    if any("/" in name or not name.endswith(".whl") for name in wheels):
+        raise ValueError("it names files that are no wheels")
+    house = Wheelhouse(folder, wheels, tuple(head["notices"]))
+    return Bundle(head["stack"], head["digest"], Target(**head["target"]), house)
+
+
+def unpack(tar, bundle):
+    """Unpack and verify the wheels; the folder gets its name when all are right.
+
+    Raises:
+        ValueError: a file is missing, not expected or another one; names it.
+    """
+    folder = bundle.house.folder
+    shutil.rmtree(folder, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        missing = dict(bundle.house.wheels)
+        for entry in tar:
+            if entry.name == HEAD:
+                continue
+            wheel = missing.pop(entry.name, None)
+            if wheel is None or not entry.isfile():
+                raise ValueError(f"{entry.name} is not in its list")
+            with (scratch / entry.name).open("wb") as file:
+                shutil.copyfileobj(tar.extractfile(entry), file)
+            digest = sha256_of(scratch / entry.name)
+            if digest != wheel.sha256:
+                raise ValueError(f"{entry.name} has the sha256 {digest}, not {wheel.sha256}")
+        if missing:
+            raise ValueError(f"{', '.join(sorted(missing))} is missing")
+        finish(scratch, bundle.house)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

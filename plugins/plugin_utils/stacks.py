@@ -1,0 +1,85 @@
+# Apache-2.0 (see LICENSE)
+"""The files of the role torch_stack that say what each stack is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import Wanted
+
+# what makes an environment of the wheels, and what starts ranks, where no lock names them
+TOOLS = {"uv": "0.13.9", "impi-rt": "2021.18.1", "mpi4py": "4.1.2"}
+
+
+class StacksError(Exception):
+    """The files cannot be read; names the one."""
+
+
+def read_stacks(folder):
+    """The contents of stacks.yml.
+
+    Raises:
+        StacksError: it cannot be read.
+    """
+    path = folder / "stacks.yml"
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise StacksError(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The files that say what is to be downloaded for a stack.
+
+    Attributes:
+        requirements: the lock, or the stack's parts where it is only documented.
+        more: the lock of what only torch's CUDA build needs, or None.
+        resolve: whether pip adds what the parts need.
+    """
+
+    requirements: Path
+    more: Path | None = None
+    resolve: bool = False
+
+    @property
+    def wanted(self):
+        """Their contents.
+
+        Raises:
+            StacksError: one cannot be read.
+        """
+        try:
+            more = self.more.read_text(encoding="utf-8") if self.more else ""
+            text = self.requirements.read_text(encoding="utf-8")
+            return Wanted(self.requirements.stem, text, more, self.resolve)
+        except OSError as error:
+            raise StacksError(f"{error.filename}: {error.strerror}") from error
+
+
+def lists_of(folder, document, name, cache):
+    """The lists of one stack.
+
+    Args:
+        folder: with stacks.yml and the locks.
+        document: the contents of stacks.yml.
+        name: the stack's.
+        cache: a folder for the list of a stack that has no lock.
+
+    Raises:
+        StacksError: a file cannot be written.
+    """
+    lock, more = folder / f"{name}.txt", folder / f"{name}-cuda.txt"
+    if lock.exists():
+        return Lists(lock, more if more.exists() else None)
+    packages = {**TOOLS, **document["stacks"][name]["packages"]}
+    written = cache / f"{name}.txt"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lines = "".join(f"{package}=={version}\n" for package, version in packages.items())
+        written.write_text(lines, encoding="utf-8")
+    except OSError as error:
+        raise StacksError(f"{error.filename}: {error.strerror}") from error
+    return Lists(written, resolve=True)

@@ -1,0 +1,194 @@
+"""Writes the locks of stacks: roles/torch_stack/files/<name>.txt and, beside it, <name>-cuda.txt.
+
+scripts/lock-stacks            all stacks that are not only documented
+scripts/lock-stacks intel-2.8  some of them
+
+A lock has every package of a stack with its exact version and the hashes of the wheels that fit
+(Linux, x86_64, the stack's versions of Python). uv resolves, with the package index of pip's own
+configuration. What is had elsewhere than from the package index (`indexes` in stacks.yml) has no
+hash, because its file differs by source. <name>-cuda.txt has what only torch's CUDA build needs.
+"""
+
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.markers import Marker
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+FILES = Path(__file__).parents[1] / "roles/torch_stack/files"
+# what makes an environment of the wheels; pip is there for users who look into it
+TOOLS = {"uv": "0.13.9", "pip": "", "setuptools": "", "safetensors": ""}
+OWN_PYTHON = f"3.{sys.version_info.minor}"
+CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
+HEADER = """\
+# {what}. Renew it with scripts/lock-stacks {name}
+# download {download} bytes, unpacked {unpacked} bytes (for Python {python})
+"""
+
+
+def minors(first: str, last: str) -> list[str]:
+    """Every minor version from the first to the last, both included."""
+    begin, end = (int(text.partition(".")[2]) for text in (first, last))
+    return [f"3.{number}" for number in range(begin, end + 1)]
+
+
+def applies(marker: str | None, python: str) -> bool:
+    """Whether a requirement with this marker counts on Linux with this Python."""
+    environment = {
+        "python_version": python,
+        "python_full_version": f"{python}.99",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "os_name": "posix",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": "x86_64",
+        "extra": "",
+    }
+    return marker is None or Marker(marker).evaluate(environment)
+
+
+def fits(filename: str, pythons: list[str]) -> bool:
+    """Whether a wheel installs on Linux, x86_64, with one of the Pythons."""
+    try:
+        tags = parse_wheel_filename(filename)[3]
+    except InvalidWheelFilename:
+        return False
+    own = {f"cp{python.replace('.', '')}" for python in pythons}
+    return any(
+        (tag.platform == "any" or tag.platform.endswith("linux_x86_64") or _manylinux(tag.platform))
+        and (tag.interpreter in own or tag.abi in ("abi3", "none"))
+        and not tag.abi.endswith("t")
+        for tag in tags
+    )
+
+
+def _manylinux(platform: str) -> bool:
+    return platform.startswith("manylinux") and platform.endswith("x86_64")
+
+
+def lock_lines(packages: list[dict[str, Any]], pythons: list[str], without: set[str]) -> list[str]:
+    """The lines of a lock.
+
+    Args:
+        packages: as a pylock.toml (PEP 751) has them.
+        pythons: the minor versions that the lock is for.
+        without: names of packages that get no hash.
+
+    Raises:
+        SystemExit: a package has no wheel that fits.
+    """
+    lines = []
+    for package in packages:
+        name, marker = package["name"], package.get("marker")
+        where = [python for python in pythons if applies(marker, python)]
+        if not where:
+            continue
+        line = f"{name}=={package['version']}"
+        if where != pythons:
+            line += f" ; {_marker(where, pythons)}"
+        hashes = {
+            wheel["hashes"]["sha256"]
+            for wheel in package.get("wheels", [])
+            if fits(wheel["url"].rpartition("/")[2].replace("%2B", "+"), where)
+        }
+        if canonicalize_name(name) in without:
+            hashes = set()
+        elif not hashes:
+            raise SystemExit(f"error: {name} {package['version']} has no wheel for {where}")
+        lines.append(" \\\n    ".join([line, *(f"--hash=sha256:{h}" for h in sorted(hashes))]))
+    return lines
+
+
+def _marker(where: list[str], pythons: list[str]) -> str:
+    """A range of Pythons as a marker; the ranges that uv makes have no holes."""
+    parts = []
+    if where[0] != pythons[0]:
+        parts.append(f'python_version >= "{where[0]}"')
+    if where[-1] != pythons[-1]:
+        parts.append(f'python_version <= "{where[-1]}"')
+    return " and ".join(parts)
+
+
+def resolve(requirements: list[str], python: str) -> list[dict[str, Any]]:
+    """Every package that the requirements need, for this Python and newer ones."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source, target = Path(scratch) / "stack.in", Path(scratch) / "pylock.toml"
+        source.write_text("\n".join(requirements) + "\n", encoding="utf-8")
+        command = [
+            Path(sys.executable).with_name("uv"), "pip", "compile", "--quiet", "--universal",
+            "--python-version", python, "--format", "pylock.toml", "--output-file", target, source,
+        ]  # fmt: skip
+        subprocess.run(command, check=True)
+        packages: list[dict[str, Any]] = tomllib.loads(target.read_text())["packages"]
+        return packages
+
+
+def write_lock(name: str, stack: dict[str, Any], indexes: dict[str, str]) -> None:
+    """Resolve one stack and write its files."""
+    pythons = minors(*stack["python"])
+    elsewhere = {canonicalize_name(package) for package in indexes}
+    # uv sees the package index only, which has torch in another build and oneccl_bind_pt not at all
+    unseen = {p: v for p, v in stack["packages"].items() if p in indexes and p != "torch"}
+    wanted = {p: v for p, v in {**TOOLS, **stack["packages"]}.items() if p not in unseen}
+    packages = resolve(
+        [f"{p}=={v}" if v else p for p, v in wanted.items()]
+        + [f"{p}=={v}" for p, v in stack.get("also", {}).items()],
+        # a range of Pythons without an end resolves for those without wheels as well, at no cost
+        pythons[0],
+    )
+    main = [p for p in packages if not p["name"].startswith(CUDA_PREFIXES)]
+    cuda = [p for p in packages if p["name"].startswith(CUDA_PREFIXES)]
+    lines = lock_lines(main, pythons, elsewhere) + [f"{p}=={v}" for p, v in unseen.items()]
+    texts = {
+        "": (f"The complete list of the packages of stack {name}", main, sorted(lines)),
+        "-cuda": ("What only torch's CUDA build needs", cuda, lock_lines(cuda, pythons, elsewhere)),
+    }
+    for suffix, (what, listed, text) in texts.items():
+        path = FILES / f"{name}{suffix}.txt"
+        download, unpacked = measure(listed)
+        head = HEADER.format(
+            what=what, name=name, download=download, unpacked=unpacked, python=OWN_PYTHON
+        )
+        path.write_text(head + "\n".join(text) + "\n", encoding="utf-8")
+        print(f"{path.name}: {len(text)} packages, {download / 1e9:.2f} GB")
+
+
+def measure(packages: list[dict[str, Any]]) -> tuple[int, int]:
+    """Bytes to download and bytes unpacked of those packages that this Python gets."""
+    pins = [
+        f"{p['name']}=={p['version']}" for p in packages if applies(p.get("marker"), OWN_PYTHON)
+    ]
+    with tempfile.TemporaryDirectory(dir=Path.home()) as scratch:
+        command = [
+            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+            "--no-deps", "--only-binary=:all:", "--dest", scratch, *pins,
+        ]  # fmt: skip
+        subprocess.run(command, check=True)
+        wheels = list(Path(scratch).iterdir())
+        unpacked = 0
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                unpacked += sum(entry.file_size for entry in archive.infolist())
+        return sum(wheel.stat().st_size for wheel in wheels), unpacked
+
+
+def main() -> None:
+    """Write the locks that the command line names, or all."""
+    data = yaml.safe_load((FILES / "stacks.yml").read_text(encoding="utf-8"))
+    locked = {n: s for n, s in data["stacks"].items() if s["state"] != "documented"}
+    unknown = set(sys.argv[1:]) - set(locked)
+    if unknown:
+        sys.exit(f"error: {', '.join(unknown)}: there are {', '.join(locked)}")
+    for name in sys.argv[1:] or locked:
+        write_lock(name, locked[name], data["indexes"])
+
+
+if __name__ == "__main__":
+    main()

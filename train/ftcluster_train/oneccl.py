@@ -1,0 +1,106 @@
+"""What oneccl_bind_pt needs around the ranks: its environment and its import.
+
+The binding carries oneCCL and an MPI library of its own, which are found by the variables that its
+env/setvars.sh sets. So that file is sourced before mpirun starts the ranks (torch-ccl's README).
+
+Not run with the binding itself: its wheels are on an index that the machines ftcluster is tested on
+do not reach. The tests use a package folder made for them.
+
+Standard library only: the supervisor uses it.
+"""
+
+import importlib
+import importlib.util
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from ftcluster_train.errors import TrainError
+
+BACKEND = "ccl"
+MODULE = "oneccl_bindings_for_pytorch"
+SETVARS = Path("env/setvars.sh")
+SETVARS_SECONDS = 60
+SHELL_OWN = {"PWD", "OLDPWD", "SHLVL", "_"}  # bash sets these by itself
+HINT = (
+    "train with gloo: training.ddp_backend=gloo; or set up a stack that has oneccl_bind_pt: "
+    "ftcluster stacks"
+)
+# Sourced without arguments: setvars.sh hands its first one on. Its own words go to stderr.
+SCRIPT = 'file=$1; shift; . "$file" >&2 && exec env -0'
+
+
+def find_setvars() -> Path:
+    """The binding's env/setvars.sh, where this Python would import the binding from.
+
+    Raises:
+        TrainError: the binding is not installed, or has no such file.
+    """
+    spec = importlib.util.find_spec(MODULE)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    if not folders:
+        raise TrainError(f"the backend ccl needs {MODULE}, which the stack does not have", HINT)
+    path = Path(folders[0]) / SETVARS
+    if not path.is_file():
+        raise TrainError(f"{MODULE} is damaged: {path} does not exist", "set the stack up again")
+    return path
+
+
+def sourced_variables(setvars: Path, path: str) -> dict[str, str]:
+    """The variables that a script sets or changes when bash sources it in a clean environment.
+
+    Args:
+        setvars: the script.
+        path: PATH for it; the only variable that it finds.
+
+    Raises:
+        TrainError: there is no bash, or the script fails; has its last words.
+    """
+    before = {"PATH": path}
+    argv = ["bash", "--noprofile", "--norc", "-c", SCRIPT, "bash", str(setvars)]
+    try:
+        done = subprocess.run(
+            argv, env=before, stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=SETVARS_SECONDS, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise TrainError(f"{setvars} needs bash, which is not on {path}", HINT) from None
+    except subprocess.TimeoutExpired:
+        raise TrainError(f"{setvars} did not end within {SETVARS_SECONDS} s", HINT) from None
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise TrainError(f"{setvars} failed: {said[-1] if said else done.returncode}", HINT)
+    lines = done.stdout.decode(errors="surrogateescape").split("\0")
+    after = dict(line.split("=", 1) for line in lines if "=" in line)
+    return {
+        name: value
+        for name, value in after.items()
+        if name not in SHELL_OWN and before.get(name) != value
+    }
+
+
+def variables_for(launch: Mapping[str, str], path: str) -> dict[str, str]:
+    """What the ranks of a launch need besides its own variables: nothing but for ccl.
+
+    Args:
+        launch: the variables of the plan.
+        path: PATH of this host.
+
+    Raises:
+        TrainError: as `find_setvars` and `sourced_variables`.
+    """
+    if launch.get("FTCLUSTER_BACKEND") != BACKEND:
+        return {}
+    return sourced_variables(find_setvars(), path)
+
+
+def register() -> None:
+    """Make torch.distributed know the backend "ccl".
+
+    Raises:
+        TrainError: the binding cannot be imported.
+    """
+    try:
+        importlib.import_module(MODULE)
+    except (ImportError, OSError, RuntimeError) as error:  # its libraries are loaded by the import
+        raise TrainError(f"{MODULE} cannot be imported: {error}", HINT) from error
