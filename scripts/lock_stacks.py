@@ -14,6 +14,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def _manylinux(platform: str) -> bool:
     return platform.startswith("manylinux") and platform.endswith("x86_64")
 
 
-def lock_lines(packages: list[dict[str, Any]], pythons: list[str], without: set[str]) -> list[str]:
+def lock_lines(packages: list[dict[str, Any]], pythons: list[str], without: Set[str]) -> list[str]:
     """The lines of a lock.
 
     Args:
@@ -121,7 +122,7 @@ def resolve(requirements: list[str], python: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         source, target = Path(scratch) / "stack.in", Path(scratch) / "pylock.toml"
         source.write_text("\n".join(requirements) + "\n", encoding="utf-8")
-        command = [
+        command: list[str | Path] = [
             Path(sys.executable).with_name("uv"), "pip", "compile", "--quiet", "--universal",
             "--python-version", python, "--format", "pylock.toml", "--output-file", target, source,
         ]  # fmt: skip

@@ -51,7 +51,7 @@ class ActionModule(ActionBase):
                     f"{wanted.digest}; make it anew with this version: ftcluster bundle"
                 )
         except (BundleError, ChoiceError, StacksError) as error:
-            raise AnsibleActionFail(str(error)) from error
+            raise AnsibleActionFail(str(error)) from None  # Ansible would say it twice
         needed = bundle.house.host_bytes if bundle else wanted.host_bytes
         path = f"{choice.stack}-{wanted.digest}"
         for host, facts in hosts.items():

@@ -15,6 +15,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     Wanted,
     WheelhouseError,
     cache_dir,
+    drop_if_damaged,
     get_wheels,
     read_wheelhouse,
     sha256_of,
@@ -47,8 +48,8 @@ class ActionModule(ActionBase):
             return {"changed": False}
         if self._task.check_mode:
             return {"changed": True}
-        if wanted:
-            house = _wheels(wanted, arguments, state)
+        house = _wheels(wanted, arguments, state) if wanted else None
+        if house:
             _check_space(house, arguments["path"], state["free_bytes"])
             files, sha256, notices = house.files, house.sha256, list(house.notices)
         else:
@@ -62,6 +63,8 @@ class ActionModule(ActionBase):
             {**arguments, "digest": digest, "sha256": sha256, "staging": staging},
             task_vars=task_vars,
         )
+        if house and installed.get("failed"):
+            drop_if_damaged(house)  # "run setup again" would not help where the cache is the cause
         return {**installed, "notices": notices}
 
 
@@ -94,7 +97,7 @@ def _wheels(wanted, arguments, state):
     try:
         return get_wheels(wanted, target, sources, cache)
     except WheelhouseError as error:
-        raise AnsibleActionFail(str(error)) from error
+        raise AnsibleActionFail(str(error)) from None  # Ansible would say it twice
 
 
 def _check_space(house, path, free):

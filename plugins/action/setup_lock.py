@@ -36,9 +36,10 @@ class ActionModule(ActionBase):
 
 
 def control_id():
-    """What tells this boot of this control node from others."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
+    """What tells this boot of this control node from others, also from other containers."""
+    boot, processes = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     text = boot.read_text(encoding="ascii") if boot.exists() else socket.gethostname()
+    text += str(processes.readlink()) if processes.is_symlink() else ""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -47,6 +47,8 @@ EXAMPLES = r"""
 RETURN = r"""
 """
 
+import contextlib  # noqa: E402
+import fcntl  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import time  # noqa: E402
@@ -93,17 +95,36 @@ def words(lock, now):
     )
 
 
-def write_lock(path, lock):
-    """Write the lock, unless somebody else did meanwhile; returns whether it is ours."""
-    temporary = path.with_name(f"{NAME}.{os.getpid()}")
-    temporary.write_text(json.dumps(lock) + "\n", encoding="utf-8")
+@contextlib.contextmanager
+def alone_in(folder):
+    """Keep others out for the moment between reading the lock and writing it."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.link(temporary, path)  # fails where there is one
-    except FileExistsError:
-        return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
-        temporary.unlink()
-    return True
+        os.close(descriptor)
+
+
+def take(path, mine, may_take):
+    """Write a lock, unless there is one that may not be taken, which is returned."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with alone_in(path.parent):
+        lock = read_lock(path)
+        if not may_take(lock):
+            return lock
+        if lock.get("owner") != mine["owner"]:
+            temporary = path.with_name(f"{NAME}.new")
+            temporary.write_text(json.dumps(mine) + "\n", encoding="utf-8")
+            temporary.replace(path)
+    return None
+
+
+def release(path, owner):
+    """Remove a lock, if it is this owner's."""
+    with contextlib.suppress(FileNotFoundError), alone_in(path.parent):
+        if read_lock(path).get("owner") == owner:
+            path.unlink()
 
 
 def main():
@@ -121,28 +142,29 @@ def main():
         supports_check_mode=True,
     )
     given = module.params
-    path, now = Path(given["prefix"]) / NAME, time.time()
-    lock = read_lock(path)
+    path, now, booted = Path(given["prefix"]) / NAME, time.time(), boot()
+    mine = {
+        "owner": given["owner"],
+        "control": given["owner"].split(" ")[0],
+        "who": given["who"],
+        "since": now,
+        "boot": booted,
+    }
+
+    def may_take(lock):
+        owner, alive, lease = (given[key] for key in ("owner", "alive", "lease"))
+        return given["take_over"] or is_free(lock, owner, alive, lease, now, booted)
+
     try:
-        if given["state"] == "released":
-            if lock.get("owner") == given["owner"] and not module.check_mode:
-                path.unlink(missing_ok=True)
-            module.exit_json(changed=False)
-        free = is_free(lock, given["owner"], given["alive"], given["lease"], now, boot())
-        if not free and not given["take_over"]:
-            module.fail_json(msg=words(lock, now))
-        if not module.check_mode and lock.get("owner") != given["owner"]:
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            mine = {
-                "owner": given["owner"],
-                "control": given["owner"].split(" ")[0],
-                "who": given["who"],
-                "since": now,
-                "boot": boot(),
-            }
-            if not write_lock(path, mine):
-                module.fail_json(msg=words(read_lock(path), now))
+        if module.check_mode:
+            lock = read_lock(path)
+            other = lock if given["state"] == "taken" and not may_take(lock) else None
+        elif given["state"] == "released":
+            other = release(path, given["owner"])
+        else:
+            other = take(path, mine, may_take)
+        if other:
+            module.fail_json(msg=words(other, now))
     except OSError as error:
         module.fail_json(msg=f"{error.filename or path}: {error.strerror}")
     module.exit_json(changed=False)

@@ -52,6 +52,7 @@ removed:
   elements: str
 """
 
+import contextlib  # noqa: E402
 import shutil  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -81,16 +82,19 @@ def is_finished(path):
 
 def unused(prefix):
     """The folders of stacks that no link points to; none where no stack is in use."""
-    used = {target(prefix / "current"), target(prefix / "former")}
     if not target(prefix / "current"):
         return []
-    return [path for path in sorted(prefix.glob("stacks/*")) if str(path) not in used]
+    # as what is there, because the prefix may have been written in another way when they were made
+    used = {(prefix / link).resolve() for link in ("current", "former")}
+    return [path for path in sorted(prefix.glob("stacks/*")) if path.resolve() not in used]
 
 
 def prune(module, prefix):
     """Remove what is not used, and end the module."""
     found = unused(prefix)
     for path in [] if module.check_mode else found:
+        with contextlib.suppress(OSError):  # first, for what is broken off here to be made anew
+            (path / ".complete").unlink()
         shutil.rmtree(path, ignore_errors=True)
     left = [] if module.check_mode else [str(path) for path in found if path.exists()]
     if left:

@@ -8,6 +8,7 @@ then the wheels.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import io
 import json
 import os
@@ -65,6 +66,7 @@ def write_bundle(bundle, path):
         "target": vars(bundle.target),
         **bundle.house.to_dict(),
     }
+    head["sha256"] = sha256_of_head(head)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -110,13 +112,21 @@ def open_bundle(path, cache):
                 if house is None or house.wheels != bundle.house.wheels:
                     unpack(tar, bundle)
             return bundle
-    except (tarfile.TarError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (
+        tarfile.TarError, EOFError, ValueError, KeyError, TypeError, AttributeError,
+    ) as error:  # fmt: skip
         raise BundleError(f"{path} is damaged or no bundle ({error}); {AGAIN}") from error
     except OSError as error:
         raise BundleError(f"{error.filename or path}: {error.strerror}") from error
 
 
 AGAIN = "copy it again, or make it anew with ftcluster bundle"
+
+
+def sha256_of_head(head):
+    """The SHA-256 of what a bundle says of itself, as hexadecimal digits."""
+    rest = {key: value for key, value in head.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_head(tar, folder):
@@ -133,6 +143,8 @@ def read_head(tar, folder):
         raise ValueError(
             f"its format is {head['format']}, this version of ftcluster knows {FORMAT}"
         )
+    if head["sha256"] != sha256_of_head(head):
+        raise ValueError(f"{HEAD} is not as it was written")
     wheels = {name: Wheel(**wheel) for name, wheel in head["wheels"].items()}
     if any("/" in name or not name.endswith(".whl") for name in wheels):
         raise ValueError("it names files that are no wheels")
@@ -145,9 +157,18 @@ def unpack(tar, bundle):
 
     Raises:
         ValueError: a file is missing, not expected or another one; names it.
+        BundleError: there is no space.
     """
     folder = bundle.house.folder
     shutil.rmtree(folder, ignore_errors=True)
+    needed = sum(wheel.size for wheel in bundle.house.wheels.values())
+    free = shutil.disk_usage(folder.parent).free
+    if free < needed:
+        raise BundleError(
+            f"the bundle's wheels need {needed / 1e9:.1f} GB in {folder.parent} on the control "
+            f"node, where {free / 1e9:.1f} GB are free; free some, or set torch_stack_cache to a "
+            "folder with more"
+        )
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         missing = dict(bundle.house.wheels)

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
 from pathlib import Path
@@ -15,12 +18,15 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import (
     linux_environment,
     normal,
 )
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 
 # PEP 600: a wheel for glibc 2.N runs on 2.N and newer; 2.5 is manylinux1's, the oldest
 OLDEST_GLIBC_MINOR = 5
 LEGACY_TAGS = ("manylinux2014", "manylinux2010", "manylinux1")
 LAST_LINES = 8
+OWN_METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
+UNKNOWN = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
+UNFETCHED = "Could not fetch URL "
 PREFERRED_SECONDS = 15  # without an answer for so long, an index that is only preferred is given up
 
 
@@ -109,37 +115,45 @@ class Pip:
         """
         refused = {}
         remaining = []
+        pins = list(pins)
         for pin in pins:
             index = self.sources.indexes.get(pin.name, "")
             words = self._from_index(pin, index) if index else ""
             if words:
-                refused[pin.name] = f"{index}: {words}"
+                refused[pin.name] = f"{redacted(index)}: {words}"
             # with dependencies pip must see all of them together to agree on versions
             if words or not index or with_dependencies:
                 remaining.append(f"{pin.name}=={pin.version}")
         if remaining:
             options = [*self.sources.pip_options(), f"--find-links={self.folder}"]
-            done = self._run(remaining, options, with_dependencies)
-            if done.returncode != 0:
-                raise DownloadError(complaint(done.stderr, self.target, refused))
+            done, lines = self._run(remaining, options, with_dependencies)
+            if not done:
+                names = {pin.name for pin in pins}
+                raise DownloadError(complaint(lines, self.target, refused, names))
         return refused
 
     def _from_index(self, pin, index):
         """Download one package from an index of its own; what pip said where it failed, or ""."""
         kind = "--index-url" if "://" in index else "--find-links"
         options = [f"{kind}={index}", "--retries=0", f"--timeout={PREFERRED_SECONDS}"]
-        done = self._run([f"{pin.name}=={pin.version}"], options, with_dependencies=False)
-        return "" if done.returncode == 0 else reason(done.stderr)
+        done, lines = self._run([f"{pin.name}=={pin.version}"], options, with_dependencies=False)
+        return "" if done else reason(lines)
 
     def _run(self, requirements, options, with_dependencies):
-        command = [
-            *pip_command(), "download", "--quiet", "--no-input", "--disable-pip-version-check",
-            *self.target.pip_options(), *([] if with_dependencies else ["--no-deps"]), *options,
-            "--dest", str(self.folder), *requirements,
-        ]  # fmt: skip
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-        )
+        """Run pip; returns whether it did well, and the lines of what it said."""
+        with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as log:
+            command = [
+                *pip_command(), "download", "--quiet", "--no-input", "--disable-pip-version-check",
+                *self.target.pip_options(), *([] if with_dependencies else ["--no-deps"]), *options,
+                "--log", log.name, "--dest", str(self.folder), *requirements,
+            ]  # fmt: skip
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+            )
+            # why an index gave nothing is in the log only, after the time
+            unfetched = [line.partition(" ")[2] for line in log if UNFETCHED in line]
+        lines = [line.strip() for line in (*unfetched, *done.stderr.splitlines())]
+        return done.returncode == 0, [line.removesuffix(" - skipping") for line in lines if line]
 
 
 def needs(folder, names, python):
@@ -156,21 +170,23 @@ def needs(folder, names, python):
         for line in _requires(path):
             try:
                 requirement = Requirement(line)
-            except InvalidRequirement:
+                marker = requirement.marker
+                if normal(requirement.name) in names and (
+                    marker is None or marker.evaluate(environment)
+                ):
+                    found.add(normal(requirement.name))
+            except ValueError:
                 continue  # uv complains on the host, with the package's name
-            if normal(requirement.name) in names and (
-                requirement.marker is None or requirement.marker.evaluate(environment)
-            ):
-                found.add(normal(requirement.name))
     return found
 
 
 def _requires(wheel):
     try:
         with zipfile.ZipFile(wheel) as archive:
-            name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+            # its own, not that of a package which it brings along in a folder
+            name = next(n for n in archive.namelist() if OWN_METADATA.fullmatch(n))
             text = archive.read(name).decode("utf-8", errors="replace")
-    except (zipfile.BadZipFile, StopIteration) as error:
+    except (zipfile.BadZipFile, zlib.error, StopIteration) as error:
         raise DownloadError(
             f"{wheel.name} is no wheel: {error or 'it has no metadata'}; see what its source gives"
         ) from error
@@ -190,29 +206,39 @@ def unpacked_bytes(wheel):
         raise DownloadError(f"{wheel.name} is no wheel: {error}") from error
 
 
-def reason(stderr):
+def redacted(url):
+    """A URL as it may be shown."""
+    return re.sub(r"//[^/@]*@", "//****@", url)
+
+
+def reason(lines):
     """The most telling line of what pip said."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    for mark in ("Retrying (", "Skipping page", "403", "404", "ERROR: Could not", "ERROR:"):
+    for mark in (UNFETCHED, "Retrying (", "Skipping page", "ERROR: Could not", "ERROR:"):
         for line in lines:
             if mark in line:
                 return line.partition(": ")[2] or line
     return lines[-1] if lines else "pip failed without a word"
 
 
-def complaint(stderr, target, refused):
-    """What pip says, without warnings that explain nothing, and what can be done."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    # of warnings, only these tell why there is "no matching distribution"
-    telling = [
-        line
-        for line in lines
-        if "WARNING" not in line or "Retrying (Retry(total=0" in line or "Skipping page" in line
-    ]
+def complaint(lines, target, refused, names):
+    """What pip says, without what explains nothing, and what can be done."""
+    missing = {normal(name) for name in UNKNOWN.findall("\n".join(lines))}
+    # one of several indexes need not have a package that another has
+    others = tuple(f"/{name}/: " for name in names - missing) if missing else ()
+
+    def tells(line):
+        if UNFETCHED in line:
+            return not any(page in line for page in others)
+        # of warnings, only these tell why there is "no matching distribution"
+        return (
+            "WARNING" not in line or "Retrying (Retry(total=0" in line or "Skipping page" in line
+        )
+
+    telling = list(dict.fromkeys(filter(tells, lines)))[-LAST_LINES:]
     own = [f"{name}: {words}" for name, words in refused.items()]
     return (
         f"the control node cannot download the wheels for Python {target.python} and glibc "
-        f"{target.glibc}: " + "\n".join([*telling[-LAST_LINES:], *own]).strip() + "\n"
+        f"{target.glibc}: " + "\n".join([*telling, *own]).strip() + "\n"
         "see that pip on the control node reaches a package index (pip config list), or set "
         "torch_stack_index_url, torch_stack_find_links or torch_stack_indexes, or bring a bundle: "
         "ftcluster bundle on a machine that reaches one, then ftcluster setup --bundle FILE"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from packaging.markers import InvalidMarker, Marker
+from packaging.markers import Marker
 
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 VERSION = re.compile(r"[A-Za-z0-9.!+_-]+")
@@ -67,7 +67,7 @@ def _applies(marker, python, requirement):
     try:
         environment = linux_environment(python)
         return not marker or Marker(marker).evaluate(environment)
-    except InvalidMarker as error:
+    except ValueError as error:  # its form, or a comparison that means nothing
         raise LockError(f"'{requirement}': {error}") from error
 
 

@@ -76,10 +76,8 @@ def choose(stacks, warnings, wish, hosts):
             "to install it all the same: --allow-yanked (torch_stack_allow_yanked=true)"
         )
     choice = Choice(name, why)
-    if wish.bundle:  # its wheels are for one Python
-        stack = {**stack, "python": [wish.bundle.target.python] * 2}
     for host, facts in hosts.items():
-        path, problem = python_for(stack, facts, name)
+        path, problem = python_for(stack, facts, name, wish.bundle)
         choice.pythons[host] = path
         choice.problems[host] = [
             *([problem] if problem else []),
@@ -139,18 +137,26 @@ def version(text):
     return tuple(int(part) for part in text.split(".")[:2])
 
 
-def python_for(stack, facts, name):
+def python_for(stack, facts, name, bundle=None):
     """The path of the host's Python that a stack can be made from, and what is wrong if none.
 
-    Ansible's own where it fits, which is known to work; else the newest that fits.
+    Ansible's own where it fits, which is known to work; else the newest that fits. Of a bundle, the
+    one that its wheels are for.
     """
     there = facts.get("pythons", [])
     if not there:
         return "", ""
     first, last = (version(text) for text in stack["python"])
+    if bundle:
+        first = last = version(bundle.target.python)
     fitting = [p for p in there if max(first, NODE_PYTHON) <= version(p["version"]) <= last]
     if not fitting:
         have = ", ".join(p["version"] for p in there)
+        if bundle:
+            return "", (
+                f"the bundle is for Python {bundle.target.python}, here is {have}; install that one, "
+                "or make a bundle for another: ftcluster bundle --python X.Y"
+            )
         oldest = ".".join(map(str, max(first, NODE_PYTHON)))
         newest = stack["python"][1]
         needed = f"Python {oldest}" + (f" to {newest}" if newest != oldest else "")

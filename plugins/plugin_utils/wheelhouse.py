@@ -161,6 +161,16 @@ def read_wheelhouse(folder):
         return None  # not there, or damaged
 
 
+def drop_if_damaged(house):
+    """Remove a wheelhouse that has other files than it was made of, to have it made again."""
+    try:
+        damaged = any(sha256_of(path) != house.wheels[path.name].sha256 for path in house.files)
+    except OSError:
+        damaged = True
+    if damaged:
+        shutil.rmtree(house.folder, ignore_errors=True)
+
+
 def fill(folder, wanted, target, sources):
     """Download into a wheelhouse; it gets its name when it is complete."""
     shutil.rmtree(folder, ignore_errors=True)

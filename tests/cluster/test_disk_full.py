@@ -36,7 +36,7 @@ def test_setup_says_so_before_it_changes_anything(
     prefix = small_disk(tmp_path / "disk", 100) / "ftcluster"
     done = Home(tmp_path, prefix).run("setup", "localhost", "-e", f"ftcluster_prefix={prefix}")
     assert done.returncode == 1
-    assert f"0.1 GB free at {prefix}, 5.0 GB are needed" in done.stderr
+    assert f"0.1 GB free at {prefix}, 2.1 GB are needed for stack native" in done.stderr
     assert "nothing was changed" in done.stderr
     assert not prefix.exists()
 

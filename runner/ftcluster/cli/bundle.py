@@ -30,7 +30,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.paths import collection
 from ftcluster.progress.words import duration
-from ftcluster.stacks import Stack, find_stack, load_stacks
+from ftcluster.stacks import NODE_PYTHON, Stack, find_stack, load_stacks, numbers
 
 OLDEST_GLIBC = "2.28"  # torch's own wheels ask for it: manylinux_2_28
 DEFAULT_PYTHON = "3.11"
@@ -137,16 +137,22 @@ def read_target(python: str, glibc: str, stack: Stack) -> Target:
     """What the wheels must fit to.
 
     Raises:
-        UsageError: a version is not of the form X.Y, or the stack has no wheels for the Python.
+        UsageError: a version is not of the form X.Y, or `setup` cannot install the stack with this
+            Python.
     """
     for option, text in (("--python", python), ("--glibc", glibc)):
         if not re.fullmatch(r"\d+\.\d+", text):
             raise UsageError(f"{option} is of the form X.Y, as 3.11, not '{text}'")
-    number = int(python.partition(".")[2])
-    first, last = (int(text.partition(".")[2]) for text in stack.python)
-    if not python.startswith("3.") or not first <= number <= last:
+    if stack.host_python is None:
         raise UsageError(
-            f"stack {stack.name} has wheels for Python {' to '.join(stack.python)}, not {python}",
+            f"stack {stack.name} ends with Python {stack.python[1]}, and what trains on the hosts "
+            f"needs {NODE_PYTHON}; it is listed so that its parts are known",
+            "others: ftcluster stacks",
+        )
+    first, last = stack.host_python
+    if not numbers(first) <= numbers(python) <= numbers(last):
+        raise UsageError(
+            f"stack {stack.name} can be had for Python {first} to {last}, not {python}",
             f"see which stack fits: ftcluster stacks --python {python}",
         )
     return Target(python, glibc, MACHINE)

@@ -75,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
     before = _recall_or_none()
     if before and not options.words:  # the same cluster again is reached the same way
         arguments = (*before.options, *arguments)
-    arguments = (*stack_variables(options, inventory, before), *arguments)
+    if not options.rollback:
+        arguments = (*stack_variables(options, inventory, before), *arguments)
     view = make_view(options.verbose)
     with asked(vars(options)) as passwords:
         if options.rollback:
@@ -107,7 +108,7 @@ def stack_variables(
         if options.stack != "auto":
             find_stack(options.stack, stacks)
         found["torch_stack_name"] = options.stack
-    elif before and before.inventory == inventory and not options.bundle:
+    elif before and before.inventory == inventory.absolute() and not options.bundle:
         found["torch_stack_name"] = before.facts.head.stack
     if options.bundle:
         path = Path(options.bundle).absolute()

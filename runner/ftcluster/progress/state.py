@@ -49,6 +49,8 @@ class SetupProgress:
         host = self.hosts.setdefault(event.host, HostProgress(started=now))
         host.ended = now
         host.stage, host.task = event.stage, event.task
+        if event.kind in ("ok", "changed", "skipped"):
+            host.failed, host.unreachable = "", False  # it goes on, so the failure was rescued
         match event.kind:
             case "ok":
                 host.ok += 1

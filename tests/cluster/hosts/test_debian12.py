@@ -1,7 +1,9 @@
 """A cluster of three Debian 12 hosts, from bare to trained to bare again. In this order."""
 
 import json
+import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ import pytest
 from tests.cluster.hosts.conftest import Control, OpenControl
 from tests.cluster.test_main_job import write_pairs
 from tests.ops_page import read_playbooks
-from tests.programs import interrupt_when
+from tests.programs import ROOT, interrupt_when
 
 NAMES = ("node0", "node1", "node2")
 HEAD, OTHER, THIRD = NAMES
@@ -275,7 +277,7 @@ def test_every_problem_of_every_host_before_anything_is_changed(cluster: Cluster
         "bad.ini", NAMES, lambda host, line: f"{line} ftcluster_prefix={folder[host]}"
     )
     needs = json.dumps({"preflight_requirements": {
-        "machine": "x86_64", "python": "3.99", "free_bytes": 5e9, "free_bytes_with_stack": 5e8,
+        "machine": "x86_64", "python": "3.99", "free_bytes": 5e9,
         "memory_bytes": 3e9, "clock_seconds": 5}})  # fmt: skip
     try:
         done = control.run("setup", inventory, "-e", needs)
@@ -389,27 +391,121 @@ def test_hosts_without_a_way_out_after_a_setup_that_was_killed(cluster: Cluster)
         bed.exec_(OTHER, "ip", "route", "add", "default", "via", "198.18.0.1")
 
 
-def test_rollback_goes_to_the_former_stack_on_all_hosts(cluster: Cluster) -> None:
+def test_a_cluster_without_a_way_out_is_set_up_from_a_bundle(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     control, bed = cluster.control, cluster.control.bed
+    bundle = tmp_path / "native.ftbundle"
+    made = control.run("bundle", "-o", str(bundle), "--glibc", "2.36", "--json")
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["stack"] == "native"
+    nowhere = {
+        "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_FIND_LINKS": "", "PIP_RETRIES": "0",
+        "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }  # fmt: skip
+    for name in NAMES:
+        bed.exec_(name, "rm", "-rf", "/opt/ftcluster/stacks", STACK, check=True)
+        bed.exec_(name, "ip", "route", "del", "default", check=True)
+        assert "unreachable" in bed.exec_(name, "ip", "route", "get", "192.0.2.1").stderr
+    try:
+        without = control.run("setup", cluster.inventory, **nowhere)
+        assert without.returncode == 1
+        assert "cannot download the wheels for Python 3.11" in without.stderr
+        assert "ftcluster setup --bundle FILE" in without.stderr
+        damaged = tmp_path / "damaged.ftbundle"
+        damaged.write_bytes(bundle.read_bytes()[:-4_000_000])
+        refused = control.run("setup", cluster.inventory, "--bundle", str(damaged), **nowhere)
+        assert refused.returncode == 1
+        assert f"{damaged} is damaged or no bundle" in refused.stderr
+        assert "nothing was changed" in refused.stderr
+        done = control.run("setup", cluster.inventory, "--bundle", str(bundle), **nowhere)
+        assert done.returncode == 0, done.stderr
+        assert "mpirun reached 3 hosts, the same" in done.stdout
+    finally:
+        for name in NAMES:
+            bed.exec_(name, "ip", "route", "add", "default", "via", "198.18.0.1")
+
+
+def test_a_wheel_with_another_hash_than_the_locks_is_named(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    control, stacks = cluster.control, own_stacks(tmp_path)
+    lock = stacks / "native.txt"
+    wrong = re.sub(r"(dill==\S+ \\\n    --hash=sha256:)\w{8}", r"\g<1>00000000", lock.read_text())
+    assert wrong != lock.read_text()
+    lock.write_text(wrong)
+    before = control.snapshot(OTHER)
+    done = control.run("setup", cluster.inventory, "-e", f"torch_stack_folder={stacks}")
+    assert done.returncode == 1
+    assert re.search(r"dill-\S+\.whl has the sha256 \w+, which the list of versions does not allow",
+                     done.stderr), done.stderr  # fmt: skip
+    assert control.snapshot(OTHER) == before
+
+
+def own_stacks(folder: Path) -> Path:
+    """The stacks of the role, with another lock of the default one."""
+    copy = folder / "stacks"
+    shutil.copytree(ROOT / "roles/torch_stack/files", copy)
+    with (copy / "native.txt").open("a") as lock:
+        lock.write("# another one\n")
+    return copy
+
+
+def test_another_stack_becomes_current_on_all_hosts_or_on_none(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    control, bed = cluster.control, cluster.control.bed
+    newer = ("-e", f"torch_stack_folder={own_stacks(tmp_path)}")
 
     def current() -> set[str]:
         return {bed.exec_(name, "readlink", STACK, check=True).stdout.strip() for name in NAMES}
+
+    def installed() -> int:
+        return len(bed.exec_(HEAD, "ls", "/opt/ftcluster/stacks", check=True).stdout.split())
 
     before = current()
     alone = control.run("setup", cluster.inventory, "--rollback")
     assert alone.returncode == 1
     assert "there is no former stack in /opt/ftcluster to go back to" in alone.stderr
-    newer = "/opt/ftcluster/stacks/native-000000000000"
-    for name in NAMES:  # a whole environment under another name, as an older version leaves it
-        copy = f"cp -al {next(iter(before))} {newer} && ln -s {newer} /opt/ftcluster/former"
-        bed.exec_(name, "sh", "-c", copy, check=True)
+    bed.kill(THIRD)
+    try:
+        failed = control.run("setup", cluster.inventory, *newer)
+    finally:
+        bed.boot(THIRD)
+    assert failed.returncode == 1
+    assert f"stays in use on every host, because {THIRD} failed or is left out" in failed.stderr
+    assert current() == before
+    mended = control.run("setup", cluster.inventory, *newer)
+    assert mended.returncode == 0, mended.stderr
+    assert current() & before == set()
+    assert len(current()) == 1
     back = control.run("setup", cluster.inventory, "--rollback")
     assert back.returncode == 0, back.stderr
     assert "3 hosts back on the former stack" in back.stdout
-    assert current() == {newer}
-    again = control.run("setup", cluster.inventory, "--rollback")
-    assert again.returncode == 0, again.stderr
     assert current() == before
+    for name in NAMES:
+        bed.exec_(name, "rm", "/opt/ftcluster/former", check=True)
+    assert installed() == 2
+    pruned = control.run("setup", cluster.inventory, "--prune")
+    assert pruned.returncode == 0, pruned.stderr
+    assert installed() == 1
+    assert current() == before
+
+
+def test_the_second_of_two_setups_is_refused_by_name(cluster: Cluster) -> None:
+    control = cluster.control
+    first = control.start("setup", cluster.inventory, "--tags", "system,mesh")
+    assert first.stderr is not None
+    for line in first.stderr:
+        if line.startswith("system ..."):
+            break
+    second = control.run("setup", cluster.inventory, "--tags", "mesh")
+    _, said = first.communicate(timeout=120)
+    assert first.returncode == 0, said
+    assert second.returncode == 1
+    assert re.search(r"another setup is at work here: \S+ on \S+ \(process \d+\)", second.stderr)
+    later = control.run("setup", cluster.inventory, "--tags", "mesh")
+    assert later.returncode == 0, later.stderr
 
 
 def test_without_root_the_login_users_trust_each_other(cluster: Cluster) -> None:
