@@ -188,7 +188,7 @@ def _requires(wheel):
             text = archive.read(name).decode("utf-8", errors="replace")
     except (zipfile.BadZipFile, zlib.error, StopIteration) as error:
         raise DownloadError(
-            f"{wheel.name} is no wheel: {error or 'it has no metadata'}; see what its source gives"
+            f"{wheel.name} is no wheel: {str(error) or 'it has no metadata'}; see what its source gives"
         ) from error
     return HeaderParser().parsestr(text).get_all("Requires-Dist", [])
 
@@ -213,7 +213,7 @@ def redacted(url):
 
 def reason(lines):
     """The most telling line of what pip said."""
-    for mark in (UNFETCHED, "Retrying (", "Skipping page", "ERROR: Could not", "ERROR:"):
+    for mark in (UNFETCHED, "Retrying (", "Skipping page", "× ", "ERROR: Could not", "ERROR:"):
         for line in lines:
             if mark in line:
                 return line.partition(": ")[2] or line
@@ -230,9 +230,7 @@ def complaint(lines, target, refused, names):
         if UNFETCHED in line:
             return not any(page in line for page in others)
         # of warnings, only these tell why there is "no matching distribution"
-        return (
-            "WARNING" not in line or "Retrying (Retry(total=0" in line or "Skipping page" in line
-        )
+        return "WARNING" not in line or "Retrying (Retry(total=0" in line or "Skipping page" in line
 
     telling = list(dict.fromkeys(filter(tells, lines)))[-LAST_LINES:]
     own = [f"{name}: {words}" for name, words in refused.items()]

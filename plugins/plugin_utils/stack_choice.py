@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 AUTO = "auto"
 DOCUMENTED = "documented"
 NODE_PYTHON = (3, 10)  # the oldest that the package ftcluster_train runs on
+LEAVE_OUT = "take the host out of the inventory"
 FLAG_NAMES = {"avx2": "AVX2", "avx512f": "AVX512"}
 
 
@@ -176,7 +177,7 @@ def _cpu_problems(stack, facts, name):
     missing = [flag for flag in stack["cpu_flags"] if flag not in facts["cpu_flags"]]
     return [
         f"stack {name} needs a CPU with {' and '.join(FLAG_NAMES.get(f, f) for f in missing)}, "
-        f"which {facts.get('cpu_model', 'this one')} has not; take the host out of the inventory"
+        f"which {facts.get('cpu_model', 'this one')} has not; {LEAVE_OUT}"
         for _ in missing[:1]
     ]
 
@@ -187,13 +188,17 @@ def _bundle_problems(bundle, facts):
         return []
     target, problems = bundle.target, []
     if facts.get("machine", target.machine) != target.machine:
-        problems.append(f"the bundle is for {target.machine}, this host is {facts['machine']}")
+        problems.append(
+            f"the bundle is for {target.machine}, this host is {facts['machine']}; {LEAVE_OUT}"
+        )
     kind, _, number = facts.get("libc", "").partition(" ")
     if kind == "glibc" and version(number) < version(target.glibc):
         problems.append(
             f"the bundle needs glibc {target.glibc}, here is {number}; "
             f"make one for it: ftcluster bundle --glibc {number}"
         )
+    elif kind not in ("", "glibc"):
+        problems.append(f"the bundle needs glibc, here is {kind} {number}; {LEAVE_OUT}")
     return problems
 
 

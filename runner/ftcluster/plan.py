@@ -194,10 +194,11 @@ def _ranks_wanted(recipe: Recipe, ranks_per_host: int | None) -> tuple[int | Non
 
 
 def _communicating(split: CoreSplit, cores_per_rank: int) -> str:
-    cores = ",".join(str(core) for cores in split.communicating for core in cores)
+    cores = [str(core) for cores in split.communicating for core in cores]
+    are = f"cores {','.join(cores)} are" if len(cores) > 1 else f"core {cores[0]} is"
     if cores_per_rank > len(split.computing[0]):
-        return f"cores {cores} are kept for oneCCL's workers, one a rank"
-    return f"cores {cores} are shared with oneCCL's workers, as no rank has a core to spare"
+        return f"{are} kept for oneCCL's workers, one a rank"
+    return f"{are} shared with oneCCL's workers, as no rank has a core to spare"
 
 
 def _precision(recipe: Recipe, hosts: tuple[HostFacts, ...]) -> tuple[str, str]:

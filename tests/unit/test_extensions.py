@@ -147,8 +147,8 @@ def test_cores_are_kept_for_oneccl(
     masks = ast.literal_eval(env["I_MPI_PIN_DOMAIN"])
     assert [{bit for bit in range(256) if mask >> bit & 1} for mask in masks] == computing
     _, why = decision(launch, "threads per rank on node1")
-    words = "are kept for oneCCL's workers" if cores > ranks else "no rank has a core to spare"
-    assert f"cores {env['CCL_WORKER_AFFINITY']}" in why
+    words = "kept for oneCCL's workers" if cores > ranks else "no rank has a core to spare"
+    assert f"core{'s' * (ranks > 1)} {env['CCL_WORKER_AFFINITY']} " in why
     assert words in why
 
 

@@ -1,5 +1,5 @@
-import importlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,17 +8,9 @@ from typing import Any
 import pytest
 
 from plugins.action.host_facts import ActionModule, clock_of
+from plugins.modules import host_facts
+from plugins.modules.host_facts import cpu_list, quota_cores, topology
 
-# The module imports these by the name that the collection has once it is installed.
-for name in ("cpu", "network"):
-    sys.modules[f"ansible_collections.ftcluster.cluster.plugins.module_utils.{name}"] = (
-        importlib.import_module(f"plugins.module_utils.{name}")
-    )
-
-host_facts = importlib.import_module("plugins.modules.host_facts")
-cpu_list, quota_cores, topology = (
-    host_facts.cpu_list, host_facts.quota_cores, host_facts.topology,
-)  # fmt: skip
 CPU = "/sys/devices/system/cpu/cpu"
 NODE = "/sys/devices/system/node/"
 
@@ -180,3 +172,92 @@ def test_what_date_answers(rc: int, stdout: str, known: bool) -> None:
     sample = action._sample()
     assert (sample is not None) == known
     assert sample is None or round(sample[1]) == 1795273156
+
+
+# --- the Pythons and the stacks
+
+
+def found_pythons(
+    monkeypatch: pytest.MonkeyPatch, answers: dict[str, tuple[int, str]]
+) -> list[dict[str, str]]:
+    """What is found where programs named as the keys are on the search path and answer so."""
+
+    def which(name: str) -> str | None:
+        return f"/usr/bin/{name}" if name in answers else None
+
+    def run_command(argv: list[str]) -> tuple[int, str, str]:
+        code, out = answers[Path(argv[0]).name]
+        return code, out, "an error" * (code != 0)
+
+    monkeypatch.setattr(host_facts.shutil, "which", which)
+    found: list[dict[str, str]] = host_facts.pythons(SimpleNamespace(run_command=run_command))
+    return found
+
+
+OTHER = 12 if sys.version_info[1] != 12 else 13
+
+
+def test_ansibles_own_python_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ".".join(map(str, sys.version_info[:3]))
+    found = found_pythons(
+        monkeypatch, {"python3.9": (0, "3.9.2 /usr/bin/python3.9\n"),
+                      f"python3.{OTHER}": (0, f"3.{OTHER}.1 /opt/my python/bin/python3\n")},
+    )  # fmt: skip
+    assert found[0]["version"].startswith(own)
+    assert found[0]["path"] == sys.executable
+    assert found[1:] == [
+        {"version": "3.9.2", "path": "/usr/bin/python3.9"},
+        {"version": f"3.{OTHER}.1", "path": "/opt/my python/bin/python3"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        (f"python3.{OTHER}", (127, "")),  # a shim of a version manager without this version
+        (f"python3.{sys.version_info[1]}", (0, "3.99.9 /usr/bin/again")),  # it is known already
+        ("python3.7", (0, "3.7.1 /usr/bin/python3.7")),  # Ansible does not run with it
+        ("python2.7", (0, "2.7.18 /usr/bin/python2.7")),
+    ],
+)
+def test_pythons_that_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, name: str, answer: tuple[int, str]
+) -> None:
+    assert len(found_pythons(monkeypatch, {name: answer})) == 1
+
+
+def test_pythons_on_the_search_path_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"python3.{OTHER}").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def run_command(argv: list[str]) -> tuple[int, str, str]:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    found = host_facts.pythons(SimpleNamespace(run_command=run_command))
+    assert len(found) == 2
+    assert found[1]["version"] == found[0]["version"]
+    assert Path(found[1]["path"]).exists()
+
+
+def test_the_stack_in_use_is_the_name_of_its_folder(tmp_path: Path) -> None:
+    assert host_facts.current_stack(tmp_path) == ""
+    (tmp_path / "current").symlink_to(tmp_path / "stacks" / "native-1b2c")
+    assert host_facts.current_stack(tmp_path) == "native-1b2c"  # also where it is gone
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").mkdir()
+    assert host_facts.current_stack(tmp_path) == ""
+    assert host_facts.current_stack(tmp_path / "none") == ""
+
+
+def test_only_stacks_that_were_installed_to_their_end_are_there(tmp_path: Path) -> None:
+    assert host_facts.finished_stacks(tmp_path / "none") == []
+    for name in ("native-2", "native-1", "broken-off", "native-1.staging-00ff"):
+        (tmp_path / "stacks" / name).mkdir(parents=True)
+    (tmp_path / "stacks" / "file").touch()
+    for name in ("native-2", "native-1"):
+        (tmp_path / "stacks" / name / ".complete").touch()
+    assert host_facts.finished_stacks(tmp_path) == ["native-1", "native-2"]
+    assert host_facts.finished_stacks(tmp_path / "stacks" / "file") == []

@@ -1,27 +1,23 @@
-import importlib
-import sys
 from typing import Any
 
+import pytest
+
+from plugins.filter.cluster_problems import cluster_problems
+from plugins.filter.host_notices import host_notices
 from plugins.filter.host_problems import host_problems
 
-# The filters import these by the name that the collection has once it is installed.
-for name in ("cpu", "network"):
-    sys.modules[f"ansible_collections.ftcluster.cluster.plugins.module_utils.{name}"] = (
-        importlib.import_module(f"plugins.module_utils.{name}")
-    )
-
-host_notices = importlib.import_module("plugins.filter.host_notices").host_notices
-cluster_problems = importlib.import_module("plugins.filter.cluster_problems").cluster_problems
-
 GOOD = {
-    "machine": "x86_64", "python": "3.11.2", "prefix": "/opt/ftcluster", "prefix_writable": True,
-    "has_stack": False, "free_bytes": 9 * 10**9, "memory_bytes": 16 * 10**9,
+    "machine": "x86_64", "pythons": [{"version": "3.11.2"}], "prefix": "/opt/ftcluster", "prefix_writable": True,
+    "free_bytes": 9 * 10**9, "memory_bytes": 16 * 10**9,
     "cpu_generation": "Sapphire Rapids", "amx": "usable", "kernel": "6.1.0-18-amd64",
 }  # fmt: skip
 REQUIRED = {
-    "machine": "x86_64", "python": "3.11", "free_bytes": 5 * 10**9,
-    "free_bytes_with_stack": 10**9, "memory_bytes": 3 * 10**9,
+    "machine": "x86_64", "python": "3.10", "free_bytes": 5 * 10**9, "memory_bytes": 3 * 10**9,
 }  # fmt: skip
+
+
+def pythons(*versions: str) -> list[dict[str, str]]:
+    return [{"version": version} for version in versions]
 
 
 def problems(**changes: Any) -> list[str]:
@@ -36,7 +32,7 @@ def test_a_good_host_has_no_problems() -> None:
 
 def test_all_problems_of_a_host_come_together() -> None:
     found = problems(
-        machine="aarch64", python="3.9.2", prefix_writable=False,
+        machine="aarch64", pythons=pythons("3.9.2", "3.8.1"), prefix_writable=False,
         free_bytes=10**9, memory_bytes=10**9,
     )  # fmt: skip
     assert len(found) == 5
@@ -44,13 +40,25 @@ def test_all_problems_of_a_host_come_together() -> None:
     assert all(";" in problem for problem in found)  # each says what to do
 
 
-def test_a_stack_that_is_there_needs_little_more() -> None:
-    assert problems(free_bytes=2 * 10**9, has_stack=True) == []
-
-
-def test_python_3_9_is_older_than_3_11() -> None:
-    assert problems(python="3.9.20")
-    assert not problems(python="3.13.0")
+@pytest.mark.parametrize(
+    ("there", "enough"),
+    [
+        (["3.9.20"], False),  # 9 is older than 10
+        (["3.8.1", "3.9.20"], False),
+        (["3.10.0"], True),
+        (["3.13.0"], True),
+        (["3.9.2", "3.12.1"], True),  # Ansible's own need not be the one
+        (["3.9.2", "3.14.0rc1"], True),
+    ],
+)
+def test_one_python_that_is_new_enough_will_do(there: list[str], enough: bool) -> None:
+    found = problems(pythons=pythons(*there))
+    if enough:
+        assert found == []
+    else:
+        assert found == [
+            f"Python {', '.join(there)} is too old, 3.10 or newer is needed; install one"
+        ]
 
 
 def test_amx_that_cannot_be_used_is_worth_a_notice_only() -> None:

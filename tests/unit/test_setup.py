@@ -1,5 +1,7 @@
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -7,7 +9,7 @@ from rich.console import Console
 from ftcluster.cli import setup as verb
 from ftcluster.cli.main import build_parser
 from ftcluster.cluster import Cluster, recall, remember
-from ftcluster.errors import FtclusterError
+from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.facts import HostFacts
 from ftcluster.inventory import Inventory
 from ftcluster.progress.plain import PlainView
@@ -138,7 +140,8 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Given:
             playbook: str, path: Path, options: tuple[str, ...], _view: object
         ) -> StagesResult:
             calls.append((playbook, path, options))
-            return StagesResult(Inventory(path, ("a",)), facts={"a": host("a")}, table=TABLE)
+            facts = {"a": host("a")}
+            return StagesResult(Inventory(path, ("a",)), facts=facts, table=TABLE, stack="native")
 
         monkeypatch.setattr(verb, "run_stages", run_stages)
         assert verb.run(build_parser().parse_args(["setup", *words])) == 0
@@ -148,29 +151,134 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Given:
     return run
 
 
+NATIVE = ("--extra-vars", '{"torch_stack_name": "native"}')
+
+
 def test_the_same_cluster_again_is_reached_the_same_way(given: Given) -> None:
     remember(Cluster(Path("/inventory.ini"), cluster(host("a")), ("--user", "ops")))
-    for playbook, words in (("setup", ()), ("rollback", ("--rollback",))):
-        assert given(*words) == (playbook, Path("/inventory.ini"), ("--user", "ops"))
+    assert given() == ("setup", Path("/inventory.ini"), (*NATIVE, "--user", "ops"))
+    assert given("--rollback") == ("rollback", Path("/inventory.ini"), ("--user", "ops"))
     assert recall().options == ("--user", "ops")
 
 
 def test_what_is_given_goes_before_what_is_remembered(given: Given) -> None:
     remember(Cluster(Path("/inventory.ini"), cluster(host("a")), ("--user", "ops")))
-    _, _, options = given("--user", "me", "--check")
-    assert options == ("--user", "ops", "--user", "me", "--check")  # Ansible takes the last
+    _, _, options = given("--user", "me", "--check", "-e", "torch_stack_name=intel-2.8")
+    assert options == (
+        *NATIVE, "--user", "ops", "--extra-vars", "torch_stack_name=intel-2.8", "--user", "me",
+        "--check",
+    )  # fmt: skip # Ansible takes the last
 
 
-def test_with_an_inventory_nothing_is_taken_from_the_last_time(
+def test_with_an_inventory_the_way_to_reach_it_is_not_taken_from_the_last_time(
     given: Given, tmp_path: Path
 ) -> None:
     path = tmp_path / "inventory.ini"
     remember(Cluster(path, cluster(host("a")), ("--user", "ops")))
     assert given(str(path), "--rollback") == ("rollback", path, ())
-    assert given(str(path)) == ("setup", path, ())
+    assert given(str(path)) == ("setup", path, NATIVE)
     assert recall().options == ()
 
 
 def test_without_anything_remembered_it_is_this_machine(given: Given) -> None:
     playbook, path, options = given()
     assert (playbook, path.name, options) == ("setup", "localhost.ini", ())
+
+
+# --- the stack
+
+
+def variables(*words: str, before: Cluster | None = None, path: str = "/i.ini") -> dict[str, Any]:
+    """The variables of the playbook that `ftcluster setup` makes of the words."""
+    options = build_parser().parse_args(["setup", *words])
+    found = verb.stack_variables(options, Path(path), before)
+    if not found:
+        return {}
+    assert found[0] == "--extra-vars"
+    document: dict[str, Any] = json.loads(found[1])
+    return document
+
+
+def test_without_a_word_the_playbook_chooses() -> None:
+    assert variables() == {}
+
+
+@pytest.mark.parametrize("name", ["native", "intel-2.8", "auto"])
+def test_a_stack_by_its_name(name: str) -> None:
+    assert variables("--stack", name) == {"torch_stack_name": name}
+
+
+def test_an_unknown_stack_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match="unknown stack 'nativ'") as caught:
+        variables("--stack", "nativ")
+    assert "did you mean native?" in str(caught.value.hint)
+
+
+def test_the_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my.ftbundle").touch()
+    monkeypatch.chdir(tmp_path)
+    words = ("--stack", "intel-2.5", "--bundle", "my.ftbundle", "--allow-yanked", "--prune")
+    assert variables(*words) == {
+        "torch_stack_name": "intel-2.5",
+        "torch_stack_bundle": str(tmp_path / "my.ftbundle"),
+        "torch_stack_allow_yanked": True,
+        "ftcluster_prune": True,
+    }
+
+
+@pytest.mark.parametrize("name", ["none.ftbundle", "."])
+def test_a_bundle_that_is_not_there_is_wrong_usage(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"the bundle {tmp_path / name} does not exist"):
+        variables("--bundle", str(tmp_path / name))
+
+
+def test_a_cluster_keeps_the_stack_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = Cluster(tmp_path / "i.ini", cluster(host("a", stack="intel-2.8")), ())
+    kept = {"torch_stack_name": "intel-2.8"}
+    assert variables(before=before, path=str(tmp_path / "i.ini")) == kept
+    assert variables(before=before, path="i.ini") == kept  # the same file
+    assert variables(before=before, path="other.ini") == {}
+    assert variables("--stack", "native", before=before, path="i.ini") == {
+        "torch_stack_name": "native"
+    }
+    assert variables("--prune", before=before, path="i.ini") == {**kept, "ftcluster_prune": True}
+
+
+def test_a_bundle_says_the_stack_of_a_cluster_that_had_another(tmp_path: Path) -> None:
+    (tmp_path / "my.ftbundle").touch()
+    before = Cluster(tmp_path / "i.ini", cluster(host("a", stack="intel-2.8")), ())
+    words = ("--bundle", str(tmp_path / "my.ftbundle"))
+    assert variables(*words, before=before, path=str(tmp_path / "i.ini")).keys() == {
+        "torch_stack_bundle"
+    }
+
+
+def stack_after(monkeypatch: pytest.MonkeyPatch, stack: str, *words: str) -> dict[str, str]:
+    """The stack that each host is remembered with when stages found this one in use."""
+    path = Path("/inventory.ini")
+    names = ("b",) if "--limit" in words else ("a", "b")
+
+    def run_stages(*_: object) -> StagesResult:
+        facts = {name: host(name) for name in names}
+        return StagesResult(Inventory(path, names), facts=facts, table=TABLE, stack=stack)
+
+    monkeypatch.setattr(verb, "run_stages", run_stages)
+    monkeypatch.setattr(verb, "read_inventory", lambda *_: Inventory(path, ("a", "b")))
+    assert verb.run(build_parser().parse_args(["setup", str(path), *words])) == 0
+    return {one.name: one.stack for one in recall().facts.hosts}
+
+
+def test_the_stack_that_is_in_use_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    both = {"a": "intel-2.8", "b": "intel-2.8"}
+    assert stack_after(monkeypatch, "intel-2.8") == both
+    assert stack_after(monkeypatch, "native", "--check") == both
+    assert stack_after(monkeypatch, "native", "--rollback", "--check") == both
+    limited = {"a": "intel-2.8", "b": "native"}
+    assert stack_after(monkeypatch, "native", "--rollback", "--limit", "b") == limited
+    assert stack_after(monkeypatch, "native", "--rollback") == {"a": "native", "b": "native"}

@@ -1,10 +1,9 @@
-import io
-import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils import basic
 
 from plugins.modules import stack_link
 from plugins.modules.stack_link import is_finished, main, point, target
@@ -17,22 +16,8 @@ def stack(prefix: Path, name: str) -> str:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run the module in this process, as Ansible would."""
-
-    def run_module(check: bool = False, **parameters: str) -> dict[str, Any]:
-        arguments = {**parameters, "prefix": str(tmp_path), "_ansible_check_mode": check}
-        monkeypatch.setattr(
-            basic, "_ANSIBLE_ARGS", json.dumps({"ANSIBLE_MODULE_ARGS": arguments}).encode()
-        )
-        monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy", raising=False)
-        monkeypatch.setattr("sys.stdin", io.StringIO())
-        with pytest.raises(SystemExit):
-            main()
-        result: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return result
-
-    return run_module
+def run(tmp_path: Path, run_module: Any) -> Any:
+    return lambda **parameters: run_module(main, **{"prefix": str(tmp_path), **parameters})
 
 
 def links(prefix: Path) -> tuple[str, str]:
@@ -119,3 +104,82 @@ def test_a_prefix_that_cannot_be_written_is_told(
 
     monkeypatch.setattr(stack_link, "point", refuse)
     assert run(path=stack(tmp_path, "one"))["msg"] == f"{tmp_path}/current: Permission denied"
+
+
+# --- pruning
+
+
+@pytest.fixture
+def four(tmp_path: Path, run: Any) -> Path:
+    """Stacks one to four; two is the current one, one the former."""
+    for name in ("one", "two", "three", "four"):
+        stack(tmp_path, name)
+    run(path=str(tmp_path / "stacks/one"))
+    run(path=str(tmp_path / "stacks/two"))
+    (tmp_path / "stacks/four/.complete").unlink()  # broken off
+    return tmp_path
+
+
+def there(prefix: Path) -> list[str]:
+    return sorted(path.name for path in (prefix / "stacks").iterdir())
+
+
+def test_what_no_link_points_to_is_removed(four: Path, run: Any) -> None:
+    found = run(state="pruned")
+    assert found["changed"]
+    assert found["removed"] == ["four", "three"]
+    assert found["current"] == str(four / "stacks/two")
+    assert there(four) == ["one", "two"]
+    again = run(state="pruned")
+    assert (again["changed"], again["removed"]) == (False, [])
+    assert run(state="former")["current"] == str(four / "stacks/one")
+
+
+def test_check_mode_removes_nothing(four: Path, run: Any) -> None:
+    found = run(check=True, state="pruned")
+    assert (found["changed"], found["removed"]) == (True, ["four", "three"])
+    assert there(four) == ["four", "one", "three", "two"]
+
+
+def test_without_a_former_one_only_the_current_stays(four: Path, run: Any) -> None:
+    (four / "former").unlink()
+    assert run(state="pruned")["removed"] == ["four", "one", "three"]
+
+
+@pytest.mark.parametrize("link", ["", "somewhere/else"])
+def test_without_a_current_one_nothing_is_removed(four: Path, run: Any, link: str) -> None:
+    (four / "current").unlink()
+    if not link:
+        assert run(state="pruned")["removed"] == []
+        assert len(there(four)) == 4
+    else:  # it says what is used, also where that is gone
+        (four / "current").symlink_to(link)
+        assert run(state="pruned")["removed"] == ["four", "three", "two"]
+
+
+def test_without_any_stack_there_is_nothing_to_remove(run: Any) -> None:
+    assert run(state="pruned")["removed"] == []
+
+
+def test_a_prefix_written_in_another_way_is_the_same(
+    four: Path, run: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other") / "link"
+    other.symlink_to(four)
+    assert run(prefix=str(other), state="pruned")["removed"] == ["four", "three"]
+    assert there(four) == ["one", "two"]
+
+
+def test_links_that_are_relative_are_followed(four: Path, run: Any) -> None:
+    point(four / "current", Path("stacks/three"))
+    assert run(state="pruned")["removed"] == ["four", "two"]
+
+
+def test_a_stack_whose_removal_was_broken_off_is_not_finished(
+    four: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: os.listdir(path))
+    failed = run(state="pruned")
+    assert failed["msg"] == f"{four}/stacks/four, {four}/stacks/three cannot be removed"
+    assert not is_finished(str(four / "stacks/three"))
+    assert is_finished(str(four / "stacks/two"))

@@ -1,73 +1,82 @@
 import hashlib
 import json
 import shutil
-import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from plugins.plugin_utils import wheelhouse
+from plugins.plugin_utils.download import DownloadError, Sources, Target
+from plugins.plugin_utils.lock import Pin, read_lock
 from plugins.plugin_utils.wheelhouse import (
-    Target,
+    SPARE_BYTES,
+    Wanted,
+    Wheel,
+    Wheelhouse,
     WheelhouseError,
-    allowed_hashes,
+    cache_dir,
     check,
+    drop_if_damaged,
     get_wheels,
-    normal,
+    larger_build,
     read_wheelhouse,
-    requirements,
 )
+from tests.unit.wheels import write_wheel
 
 TARGET = Target("3.11", "2.36", "x86_64")
-LIST = "# made by a tool\nTool_Kit==1.0\nother==2.0+cpu\n"
-TOOL, OTHER = "tool_kit-1.0-py3-none-any.whl", "other-2.0+cpu-cp311-cp311-linux_x86_64.whl"
-# What stands in for pip: writes each file that a list beside it names, then does as it says.
-PIP = """
-import pathlib, sys
-arguments = sys.argv[1:]
-here = pathlib.Path(__file__).parent
-with (here / "calls").open("a") as calls:
-    calls.write(" ".join(arguments) + "\\n")
-folder = pathlib.Path(arguments[arguments.index("--dest") + 1])
-for name in (here / "gives").read_text().split():
-    (folder / name).write_text("wheel")
-sys.stderr.write((here / "says").read_text())
-sys.exit(1 if (here / "says").read_text() else 0)
-"""
+LOCK = "# made by a tool\nTool_Kit==1.0\nother==2.0+cpu\n"
+TOOL, OTHER = "tool_kit-1.0-py3-none-any.whl", "other-2.0+cpu-py3-none-any.whl"
+NVIDIA = "nvidia_x-1.0-py3-none-any.whl"
+WANTED = Wanted("stack", LOCK)
+SIZES = "# download {} bytes, unpacked {} bytes\n"
 
 
-class Pip:
-    """A pip that gives the files that it is told to."""
+@dataclass
+class Source:
+    """What stands in for pip: gives the files that it is told to, whatever is asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "pip.py").write_text(PIP)
-        self.gives(TOOL, OTHER)
-        self.says("")
+    folder: Path
+    gives: list[str] = field(default_factory=lambda: [TOOL, OTHER])
+    gives_next: list[str] = field(default_factory=list)
+    says: str = ""
+    refuses: dict[str, str] = field(default_factory=dict)
+    calls: list[tuple[list[str], bool]] = field(default_factory=list)
 
-    def gives(self, *names: str) -> None:
-        (self.folder / "gives").write_text(" ".join(names))
+    def pip(self, target: Target, _sources: Sources, folder: Path) -> SimpleNamespace:
+        assert target.machine == "x86_64"
 
-    def says(self, text: str) -> None:
-        (self.folder / "says").write_text(text)
+        def download(pins: Iterable[Pin], with_dependencies: bool = False) -> dict[str, str]:
+            self.calls.append(([f"{pin.name}=={pin.version}" for pin in pins], with_dependencies))
+            for name in (
+                self.gives if len(self.calls) == 1 or not self.gives_next else self.gives_next
+            ):
+                shutil.copy(self.folder / name, folder)
+            if self.says:
+                raise DownloadError(self.says)
+            return self.refuses
 
-    @property
-    def calls(self) -> list[str]:
-        path = self.folder / "calls"
-        return path.read_text().splitlines() if path.exists() else []
+        return SimpleNamespace(download=download)
 
 
 @pytest.fixture
-def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pip:
-    folder = tmp_path / "pip"
-    folder.mkdir()
-    monkeypatch.setattr(wheelhouse, "pip", lambda: [sys.executable, str(folder / "pip.py")])
-    return Pip(folder)
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+    folder = tmp_path / "source"
+    write_wheel(folder, "tool_kit", "1.0")
+    write_wheel(folder, "tool_kit", "1.1")
+    write_wheel(folder, "other", "2.0+cpu")
+    write_wheel(folder, "torch", "1.0", "nvidia-x")
+    write_wheel(folder, "nvidia_x", "1.0")
+    source = Source(folder)
+    monkeypatch.setattr(wheelhouse, "Pip", source.pip)
+    return source
 
 
-def write_list(folder: Path, text: str = LIST) -> Path:
-    (folder / "stack.txt").write_text(text)
-    return folder / "stack.txt"
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
 
 
 def left(cache: Path) -> list[str]:
@@ -76,199 +85,299 @@ def left(cache: Path) -> list[str]:
 
 
 def folder_with(folder: Path, *names: str) -> Path:
+    """A folder with a wheel for each name, whatever the name."""
+    folder.mkdir()
     for name in names:
-        (folder / name).write_text("wheel")
+        write_wheel(folder, "any", "1").rename(folder / name)
     return folder
 
 
-def test_names_are_compared_as_indexes_do() -> None:
-    assert {normal(name) for name in ("Tool_Kit", "tool-kit", "tool.kit", "TOOL-_.kit")} == {
-        "tool-kit"
-    }
+def pins(text: str) -> dict[str, Pin]:
+    found: dict[str, Pin] = read_lock(text, "3.11")
+    return found
 
 
-def test_a_list_of_versions_with_comments_and_hashes() -> None:
-    text = (
-        "# by a tool\n\nTool_Kit==1.0 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"
-        "    # via other\nother==2.0+cpu  # the smaller one\n"
-    )
-    assert requirements(text) == {"tool-kit": "1.0", "other": "2.0+cpu"}
+# --- what was downloaded, compared with the lock
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["other>=2", "other", "git+https://example.org/x", "a[b]==1", "a==1;python_version<'3'", "==1"],
-)
-def test_a_line_that_is_no_version_is_named(line: str) -> None:
-    with pytest.raises(WheelhouseError, match="is not of the form name==version") as caught:
-        requirements(f"tool==1.0\n{line}\n")
-    assert f"'{line}'" in str(caught.value)
+def test_sizes_and_hash_of_every_wheel(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "a", TOOL, OTHER)
+    found = check(folder, pins(LOCK))
+    assert list(found) == [OTHER, TOOL]
+    content = (folder / TOOL).read_bytes()
+    assert found[TOOL].size == len(content)
+    assert found[TOOL].sha256 == hashlib.sha256(content).hexdigest()
+    assert found[TOOL].unpacked > found[TOOL].size  # it is compressed
 
 
-def test_hashes_of_a_list() -> None:
-    assert allowed_hashes(LIST) == set()
-    digests = ("a" * 64, "0" * 64)
-    lines = " ".join(f"--hash=sha256:{digest}" for digest in digests)
-    assert allowed_hashes(f"tool==1.0 {lines} --hash=sha256:short") == set(digests)
-
-
-def test_pip_chooses_as_it_would_on_the_host() -> None:
-    options = TARGET.pip_options()
-    assert "--python-version=3.11" in options
-    assert "--only-binary=:all:" in options
-    platforms = [option for option in options if option.startswith("--platform=")]
-    assert platforms[0] == "--platform=manylinux_2_36_x86_64"
-    assert "--platform=manylinux_2_5_x86_64" in platforms
-    assert "--platform=manylinux_2_37_x86_64" not in platforms
-    assert platforms[-1] == "--platform=linux_x86_64"
-    assert TARGET.tag == "cp311-glibc2.36-x86_64"
-
-
-def test_size_and_hash_of_every_wheel(tmp_path: Path) -> None:
-    digest = hashlib.sha256(b"wheel").hexdigest()
-    assert check(folder_with(tmp_path, TOOL, OTHER), LIST) == {
-        name: {"size": 5, "sha256": digest} for name in (OTHER, TOOL)
-    }
-    check(tmp_path, f"{LIST}# --hash=sha256:{digest}\n")
+def test_one_of_several_hashes_is_enough(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "a", TOOL)
+    digest = hashlib.sha256((folder / TOOL).read_bytes()).hexdigest()
+    hashes = f"--hash=sha256:{'0' * 64} --hash=sha256:{digest}"
+    assert list(check(folder, pins(f"tool-kit==1.0 {hashes}"))) == [TOOL]
 
 
 def test_a_local_version_is_a_build_of_the_same_version(tmp_path: Path) -> None:
-    check(folder_with(tmp_path, OTHER), "other==2.0\n")
+    assert list(check(folder_with(tmp_path / "a", OTHER), pins("other==2.0\n"))) == [OTHER]
 
 
-def test_a_missing_wheel_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WheelhouseError, match=r"pip did not download other$"):
-        check(folder_with(tmp_path, TOOL), LIST)
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([TOOL], "pip did not download other"),
+        ([], "pip did not download other, tool-kit"),
+        ([TOOL, OTHER, "extra-1.0-py3-none-any.whl"],
+         "pip downloaded extra-1.0-py3-none-any.whl, which the list does not name"),
+        ([TOOL, OTHER, "README"], "pip downloaded README, which the list does not name"),
+        (["tool_kit-1.1-py3-none-any.whl", OTHER],
+         "pip downloaded tool_kit-1.1-py3-none-any.whl, the list has 1.0"),
+        ([TOOL, "other"], "pip downloaded other, the list has 2.0+cpu"),
+    ],
+)  # fmt: skip
+def test_what_is_not_as_the_lock_says_is_named(
+    tmp_path: Path, names: list[str], words: str
+) -> None:
+    with pytest.raises(WheelhouseError) as caught:
+        check(folder_with(tmp_path / "a", *names), pins(LOCK))
+    assert str(caught.value) == words
 
 
-@pytest.mark.parametrize("name", ["extra-1.0-py3-none-any.whl", "tool_kit-1.1-py3-none-any.whl"])
-def test_a_wheel_that_the_list_does_not_name(tmp_path: Path, name: str) -> None:
-    with pytest.raises(WheelhouseError, match=f"downloaded {name}, which the list does not name"):
-        check(folder_with(tmp_path, name, OTHER), LIST)
+def test_all_problems_are_told_together(tmp_path: Path) -> None:
+    lock = f"tool_kit==1.0 --hash=sha256:{'0' * 64}\nother==1.0\nmissing==1.0\n"
+    with pytest.raises(WheelhouseError) as caught:
+        check(folder_with(tmp_path / "a", TOOL, OTHER), pins(lock))
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"pip downloaded {OTHER}, the list has 1.0"
+    assert lines[1].startswith(f"{TOOL} has the sha256 ")
+    assert lines[1].endswith("see where pip's configuration takes it from")
+    assert lines[2] == "pip did not download missing"
 
 
-@pytest.mark.parametrize("name", ["README", "other"])
-def test_a_file_that_is_not_named_as_a_wheel(tmp_path: Path, name: str) -> None:
-    with pytest.raises(WheelhouseError, match=f"downloaded {name}, which the list does not name"):
-        check(folder_with(tmp_path, name, TOOL), LIST)
+def test_what_pip_added_is_taken_where_the_lock_is_not_complete(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "a", TOOL, "extra-1.0-py3-none-any.whl")
+    found = check(folder, pins("tool-kit==1.0"), resolved=True)
+    assert list(found) == ["extra-1.0-py3-none-any.whl", TOOL]
 
 
-def test_a_wheel_with_a_hash_that_is_not_allowed(tmp_path: Path) -> None:
-    text = f"tool_kit==1.0 --hash=sha256:{'0' * 64}\n"
-    with pytest.raises(WheelhouseError, match="which the list of versions does not allow"):
-        check(folder_with(tmp_path, TOOL), text)
+def test_a_file_that_is_no_zip_file_is_no_wheel(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "a", TOOL)
+    (folder / TOOL).write_text("<html>")
+    with pytest.raises(DownloadError, match=f"{TOOL} is no wheel"):
+        check(folder, pins("tool-kit==1.0"))
 
 
-def test_wheels_are_downloaded_once(tmp_path: Path, pip: Pip) -> None:
-    file, cache = write_list(tmp_path), tmp_path / "cache"
-    house = get_wheels(file, TARGET, cache)
+# --- wheelhouses
+
+
+def test_wheels_are_downloaded_once(source: Source, cache: Path) -> None:
+    house = get_wheels(WANTED, TARGET, Sources(), cache)
     assert [path.name for path in house.files] == [OTHER, TOOL]
     assert all(path.is_file() for path in house.files)
-    assert house.sha256[TOOL] == hashlib.sha256(b"wheel").hexdigest()
-    assert get_wheels(file, TARGET, cache) == house
-    assert len(pip.calls) == 1
-    assert f"--requirement {file}" in pip.calls[0]
+    assert house.sha256[TOOL] == hashlib.sha256((source.folder / TOOL).read_bytes()).hexdigest()
+    assert get_wheels(WANTED, TARGET, Sources(), cache) == house
+    assert source.calls == [(["tool-kit==1.0", "other==2.0+cpu"], False)]
     assert left(cache) == [house.folder.name]
 
 
-def test_another_list_or_another_host_has_wheels_of_its_own(tmp_path: Path, pip: Pip) -> None:
-    cache = tmp_path / "cache"
-    get_wheels(write_list(tmp_path), TARGET, cache)
-    get_wheels(write_list(tmp_path), Target("3.12", "2.36", "x86_64"), cache)
-    get_wheels(write_list(tmp_path, f"{LIST}# changed\n"), TARGET, cache)
-    assert len(pip.calls) == len(left(cache)) == 3
+def test_another_list_or_another_host_has_wheels_of_its_own(source: Source, cache: Path) -> None:
+    for wanted, target in (
+        (WANTED, TARGET),
+        (WANTED, Target("3.12", "2.36", "x86_64")),
+        (WANTED, Target("3.11", "2.28", "x86_64")),
+        (Wanted("stack", f"{LOCK}# changed\n"), TARGET),
+        (Wanted("stack", LOCK, more="nvidia-x==1.0\n"), TARGET),
+    ):
+        get_wheels(wanted, target, Sources(), cache)
+    assert len(source.calls) == len(left(cache)) == 5
 
 
-def test_a_download_that_is_broken_off_leaves_nothing(tmp_path: Path, pip: Pip) -> None:
-    file, cache = write_list(tmp_path), tmp_path / "cache"
-    pip.gives(TOOL)
-    pip.says("WARNING: Retrying\nERROR: No matching distribution found for other==2.0\n\n")
-    with pytest.raises(WheelhouseError) as caught:
-        get_wheels(file, TARGET, cache)
-    assert str(caught.value) == (
-        "the control node cannot download the wheels for Python 3.11 and glibc 2.36: "
-        "ERROR: No matching distribution found for other==2.0\n"
-        "see that pip on the control node reaches a package index (pip config list)"
-    )
+def test_a_list_that_is_not_complete_is_downloaded_with_dependencies(
+    source: Source, cache: Path
+) -> None:
+    wanted = Wanted("stack", "tool-kit==1.0\n", resolve=True)
+    assert list(get_wheels(wanted, TARGET, Sources(), cache).wheels) == [OTHER, TOOL]
+    assert source.calls == [(["tool-kit==1.0"], True)]
+
+
+def test_the_second_list_is_for_builds_that_ask_for_it(source: Source, cache: Path) -> None:
+    source.gives, source.gives_next = ["torch-1.0-py3-none-any.whl"], [NVIDIA]
+    source.refuses = {"torch": "https://cpu: it is away"}
+    wanted = Wanted("stack", "torch==1.0\n", more="nvidia-x==1.0\n")
+    house = get_wheels(wanted, TARGET, Sources(), cache)
+    assert source.calls == [(["torch==1.0"], False), (["nvidia-x==1.0"], False)]
+    assert list(house.wheels) == [NVIDIA, "torch-1.0-py3-none-any.whl"]
+    assert house.notices[0].endswith("of no use: https://cpu: it is away")
+    assert get_wheels(wanted, TARGET, Sources(), cache).notices == house.notices
+
+
+def test_other_builds_do_without_the_second_list(source: Source, cache: Path) -> None:
+    wanted = Wanted("stack", LOCK, more="nvidia-x==1.0\n")
+    house = get_wheels(wanted, TARGET, Sources(), cache)
+    assert len(source.calls) == 1
+    assert house.notices == ()
+
+
+def test_what_a_larger_build_costs(tmp_path: Path) -> None:
+    for name, size in (("nvidia_x", 1_400_000_000), ("nvidia.y", 300_000_000), ("torch", 5)):
+        with (tmp_path / f"{name}-1.0-py3-none-any.whl").open("wb") as file:
+            file.truncate(size)
+    found = larger_build(tmp_path, {"nvidia-x": None, "nvidia-y": None}, {})
+    assert found.startswith("torch comes with 2 CUDA packages that CPUs do not use (1.7 GB more")
+    assert found.endswith("pip's configured source has no build without them")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda source: setattr(source, "says", "no way"), "^stack: no way$"),
+        (lambda source: setattr(source, "gives", [TOOL]), "pip did not download other"),
+    ],
+)
+def test_a_download_that_fails_leaves_nothing(
+    source: Source, cache: Path, change: Callable[[Source], None], words: str
+) -> None:
+    change(source)
+    with pytest.raises(WheelhouseError, match=words):
+        get_wheels(WANTED, TARGET, Sources(), cache)
     assert left(cache) == []
-    pip.gives(TOOL, OTHER)
-    pip.says("")
-    assert len(get_wheels(file, TARGET, cache).files) == 2
+    source.says, source.gives = "", [TOOL, OTHER]
+    assert len(get_wheels(WANTED, TARGET, Sources(), cache).files) == 2
 
 
-def test_a_download_that_is_not_as_the_list_says_leaves_nothing(tmp_path: Path, pip: Pip) -> None:
-    pip.gives(TOOL)
-    with pytest.raises(WheelhouseError, match="pip did not download other"):
-        get_wheels(write_list(tmp_path), TARGET, tmp_path / "cache")
-    assert left(tmp_path / "cache") == []
+def test_a_list_of_the_wrong_form_is_named(source: Source, cache: Path) -> None:
+    with pytest.raises(WheelhouseError, match="^stack: 'torch>=2' is not of the form"):
+        get_wheels(Wanted("stack", "torch>=2\n"), TARGET, Sources(), cache)
+    assert source.calls == []
+
+
+def free(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
+    """Let the disk have so many bytes, one after the other."""
+    left = iter(sizes)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=next(left)))
+
+
+def test_too_little_space_is_known_before_the_download(
+    source: Source, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 2_000_000_000 + SPARE_BYTES
+    wanted = Wanted("stack", SIZES.format(2_000_000_000, 5) + LOCK)
+    free(monkeypatch, needed - 1)
+    with pytest.raises(WheelhouseError) as caught:
+        get_wheels(wanted, TARGET, Sources(), cache)
+    assert str(caught.value) == (
+        f"stack: 2.1 GB of wheels are to be downloaded into {cache} on the control node, where "
+        "2.1 GB are free; free some, or set virtualenv_cache to a folder with more"
+    )
+    assert source.calls == left(cache) == []
+    free(monkeypatch, needed)
+    get_wheels(wanted, TARGET, Sources(), cache)
+
+
+def test_the_second_list_needs_space_of_its_own(
+    source: Source, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.gives, source.gives_next = ["torch-1.0-py3-none-any.whl"], [NVIDIA]
+    more = SIZES.format(3_000_000_000, 5) + "nvidia-x==1.0\n"
+    free(monkeypatch, SPARE_BYTES, 10**9)
+    with pytest.raises(WheelhouseError, match=r"^stack: 3\.1 GB of wheels"):
+        get_wheels(Wanted("stack", "torch==1.0\n", more), TARGET, Sources(), cache)
+    assert len(source.calls) == 1
+    assert left(cache) == []
 
 
 def test_a_full_disk_names_the_option_that_helps(
-    tmp_path: Path, pip: Pip, monkeypatch: pytest.MonkeyPatch
+    source: Source, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_folder: Path, _text: str) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "/cache/x")
 
     monkeypatch.setattr(wheelhouse, "check", full)
     with pytest.raises(WheelhouseError, match="/cache/x: No space left on device; set virtualenv_"):
-        get_wheels(write_list(tmp_path), TARGET, tmp_path / "cache")
-    assert left(tmp_path / "cache") == []
-    assert len(pip.calls) == 1
+        get_wheels(WANTED, TARGET, Sources(), cache)
+    assert left(cache) == []
 
 
-def test_a_cache_that_cannot_be_made_names_the_option_that_helps(tmp_path: Path, pip: Pip) -> None:
+def test_a_cache_that_cannot_be_made_names_the_option_that_helps(
+    tmp_path: Path, source: Source
+) -> None:
     taken = tmp_path / "taken"
     taken.write_text("a file")
     for cache in (taken, taken / "below"):
-        with pytest.raises(
-            WheelhouseError, match=f"^{cache}: .+; set virtualenv_cache to a folder"
-        ):
-            get_wheels(write_list(tmp_path), TARGET, cache)
+        words = f"^{cache}: .+; set virtualenv_cache to a folder"
+        with pytest.raises(WheelhouseError, match=words):
+            get_wheels(WANTED, TARGET, Sources(), cache)
     assert taken.read_text() == "a file"
-    assert pip.calls == []
+    assert source.calls == []
 
 
-def test_a_cache_that_cannot_be_written_names_the_option_that_helps(
-    tmp_path: Path, pip: Pip
-) -> None:
+def test_a_cache_that_cannot_be_written_names_the_option_that_helps(source: Source) -> None:
     cache = Path("/proc")  # not even root can make a file there
     with pytest.raises(
         WheelhouseError, match=r"^/proc/\.stack-.+; set virtualenv_cache to a folder"
     ):
-        get_wheels(write_list(tmp_path), TARGET, cache)
-    assert pip.calls == []
+        get_wheels(WANTED, TARGET, Sources(), cache)
+    assert source.calls == []
 
 
 def test_a_wheelhouse_with_a_cut_or_missing_file_is_downloaded_again(
-    tmp_path: Path, pip: Pip
+    source: Source, cache: Path
 ) -> None:
-    file, cache = write_list(tmp_path), tmp_path / "cache"
-    house = get_wheels(file, TARGET, cache)
-    house.files[0].write_text("whe")
+    house = get_wheels(WANTED, TARGET, Sources(), cache)
+    content = house.files[0].read_bytes()
+    house.files[0].write_bytes(content[:-1])
     assert read_wheelhouse(house.folder) is None
-    assert get_wheels(file, TARGET, cache).files[0].read_text() == "wheel"
+    assert get_wheels(WANTED, TARGET, Sources(), cache).files[0].read_bytes() == content
     house.files[1].unlink()
-    assert get_wheels(file, TARGET, cache).files[1].is_file()
-    assert len(pip.calls) == 3
+    assert get_wheels(WANTED, TARGET, Sources(), cache).files[1].is_file()
+    assert len(source.calls) == 3
+
+
+def test_a_wheelhouse_that_hosts_refuse_is_dropped_if_it_is_the_cause(
+    source: Source, cache: Path
+) -> None:
+    house = get_wheels(WANTED, TARGET, Sources(), cache)
+    drop_if_damaged(house)
+    assert read_wheelhouse(house.folder) == house
+    content = bytearray(house.files[0].read_bytes())
+    content[5] ^= 1
+    house.files[0].write_bytes(content)
+    assert read_wheelhouse(house.folder) == house  # its size is right
+    drop_if_damaged(house)
+    assert left(cache) == []
+    drop_if_damaged(house)  # by another host's process meanwhile
 
 
 def test_a_wheelhouse_without_a_readable_list_is_none(tmp_path: Path) -> None:
     assert read_wheelhouse(tmp_path / "none") is None
     assert read_wheelhouse(tmp_path) is None
-    for text in ("", "{", "[]", "null", json.dumps({TOOL: {"size": 5}}), json.dumps({TOOL: []})):
+    whole = {"size": 5, "unpacked": 9, "sha256": "0" * 64}
+    good = {"wheels": {TOOL: whole}, "notices": []}
+    (tmp_path / TOOL).write_text("wheel")
+    (tmp_path / "wheels.json").write_text(json.dumps(good))
+    assert read_wheelhouse(tmp_path) == Wheelhouse(tmp_path, {TOOL: Wheel(5, 9, "0" * 64)})
+    for damaged in (
+        [], None, {}, {"wheels": {}, "notices": []}, {"wheels": {TOOL: whole}},
+        {"wheels": {TOOL: {"size": 5}}, "notices": []}, {"wheels": {TOOL: []}, "notices": []},
+        {"wheels": {TOOL: {**whole, "more": 1}}, "notices": []},
+        {"wheels": [TOOL], "notices": []}, {"wheels": {TOOL: whole}, "notices": None},
+    ):  # fmt: skip
+        (tmp_path / "wheels.json").write_text(json.dumps(damaged))
+        assert read_wheelhouse(tmp_path) is None, damaged
+    for text in ("", "{", json.dumps(good)[:-5]):
         (tmp_path / "wheels.json").write_text(text)
-        (tmp_path / TOOL).write_text("wheel")
-        assert read_wheelhouse(tmp_path) is None
+        assert read_wheelhouse(tmp_path) is None, text
 
 
-def test_pips_complaint_is_its_last_lines() -> None:
-    found = wheelhouse.complaint("\n".join(f"line {n}" for n in range(20)), TARGET)
-    assert "line 12\n" in found
-    assert "line 11" not in found
+def test_a_host_needs_the_wheels_and_what_is_made_of_them() -> None:
+    house = Wheelhouse(Path(), {"a": Wheel(5, 20, ""), "b": Wheel(7, 30, "")})
+    assert house.host_bytes == 62 + SPARE_BYTES
+    assert Wanted("stack", SIZES.format(100, 400)).host_bytes == 500 + SPARE_BYTES
+    assert WANTED.host_bytes == SPARE_BYTES
 
 
-def test_without_any_pip_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    monkeypatch.setattr(shutil, "which", lambda _name: None)
-    with pytest.raises(WheelhouseError, match="install python3-pip"):
-        wheelhouse.pip()
+def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert cache_dir() == Path("/cache/ftcluster/wheels")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/ops")
+    assert cache_dir() == Path("/home/ops/.cache/ftcluster/wheels")

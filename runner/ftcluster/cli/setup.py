@@ -81,8 +81,9 @@ def run(options: argparse.Namespace) -> int:
     with asked(vars(options)) as passwords:
         if options.rollback:
             result = run_stages("rollback", inventory, (*arguments, *passwords), view)
-            if before and before.inventory == result.inventory.path:
-                remember(_with_stack(before, result.stack))
+            known = before and before.inventory == result.inventory.path
+            if before and known and "--check" not in arguments:
+                remember(_with_stack(before, result))
         else:
             result = setup(inventory, arguments, view, passwords)
     if options.json:
@@ -156,9 +157,12 @@ def setup(
     return result
 
 
-def _with_stack(cluster: Cluster, stack: str) -> Cluster:
-    """The same cluster on another stack."""
-    hosts = tuple(replace(host, stack=stack) for host in cluster.facts.hosts)
+def _with_stack(cluster: Cluster, result: StagesResult) -> Cluster:
+    """The same cluster, those hosts that were asked on another stack."""
+    hosts = tuple(
+        replace(host, stack=result.stack) if host.name in result.inventory.hosts else host
+        for host in cluster.facts.hosts
+    )
     return replace(cluster, facts=ClusterFacts(hosts))
 
 

@@ -1,0 +1,401 @@
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plugins.plugin_utils import bundle as module
+from plugins.plugin_utils.bundle import (
+    AGAIN,
+    HEAD,
+    Bundle,
+    BundleError,
+    open_bundle,
+    sha256_of_head,
+    write_bundle,
+)
+from plugins.plugin_utils.download import Target
+from plugins.plugin_utils.lock import read_lock
+from plugins.plugin_utils.wheelhouse import Wheelhouse, check, drop_if_damaged
+from tests.unit.wheels import write_wheel
+
+TARGET = Target("3.11", "2.28", "x86_64")
+TOOL, OTHER = "tool_kit-1.0-py3-none-any.whl", "other-2.0-py3-none-any.whl"
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Wheelhouse:
+    folder = tmp_path / "house"
+    write_wheel(folder, "tool_kit", "1.0", "other " * 500)
+    write_wheel(folder, "other", "2.0")
+    wheels = check(folder, read_lock("tool-kit==1.0\nother==2.0", "3.11"))
+    return Wheelhouse(folder, wheels, ("worth knowing",))
+
+
+@pytest.fixture
+def path(tmp_path: Path, house: Wheelhouse) -> Path:
+    """A good bundle."""
+    path = tmp_path / "new" / "my.ftbundle"
+    write_bundle(Bundle("native", "1b2c3d", TARGET, house), path)
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def left(cache: Path) -> list[str]:
+    """What is in the cache besides locks."""
+    return [path.name for path in cache.glob("*") if not path.name.endswith(".lock")] + [
+        path.name for path in cache.glob(".*") if not path.name.endswith(".lock")
+    ]
+
+
+def head_of(path: Path) -> dict[str, Any]:
+    with tarfile.open(path) as tar:
+        file = tar.extractfile(HEAD)
+        assert file
+        head: dict[str, Any] = json.load(file)
+        return head
+
+
+def rewrite(
+    path: Path,
+    head: Callable[[dict[str, Any]], object] = lambda _: None,
+    text: Callable[[bytes], bytes] = lambda text: text,
+    entries: Callable[[list[tuple[tarfile.TarInfo, bytes]]], object] = lambda _: None,
+) -> None:
+    """Write a bundle again with a changed head (its own hash right), its text or its entries."""
+    with tarfile.open(path) as tar:
+        found = [(entry, tar.extractfile(entry).read()) for entry in tar]  # type: ignore[union-attr]
+    document = json.loads(found[0][1])
+    head(document)
+    document["sha256"] = sha256_of_head(document)
+    found[0] = (found[0][0], text(json.dumps(document).encode()))
+    entries(found)
+    with tarfile.open(path, "w") as tar:
+        for entry, content in found:
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+
+
+# --- round trip
+
+
+def test_what_was_written_is_read(path: Path, house: Wheelhouse, cache: Path) -> None:
+    opened = open_bundle(path, cache)
+    assert (opened.stack, opened.digest, opened.target) == ("native", "1b2c3d", TARGET)
+    assert opened.house.wheels == house.wheels
+    assert opened.house.notices == ("worth knowing",)
+    assert opened.house.folder.parent == cache
+    for name in house.wheels:
+        assert (opened.house.folder / name).read_bytes() == (house.folder / name).read_bytes()
+
+
+def test_it_is_a_tar_that_everybody_may_read(path: Path) -> None:
+    with tarfile.open(path, "r:") as tar:
+        assert tar.getnames() == [HEAD, OTHER, TOOL]
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+
+
+def test_a_second_time_it_is_not_unpacked_again(
+    path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_bundle(path, cache)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("unpacked again")
+
+    monkeypatch.setattr(module, "unpack", refuse)
+    assert open_bundle(path, cache) == first
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "manifest", "wheels"])
+def test_with_a_damaged_cache_it_is_unpacked_again(path: Path, cache: Path, damage: str) -> None:
+    house = open_bundle(path, cache).house
+    content = (house.folder / TOOL).read_bytes()
+    if damage == "cut":
+        (house.folder / TOOL).write_bytes(content[:-1])
+    elif damage == "gone":
+        shutil.rmtree(house.folder)
+    elif damage == "manifest":
+        (house.folder / "wheels.json").write_text("{")
+    else:
+        (house.folder / "wheels.json").write_text('{"wheels": {}, "notices": []}')
+    assert open_bundle(path, cache).house == house
+    assert (house.folder / TOOL).read_bytes() == content
+    assert left(cache) == [house.folder.name]
+
+
+def test_a_cache_with_another_byte_is_unpacked_again_after_a_host_refused_it(
+    path: Path, cache: Path
+) -> None:
+    house = open_bundle(path, cache).house
+    content = (house.folder / TOOL).read_bytes()
+    (house.folder / TOOL).write_bytes(b"x" + content[1:])
+    drop_if_damaged(house)
+    assert (open_bundle(path, cache).house.folder / TOOL).read_bytes() == content
+
+
+def test_another_bundle_of_the_same_name_is_another(
+    path: Path, house: Wheelhouse, cache: Path
+) -> None:
+    first = open_bundle(path, cache)
+    write_bundle(Bundle("intel-2.8", "4e5f", TARGET, house), path)
+    second = open_bundle(path, cache)
+    assert (first.stack, second.stack) == ("native", "intel-2.8")
+    assert first.house.folder != second.house.folder
+
+
+# --- damage: every kind is refused as a whole
+
+
+def flip(path: Path, mark: bytes, offset: int = 0) -> None:
+    """Change one bit at the first place of a mark, or so many bytes after it."""
+    content = bytearray(path.read_bytes())
+    content[content.index(mark) + offset] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path, mark: bytes, offset: int = 0) -> None:
+    """Cut a file off at the first place of a mark, or so many bytes after it."""
+    content = path.read_bytes()
+    path.write_bytes(content[: content.index(mark) + offset])
+
+
+def wheel(name: str, content: bytes = b"wheel") -> tuple[tarfile.TarInfo, bytes]:
+    return tarfile.TarInfo(name), content
+
+
+def renamed(name: str) -> Callable[[dict[str, Any]], object]:
+    """Give a wheel of the head another name."""
+    return lambda head: head["wheels"].update({name: head["wheels"].pop(TOOL)})
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda path: path.write_bytes(b""), "empty file"),
+    "text": (lambda path: path.write_text("not a tar\n" * 200), ""),
+    "zip": (lambda path: write_wheel(path.parent, "a", "1").replace(path), ""),
+    "compressed": (
+        lambda path: tarfile.open(path, "w:gz").close(), ""
+    ),
+    "tar of something else": (
+        lambda path: rewrite(path, entries=lambda found: found.pop(0)), f"does not begin with {HEAD}"
+    ),
+    "no entries": (
+        lambda path: rewrite(path, entries=lambda found: found.clear()),
+        f"does not begin with {HEAD}",
+    ),
+    "cut in the first block": (lambda path: cut(path, HEAD.encode(), 300), ""),
+    "cut in the head": (lambda path: cut(path, b"{", 20), ""),
+    "cut in a wheel": (lambda path: cut(path, TOOL.encode() + b"\0", 700), ""),
+    "cut in a wheel's block": (lambda path: cut(path, TOOL.encode() + b"\0", 300), ""),
+    "cut between wheels": (lambda path: cut(path, TOOL.encode() + b"\0"), f"{TOOL} is missing"),
+    "a byte of a wheel": (lambda path: flip(path, b"PK\3\4", 20), f"{OTHER} has the sha256"),
+    "a byte of a wheel's name": (lambda path: flip(path, TOOL.encode() + b"\0"), "is missing"),
+    "a byte of the head": (lambda path: flip(path, b'"native"', 1), f"{HEAD} is not as it was"),
+    "a byte of the python": (lambda path: flip(path, b'"3.11"', 4), f"{HEAD} is not as it was"),
+    "a byte of the head's name": (lambda path: flip(path, HEAD.encode()), ""),
+    "a byte of a notice": (lambda path: flip(path, b"worth"), f"{HEAD} is not as it was"),
+    "head not JSON": (lambda path: rewrite(path, text=lambda _: b"{"), ""),
+    "head not UTF-8": (lambda path: rewrite(path, text=lambda _: b"\xff\xfe\xfa"), ""),
+    "head a list": (lambda path: rewrite(path, text=lambda _: b"[1]"), ""),
+    "head a word": (lambda path: rewrite(path, text=lambda _: b"null"), ""),
+    "head without its hash": (
+        lambda path: rewrite(path, text=lambda text: text.replace(b'"sha256":', b'"sha255":')), ""
+    ),
+    "head too large": (
+        lambda path: rewrite(path, text=lambda text: text + b" " * module.HEAD_BYTES),
+        f"does not begin with {HEAD}",
+    ),
+    "head a folder": (
+        lambda path: rewrite(
+            path, entries=lambda found: setattr(found[0][0], "type", tarfile.DIRTYPE)
+        ),
+        "",
+    ),
+    "no target": (lambda path: rewrite(path, lambda head: head.pop("target")), "target"),
+    "no wheels": (lambda path: rewrite(path, lambda head: head.update(wheels={})), "not in its list"),
+    "wheels a list": (lambda path: rewrite(path, lambda head: head.update(wheels=[TOOL])), ""),
+    "a wheel without its hash": (
+        lambda path: rewrite(path, lambda head: head["wheels"][TOOL].pop("sha256")), ""
+    ),
+    "another hash": (
+        lambda path: rewrite(path, lambda head: head["wheels"][TOOL].update(sha256="0" * 64)),
+        f"{TOOL} has the sha256",
+    ),
+    "another format": (
+        lambda path: rewrite(path, lambda head: head.update(format=2)),
+        "its format is 2, this version of ftcluster knows 1",
+    ),
+    "a name with a slash": (
+        lambda path: rewrite(path, renamed("../a-1-py3-none-any.whl")), "files that are no wheels"
+    ),
+    "a name that is no wheel's": (
+        lambda path: rewrite(path, renamed("wheels.json")), "files that are no wheels"
+    ),
+    "a name with a NUL": (lambda path: rewrite(path, renamed("a\0b.whl")), ""),
+    "a file too many": (
+        lambda path: rewrite(path, entries=lambda found: found.append(wheel("more.whl"))),
+        "more.whl is not in its list",
+    ),
+    "a file twice": (
+        lambda path: rewrite(path, entries=lambda found: found.append(wheel(TOOL))),
+        f"{TOOL} is not in its list",
+    ),
+    "a file outside": (
+        lambda path: rewrite(path, entries=lambda found: found.append(wheel("../../escaped"))),
+        "escaped is not in its list",
+    ),
+    "a link in a wheel's place": (
+        lambda path: rewrite(
+            path, entries=lambda found: setattr(found[-1][0], "type", tarfile.SYMTYPE)
+        ),
+        f"{TOOL} is not in its list",
+    ),
+    "a file missing": (
+        lambda path: rewrite(path, entries=lambda found: found.pop()), f"{TOOL} is missing"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=list(DAMAGES))
+def test_a_damaged_bundle_is_refused_whole(
+    path: Path, cache: Path, damage: Callable[[Path], object], words: str
+) -> None:
+    damage(path)
+    with pytest.raises(BundleError) as caught:
+        open_bundle(path, cache)
+    message = str(caught.value)
+    assert message.startswith(f"{path} is damaged or no bundle (")
+    assert message.endswith(f"); {AGAIN}")
+    assert words in message
+    assert left(cache) == []
+    assert not list(cache.parent.glob("**/escaped"))
+
+
+def test_every_place_where_it_can_be_cut_is_noticed(path: Path, cache: Path) -> None:
+    content = path.read_bytes()
+    whole = content.rstrip(b"\0")
+    for size in range(0, len(whole), 97):
+        path.write_bytes(content[:size])
+        with pytest.raises(BundleError):
+            open_bundle(path, cache)
+        assert left(cache) == []
+
+
+def test_every_byte_that_is_damaged_is_noticed_or_does_not_matter(
+    path: Path, house: Wheelhouse, cache: Path
+) -> None:
+    content = path.read_bytes()
+    for place in range(0, len(content), 61):
+        damaged = bytearray(content)
+        damaged[place] ^= 0x10
+        path.write_bytes(damaged)
+        try:
+            opened = open_bundle(path, cache)
+        except BundleError:
+            assert left(cache) == []
+        else:  # the padding of the tar
+            assert opened.house.wheels == house.wheels
+            assert (opened.stack, opened.target) == ("native", TARGET)
+            shutil.rmtree(opened.house.folder)
+
+
+def test_a_damaged_bundle_can_be_copied_again(path: Path, cache: Path) -> None:
+    good = path.read_bytes()
+    cut(path, TOOL.encode() + b"\0", 600)
+    with pytest.raises(BundleError):
+        open_bundle(path, cache)
+    path.write_bytes(good)
+    assert open_bundle(path, cache).stack == "native"
+
+
+# --- what cannot be read or written
+
+
+def test_a_folder_is_no_bundle(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(BundleError, match=f"^{tmp_path}: Is a directory"):
+        open_bundle(tmp_path, cache)
+    assert left(cache) == []
+
+
+def test_a_bundle_that_is_not_there_is_named(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(BundleError, match=rf"^{tmp_path}/none\.ftbundle: No such file"):
+        open_bundle(tmp_path / "none.ftbundle", cache)
+
+
+def test_a_bundle_that_may_not_be_read_is_named(
+    path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: Path, _mode: str) -> None:
+        raise PermissionError(13, "Permission denied", str(name))
+
+    monkeypatch.setattr(tarfile, "open", refuse)
+    with pytest.raises(BundleError, match=f"^{path}: Permission denied"):
+        open_bundle(path, cache)
+    assert left(cache) == []
+
+
+def test_a_cache_that_cannot_be_made_is_named(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(BundleError, match=f"^{tmp_path}/taken.*: (Not a directory|File exists)"):
+        open_bundle(path, tmp_path / "taken" / "below")
+
+
+def test_too_little_space_is_known_before_it_is_unpacked(
+    path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(
+        BundleError, match=f"need 0.0 GB in {cache} .+; free some, or set torch_sta"
+    ):
+        open_bundle(path, cache)
+    assert left(cache) == []
+
+
+def test_a_disk_that_fills_up_leaves_nothing(
+    path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "/cache/x")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(BundleError, match="^/cache/x: No space left on device"):
+        open_bundle(path, cache)
+    assert left(cache) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(house: Wheelhouse) -> None:
+    with pytest.raises(BundleError, match=r"^/proc/.+: "):
+        write_bundle(Bundle("native", "1b2c3d", TARGET, house), Path("/proc/my.ftbundle"))
+
+
+def test_a_bundle_that_cannot_be_finished_leaves_the_one_before(
+    path: Path, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = path.read_bytes()
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BundleError, match=f"^{path}: No space left on device"):
+        write_bundle(Bundle("intel-2.8", "4e5f", TARGET, house), path)
+    assert path.read_bytes() == before
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+
+
+def test_a_wheelhouse_that_lost_a_file_makes_no_bundle(path: Path, house: Wheelhouse) -> None:
+    house.files[0].unlink()
+    with pytest.raises(BundleError, match=f"{OTHER}: No such file"):
+        write_bundle(Bundle("native", "1b2c3d", TARGET, house), path.with_name("b.ftbundle"))
+    assert [found.name for found in path.parent.iterdir()] == [path.name]

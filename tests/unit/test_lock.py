@@ -1,0 +1,87 @@
+import pytest
+
+from plugins.plugin_utils.lock import LockError, Pin, linux_environment, normal, read_lock, sizes
+
+LOCK = (
+    "# by a tool\n# download 1200 bytes, unpacked 5000 bytes (for Python 3.11)\n"
+    "Tool_Kit==1.0 \\\n    --hash=sha256:{a} \\\n    --hash=sha256:{b}\n    # via other\n"
+    'old==1.5 ; python_version <= "3.10"\n'
+    'new==2!3.0.post1 ; python_version >= "3.11"\n\n'
+    "other==2.0+cpu  # the smaller one\n"
+).format(a="a" * 64, b="0" * 64)
+
+
+def test_names_are_compared_as_indexes_do() -> None:
+    names = ("Tool_Kit", "tool-kit", "tool.kit", "TOOL-_.kit")
+    assert {normal(name) for name in names} == {"tool-kit"}
+
+
+def test_each_package_with_its_version_and_hashes() -> None:
+    assert read_lock(LOCK, "3.11") == {
+        "tool-kit": Pin("tool-kit", "1.0", frozenset({"a" * 64, "0" * 64})),
+        "new": Pin("new", "2!3.0.post1", frozenset()),
+        "other": Pin("other", "2.0+cpu", frozenset()),
+    }
+
+
+def test_a_python_gets_what_its_markers_say() -> None:
+    assert read_lock(LOCK, "3.10").keys() == {"tool-kit", "old", "other"}
+
+
+@pytest.mark.parametrize(
+    ("marker", "counts"),
+    [
+        ('sys_platform == "linux" and platform_machine == "x86_64"', True),
+        ('sys_platform == "win32" or platform_machine == "aarch64"', False),
+        ('platform_system == "Linux" and implementation_name == "cpython"', True),
+        ('platform_python_implementation == "PyPy"', False),
+        ('python_full_version >= "3.11.4"', True),  # the newest patch is taken as there
+        ('python_version < "3.9"', False),  # compared as a version, not as text
+        ('extra == "test"', False),
+    ],
+)
+def test_markers_are_about_the_host_not_the_control_node(marker: str, counts: bool) -> None:
+    assert bool(read_lock(f"tool==1.0 ; {marker}", "3.11")) == counts
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "other>=2",
+        "other",
+        "git+https://example.org/x",
+        "a[b]==1",
+        "==1",
+        "other==",
+        "other==2.*",
+        "other==1,<2",
+        "-r more.txt",
+        "--index-url=https://example.org",
+        "other==1 --hash=sha256:short",
+        "other==1 --hash=md5:0123",
+    ],
+)
+def test_a_line_that_is_no_version_is_named(line: str) -> None:
+    with pytest.raises(LockError, match="is not of the form name==version") as caught:
+        read_lock(f"tool==1.0\n{line}\n", "3.11")
+    assert f"'{line}'" in str(caught.value)
+
+
+@pytest.mark.parametrize("marker", ["python", "python_version >", 'os_name ~= "posix"'])
+def test_a_marker_that_means_nothing_is_named(marker: str) -> None:
+    with pytest.raises(LockError, match="^'other==1.0 ; "):
+        read_lock(f"other==1.0 ; {marker}\n", "3.11")
+
+
+def test_an_empty_lock_has_no_packages() -> None:
+    assert read_lock("", "3.11") == read_lock("# nothing\n\n", "3.11") == {}
+
+
+def test_the_head_tells_what_it_takes() -> None:
+    assert sizes(LOCK) == (1200, 5000)
+    assert sizes("tool==1.0\n") == sizes("") == (0, 0)
+
+
+def test_the_environment_is_that_of_pep_508() -> None:
+    assert linux_environment("3.10")["python_version"] == "3.10"
+    assert linux_environment("3.10")["python_full_version"].startswith("3.10.")

@@ -1,0 +1,356 @@
+"""The action plugins that choose and install a stack, without a host."""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleActionFail
+
+from plugins.action import choose_stack, environment
+from plugins.plugin_utils.bundle import Bundle, write_bundle
+from plugins.plugin_utils.download import Sources, Target
+from plugins.plugin_utils.lock import read_lock
+from plugins.plugin_utils.stacks import Lists, StacksError, lists_of, read_stacks
+from plugins.plugin_utils.wheelhouse import (
+    SPARE_BYTES,
+    Wanted,
+    Wheelhouse,
+    WheelhouseError,
+    check,
+    finish,
+)
+from tests.unit.wheels import write_wheel
+
+STACKS = """
+indexes: {Torch: https://cpu}
+warnings: {}
+stacks:
+  native:
+    {state: default, python: ["3.11", "3.14"], packages: {torch: "1.0"}, cpu_flags: []}
+  old:
+    {state: documented, python: ["3.8", "3.11"], packages: {torch: "0.9"}, cpu_flags: []}
+"""
+LOCK = "# download 1000000000 bytes, unpacked 3000000000 bytes\ntorch==1.0\n"
+WHEEL = "torch-1.0-py3-none-any.whl"
+TARGET = Target("3.11", "2.28", "x86_64")
+HOST = {
+    "pythons": [{"version": "3.11.2", "path": "/usr/bin/python3.11"}], "cpu_flags": [],
+    "machine": "x86_64", "libc": "glibc 2.36", "prefix": "/opt/ftcluster",
+    "free_bytes": 9 * 10**9, "stacks": [],
+}  # fmt: skip
+Act = Callable[..., dict[str, Any]]
+
+
+def plugin(module: Any, check_mode: bool, arguments: dict[str, Any]) -> Any:
+    task = SimpleNamespace(args=arguments, async_val=0, check_mode=check_mode, action="x")
+    connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="/tmp"))
+    return module.ActionModule(task, connection, None, None, None, None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The role's files: a stack with a lock and one without."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "stacks.yml").write_text(STACKS)
+    (folder / "native.txt").write_text(LOCK)
+    (folder / "native-cuda.txt").write_text("nvidia-x==1.0\n")
+    return folder
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Wheelhouse:
+    path = tmp_path / "house"
+    write_wheel(path, "torch", "1.0")
+    return Wheelhouse(path, check(path, read_lock("torch==1.0", "3.11")))
+
+
+# --- the lists of a stack
+
+
+def test_the_lists_of_a_stack_with_a_lock(folder: Path, tmp_path: Path) -> None:
+    lists = lists_of(folder, read_stacks(folder), "native", tmp_path / "cache")
+    assert lists == Lists(folder / "native.txt", folder / "native-cuda.txt")
+    assert lists.wanted == Wanted("native", LOCK, "nvidia-x==1.0\n")
+    assert not (tmp_path / "cache").exists()
+    (folder / "native-cuda.txt").unlink()
+    assert lists_of(folder, read_stacks(folder), "native", tmp_path / "cache").more is None
+
+
+def test_the_list_of_a_stack_without_a_lock_is_written(folder: Path, tmp_path: Path) -> None:
+    lists = lists_of(folder, read_stacks(folder), "old", tmp_path / "cache")
+    assert lists.resolve
+    pins = read_lock(lists.wanted.lock, "3.11")
+    assert {"uv", "torch"} <= pins.keys()
+    assert pins["torch"].version == "0.9"
+
+
+def test_lists_that_cannot_be_read_or_written_are_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(StacksError, match="taken: File exists"):
+        lists_of(folder, read_stacks(folder), "old", tmp_path / "taken")
+    with pytest.raises(StacksError, match=r"none\.txt: No such file"):
+        _ = Lists(folder / "none.txt").wanted
+    (folder / "stacks.yml").write_text("{")
+    with pytest.raises(StacksError, match=r"files/stacks\.yml: "):
+        read_stacks(folder)
+    with pytest.raises(StacksError, match=r"none/stacks\.yml: "):
+        read_stacks(folder / "none")
+
+
+# --- choosing
+
+
+@pytest.fixture
+def choose(folder: Path, tmp_path: Path) -> Act:
+    def act(**arguments: Any) -> dict[str, Any]:
+        given = {"folder": str(folder), "cache": str(tmp_path / "cache"), **arguments}
+        result = plugin(choose_stack, False, given).run(None, {})
+        assert not result["changed"]
+        found: dict[str, Any] = result["ansible_facts"]["torch_stack_choice"]
+        return found
+
+    return act
+
+
+def test_all_that_the_role_needs_of_a_choice(choose: Act, folder: Path) -> None:
+    digest = hashlib.sha256((LOCK + "nvidia-x==1.0\n").encode()).hexdigest()[:12]
+    assert choose(hosts={"a": HOST}) == {
+        "stack": "native", "why": "it is the default", "pythons": {"a": "/usr/bin/python3.11"},
+        "problems": {"a": []}, "notices": [], "asked": ["", ""], "folder": f"native-{digest}",
+        "requirements": str(folder / "native.txt"),
+        "more_requirements": str(folder / "native-cuda.txt"), "resolve": False,
+        "packages": {"torch": "1.0"}, "indexes": {"Torch": "https://cpu"}, "wheelhouse": "",
+    }  # fmt: skip
+
+
+def test_a_stack_without_a_lock(choose: Act, tmp_path: Path) -> None:
+    found = choose(name="old")
+    assert found["requirements"] == str(tmp_path / "cache" / "old.txt")
+    assert (found["more_requirements"], found["resolve"]) == ("", True)
+
+
+def test_another_list_has_another_folder(choose: Act, folder: Path) -> None:
+    before = choose()["folder"]
+    (folder / "native-cuda.txt").write_text("nvidia-x==1.1\n")
+    assert choose()["folder"] != before
+
+
+def test_a_host_without_space_is_told_before_anything_is_downloaded(choose: Act) -> None:
+    needed = 4 * 10**9 + SPARE_BYTES
+    assert choose(hosts={"a": {**HOST, "free_bytes": needed}})["problems"] == {"a": []}
+    found = choose(hosts={"a": HOST, "b": {**HOST, "free_bytes": needed - 1}})
+    assert found["problems"]["a"] == []
+    assert "4.1 GB free at /opt/ftcluster, 4.1 GB are needed for" in found["problems"]["b"][0]
+
+
+def test_a_stack_that_is_there_needs_no_space(choose: Act) -> None:
+    there = {"stacks": [choose()["folder"]], "free_bytes": 0}
+    assert choose(hosts={"a": {**HOST, **there}, "b": {}})["problems"] == {"a": [], "b": []}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, house: Wheelhouse) -> Path:
+    path = tmp_path / "my.ftbundle"
+    digest = Wanted("native", LOCK, "nvidia-x==1.0\n").digest
+    write_bundle(Bundle("native", digest, TARGET, house), path)
+    return path
+
+
+def test_a_bundle_is_unpacked_and_needs_its_own_space(
+    choose: Act, bundle: Path, house: Wheelhouse
+) -> None:
+    found = choose(bundle=str(bundle), hosts={"a": {**HOST, "free_bytes": house.host_bytes}})
+    assert found["problems"] == {"a": []}
+    assert found["asked"] == ["", str(bundle)]
+    assert (Path(found["wheelhouse"]) / WHEEL).is_file()
+
+
+def test_a_bundle_of_another_version_of_ftcluster_is_refused(
+    choose: Act, bundle: Path, folder: Path
+) -> None:
+    (folder / "native.txt").write_text(LOCK.replace("torch==1.0", "torch==1.1"))
+    with pytest.raises(AnsibleActionFail, match="was made for another version of ftcluster: its"):
+        choose(bundle=str(bundle))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "none"}, "there is no stack none; there are auto, native, old"),
+        ({"name": "auto", "hosts": {"a": {**HOST, "pythons": [{"version": "3.9.2", "path": ""}]}}},
+         "no stack fits all hosts: not native, because of a"),
+        ({"bundle": "/none.ftbundle"}, "/none.ftbundle: No such file"),
+        ({"folder": "/none"}, "/none/stacks.yml: "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_chosen_is_told_without_a_traceback(
+    choose: Act, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(AnsibleActionFail, match=words):
+        choose(**arguments)
+
+
+# --- installing
+
+
+class Host:
+    """A host that has an environment or not, and installs what it is sent or refuses it."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {
+            "digest": "", "python_version": "3.11", "glibc": "2.36", "machine": "x86_64",
+            "free_bytes": 10**12,
+        }  # fmt: skip
+        self.answer: dict[str, Any] = {"changed": True}
+        self.installed: list[dict[str, Any]] = []
+        self.sent: list[str] = []
+
+    def execute(self, _name: str, arguments: dict[str, Any], **_: Any) -> dict[str, Any]:
+        if "sha256" not in arguments:
+            return self.state
+        self.installed.append(arguments)
+        return self.answer
+
+
+@pytest.fixture
+def there() -> Host:
+    return Host()
+
+
+@pytest.fixture
+def install(folder: Path, there: Host, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch) -> Act:
+    """Run the action on that host; the package index gives `house`."""
+
+    def push(_action: object, files: list[tuple[Path, str]], _folder: str) -> None:
+        there.sent += [name for _, name in files]
+
+    def get_wheels(*_: object) -> Wheelhouse:
+        return house
+
+    monkeypatch.setattr(environment, "push_files", push)
+    monkeypatch.setattr(environment, "get_wheels", get_wheels)
+
+    def act(check: bool = False, **arguments: Any) -> dict[str, Any]:
+        given = {"path": "/opt/x", "requirements": str(folder / "native.txt"), **arguments}
+        action = plugin(environment, check, given)
+        monkeypatch.setattr(action, "_execute_module", there.execute)
+        result: dict[str, Any] = action.run(None, {})
+        return result
+
+    return act
+
+
+def test_wheels_are_sent_with_their_hashes(install: Act, there: Host, house: Wheelhouse) -> None:
+    assert install() == {"changed": True, "notices": []}
+    assert there.sent == [WHEEL]
+    (arguments,) = there.installed
+    assert arguments["sha256"] == house.sha256
+    assert arguments["digest"] == Wanted("native", LOCK).digest
+    assert arguments["staging"].startswith("/opt/x.staging-")
+
+
+def test_nothing_is_downloaded_where_it_is_there_or_only_asked(install: Act, there: Host) -> None:
+    assert install(check=True) == {"changed": True}
+    there.state["digest"] = Wanted("native", LOCK).digest
+    assert install() == {"changed": False}
+    assert install(more_requirements="/dev/null") == {"changed": False}
+    assert there.sent == there.installed == []
+
+
+def test_sources_and_target_are_those_that_were_given(
+    install: Act, folder: Path, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def get_wheels(*given: Any) -> Wheelhouse:
+        asked.append(given)
+        return house
+
+    monkeypatch.setattr(environment, "get_wheels", get_wheels)
+    install(
+        more_requirements=str(folder / "native-cuda.txt"), resolve=True, index_url="https://a",
+        find_links=["/b"], indexes={"Torch_X": "https://c", "other": ""}, cache=str(tmp_path),
+    )  # fmt: skip
+    assert asked == [
+        (
+            Wanted("native", LOCK, "nvidia-x==1.0\n", True),
+            Target("3.11", "2.36", "x86_64"),
+            Sources("https://a", ("/b",), {"torch-x": "https://c"}),
+            tmp_path,
+        )
+    ]
+
+
+def test_what_is_worth_knowing_of_the_wheels_is_told(
+    install: Act, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = Wheelhouse(house.folder, house.wheels, ("it is large",))
+    monkeypatch.setattr(environment, "get_wheels", lambda *_: noted)
+    assert install()["notices"] == ["it is large"]
+
+
+def test_a_host_without_space_gets_nothing(install: Act, there: Host, house: Wheelhouse) -> None:
+    there.state["free_bytes"] = house.host_bytes - 1
+    with pytest.raises(AnsibleActionFail, match="0.1 GB free at /opt/x, 0.1 GB are needed; free"):
+        install()
+    assert there.sent == []
+
+
+def test_a_host_without_glibc_gets_nothing(install: Act, there: Host) -> None:
+    there.state["glibc"] = ""
+    with pytest.raises(AnsibleActionFail, match="C library is not glibc"):
+        install()
+
+
+def test_wheels_that_cannot_be_had_are_told(
+    install: Act, there: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise WheelhouseError("native: no index answers")
+
+    monkeypatch.setattr(environment, "get_wheels", refuse)
+    with pytest.raises(AnsibleActionFail, match="^native: no index answers"):
+        install()
+    assert there.sent == []
+
+
+def test_the_wheels_of_a_bundle_are_sent_without_an_index(
+    install: Act, there: Host, house: Wheelhouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(environment, "get_wheels")
+    target = tmp_path / "opened"
+    shutil.copytree(house.folder, tmp_path / "scratch")
+    finish(tmp_path / "scratch", Wheelhouse(target, house.wheels))
+    there.state["glibc"] = ""  # it was looked at when the stack was chosen
+    install(wheelhouse=str(target))
+    assert there.sent == [WHEEL]
+    (target / WHEEL).unlink()
+    with pytest.raises(AnsibleActionFail, match=f"^{target} is not whole; run setup again"):
+        install(wheelhouse=str(target))
+
+
+def test_wheels_that_a_host_refuses_are_downloaded_again_next_time(
+    install: Act, there: Host, house: Wheelhouse
+) -> None:
+    there.answer = {"failed": True, "msg": "torch arrived with the sha256 ..."}
+    assert install()["failed"]
+    assert house.files[0].is_file()  # they were right here, so it was the way
+    house.files[0].write_bytes(b"x" * house.wheels[WHEEL].size)
+    assert install()["failed"]
+    assert not house.folder.exists()
+
+
+def test_a_layer_is_made_of_the_wheels_that_are_given(
+    install: Act, there: Host, house: Wheelhouse
+) -> None:
+    path = house.files[0]
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert install(layer="node", wheels=[str(path)])["changed"]
+    assert there.installed[0]["sha256"] == {WHEEL: digest}
+    there.state["digest"] = digest
+    assert install(layer="node", wheels=[str(path)]) == {"changed": False}
