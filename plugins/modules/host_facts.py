@@ -171,6 +171,10 @@ facts:
       description: Transparent huge pages, C(always), C(madvise) or C(never).
       type: str
       sample: madvise
+    thp_read_only:
+      description: Whether nobody on the host can set them, as in a container.
+      type: bool
+      sample: false
     nics:
       description:
         - The network interfaces but loopback, each with its IPv4 and global IPv6 addresses. The
@@ -502,6 +506,14 @@ def pythons(module):
     return found
 
 
+def is_read_only(path):
+    """Whether a file system is mounted so that nobody can write to it, as in a container."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
 def current_stack(prefix):
     """The name of the folder of the stack in use, or an empty string."""
     try:
@@ -571,6 +583,7 @@ def main():
         "numa": numa,
         "memory_bytes": memory,
         "thp": chosen(read("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "thp_read_only": is_read_only("/sys"),
         "prefix": str(prefix),
         "prefix_writable": writable(prefix, has_root),
         "has_stack": exists(prefix / "current"),

@@ -188,7 +188,8 @@ def _requires(wheel):
             text = archive.read(name).decode("utf-8", errors="replace")
     except (zipfile.BadZipFile, zlib.error, StopIteration) as error:
         raise DownloadError(
-            f"{wheel.name} is no wheel: {str(error) or 'it has no metadata'}; see what its source gives"
+            f"{wheel.name} is no wheel: {str(error) or 'it has no metadata'}; "
+            "see what its source gives"
         ) from error
     return HeaderParser().parsestr(text).get_all("Requires-Dist", [])
 
@@ -213,7 +214,14 @@ def redacted(url):
 
 def reason(lines):
     """The most telling line of what pip said."""
-    for mark in (UNFETCHED, "Retrying (", "Skipping page", "× ", "ERROR: Could not", "ERROR:"):
+    for mark in (
+        UNFETCHED,
+        "Retrying (",
+        "Skipping page",
+        "\N{MULTIPLICATION SIGN} ",
+        "ERROR: Could not",
+        "ERROR:",
+    ):
         for line in lines:
             if mark in line:
                 return line.partition(": ")[2] or line

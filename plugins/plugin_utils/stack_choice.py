@@ -155,8 +155,8 @@ def python_for(stack, facts, name, bundle=None):
         have = ", ".join(p["version"] for p in there)
         if bundle:
             return "", (
-                f"the bundle is for Python {bundle.target.python}, here is {have}; install that one, "
-                "or make a bundle for another: ftcluster bundle --python X.Y"
+                f"the bundle is for Python {bundle.target.python}, here is {have}; install that "
+                "one, or make a bundle for another: ftcluster bundle --python X.Y"
             )
         oldest = ".".join(map(str, max(first, NODE_PYTHON)))
         newest = stack["python"][1]

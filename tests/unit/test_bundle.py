@@ -188,7 +188,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: tarfile.open(path, "w:gz").close(), ""
     ),
     "tar of something else": (
-        lambda path: rewrite(path, entries=lambda found: found.pop(0)), f"does not begin with {HEAD}"
+        lambda path: rewrite(path, entries=lambda found: found.pop(0)),
+        f"does not begin with {HEAD}",
     ),
     "no entries": (
         lambda path: rewrite(path, entries=lambda found: found.clear()),
@@ -223,7 +224,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "",
     ),
     "no target": (lambda path: rewrite(path, lambda head: head.pop("target")), "target"),
-    "no wheels": (lambda path: rewrite(path, lambda head: head.update(wheels={})), "not in its list"),
+    "no wheels": (
+        lambda path: rewrite(path, lambda head: head.update(wheels={})), "is not in its list"
+    ),
     "wheels a list": (lambda path: rewrite(path, lambda head: head.update(wheels=[TOOL])), ""),
     "a wheel without its hash": (
         lambda path: rewrite(path, lambda head: head["wheels"][TOOL].pop("sha256")), ""
@@ -369,7 +372,7 @@ def test_a_disk_that_fills_up_leaves_nothing(
         raise OSError(28, "No space left on device", "/cache/x")
 
     monkeypatch.setattr(shutil, "copyfileobj", full)
-    with pytest.raises(BundleError, match="^/cache/x: No space left on device"):
+    with pytest.raises(BundleError, match=r"^/cache/x: No space left on device"):
         open_bundle(path, cache)
     assert left(cache) == []
 

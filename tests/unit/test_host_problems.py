@@ -7,7 +7,8 @@ from plugins.filter.host_notices import host_notices
 from plugins.filter.host_problems import host_problems
 
 GOOD = {
-    "machine": "x86_64", "pythons": [{"version": "3.11.2"}], "prefix": "/opt/ftcluster", "prefix_writable": True,
+    "machine": "x86_64", "pythons": [{"version": "3.11.2"}],
+    "prefix": "/opt/ftcluster", "prefix_writable": True,
     "free_bytes": 9 * 10**9, "memory_bytes": 16 * 10**9,
     "cpu_generation": "Sapphire Rapids", "amx": "usable", "kernel": "6.1.0-18-amd64",
 }  # fmt: skip

@@ -69,7 +69,7 @@ def test_a_line_that_is_no_version_is_named(line: str) -> None:
 
 @pytest.mark.parametrize("marker", ["python", "python_version >", 'os_name ~= "posix"'])
 def test_a_marker_that_means_nothing_is_named(marker: str) -> None:
-    with pytest.raises(LockError, match="^'other==1.0 ; "):
+    with pytest.raises(LockError, match=r"^'other==1\.0 ; "):
         read_lock(f"other==1.0 ; {marker}\n", "3.11")
 
 

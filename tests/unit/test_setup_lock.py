@@ -159,9 +159,7 @@ def test_what_a_killed_one_left_is_taken_over(tmp_path: Path, run: Any) -> None:
 
 
 @pytest.mark.parametrize("words", [{"take_over": True}, {"lease": -1}])
-def test_it_is_taken_from_another_control_node_on_a_word(
-    tmp_path: Path, run: Any, words: dict[str, Any]
-) -> None:
+def test_it_is_taken_from_another_control_node_on_a_word(run: Any, words: dict[str, Any]) -> None:
     run("here 1 1")
     assert not run("there 2 2", **words).get("failed")
     assert "who there 2 2" in run("here 1 1")["msg"]
@@ -212,8 +210,11 @@ def test_the_owner_is_the_command_that_runs_the_playbooks(monkeypatch: pytest.Mo
 def test_another_setup_on_this_machine_is_seen_while_it_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program = [sys.executable, "-c", "input()", "ftcluster", "setup"]
-    with subprocess.Popen(program, stdin=subprocess.PIPE) as other:
+    program = [sys.executable, "-c", "print(flush=True); input()", "ftcluster", "setup"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(program, stdin=pipe, stdout=pipe) as other:
+        assert other.stdout
+        other.stdout.readline()  # before, the kernel may not know its command line
         began = action.started(other.pid)
         own = f"{action.control_id()} {other.pid} {began}"
         assert int(began) > 0

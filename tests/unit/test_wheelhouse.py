@@ -61,7 +61,7 @@ class Source:
         return SimpleNamespace(download=download)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     folder = tmp_path / "source"
     write_wheel(folder, "tool_kit", "1.0")
@@ -245,7 +245,7 @@ def test_a_download_that_fails_leaves_nothing(
 
 
 def test_a_list_of_the_wrong_form_is_named(source: Source, cache: Path) -> None:
-    with pytest.raises(WheelhouseError, match="^stack: 'torch>=2' is not of the form"):
+    with pytest.raises(WheelhouseError, match=r"^stack: 'torch>=2' is not of the form"):
         get_wheels(Wanted("stack", "torch>=2\n"), TARGET, Sources(), cache)
     assert source.calls == []
 
@@ -286,7 +286,7 @@ def test_the_second_list_needs_space_of_its_own(
 
 
 def test_a_full_disk_names_the_option_that_helps(
-    source: Source, cache: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "/cache/x")
@@ -332,9 +332,7 @@ def test_a_wheelhouse_with_a_cut_or_missing_file_is_downloaded_again(
     assert len(source.calls) == 3
 
 
-def test_a_wheelhouse_that_hosts_refuse_is_dropped_if_it_is_the_cause(
-    source: Source, cache: Path
-) -> None:
+def test_a_wheelhouse_that_hosts_refuse_is_dropped_if_it_is_the_cause(cache: Path) -> None:
     house = get_wheels(WANTED, TARGET, Sources(), cache)
     drop_if_damaged(house)
     assert read_wheelhouse(house.folder) == house

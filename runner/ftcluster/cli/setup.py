@@ -70,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the verb; returns the exit code."""
     if len(options.words) > 1:
         raise UsageError(f"one inventory at a time, not {', '.join(options.words)}")
+    if options.rollback and (options.stack or options.bundle):
+        raise UsageError("--rollback goes to the former stack; leave --stack and --bundle out")
     inventory = find_inventory(*options.words)
     arguments = passed_on(vars(options), FLAGS)
     before = _recall_or_none()
