@@ -54,10 +54,3 @@ def test_the_same_recipe_trains_with_ipex_and_the_result_is_a_plain_model(
     assert json.loads(loaded.stdout) == {
         "dtypes": ["torch.float32"], "finite": True, "ipex": False,
     }  # fmt: skip
-
-
-def test_a_backend_that_the_stack_has_not_is_refused_before_the_launch(machine: Machine) -> None:
-    done = machine.home.run("train", "quickstart", "training.ddp_backend=ccl")
-    assert done.returncode == 1
-    assert "intel-2.7" in done.stderr
-    assert "ftcluster stacks" in done.stderr

@@ -219,3 +219,10 @@ def test_nothing_secret_is_written(machine: Machine) -> None:
 
 def test_the_command_is_the_installed_one() -> None:
     assert FTCLUSTER.is_relative_to(ROOT)
+
+
+def test_a_backend_that_the_stack_has_not_is_refused_before_the_launch(machine: Machine) -> None:
+    done = machine.home.run("train", "quickstart", "training.ddp_backend=ccl")
+    assert done.returncode == 1
+    assert "intel-2.7" in done.stderr
+    assert "ftcluster stacks" in done.stderr
