@@ -35,6 +35,7 @@ HEADS = (
     "host", "answers as", "address", "CPU", "cores", "memory", "network", "python", "torch",
     "computes with",
 )  # fmt: skip
+MEASURED = ("bf16 GFLOP/s", "fp32 GFLOP/s", "of median")
 
 
 def speed(facts):
@@ -68,10 +69,33 @@ def row(host, facts):
     )
 
 
+def measured(host):
+    """The cells of what was measured on one host."""
+    speed = host.get("speed") or {}
+    relative = speed.get("relative")
+    return (
+        *(f"{speed[key]:.0f}" if speed.get(key) else "" for key in ("bf16_gflops", "fp32_gflops")),
+        f"{relative:.2f}" if relative else "",
+    )
+
+
+def network(links):
+    """The line of what was measured between the hosts."""
+    times = sorted(link["latency_us"] for link in links)
+    speeds = sorted(link["mb_per_second"] for link in links)
+    return (
+        f"{len(links)} pair{'s' * (len(links) > 1)} of hosts measured: {times[0]:.0f} to "
+        f"{times[-1]:.0f} us, {speeds[0]:.0f} to {speeds[-1]:.0f} MB/s"
+    )
+
+
 def proof_table(report, facts):
-    """The lines of the table, and one line for what concerns all hosts."""
+    """The lines of the table, and those for what concerns all hosts."""
     rows = [HEADS, *(row(host, facts.get(host["name"], {})) for host in report["hosts"])]
-    widths = [max(len(cells[column]) for cells in rows) for column in range(len(HEADS))]
+    if any(host.get("speed") for host in report["hosts"]):
+        more = [MEASURED, *map(measured, report["hosts"])]
+        rows = [cells + extra for cells, extra in zip(rows, more, strict=True)]
+    widths = [max(len(cells[column]) for cells in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
         for cells in rows
@@ -82,7 +106,8 @@ def proof_table(report, facts):
         together += (
             f", an all-reduce over all is right ({report['all_reduce_ms']:.1f} ms for 4 MiB)"
         )
-    return [*lines, f"mpirun reached {count} host{'s' * (count > 1)}, {together}"]
+    lines.append(f"mpirun reached {count} host{'s' * (count > 1)}, {together}")
+    return [*lines, network(report["links"])] if report.get("links") else lines
 
 
 class FilterModule:

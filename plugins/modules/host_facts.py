@@ -142,6 +142,12 @@ facts:
       description: Physical cores this host may use, within its CPU set and cgroup quota.
       type: int
       sample: 32
+    cpu_quota:
+      description:
+        - CPUs' worth of time that the cgroup's quota allows, which may be less than one; none
+          without a quota.
+      type: float
+      sample: 0.5
     sockets:
       description: CPU packages with at least one usable thread.
       type: int
@@ -158,11 +164,14 @@ facts:
       description:
         - The NUMA nodes that may be used. Physical cores of each within the CPU set, whatever the
           cgroup quota; 0 for nodes of memory only, such as flat HBM.
+        - C(cpus) has the number of the first usable hardware thread of each core.
+        - C(near), of nodes of memory only, is the nearest node with usable cores; none for others
+          and where no node has any. C(hbm) is whether it is high-bandwidth memory.
       type: list
       elements: dict
       sample:
-        - {node: 0, cores: 32, memory_bytes: 268435456000}
-        - {node: 1, cores: 0, memory_bytes: 68719476736}
+        - {node: 0, cores: 32, cpus: 0-31, memory_bytes: 268435456000, near: null, hbm: false}
+        - {node: 1, cores: 0, cpus: "", memory_bytes: 68719476736, near: 0, hbm: true}
     memory_bytes:
       description: Memory this host may use.
       type: int
@@ -241,6 +250,10 @@ facts:
       description: Path of the tcmalloc library.
       type: str
       sample: /usr/lib/x86_64-linux-gnu/libtcmalloc.so.4
+    openmp:
+      description: Path of Intel's OpenMP library, of the stack in use or the host's own.
+      type: str
+      sample: /opt/ftcluster/current/lib/libiomp5.so
     clock_offset_seconds:
       description: The host's clock minus the control node's; none where it could not be measured.
       type: float
@@ -277,9 +290,11 @@ FLAGS = (
     "avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "avx_vnni", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
 )  # fmt: skip
+NODES = "/sys/devices/system/node"
 MINORS = range(8, 16)  # Python 3.8 is the oldest that Ansible runs with on a host
 # with the profiler or without it; where the distributions' packages put them
 TCMALLOC = ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
+OPENMP = ("libiomp5.so",)
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -307,31 +322,90 @@ def cpu_list(text):
     return numbers
 
 
-def quota_cores(read_file=read):
-    """Whole cores that the cgroup's CPU quota allows, or None without a quota."""
-    own = {}
+def compact(numbers):
+    """The inverse of cpu_list: numbers as the kernel writes them."""
+    runs = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+def cgroup_folders(controller, read_file=read):
+    """The folders of this process's cgroups, from its own up to the root, of both versions.
+
+    Of version 1 only those of one controller.
+    """
     for line in read_file("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            own[controller] = path.rstrip("/")
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = "/sys/fs/cgroup" + (f"/{controller}" if controllers else "")
+        folder = Path(mount + path.rstrip("/"))
+        while str(folder).startswith(mount):
+            yield folder
+            folder = folder.parent
+
+
+def cpu_quota(read_file=read):
+    """CPUs' worth of time that the cgroup's quota allows, or None without a quota."""
     limits = []
-    folder = Path("/sys/fs/cgroup" + own.get("", ""))
-    while str(folder).startswith("/sys/fs/cgroup"):
+    for folder in cgroup_folders("cpu", read_file):
         quota, _, period = read_file(folder / "cpu.max").strip().partition(" ")
+        if not quota:  # version 1
+            quota = read_file(folder / "cpu.cfs_quota_us").strip()
+            period = read_file(folder / "cpu.cfs_period_us")
         if quota.isdigit():
-            limits.append(int(quota) / int(period))
-        folder = folder.parent
-    version1 = "/sys/fs/cgroup/cpu" + own.get("cpu", "")
-    quota = read_file(version1 + "/cpu.cfs_quota_us").strip()
-    if quota.isdigit():
-        limits.append(int(quota) / int(read_file(version1 + "/cpu.cfs_period_us") or 100000))
-    return max(1, int(min(limits))) if limits else None
+            limits.append(int(quota) / int(period or 100000))
+    return min(limits) if limits else None
 
 
-def topology(allowed, memory, read_file=read):
+def whole_cores(quota):
+    """The cores that a quota is planned as, at least one."""
+    return max(1, int(quota))
+
+
+def memory_allowed(read_file=read):
+    """The NUMA nodes whose memory this process may use, or None where that is not told."""
+    for line in read_file("/proc/self/status").splitlines():
+        if line.startswith("Mems_allowed_list:"):
+            return cpu_list(line.partition(":")[2])
+    return None
+
+
+def node_memory(node, read_file=read):
+    """The memory of a NUMA node in bytes."""
+    for line in read_file(f"{NODES}/node{node}/meminfo").splitlines():
+        if " MemTotal:" in line:
+            return int(line.split()[-2]) * 1024
+    return 0
+
+
+def nearest(node, online, candidates, read_file=read):
+    """The one of the candidates that is nearest to a NUMA node, or None without candidates."""
+    distances = read_file(f"{NODES}/node{node}/distance").split()
+    far = {other: int(distance) for other, distance in zip(online, distances)}  # noqa: B905
+    return min(candidates, key=lambda other: (far.get(other, 0), other), default=None)
+
+
+def is_hbm(node, near, cpu_model, read_file=read):
+    """Whether a node of memory only is faster than that of the cores, and not CXL or persistent.
+
+    The firmware tells the bandwidth of both, or else the CPU's name what it has.
+    """
+    own, other = (
+        number(read_file(f"{NODES}/node{one}/access0/initiators/read_bandwidth").strip())
+        for one in (node, near)
+    )
+    return own > other if own and other else " Max " in cpu_model
+
+
+def topology(allowed, memory, cpu_model="", read_file=read):
     """What a set of CPUs allows: sockets, physical cores, NUMA nodes with cores and memory.
 
-    Takes the memory of the whole host in bytes.
+    Takes the memory of the whole host in bytes and the CPU's name.
     """
     packages = set()
     core_of = {}
@@ -339,40 +413,60 @@ def topology(allowed, memory, read_file=read):
         base = f"/sys/devices/system/cpu/cpu{cpu}/topology"
         packages.add(read_file(f"{base}/physical_package_id").strip())
         core_of[cpu] = read_file(f"{base}/thread_siblings_list").strip() or str(cpu)
-    cores = len(set(core_of.values()))  # not the nodes' sum: emulated nodes share their cores
-    memory_allowed = None
-    for line in read_file("/proc/self/status").splitlines():
-        if line.startswith("Mems_allowed_list:"):
-            memory_allowed = cpu_list(line.partition(":")[2])
+    first = {}
+    for cpu in sorted(allowed):
+        first.setdefault(core_of[cpu], cpu)
+    mems = memory_allowed(read_file)
+    online = sorted(cpu_list(read_file(f"{NODES}/online")))
     nodes = []
-    online = sorted(cpu_list(read_file("/sys/devices/system/node/online")))
     for node in online:
-        base = f"/sys/devices/system/node/node{node}"
-        cpus = cpu_list(read_file(f"{base}/cpulist"))
-        size = 0
-        for line in read_file(f"{base}/meminfo").splitlines():
-            if " MemTotal:" in line:
-                size = int(line.split()[-2]) * 1024
-        here = len({core_of[cpu] for cpu in cpus & allowed})
-        only_memory = not cpus and size and (memory_allowed is None or node in memory_allowed)
-        if here or only_memory:
-            nodes.append({"node": node, "cores": here, "memory_bytes": size})
-    if not any(node["cores"] for node in nodes):
+        cpus = cpu_list(read_file(f"{NODES}/node{node}/cpulist"))
+        here = {first[core_of[cpu]] for cpu in cpus & allowed}
+        size = node_memory(node, read_file)
+        if here or (not cpus and size and (mems is None or node in mems)):
+            nodes.append(
+                {
+                    "node": node,
+                    "cores": len(here),
+                    "cpus": compact(here),
+                    "memory_bytes": size,
+                    "near": None,
+                    "hbm": False,
+                }
+            )
+    with_cores = [node["node"] for node in nodes if node["cores"]]
+    for node in nodes:
+        if not node["cores"]:
+            node["near"] = nearest(node["node"], online, with_cores, read_file)
+            node["hbm"] = is_hbm(node["node"], node["near"], cpu_model, read_file)
+    cores = len(first)  # not the nodes' sum: emulated nodes share their cores
+    if not with_cores:
         # a kernel without NUMA, or a container without /sys
-        nodes = [{"node": 0, "cores": cores, "memory_bytes": memory}]
+        cpus = compact(first.values())
+        nodes = [
+            {
+                "node": 0,
+                "cores": cores,
+                "cpus": cpus,
+                "memory_bytes": memory,
+                "near": None,
+                "hbm": False,
+            }
+        ]
     if len(online) == 1:
         # its own count has been seen without the memory that a hypervisor added later
         nodes[0]["memory_bytes"] = memory
     return len(packages), cores, nodes
 
 
-def memory_bytes():
+def memory_bytes(read_file=read):
     """Memory of the machine, or less where a cgroup limits it."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        limit = read(path).strip()
-        if limit.isdigit():
-            total = min(total, int(limit))
+    for folder in cgroup_folders("memory", read_file):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            limit = read_file(folder / name).strip()
+            if limit.isdigit():
+                total = min(total, int(limit))
     return total
 
 
@@ -486,10 +580,10 @@ def network_facts(module):
     }
 
 
-def tcmalloc():
-    """The path of the tcmalloc library, or an empty string."""
-    candidates = [Path(folder, name) for name in TCMALLOC for folder in LIBRARY_FOLDERS]
-    return next((str(path) for path in candidates if path.exists()), "")
+def library(names, folders=LIBRARY_FOLDERS):
+    """The path of the first library of these names, or an empty string."""
+    candidates = [Path(folder, name) for name in names for folder in folders]
+    return next((str(path) for path in candidates if exists(path)), "")
 
 
 def pythons(module):
@@ -562,8 +656,10 @@ def main():
     except RuntimeError:
         module.fail_json(msg=f"{prefix}: no such home folder here; give prefix as a whole path")
     allowed, memory = os.sched_getaffinity(0), memory_bytes()
-    sockets, cores, numa = topology(allowed, memory)
-    cores = min(cores, quota_cores() or cores)
+    sockets, cores, numa = topology(allowed, memory, cpuinfo.get("model name", ""))
+    quota = cpu_quota()
+    if quota is not None:
+        cores = min(cores, whole_cores(quota))
     system = os_release()
     available = pythons(module)
     facts = {
@@ -578,6 +674,7 @@ def main():
         "machine_id": read("/etc/machine-id").strip(),
         "threads": len(allowed),
         "cores": cores,
+        "cpu_quota": quota,
         "sockets": sockets,
         "numa_nodes": min(sum(node["cores"] > 0 for node in numa), cores),
         "numa": numa,
@@ -595,7 +692,8 @@ def main():
         "user": user_name(),
         "rank_user_exists": has_user(module.params["rank_user"]),
         "is_root": os.geteuid() == 0,
-        "tcmalloc": tcmalloc(),
+        "tcmalloc": library(TCMALLOC),
+        "openmp": library(OPENMP, (prefix / "current" / "lib", *LIBRARY_FOLDERS)),
     }
     module.exit_json(changed=False, facts={**facts, **cpu_facts(cpuinfo), **network_facts(module)})
 

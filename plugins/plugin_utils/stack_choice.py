@@ -85,7 +85,11 @@ def choose(stacks, warnings, wish, hosts):
             *_cpu_problems(stack, facts, name),
             *_bundle_problems(wish.bundle, facts),
         ]
-    choice.notices = [warnings[key]["text"] for key in stack.get("warnings", ())]
+    choice.notices = [f"stack {name}, because {why}"] if wish.stack == AUTO else []
+    choice.notices += [
+        f"stack {name}: {warnings[key]['text']} ({warnings[key]['source']})"
+        for key in stack.get("warnings", ())
+    ]
     if stack["state"] == DOCUMENTED:
         choice.notices.append(
             f"stack {name} is only documented: its parts match, but ftcluster has not tried it, "

@@ -146,7 +146,9 @@ def test_a_stack_older_than_what_trains_is_refused() -> None:
 
 def test_what_is_worth_knowing_of_a_stack() -> None:
     assert chosen(Wish("native")).notices == []
-    assert chosen(Wish("intel")).notices == ["it is old"]
+    assert chosen(Wish("intel")).notices == ["stack intel: it is old (its page)"]
+    auto = chosen(Wish("auto")).notices
+    assert auto == ["stack native, because it is the default"]
     (notice,) = chosen(Wish("listed")).notices
     assert "stack listed is only documented" in notice
 
