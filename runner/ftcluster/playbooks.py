@@ -28,11 +28,13 @@ Kind = Literal["play", "task", "started", "ok", "changed", "skipped", "failed", 
 GRACE_SECONDS = 5.0  # for processes that were asked to end
 POLL_SECONDS = 0.1
 FORKS = 32  # hosts at a time
-CONNECT_SECONDS = 10
+# how long sudo may take to ask or begin; a host that writes a stack to a slow disk is late
+TIMEOUT_SECONDS = 60
 # Without -C, Ansible's default: wheels are compressed already. The last two end a connection to a
 # host that lost its power within 15 s; Ansible otherwise waits for more than 10 minutes.
 SSH_ARGS = (
-    "-o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=5 -o ServerAliveCountMax=2"
+    "-o ControlMaster=auto -o ControlPersist=60s -o ConnectTimeout=10 "
+    "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
 )
 IN_FILE = {
     "ANSIBLE_PIPELINING": ("ssh_connection", "pipelining"),
@@ -170,7 +172,7 @@ def ansible_environment() -> dict[str, str]:
         "ANSIBLE_LOCALHOST_WARNING": "false",
         "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true",
         "ANSIBLE_FORKS": str(FORKS),
-        "ANSIBLE_TIMEOUT": str(CONNECT_SECONDS),
+        "ANSIBLE_TIMEOUT": str(TIMEOUT_SECONDS),
         "ANSIBLE_SSH_ARGS": SSH_ARGS,
     }
     settings = {

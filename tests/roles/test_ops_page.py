@@ -120,7 +120,7 @@ def test_the_settings_shown_are_those_of_the_command_line() -> None:
     shown.read_string(text)
     assert {(s, key): shown[s][key] for s in shown.sections() for key in shown[s]} == {
         ("defaults", "forks"): str(runner.FORKS),
-        ("defaults", "timeout"): str(runner.CONNECT_SECONDS),
+        ("defaults", "timeout"): str(runner.TIMEOUT_SECONDS),
         ("ssh_connection", "pipelining"): "true",
         ("ssh_connection", "ssh_args"): runner.SSH_ARGS,
     }
