@@ -29,7 +29,7 @@ GRACE_SECONDS = 5.0  # for processes that were asked to end
 POLL_SECONDS = 0.1
 FORKS = 32  # hosts at a time
 # how long sudo may take to ask or begin; a host that writes a stack to a slow disk is late
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 30
 # Without -C, Ansible's default: wheels are compressed already. The last two end a connection to a
 # host that lost its power within 15 s; Ansible otherwise waits for more than 10 minutes.
 SSH_ARGS = (

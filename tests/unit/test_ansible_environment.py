@@ -27,7 +27,7 @@ def test_the_settings_of_ansible_where_the_user_has_none(
     (tmp_path / "empty.cfg").touch()
     found = settings(monkeypatch, tmp_path / "empty.cfg")
     assert found["ANSIBLE_FORKS"] == "32"
-    assert found["ANSIBLE_TIMEOUT"] == "10"
+    assert found["ANSIBLE_TIMEOUT"] == "30"
     assert found["ANSIBLE_PIPELINING"] == "true"
     assert found["ANSIBLE_SSH_ARGS"] == SSH_ARGS
     assert (Path(found["PATH"].split(os.pathsep)[0]) / "ansible-playbook").exists()
@@ -43,7 +43,7 @@ def test_what_the_users_ansible_cfg_sets_is_left_to_it(
     found = settings(monkeypatch, config)
     assert "ANSIBLE_FORKS" not in found
     assert "ANSIBLE_SSH_ARGS" not in found
-    assert found["ANSIBLE_TIMEOUT"] == "10"
+    assert found["ANSIBLE_TIMEOUT"] == "30"
     assert found["ANSIBLE_PIPELINING"] == "true"
 
 
