@@ -14,7 +14,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push
 class ActionModule(ActionBase):
     """Asks whether the folder is there, and streams a tar of it where it is not."""
 
-    _VALID_ARGS = frozenset(("source", "path"))
+    _VALID_ARGS = frozenset(("source", "path", "files"))
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
@@ -26,11 +26,11 @@ class ActionModule(ActionBase):
             return {"changed": False}
         if self._task.check_mode:
             return {"changed": True}
-        files = [
-            (file, str(file.relative_to(source)))
-            for file in sorted(source.rglob("*"))
-            if file.is_file()
-        ]
+        names = self._task.args.get("files")
+        if names is None:
+            found = sorted(path for path in source.rglob("*") if path.is_file())
+            names = [str(path.relative_to(source)) for path in found]
+        files = [(source / name, name) for name in names]
         new = shlex.quote(f"{path}.new")
         push_files(self, files, f"{path}.new")
         command = f"sync {new} && chmod 0755 {new} && mv -T {new} {there}"

@@ -30,6 +30,8 @@ _value:
 
 def finding(found):
     """The sentence; parts that are empty are left out."""
+    if isinstance(found, str):  # what an older package on the hosts says
+        return found
     start = f"{found['host']}: " if found["host"] else ""
     return start + found["what"] + (f"; {found['hint']}" if found["hint"] else "")
 

@@ -9,7 +9,8 @@ module: push
 short_description: Copies a folder to the hosts, once
 description:
   - Streams the files of a folder of the control node into a folder of the host, as the user that
-    the task runs as, so that private data are never in a place that others can read.
+    the task runs as, so that private data are never in a place that others can read. A file that
+    is not for everybody to read or to run at home is not on the host either.
   - The folder gets its name when it is whole. One that is there is left as it is, so let its name
     change with its contents.
 version_added: 0.1.0
@@ -23,6 +24,10 @@ options:
     description: The folder on the host.
     type: path
     required: true
+  files:
+    description: Names of the files in it that are copied; all of them by default.
+    type: list
+    elements: str
 attributes:
   check_mode:
     description: Says whether it would be copied.

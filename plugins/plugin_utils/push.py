@@ -49,14 +49,21 @@ def tar_of(files):
         for path, name in files:
             entry = tarfile.TarInfo(name)
             entry.size = path.stat().st_size
+            entry.mode = _mode(path)
             with path.open("rb") as file:
                 tar.addfile(entry, file)
     return buffer.getvalue()
 
 
+def _mode(path):
+    """What others may do with a file at home, but write it."""
+    return path.stat().st_mode & 0o755 | 0o600
+
+
 def _push_large(action, path, target):
     place = shlex.quote(target)
-    _run(action, f'mkdir -p "$(dirname {place})"', b"", target)
+    start = f'mkdir -p "$(dirname {place})" && : > {place} && chmod {_mode(path):o} {place}'
+    _run(action, start, b"", target)
     with path.open("rb") as file:
         while part := file.read(CHUNK_BYTES):
             _run(action, f"cat >> {place}", part, target)

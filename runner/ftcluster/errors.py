@@ -1,5 +1,6 @@
 """What can go wrong through no fault of ftcluster, as exceptions with a message for a person."""
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -49,6 +50,12 @@ class StacksError(FtclusterError):
 
 class InputError(FtclusterError):
     """A data or model folder is not what the task needs."""
+
+
+def raise_together(problems: Sequence[str], what: str, hint: str) -> None:
+    """Raise one InputError of all problems, if there are any."""
+    if problems:
+        raise InputError(f"{what}\n  " + "\n  ".join(problems), hint)
 
 
 class PlanError(FtclusterError):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ftcluster.errors import PlanError
 from ftcluster.facts import ClusterFacts, HostFacts
-from ftcluster.oneccl import WORKERS
+from ftcluster.oneccl import BACKEND, WORKERS
 from ftcluster.recipe import Recipe
 from ftcluster.stacks import Stack
 
@@ -33,13 +33,21 @@ def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
 
 
 def choose_ipex(
-    recipe: Recipe, hosts: Sequence[HostFacts], stack: Stack, stacks: Mapping[str, Stack]
+    recipe: Recipe | None, hosts: Sequence[HostFacts], stack: Stack, stacks: Mapping[str, Stack]
 ) -> tuple[bool, str]:
     """Whether IPEX optimizes the model, and why.
+
+    Args:
+        recipe: what is trained; None for a program of the user's own.
+        hosts: those that take part.
+        stack: what they have.
+        stacks: all stacks, for advice.
 
     Raises:
         PlanError: the recipe asks for it and the stack has none.
     """
+    if recipe is None:
+        return False, "the program's own affair"
     asked = recipe.training.use_ipex
     if asked is True:
         if not stack.has_ipex:
@@ -60,25 +68,22 @@ def choose_ipex(
 
 
 def choose_backend(
-    recipe: Recipe, ranks: Sequence[int], cores_per_rank: int, stack: Stack,
-    stacks: Mapping[str, Stack],
-) -> tuple[str, str]:  # fmt: skip
+    recipe: Recipe | None, world: int, cores: int, stack: Stack, stacks: Mapping[str, Stack]
+) -> tuple[str, str]:
     """The torch.distributed backend, and why.
 
     Args:
-        recipe: what is trained.
-        ranks: the number of ranks on each host.
-        cores_per_rank: the cores that every rank has at least.
+        recipe: what is trained; None for a program of the user's own.
+        world: the number of ranks.
+        cores: those that every rank has at least.
         stack: what the hosts have.
         stacks: all stacks, for advice.
 
     Raises:
-        PlanError: the recipe asks for one that the stack has not, or that these ranks cannot use.
+        PlanError: the recipe asks for one that the stack has not.
     """
-    asked = recipe.training.ddp_backend
-    one_list = "oneCCL has one list of cores for all hosts, so each needs as many ranks as the next"
-    uneven = len(set(ranks)) > 1
-    if asked != "auto":
+    asked = recipe.training.ddp_backend if recipe else "auto"
+    if recipe and asked != "auto":
         if asked not in stack.backends:
             having = [other.name for other in stacks.values() if asked in other.backends]
             raise PlanError(
@@ -86,21 +91,14 @@ def choose_backend(
                 f"{', '.join(stack.backends)}",
                 _instead(having, stacks),
             )
-        if asked == "ccl" and uneven:
-            raise PlanError(
-                f"training.ddp_backend=ccl: {one_list}",
-                "give a number: --ranks-per-host N; or training.ddp_backend=gloo",
-            )
         return asked, f"as recipe {recipe.name} says"
-    if stack.backends[0] != "ccl":
+    if stack.backends[0] != BACKEND:
         return "gloo", "the collective backend that every torch for CPUs has"
-    if sum(ranks) == 1:
+    if world == 1:
         return "gloo", "not ccl: one rank alone has nothing to communicate"
-    if uneven:
-        return "gloo", f"not ccl: {one_list}"
-    if cores_per_rank <= WORKERS:
+    if cores <= WORKERS:
         return "gloo", "not ccl: a rank with one core has none to give to oneCCL's worker"
-    return "ccl", f"the stack {stack.name} has oneccl_bind_pt, which it prefers"
+    return BACKEND, f"the stack {stack.name} has oneccl_bind_pt, which it prefers"
 
 
 def _instead(having: Sequence[str], stacks: Mapping[str, Stack]) -> str:

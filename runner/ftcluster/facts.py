@@ -5,6 +5,32 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class NumaNode:
+    """One NUMA node that may be used.
+
+    Attributes:
+        node: the kernel's number of it.
+        cores: physical cores within the host's CPU set; 0 for a node of memory only.
+        memory_bytes: its memory.
+        cpus: CPU numbers of the cores' first usable hardware threads, such as "0-15,32".
+        near: of a node of memory only, the nearest node with cores.
+        hbm: whether it is high-bandwidth memory.
+    """
+
+    node: int
+    cores: int
+    memory_bytes: int
+    cpus: str
+    near: int | None = None
+    hbm: bool = False
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "NumaNode":
+        """Read a node as the module returned it; keys of a newer module are passed over."""
+        return cls(**{key.name: data[key.name] for key in fields(cls) if key.name in data})
+
+
+@dataclass(frozen=True)
 class HostFacts:
     """One host, as preflight saw it with the module `ftcluster.cluster.host_facts`.
 
@@ -31,10 +57,12 @@ class HostFacts:
         cpu_generation: Ice Lake, Sapphire Rapids, ..., or "other".
         amx: "usable", "refused" (by the kernel) or "absent".
         sockets: CPU packages with at least one usable thread.
-        numa: the NUMA nodes that may be used: node, cores (0: memory only), memory_bytes.
+        numa: the NUMA nodes that may be used, also those of memory only.
         nics: the network interfaces: name, addresses, speed_mbits (None: unknown), mtu.
         clock_offset_seconds: this host's clock minus the control node's; None where not measured.
         stack: name of the stack in use there.
+        cpu_quota: CPUs' worth of time that the cgroup allows, 0.5 is possible; None without limit.
+        openmp: path of Intel's OpenMP library, or "" where there is none.
     """
 
     name: str
@@ -59,17 +87,24 @@ class HostFacts:
     cpu_generation: str
     amx: str
     sockets: int
-    numa: tuple[dict[str, int], ...]
+    numa: tuple[NumaNode, ...]
     nics: tuple[dict[str, Any], ...]
     clock_offset_seconds: float | None
     stack: str = "native"
+    cpu_quota: float | None = None
+    openmp: str = ""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HostFacts":
-        """Read facts as the module returned them; keys of a newer module are passed over."""
+        """Read facts as the module returned them; keys of a newer module are passed over.
+
+        Raises:
+            KeyError, TypeError: it is not such facts.
+        """
         known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        lists = {name: tuple(known[name]) for name in ("cpu_flags", "numa", "nics")}
-        return cls(**{**known, **lists})
+        lists = {name: tuple(known[name]) for name in ("cpu_flags", "nics")}
+        numa = tuple(NumaNode.from_dict(node) for node in known["numa"])
+        return cls(**{**known, **lists, "numa": numa})
 
 
 @dataclass(frozen=True)

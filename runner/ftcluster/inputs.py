@@ -5,12 +5,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ftcluster.errors import InputError
+from ftcluster.data_forms import check_data_folder
+from ftcluster.errors import InputError, raise_together
+from ftcluster.recipe import Recipe
+from ftcluster.tasks import CausalLm
 
-SPLITS = ("train", "validation")
-MAX_PROBLEMS = 10  # a list longer than this helps nobody
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
            "pytorch_model.bin.index.json")  # fmt: skip
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
+              "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")  # fmt: skip
 
 
 def folder_name(folder: Path) -> str:
@@ -23,79 +26,37 @@ def folder_name(folder: Path) -> str:
     return f"{folder.resolve().name}-{digest.hexdigest()[:12]}"
 
 
-def check_data_folder(folder: Path, text_columns: Sequence[str], label_column: str) -> None:
-    """Make sure that a folder holds train.jsonl and validation.jsonl as the task needs them.
+def check_inputs(recipe: Recipe) -> None:
+    """Check the folders of this machine that a recipe names; names are left to the hosts.
 
     Raises:
-        InputError: every problem found, each with file and line.
+        InputError: all problems of all of them.
     """
-    if not folder.is_dir():
-        raise InputError(f"data folder {folder} does not exist")
-    problems: list[str] = []
-    for split in SPLITS:
-        file = folder / f"{split}.jsonl"
-        if not file.is_file():
-            there = sorted(path.name for path in folder.iterdir())
-            found = ", ".join(there[:8]) or "nothing"
-            problems.append(f"{file} does not exist; the folder has: {found}")
-        else:
-            problems += _check_jsonl(file, text_columns, label_column, MAX_PROBLEMS)
-    _raise_together(
-        problems,
-        f"data folder {folder} cannot be used",
-        "each line of train.jsonl and validation.jsonl is one JSON object with "
-        f"{', '.join(text_columns)} (text) and {label_column} (0, 1, ...)",
-    )
+    problems: list[InputError] = []
+    for value, check in (
+        (recipe.data, check_data_folder),
+        (recipe.model, check_model_folder),
+        (recipe.tokenizer, check_tokenizer_folder),
+    ):
+        try:
+            if value is not None and means_a_folder(value):
+                check(Path(value), recipe)
+        except InputError as error:
+            problems.append(error)
+    if problems:
+        raise InputError("\n".join(map(str, problems)))
 
 
-def _check_jsonl(
-    file: Path, text_columns: Sequence[str], label_column: str, limit: int
-) -> list[str]:
-    problems: list[str] = []
-    rows = 0
-    try:
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                rows += 1
-                problem = _check_row(line, text_columns, label_column)
-                if problem:
-                    problems.append(f"{file}:{number}: {problem}")
-                if len(problems) >= limit:
-                    problems.append(f"{file}: not read further after {limit} problems")
-                    break
-    except UnicodeDecodeError as error:
-        problems.append(f"{file}: not UTF-8: {error.reason} at byte {error.start}")
-    except OSError as error:
-        problems.append(f"{file}: cannot be read: {error.strerror}")
-    if rows == 0 and not problems:
-        problems.append(f"{file} is empty")
-    return problems
+def means_a_folder(value: str) -> bool:
+    """Whether a folder of this machine is meant, be it there or not."""
+    return value.startswith((".", "/")) or value.endswith("/") or Path(value).is_dir()
 
 
-def _check_row(line: str, text_columns: Sequence[str], label_column: str) -> str:
-    """What is wrong with one line of JSONL, or an empty string."""
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        return f"broken JSON: {error.msg} at column {error.colno}"
-    if not isinstance(row, dict):
-        return f"a {type(row).__name__} where a JSON object is needed"
-    missing = [name for name in (*text_columns, label_column) if name not in row]
-    if missing:
-        return f"no column {', '.join(missing)}; found {', '.join(map(str, row)) or 'none'}"
-    for name in text_columns:
-        if not isinstance(row[name], str):
-            return f"{name} is {row[name]!r}, not a text"
-    label = row[label_column]
-    if isinstance(label, bool) or not isinstance(label, int) or label < 0:
-        return f"{label_column} is {label!r}, not a class number (0, 1, ...)"
-    return ""
+def check_model_folder(folder: Path, recipe: Recipe) -> None:
+    """Make sure that a folder is a model as `from_pretrained` reads it.
 
-
-def check_model_folder(folder: Path) -> None:
-    """Make sure that a folder is a model as `from_pretrained` reads it, tokenizer included.
+    From scratch, a configuration is enough. A tokenizer is not needed where the recipe names one,
+    or where one is made from the data.
 
     Raises:
         InputError: it does not exist, or lacks its configuration, weights or tokenizer.
@@ -112,18 +73,29 @@ def check_model_folder(folder: Path) -> None:
                 problems.append("config.json is not a JSON object")
         except ValueError as error:
             problems.append(f"config.json is not JSON: {error}")
-    if not any((folder / name).is_file() for name in WEIGHTS):
+    if not recipe.from_scratch and not _has_one_of(folder, WEIGHTS):
         problems.append(f"no weights (one of {', '.join(WEIGHTS)})")
-    tokenizers = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json")
-    if not any((folder / name).is_file() for name in tokenizers):
-        problems.append(f"no tokenizer (one of {', '.join(tokenizers)})")
-    _raise_together(
+    made = recipe.from_scratch and isinstance(recipe.options, CausalLm)
+    if not recipe.tokenizer and not made and not _has_one_of(folder, TOKENIZERS):
+        problems.append(f"no tokenizer (one of {', '.join(TOKENIZERS)})")
+    raise_together(
         problems,
         f"{folder} is not a Hugging Face model folder",
         "a folder that save_pretrained wrote for model and tokenizer has all of these",
     )
 
 
-def _raise_together(problems: list[str], what: str, hint: str) -> None:
-    if problems:
-        raise InputError(f"{what}\n  " + "\n  ".join(problems), hint)
+def check_tokenizer_folder(folder: Path, _recipe: Recipe) -> None:
+    """Make sure that a folder has a tokenizer.
+
+    Raises:
+        InputError: it does not exist or has none.
+    """
+    if not folder.is_dir():
+        raise InputError(f"tokenizer folder {folder} does not exist")
+    if not _has_one_of(folder, TOKENIZERS):
+        raise InputError(f"{folder} has no tokenizer (one of {', '.join(TOKENIZERS)})")
+
+
+def _has_one_of(folder: Path, names: Sequence[str]) -> bool:
+    return any((folder / name).is_file() for name in names)

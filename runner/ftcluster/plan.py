@@ -1,16 +1,28 @@
 """Who runs where: from the facts of a cluster and a recipe to one launch. Pure functions only."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeVar
 
 from ftcluster.errors import PlanError
 from ftcluster.extensions import choose_backend, choose_ipex, stack_of
 from ftcluster.facts import ClusterFacts, HostFacts
-from ftcluster.oneccl import CoreSplit, split_cores
+from ftcluster.oneccl import BACKEND, WORKERS
+from ftcluster.planning import reasons
+from ftcluster.planning.batch import Batch
+from ftcluster.planning.counts import choose_counts, wish_of
+from ftcluster.planning.memory import ModelSize
+from ftcluster.planning.placement import Layout, RankPlan, lay_out
+from ftcluster.ranges import short_names
 from ftcluster.recipe import Recipe
 from ftcluster.stacks import Stack
 
-BF16_FLAGS = ("amx_bf16", "avx512_bf16")
+BF16_FLAG, AMX_FLAG = "avx512_bf16", "amx_bf16"
+WORTH_LEAVING_OUT = 1.2  # how much faster the others alone have to be for the plan to say so
+LOOPBACKS = ("127.", "::1", "localhost")
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -21,11 +33,18 @@ class Decision:
         what: the thing decided, e.g. "precision".
         value: what was chosen, as text.
         why: the reason, one line.
+        hosts: those it was decided for; none: all together.
     """
 
     what: str
     value: str
     why: str
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        """The thing decided and for whom: "ranks on node1-node7"."""
+        return f"{self.what} on {short_names(self.hosts)}" if self.hosts else self.what
 
 
 @dataclass(frozen=True)
@@ -35,16 +54,33 @@ class HostPlan:
     Attributes:
         name: the inventory's name.
         address: what mpirun and the ranks call it.
-        ranks: number of processes on this host.
-        threads_per_rank: OpenMP threads of each process.
-        preload: libraries for LD_PRELOAD.
+        interface: its network interface with that address, or "".
+        placement: what each of its ranks gets, by local rank.
+        allocator: the allocator's library for LD_PRELOAD, or "".
+        openmp: Intel's OpenMP library for LD_PRELOAD, or "".
     """
 
     name: str
     address: str
-    ranks: int
-    threads_per_rank: int
-    preload: tuple[str, ...]
+    interface: str
+    placement: tuple[RankPlan, ...]
+    allocator: str
+    openmp: str
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes on this host."""
+        return len(self.placement)
+
+    @property
+    def threads_per_rank(self) -> int:
+        """OpenMP threads of the process that has the fewest."""
+        return min(rank.threads for rank in self.placement)
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Libraries for LD_PRELOAD."""
+        return tuple(library for library in (self.allocator, self.openmp) if library)
 
 
 @dataclass(frozen=True)
@@ -57,9 +93,6 @@ class LaunchPlan:
         backend: the torch.distributed backend.
         precision: bf16 or fp32.
         ipex: whether IPEX optimizes the model.
-        split: with ccl, the cores of each host that compute and those that communicate.
-        master_address: where the ranks meet; the port is taken on the head at the launch.
-        interface: the head's network interface with that address, or "".
         rank_user: the account that ranks run as, or "" for the login user.
         decisions: every choice with its reason.
     """
@@ -69,9 +102,6 @@ class LaunchPlan:
     backend: str
     precision: str
     ipex: bool
-    split: CoreSplit | None
-    master_address: str
-    interface: str
     rank_user: str
     decisions: tuple[Decision, ...]
 
@@ -79,6 +109,16 @@ class LaunchPlan:
     def world_size(self) -> int:
         """Ranks on all hosts together."""
         return sum(host.ranks for host in self.hosts)
+
+    @property
+    def master_address(self) -> str:
+        """Where the ranks meet; the port is taken on the head at the launch."""
+        return self.hosts[0].address
+
+    @property
+    def interface(self) -> str:
+        """The head's network interface with that address, or ""."""
+        return self.hosts[0].interface
 
 
 def first_hosts(facts: ClusterFacts, count: int) -> ClusterFacts:
@@ -98,113 +138,223 @@ def first_hosts(facts: ClusterFacts, count: int) -> ClusterFacts:
 
 def plan(
     facts: ClusterFacts,
-    recipe: Recipe,
+    recipe: Recipe | None,
     stacks: Mapping[str, Stack],
     ranks_per_host: int | None = None,
+    model: ModelSize | None = None,
 ) -> LaunchPlan:
     """Decide who runs where.
 
     Args:
         facts: the hosts; the first one is the head.
-        recipe: what is trained.
+        recipe: what is trained; None for a program of the user's own, whose batch and memory are
+            not known.
         stacks: all stacks by name; the hosts have one of them.
         ranks_per_host: the user's word, above the recipe's.
+        model: its size, where it is known; the plan then looks to it that it fits.
 
     Raises:
-        PlanError: a host has fewer cores than ranks, the batch has fewer samples than there are
-            ranks, or the recipe asks for what the hosts' stack lacks; names every such host with
-            what it has.
+        PlanError: hosts have different stacks, or addresses that others cannot use; a host has
+            fewer cores than ranks, or too little memory; the batch has fewer samples than there are
+            ranks; the recipe asks for what the stack lacks. All of it at once, with every host that
+            it is about and what it has.
     """
-    decisions: list[Decision] = []
-    stack = stack_of(facts, stacks)
-    wanted, why = _ranks_wanted(recipe, ranks_per_host)
-    short = [
-        f"{host.name} has {host.cores} cores for {wanted} ranks"
-        for host in facts.hosts
-        if wanted and host.cores < wanted
-    ]
-    if short:
-        raise PlanError(
-            "a rank needs a core of its own\n  " + "\n  ".join(short),
-            "take fewer: --ranks-per-host N",
-        )
-    ranks_of = {host.name: wanted or host.numa_nodes for host in facts.hosts}
-    cores_per_rank = min(max(1, host.cores // ranks_of[host.name]) for host in facts.hosts)
-    backend, backend_why = choose_backend(
-        recipe, list(ranks_of.values()), cores_per_rank, stack, stacks
-    )
-    split = split_cores(ranks_of[facts.head.name], cores_per_rank) if backend == "ccl" else None
-    hosts = []
-    for host in facts.hosts:
-        ranks = ranks_of[host.name]
-        threads = len(split.computing[0]) if split else max(1, host.cores // ranks)
-        reason = why or "one a NUMA node: a rank that spans two pays for remote memory every step"
-        decisions.append(Decision(f"ranks on {host.name}", str(ranks), reason))
-        decisions.append(
-            Decision(
-                f"threads per rank on {host.name}",
-                str(threads),
-                f"{host.cores} cores shared by {ranks} ranks, hardware threads of a core not used"
-                + (f"; {_communicating(split, cores_per_rank)}" if split else ""),
-            )
-        )
-        preload = (host.tcmalloc,) if host.tcmalloc else ()
-        decisions.append(
-            Decision(
-                f"allocator on {host.name}",
-                host.tcmalloc or "libc's",
-                "tcmalloc was found there; it takes 13 to 27 % off a step"
-                if preload
-                else "no tcmalloc on this host; ftcluster setup with root installs it",
-            )
-        )
-        hosts.append(HostPlan(host.name, host.network_address, ranks, threads, preload))
-
-    world_size = sum(host.ranks for host in hosts)
-    if recipe.batch_size < world_size:
-        raise PlanError(
-            f"a batch of {recipe.batch_size} samples cannot be shared by {world_size} ranks",
-            f"raise it (batch_size={world_size}) or take fewer ranks (--ranks-per-host N)",
-        )
+    problems = _Problems()
+    problems.of(_check_addresses, facts)
+    stack = problems.of(stack_of, facts, stacks)
+    ipex = problems.of(choose_ipex, recipe, facts.hosts, stack, stacks) if stack else None
     precision, precision_why = _precision(recipe, facts.hosts)
-    decisions.append(Decision("precision", precision, precision_why))
-    ipex, ipex_why = choose_ipex(recipe, facts.hosts, stack, stacks)
-    decisions.append(Decision("ipex", "on" if ipex else "off", ipex_why))
-    decisions.append(Decision("backend", backend, backend_why))
+    batch = Batch.of(recipe, precision, model) if recipe else Batch(precision=precision)
+    chosen = problems.of(choose_counts, facts, wish_of(recipe, ranks_per_host), batch) or {}
+    counts = {name: count.ranks for name, count in chosen.items()}
+    world = sum(counts.values())
+    layouts = {
+        host.name: lay_out(host, counts[host.name], world > 1)
+        for host in facts.hosts
+        if host.name in counts
+    }
+    backend = None
+    if layouts:
+        problems.of(batch.check_samples, world, len(facts.hosts))
+        problems.of(batch.check_memory, facts, counts)
+        if stack:
+            fewest = min(layout.cores for layout in layouts.values())
+            backend = problems.of(choose_backend, recipe, world, fewest, stack, stacks)
+    if problems.found or not ipex or not backend:
+        raise problems.together()
+
+    workers = WORKERS if backend[0] == BACKEND else 0
+    decided = _Decisions()
+    hosts: list[HostPlan] = []
+    before = 0  # ranks on the hosts before this one
+    for host in facts.hosts:
+        layout = layouts[host.name]
+        if workers:
+            layout = lay_out(host, counts[host.name], world > 1, workers)
+        found = _of_host(host, layout, world, workers, len(facts.hosts))
+        decided.add("ranks", str(len(layout.ranks)), chosen[host.name].why, host.name)
+        for what, (value, why) in found.items():
+            decided.add(what, value, why, host.name)
+        placement = tuple(
+            replace(rank, samples=batch.share(before + index, world))
+            for index, rank in enumerate(layout.ranks)
+        )
+        before += len(placement)
+        hosts.append(
+            HostPlan(
+                name=host.name,
+                address=host.network_address,
+                interface=host.network_interface,
+                placement=placement,
+                allocator=host.tcmalloc,
+                openmp=host.openmp,
+            )
+        )
+    decided.add("precision", precision, precision_why)
+    decided.add("ipex", "on" if ipex[0] else "off", ipex[1])
+    decided.add("backend", *backend)
+    if batch.samples is not None:
+        decided.add("batch", *batch.decision(batch.samples, world))
+        decided.add("memory per rank", *batch.memory_decision(world))
+    decided.add("meeting point", *reasons.meeting_point(facts))
+    uneven = _uneven(hosts)
+    if uneven:
+        decided.add("pace", *uneven)
     return LaunchPlan(
         hosts=tuple(hosts),
         prefix=facts.head.prefix,
-        backend=backend,
+        backend=backend[0],
         precision=precision,
-        ipex=ipex,
-        split=split,
-        master_address=facts.head.network_address,
-        interface=facts.head.network_interface,
+        ipex=ipex[0],
         rank_user=facts.head.rank_user,
-        decisions=tuple(decisions),
+        decisions=decided.grouped(),
     )
 
 
-def _ranks_wanted(recipe: Recipe, ranks_per_host: int | None) -> tuple[int | None, str]:
-    if ranks_per_host is not None:
-        return ranks_per_host, "as --ranks-per-host says"
-    if recipe.ranks_per_host is not None:
-        return recipe.ranks_per_host, f"as recipe {recipe.name} says"
-    return None, ""
+def _of_host(
+    host: HostFacts, layout: Layout, world: int, workers: int, hosts: int
+) -> dict[str, tuple[str, str]]:
+    """What was decided for one host, with the reasons."""
+    return {
+        "threads per rank": reasons.threads(host, layout, world, workers),
+        "cores for the system": reasons.system(host, layout),
+        "memory": reasons.memory(host, layout),
+        "allocator": reasons.allocator(host),
+        "OpenMP": reasons.openmp(host),
+        "network interface": reasons.interface(host, hosts),
+    }
 
 
-def _communicating(split: CoreSplit, cores_per_rank: int) -> str:
-    cores = [str(core) for cores in split.communicating for core in cores]
-    are = f"cores {','.join(cores)} are" if len(cores) > 1 else f"core {cores[0]} is"
-    if cores_per_rank > len(split.computing[0]):
-        return f"{are} kept for oneCCL's workers, one a rank"
-    return f"{are} shared with oneCCL's workers, as no rank has a core to spare"
+class _Problems:
+    """Everything that keeps a launch from being possible."""
+
+    def __init__(self) -> None:
+        self.found: list[PlanError] = []
+
+    def of(
+        self,
+        check: Callable[_Arguments, _Result],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result | None:
+        """What a check returns; None where it raises, and its error is kept."""
+        try:
+            return check(*args, **kwargs)
+        except PlanError as error:
+            self.found.append(error)
+            return None
+
+    def together(self) -> PlanError:
+        """One error of all."""
+        if len(self.found) == 1:
+            return self.found[0]
+        words = "\n".join(map(str, self.found)).replace("\n", "\n  ")
+        return PlanError(f"{len(self.found)} things stand in the way\n  {words}")
 
 
-def _precision(recipe: Recipe, hosts: tuple[HostFacts, ...]) -> tuple[str, str]:
-    if recipe.precision != "auto":
+class _Decisions:
+    """Decisions in the order they are made; those that are the same on several hosts once."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[tuple[str, str, str], list[str]] = {}
+
+    def add(self, what: str, value: str, why: str, host: str = "") -> None:
+        """Add a decision, of one host or of all together."""
+        self._hosts.setdefault((what, value, why), []).extend([host] if host else [])
+
+    def grouped(self) -> tuple[Decision, ...]:
+        """All, those about the same thing beside each other."""
+        order = list(dict.fromkeys(what for what, _, _ in self._hosts))
+        found = [Decision(*made, tuple(hosts)) for made, hosts in self._hosts.items()]
+        return tuple(sorted(found, key=lambda decision: order.index(decision.what)))
+
+
+def _check_addresses(facts: ClusterFacts) -> None:
+    """Make sure that hosts of a cluster of several reach each other.
+
+    Raises:
+        PlanError: an address leads back to the host that uses it, or two hosts have the same.
+    """
+    if len(facts.hosts) == 1:
+        return
+    lines = [
+        f"{host.name} has the address {host.network_address or '(none)'}"
+        for host in facts.hosts
+        if not host.network_address
+        or host.network_address.startswith(LOOPBACKS)
+        or host.network_interface == "lo"
+    ]
+    if lines:
+        raise PlanError(
+            "other hosts cannot reach a loopback address\n  " + "\n  ".join(lines),
+            "set ftcluster_address=ADDRESS for it in the inventory and run ftcluster setup again",
+        )
+    names: dict[str, list[str]] = {}
+    for host in facts.hosts:
+        names.setdefault(host.network_address, []).append(host.name)
+    twice = [f"{', '.join(same)} at {address}" for address, same in names.items() if same[1:]]
+    if twice:
+        raise PlanError(
+            "several hosts have the same address\n  " + "\n  ".join(twice),
+            "each host once: take the others out of the inventory and run ftcluster setup again",
+        )
+
+
+def _precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple[str, str]:
+    if recipe and recipe.precision != "auto":
         return recipe.precision, f"as recipe {recipe.name} says"
-    without = [host.name for host in hosts if not set(BF16_FLAGS) & set(host.cpu_flags)]
-    if without:
-        return "fp32", f"no AMX or AVX512-BF16 on {', '.join(without)}, where bf16 is slower"
-    return "bf16", "every host has AMX or AVX512-BF16"
+    without = [host.name for host in hosts if not _has_bf16(host)]
+    if not without:
+        return "bf16", "every host has AMX or AVX512-BF16"
+    others = "" if len(without) == len(hosts) else "; without these hosts it would be bf16"
+    names = short_names(without)
+    return "fp32", f"no AMX or AVX512-BF16 on {names}, where bf16 is slower{others}"
+
+
+def _has_bf16(host: HostFacts) -> bool:
+    """Whether bf16 is faster than fp32 there; a kernel may refuse AMX, but not AVX512."""
+    return BF16_FLAG in host.cpu_flags or (AMX_FLAG in host.cpu_flags and host.amx == "usable")
+
+
+def _uneven(hosts: Sequence[HostPlan]) -> tuple[str, str] | None:
+    """What the plan says where small ranks keep large ones waiting; None where they hardly do.
+
+    Ranks have equal shares of a batch, so all are as fast as the one with the fewest threads.
+    """
+    threads = {host.name: host.threads_per_rank for host in hosts}
+
+    def speed(least: int) -> int:
+        """Threads that are busy where only hosts with so many a rank take part."""
+        return least * sum(host.ranks for host in hosts if threads[host.name] >= least)
+
+    fewest = min(threads.values())
+    best = max(sorted(set(threads.values())), key=speed)
+    if speed(best) < WORTH_LEAVING_OUT * speed(fewest):
+        return None
+    slow = [name for name, count in threads.items() if count < best]
+    return f"that of {short_names([name for name in slow if threads[name] == fewest])}", (
+        f"ranks have equal shares of a batch, and those with {fewest} "
+        f"thread{'s' * (fewest > 1)} keep those with up to {max(threads.values())} waiting; "
+        f"without {short_names(slow)} the others alone would compute "
+        f"{speed(best) / speed(fewest):.1f} times as much"
+    )

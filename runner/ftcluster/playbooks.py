@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -90,6 +90,7 @@ def run_playbook(
     on_tick: Callable[[], None] = lambda: None,
     cancelled: Callable[[], bool] = lambda: False,
     time_limit_seconds: float,
+    settings: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Run one playbook of the collection and hand out its events in this thread.
 
@@ -102,6 +103,7 @@ def run_playbook(
         on_tick: called several times a second, for a display.
         cancelled: asked several times a second; true ends the playbook and all it started here.
         time_limit_seconds: after this the playbook is ended.
+        settings: variables of Ansible that are other than usual.
     """
     scratch = Path(tempfile.mkdtemp(prefix="ftcluster-", dir=memory_dir()))
     events: queue.SimpleQueue[TaskEvent] = queue.SimpleQueue()
@@ -139,7 +141,7 @@ def run_playbook(
             inventory=str(inventory),
             extravars=extra_vars,
             cmdline=shlex.join(options) or None,
-            envvars=ansible_environment(),
+            envvars=ansible_environment(settings),
             event_handler=receive,
             cancel_callback=cancel,
             quiet=True,
@@ -162,8 +164,12 @@ def run_playbook(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def ansible_environment() -> dict[str, str]:
-    """Ansible's settings, each unless the user has set it in the environment or in ansible.cfg."""
+def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Ansible's settings, each unless the user has set it in the environment or in ansible.cfg.
+
+    Args:
+        changes: variables that are other than usual.
+    """
     users = _set_in_file()
     wanted = {
         "FTCLUSTER_PID": str(os.getpid()),  # who holds the hosts' lock
@@ -174,6 +180,7 @@ def ansible_environment() -> dict[str, str]:
         "ANSIBLE_FORKS": str(FORKS),
         "ANSIBLE_TIMEOUT": str(TIMEOUT_SECONDS),
         "ANSIBLE_SSH_ARGS": SSH_ARGS,
+        **(changes or {}),
     }
     settings = {
         key: value for key, value in wanted.items() if key not in os.environ and key not in users

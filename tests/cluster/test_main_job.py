@@ -59,6 +59,10 @@ def test_quickstart_learns_what_a_bag_of_words_cannot(machine: Machine) -> None:
     assert events[-1]["event"] == "end"
     equal = next(event for event in events if event["event"] == "parameters")
     assert equal["equal"] is True
+    placement = next(event for event in events if event["event"] == "placement")["ranks"]
+    [host] = json.loads(machine.home.run("plan", "quickstart", "--json").stdout)["hosts"]
+    for place, rank in zip(placement, host["ranks"], strict=True):
+        assert (place["cpus"], place["threads"]) == (rank["cpus"], rank["threads"])
     loaded = subprocess.run(
         [str(machine.python), "-c", LOAD, result["model"]],
         capture_output=True,

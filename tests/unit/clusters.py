@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ftcluster.facts import ClusterFacts, HostFacts
+from ftcluster.facts import ClusterFacts, HostFacts, NumaNode
 from ftcluster.stacks import load_stacks
 
 STACKS = load_stacks()
@@ -30,7 +30,7 @@ VM = HostFacts(
     cpu_generation="Sapphire Rapids",
     amx="usable",
     sockets=1,
-    numa=({"node": 0, "cores": 2, "memory_bytes": 24 * 10**9},),
+    numa=(NumaNode(node=0, cores=2, memory_bytes=24 * 10**9, cpus="0-1"),),
     nics=({"name": "eth0", "addresses": ["10.0.0.5"], "speed_mbits": 25000, "mtu": 1500},),
     clock_offset_seconds=0.001,
 )
@@ -41,5 +41,26 @@ def cluster(*hosts: HostFacts) -> ClusterFacts:
 
 
 def host(name: str, **changes: object) -> HostFacts:
+    """A host as VM but for these facts; cores are shared evenly by `numa_nodes`."""
     values = {"name": name, "connection": "ssh", "network_address": name, **changes}
-    return replace(VM, **values)  # type: ignore[arg-type]
+    values.setdefault("network_interface", "eth0")
+    made = replace(VM, **values)  # type: ignore[arg-type]
+    if "cores" in changes or "numa_nodes" in changes:
+        made = replace(made, threads=2 * made.cores)
+        if "numa" not in changes:
+            made = replace(made, numa=nodes(made.cores, made.numa_nodes, made.memory_bytes))
+    return replace(made, **{k: v for k, v in values.items() if k == "threads"})  # type: ignore[arg-type]
+
+
+def nodes(cores: int, count: int, memory_bytes: int = 256 * 10**9) -> tuple[NumaNode, ...]:
+    """NUMA nodes with cores numbered in a row."""
+    each = cores // count
+    return tuple(
+        NumaNode(
+            node=number,
+            cores=each,
+            memory_bytes=memory_bytes // count,
+            cpus=f"{number * each}-{number * each + each - 1}",
+        )
+        for number in range(count)
+    )

@@ -70,3 +70,12 @@ def test_an_ansible_cfg_that_cannot_be_read_is_for_ansible_to_complain_of(
     config = tmp_path / "ansible.cfg"
     config.write_text("forks = 5\n")
     assert settings(monkeypatch, config)["ANSIBLE_FORKS"] == "32"
+
+
+def test_a_command_changes_what_the_user_has_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANSIBLE_CONFIG", os.devnull)
+    monkeypatch.delenv("ANSIBLE_TIMEOUT", raising=False)
+    monkeypatch.setenv("ANSIBLE_FORKS", "3")
+    found = ansible_environment({"ANSIBLE_TIMEOUT": "7", "ANSIBLE_FORKS": "9", "ANSIBLE_X": "y"})
+    assert (found["ANSIBLE_TIMEOUT"], found["ANSIBLE_X"]) == ("7", "y")
+    assert "ANSIBLE_FORKS" not in found

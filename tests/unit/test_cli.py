@@ -11,7 +11,7 @@ from ftcluster.cli.setup import FLAGS
 from ftcluster.cli.train import prepare_run
 from ftcluster.cluster import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
-from ftcluster.jobs import new_run_id
+from ftcluster.launching import new_run_id
 from ftcluster.recipe import load_recipe
 from tests.unit.clusters import VM, cluster, host
 

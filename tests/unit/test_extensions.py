@@ -1,7 +1,8 @@
 """IPEX and oneCCL: what the plan decides for each stack, and why."""
 
-import ast
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from ftcluster.facts import HostFacts
 from ftcluster.plan import LaunchPlan, plan
 from ftcluster.recipe import Recipe, parse_recipe
 from ftcluster.render import as_shell, render
-from tests.unit.clusters import STACKS, cluster, host
+from tests.unit.clusters import STACKS, cluster, host, nodes
 
 AVX2_ONLY = ("avx2",)
 
@@ -103,15 +104,13 @@ def test_what_the_stack_lacks_is_told_with_the_stacks_that_have_it(
     assert "ftcluster stacks" in caught.value.hint
 
 
-def test_hosts_with_different_numbers_of_ranks_cannot_use_oneccl() -> None:
-    uneven = cluster(*hosts("intel-2.7", numa_nodes=2), host("b", stack="intel-2.7", cores=16))
-    value, why = decision(plan(uneven, recipe(), STACKS), "backend")
-    assert value == "gloo"
-    assert "one list of cores for all hosts" in why
-    with pytest.raises(PlanError, match="one list of cores") as caught:
-        plan(uneven, recipe(ddp_backend="ccl"), STACKS)
-    assert "--ranks-per-host" in caught.value.hint
-    assert plan(uneven, recipe(ddp_backend="ccl"), STACKS, 2).backend == "ccl"
+def test_hosts_with_different_numbers_of_ranks_can_use_oneccl() -> None:
+    two_nodes = host("a", stack="intel-2.7", cores=32, numa_nodes=2)
+    uneven = cluster(two_nodes, host("b", stack="intel-2.7", cores=16))
+    launch = plan(uneven, recipe(), STACKS)
+    assert launch.backend == "ccl"
+    affinities = [kind["env"]["CCL_WORKER_AFFINITY"] for kind in placed(launch)["kinds"]]
+    assert affinities == ["15,31", "15"]
 
 
 def test_hosts_with_different_stacks_are_named() -> None:
@@ -125,54 +124,64 @@ def test_a_stack_of_a_newer_version() -> None:
         plan(cluster(*hosts("intel-9")), recipe(), STACKS)
 
 
+def placed(launch: LaunchPlan) -> dict[str, Any]:
+    """What the ranks read of the plan."""
+    text = render(launch, "r-1").env["FTCLUSTER_PLACEMENT"]
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
 @pytest.mark.parametrize(
     ("ranks", "cores", "affinity", "computing", "threads"),
     [
-        (1, 4, [3], [{0, 1, 2}], 3),
-        (2, 16, [7, 15], [set(range(7)), set(range(8, 15))], 7),
-        (2, 17, [7, 15], [set(range(7)), set(range(8, 15))], 7),  # the odd core is nobody's
-        (4, 128, [31, 63, 95, 127],
-         [set(range(0, 31)), set(range(32, 63)), set(range(64, 95)), set(range(96, 127))], 31),
-        (2, 2, [0, 1], [{0}, {1}], 1),  # asked for; each rank's only core does both
+        (1, 4, "3", ["0-2"], 3),
+        (2, 16, "7,15", ["0-6", "8-14"], 7),
+        (2, 17, "7,15", ["0-6", "8-14"], 7),  # the odd core is nobody's
+        (4, 128, "31,63,95,127", ["0-30", "32-62", "64-94", "96-126"], 31),
+        (2, 2, "0,1", ["0", "1"], 1),  # asked for; each rank's only core does both
     ],
-)  # fmt: skip
+)
 def test_cores_are_kept_for_oneccl(
-    ranks: int, cores: int, affinity: list[int], computing: list[set[int]], threads: int
+    ranks: int, cores: int, affinity: str, computing: list[str], threads: int
 ) -> None:
     launch = decided("intel-2.7", ranks, count=2, cores=cores, ddp_backend="ccl")
-    env = render(launch, "r-1").env
-    assert env["CCL_WORKER_COUNT"] == "1"
-    assert env["CCL_WORKER_AFFINITY"] == ",".join(map(str, affinity))
-    assert env["OMP_NUM_THREADS"] == str(threads)
-    masks = ast.literal_eval(env["I_MPI_PIN_DOMAIN"])
-    assert [{bit for bit in range(256) if mask >> bit & 1} for mask in masks] == computing
-    _, why = decision(launch, "threads per rank on node1")
+    assert render(launch, "r-1").env["CCL_WORKER_COUNT"] == "1"
+    [kind] = placed(launch)["kinds"]
+    assert kind["env"]["CCL_WORKER_AFFINITY"] == affinity
+    assert [rank["cpus"] for rank in kind["ranks"]] == computing
+    assert {rank["threads"] for rank in kind["ranks"]} == {threads}
+    _, why = decision(launch, "threads per rank")
     words = "kept for oneCCL's workers" if cores > ranks else "no rank has a core to spare"
-    assert f"core{'s' * (ranks > 1)} {env['CCL_WORKER_AFFINITY']} " in why
+    assert f"CPUs {affinity} " in why
     assert words in why
 
 
-def test_the_host_with_the_fewest_cores_decides_for_all() -> None:
+def test_each_host_keeps_cores_of_its_own() -> None:
     facts = cluster(*hosts("intel-2.7", cores=32), host("b", stack="intel-2.7", cores=8))
-    env = render(plan(facts, recipe(), STACKS, 2), "r-1").env
-    assert (env["CCL_WORKER_AFFINITY"], env["OMP_NUM_THREADS"]) == ("3,7", "3")
-    assert env["I_MPI_PIN_DOMAIN"] == "[0x7,0x70]"
+    kinds = placed(plan(facts, recipe(), STACKS, 2))["kinds"]
+    assert [kind["env"]["CCL_WORKER_AFFINITY"] for kind in kinds] == ["15,31", "3,7"]
+    assert [kind["ranks"][0]["threads"] for kind in kinds] == [15, 3]
+
+
+def test_workers_of_ranks_that_share_cores_under_a_quota_have_cores_of_their_own() -> None:
+    limited = host("a", stack="intel-2.7", cores=8, numa=nodes(16, 1), cpu_quota=8.0)
+    [kind] = placed(plan(cluster(limited), recipe(), STACKS, 2))["kinds"]
+    assert kind["env"]["CCL_WORKER_AFFINITY"] == "15,14"
+    assert [rank["cpus"] for rank in kind["ranks"]] == ["0-14", "0-13,15"]
+    assert [rank["threads"] for rank in kind["ranks"]] == [3, 3]
 
 
 def test_gloo_knows_nothing_of_oneccl() -> None:
     launch = decided("intel-2.7", ddp_backend="gloo")
-    env = render(launch, "r-1").env
-    assert not any(name.startswith("CCL_") for name in env)
-    assert env["I_MPI_PIN_DOMAIN"] == "omp"
-    assert launch.split is None
+    assert "CCL_" not in json.dumps(render(launch, "r-1").to_dict())
     assert "setvars.sh" not in as_shell(render(launch, "r-1"), launch)
 
 
 def test_what_a_person_pastes_sources_the_bindings_environment_first() -> None:
     launch = decided("intel-2.7")
-    first, *rest = as_shell(render(launch, "r-1"), launch).splitlines()
-    assert first == (
+    before, _, after = as_shell(render(launch, "r-1"), launch).partition(
         ". /opt/ftcluster/current/lib/python3*/site-packages/"
-        "oneccl_bindings_for_pytorch/env/setvars.sh"
+        "oneccl_bindings_for_pytorch/env/setvars.sh\n"
     )
-    assert any("env PATH=/opt/ftcluster/current/bin:$PATH" in line for line in rest)
+    assert "mpirun" not in before
+    assert "env PATH=/opt/ftcluster/current/bin:$PATH" in after

@@ -9,25 +9,28 @@ import pytest
 from ftcluster.cluster import Cluster
 from ftcluster.jobs import Run, _variables
 from ftcluster.plan import plan
-from ftcluster.recipe import load_recipe
+from ftcluster.recipe import known_recipes, load_recipe
 from ftcluster.render import render
 from ftcluster_train.compat import dtype_keyword
 from ftcluster_train.job import Job, read_job
 from tests.unit.clusters import STACKS, VM, cluster, host
 
 
-def written_and_read(folder: Path, stack: str, *overrides: str) -> Job:
+def written_and_read(
+    folder: Path, stack: str, *overrides: str, recipe_name: str = "quickstart"
+) -> Job:
     facts = cluster(host("node0", stack=stack))
-    recipe = load_recipe("quickstart", overrides)
+    recipe = load_recipe(recipe_name, overrides)
     decided = plan(facts, recipe, STACKS)
     run = Run("r-1", Cluster(Path("/i.ini"), facts), recipe, decided, render(decided, "r-1"))
     (folder / "job.json").write_text(json.dumps(_variables(run)["train_job"]))
     return read_job(folder)
 
 
-def test_every_field_of_a_recipe_arrives(tmp_path: Path) -> None:
-    job = written_and_read(tmp_path, "native")
-    assert asdict(job.recipe) == asdict(load_recipe("quickstart"))
+@pytest.mark.parametrize("name", sorted(known_recipes()))
+def test_every_field_of_a_recipe_arrives(tmp_path: Path, name: str) -> None:
+    job = written_and_read(tmp_path, "native", recipe_name=name)
+    assert asdict(job.recipe) == asdict(load_recipe(name))
     assert (job.run, job.prefix, job.run_dir) == ("r-1", Path(VM.prefix), tmp_path)
     assert (job.precision, job.ipex) == ("bf16", False)
 

@@ -18,6 +18,7 @@ STEP = {
     "event": "step", "step": 10, "epoch": 1.0, "loss": 0.5, "learning_rate": 1e-4,
     "samples_per_second": 60.0, "remaining_seconds": 75.0,
 }  # fmt: skip
+NOTICE = {"event": "notice", "message": "3 samples were cut"}
 EVALUATION = {"event": "evaluation", "step": 10, "epoch": 1.0, "metrics": {"accuracy": 0.9}}
 
 
@@ -53,11 +54,12 @@ def test_run_state_from_events() -> None:
 def test_plain_lines_have_the_same_facts_as_the_picture() -> None:
     progress, stream = RunProgress("r"), io.StringIO()
     view = PlainView(Console(file=stream, width=30), verbose=False)
-    for event in (START, STEP, EVALUATION):
+    for event in (NOTICE, START, STEP, EVALUATION):
         progress.add(event)
         view.run_event(progress, str(event["event"]))
     lines = stream.getvalue().splitlines()
     assert lines == [
+        "note: 3 samples were cut",
         "training: 2 ranks, 1 thread each, bf16, gloo, 20 steps",
         "step 10/20  epoch 1.00  loss 0.5000  60.0 samples/s  1:15 left",
         "evaluation at step 10: accuracy 0.900",

@@ -61,3 +61,19 @@ def test_a_cpu_that_the_table_does_not_know_is_called_by_its_own_name() -> None:
     assert cpu(FACTS) == "Sapphire Rapids"
     assert cpu({**FACTS, "cpu_generation": "other"}) == "Intel(R) Xeon(R) Platinum 8488C"
     assert cpu({}) == ""
+
+
+def test_what_was_measured_is_beside_it() -> None:
+    speed = {"bf16_gflops": None, "fp32_gflops": 1600.4, "relative": 0.512}
+    hosts = row("node1", speed=speed), row("node2", speed=None)
+    link = {"hosts": ["node1", "node2"], "latency_us": 41.6, "mb_per_second": 1012.0}
+    head, first, second, _, last = proof_table({**report(*hosts), "links": [link]}, {})
+    assert head.endswith("  bf16 GFLOP/s  fp32 GFLOP/s  of median")
+    assert first[head.index("fp32") :].split() == ["1600", "0.51"]
+    assert second.endswith("brg_matmul:avx512_core_amx")
+    assert last == "1 pair of hosts measured: 42 to 42 us, 1012 to 1012 MB/s"
+
+
+def test_what_was_not_measured_has_no_columns() -> None:
+    (head, *_) = proof_table({**report(row("node1", speed=None)), "links": []}, {})
+    assert head.endswith("computes with")

@@ -1,10 +1,14 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from ftcluster.errors import RecipeError
 from ftcluster.recipe import known_recipes, load_recipe, parse_recipe
+from ftcluster.tasks import GLUE, TASKS, CausalLm, QuestionAnswering, TextClassification
 
+QA = "task: question-answering\nmodel: m\ndata: d\n"
+CLM = "task: causal-lm\nmodel: m\ndata: d\n"
 MINIMAL = "model: m\ndata: d\ntext_columns: [a]\n"
 
 
@@ -34,7 +38,8 @@ def test_overrides_win_and_are_read_as_yaml() -> None:
     )
     assert recipe.training.learning_rate == pytest.approx(1e-4)
     assert recipe.batch_size == 8
-    assert recipe.text_columns == ("x", "y")
+    assert isinstance(recipe.options, TextClassification)
+    assert recipe.options.text_columns == ("x", "y")
 
 
 @pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("true", True), ("false", False)])
@@ -42,6 +47,13 @@ def test_ipex_is_asked_for_in_one_word(text: str, value: object) -> None:
     assert parse_recipe(MINIMAL, "my.yml").training.use_ipex == "auto"
     recipe = parse_recipe(MINIMAL, "my.yml", [f"training.use_ipex={text}"])
     assert recipe.training.use_ipex is value or recipe.training.use_ipex == value
+
+
+def test_the_page_of_recipes_has_every_recipe_task_and_field() -> None:
+    page = (Path(__file__).parents[2] / "docs/recipes.md").read_text()
+    fields = [field.name for kind in TASKS.values() for field in dataclasses.fields(kind)]
+    for name in (*known_recipes(), *TASKS, *fields):
+        assert f"`{name}`" in page or f"[{name}]" in page, name
 
 
 def test_unknown_recipe_lists_the_known_and_suggests_the_nearest() -> None:
@@ -76,7 +88,7 @@ def test_all_problems_are_reported_at_once_with_file_and_line() -> None:
         (MINIMAL + "precision: fp8\n", "one of auto, bf16, fp32, not 'fp8'"),
         (MINIMAL + "ranks_per_host: true\n", "'ranks_per_host' is a whole number or nothing"),
         (MINIMAL + "batch_size: 0\n", "'batch_size' is at least 1"),
-        (MINIMAL + "training: 3\n", "unknown key 'training'"),
+        (MINIMAL + "training: 3\n", "'training' is a section"),
         (MINIMAL + "training:\n  warmup_ratio: 3\n", "from 0 to 1"),
         (
             MINIMAL + "training:\n  use_ipex: 1\n",
@@ -90,6 +102,80 @@ def test_all_problems_are_reported_at_once_with_file_and_line() -> None:
     ],
 )
 def test_each_kind_of_mistake(text: str, expected: str) -> None:
+    assert expected in problems_of(text)
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_one_field_makes_any_task_of_glue(name: str) -> None:
+    recipe = load_recipe("glue", [f"glue_task={name}"])
+    options = recipe.options
+    assert isinstance(options, TextClassification)
+    glue = GLUE[name]
+    assert (options.text_columns, options.metrics) == (glue.text_columns, glue.metrics)
+    assert (options.regression, recipe.data_config) == (name == "stsb", name)
+    sets = 2 if name == "mnli" else 1
+    assert len(options.validation_splits) == sets
+
+
+def test_what_a_recipe_says_goes_before_what_glue_says() -> None:
+    recipe = load_recipe("qqp", ["text_columns=[a, b]", "data_config=null"])
+    assert isinstance(recipe.options, TextClassification)
+    assert (recipe.options.text_columns, recipe.data_config) == (("a", "b"), None)
+    assert recipe.options.metrics == ("accuracy", "f1")
+
+
+def test_each_task_has_fields_of_its_own() -> None:
+    squad, text = parse_recipe(QA, "my.yml"), parse_recipe(CLM, "my.yml", ["block_size=64"])
+    assert isinstance(squad.options, QuestionAnswering)
+    assert (squad.options.doc_stride, squad.max_length) == (128, 384)
+    assert isinstance(text.options, CausalLm)
+    assert text.max_length == text.options.block_size == 64
+
+
+def test_fields_of_the_models_configuration() -> None:
+    recipe = parse_recipe(
+        CLM + "config_overrides: {n_layer: 2}\n",
+        "my.yml",
+        ["config_overrides.n_head=4", "config_overrides={resid_pdrop: 0.0}"],
+    )
+    assert recipe.config_overrides == {"n_layer": 2, "n_head": 4, "resid_pdrop": 0.0}
+    assert parse_recipe(CLM + "config_overrides:\n", "my.yml").config_overrides == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (MINIMAL + "doc_stride: 8\n", "my.yml:4: unknown key 'doc_stride'; it belongs to the task "
+         "question-answering; allowed: batch_size, data, data_config"),
+        (CLM + "glue_task: cola\n", "it belongs to the task text-classification; allowed: "),
+        ("model: m\ndata: d\n", "'text_columns' is missing: a list of one or two column names"),
+        ("model: m\ndata: d\nglue_task: cool\n", "one of cola, sst2, mrpc, qqp, stsb, mnli"),
+        (MINIMAL + "task: translation\n", "one of text-classification, question-answering, causal"),
+        (MINIMAL + "task: [x]\n", "one of text-classification, question-answering, causal-lm"),
+        (MINIMAL + "metrics: []\n", "'metrics' is a list, each one of accuracy, f1, matthews"),
+        (MINIMAL + "metrics: [bleu]\n", "one of accuracy, f1, matthews, pearson, spearman or noth"),
+        (MINIMAL + "regression: true\nmetrics: [f1]\n", "my.yml:5: f1 cannot be measured of a "
+         "regression"),
+        (MINIMAL + "metrics: [pearson]\n", "pearson cannot be measured of classes"),
+        (MINIMAL + "text_columns2: 3\n", "did you mean 'text_columns'?"),
+        (MINIMAL + "batch_size: 4\ntraining:\n  gradient_accumulation_steps: 8\n",
+         "my.yml:4: 4 samples cannot be accumulated in 8 parts"),
+        (MINIMAL + "config_overrides:\n  a: [1]\n", "my.yml:5: 'config_overrides.a' is a number"),
+        (MINIMAL + "training:\n  learning_rate: .nan\n", "is a number, not nan"),
+        (MINIMAL + "training:\n  weight_decay: -.inf\n", "is a number, not -inf"),
+        (QA + "max_length: 128\n", "my.yml:4: 128 tokens leave no room for a context"),
+        (QA + "doc_stride: 320\n", "my.yml: 384 tokens leave no room for a context"),
+        (QA + "null_score_diff_threshold: 2\n", "version_2_with_negative: true"),
+        (QA + "data_config: 3\n", "'data_config' is a text or nothing, not 3"),
+        (CLM + "validation_split_percentage: 70\n", "is from 1 to 50, not 70"),
+        (CLM + "vocab_size: 300\n", "my.yml:4: it is for a tokenizer made from the data"),
+        (CLM + "vocab_size: 300\nfrom_scratch: true\ntokenizer: t\n",
+         "my.yml:4: the tokenizer t has its own vocabulary"),
+        ("task: causal-lm\nmodel: config:gpt2\ndata: d\n", "my.yml:2: 'config:gpt2' has no weig"),
+        ("task: causal-lm\nmodel: m\ndata: generated:train=1\n", "my.yml:3: generated data are fo"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_task_or_each_other(text: str, expected: str) -> None:
     assert expected in problems_of(text)
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -6,149 +7,49 @@ from typing import Any
 
 import pytest
 
-from ftcluster_train.reach import Host
-from ftcluster_train.verify import (
-    MARK,
-    Request,
-    compare,
-    differences,
-    has_address,
-    kernel_of,
-    mesh_environment,
-    promise,
-    read_answers,
-    rows,
-)
+from ftcluster_train import verify
+from ftcluster_train.findings import Finding
+from ftcluster_train.reach import Host, Refusal
+from ftcluster_train.verify import Request, launch, mesh_environment, unfit_hosts
 
-HOSTS = (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))
+HOSTS = (Host("node1", "127.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))
 REQUEST = Request(hosts=HOSTS, ssh_config="/opt/ftcluster/mesh/ssh_config", interface="eth0")
-PACKAGES = {"torch": "2.8.0+cpu", "transformers": "4.57.0", "ftcluster-train": "0.1.0"}
-EXECUTED = "onednn_verbose,v1,primitive,exec,cpu,matmul,{},undef,src_bf16::blocked:ab,,,256x256,0.1"
+TRAIN = Path(__file__).parents[2] / "train"
+# mpirun, as far as launch() knows it: rank 1 says nothing
+MPIRUN = """\
+#!/bin/sh
+env > "$(dirname "$0")/environment"
+echo "$@" > "$(dirname "$0")/arguments"
+echo 'FTCLUSTER-VERIFY 0 0 1 {"rank": 0, "error": ""}'
+echo 'FTCLUSTER-VERIFY 2 0 1 {"rank": 2, "error": ""}'
+echo 'rank 1 was ended by signal 9'
+"""
 
 
-def answer(rank: int, **changes: Any) -> dict[str, Any]:
-    return {
-        "rank": rank, "hostname": f"host{rank}", "has_address": True, "python": "3.11.7",
-        "packages": PACKAGES, "flags": ["amx_bf16", "avx512f"],
-        "kernel": "brg_matmul:avx10_1_512_amx", "sum_right": True, "all_reduce_ms": 3.0,
-        **changes,
-    }  # fmt: skip
+@pytest.fixture
+def bin_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an mpirun, which is that of the stack."""
+    (tmp_path / "mpirun").write_text(MPIRUN)
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(verify, "LIMIT_SECONDS", 20)
+    return tmp_path
 
 
 def test_the_module_needs_no_torch() -> None:
     program = "import sys, ftcluster_train.verify; sys.exit('torch' in sys.modules)"
-    train = Path(__file__).parents[2] / "train"
     argv = [sys.executable, "-c", program]
-    assert subprocess.run(argv, cwd=train, check=False).returncode == 0
+    assert subprocess.run(argv, cwd=TRAIN, check=False).returncode == 0
 
 
 def test_a_request_comes_as_json() -> None:
-    text = {
+    text: dict[str, Any] = {
         "hosts": [{"name": host.name, "address": host.address} for host in HOSTS],
         "ssh_config": REQUEST.ssh_config, "interface": "eth0",
     }  # fmt: skip
     assert Request.read(json.dumps(text)) == REQUEST
-
-
-def test_hosts_that_are_alike_have_no_problems() -> None:
-    assert compare(REQUEST, [answer(0), answer(1), answer(2)]) == []
-    assert compare(REQUEST, [answer(1)]) == []
-    assert compare(REQUEST, []) == []
-
-
-def test_all_that_is_wrong_comes_together() -> None:
-    found = compare(
-        REQUEST,
-        [
-            answer(0, sum_right=False),
-            answer(1, has_address=False, kernel="brg_matmul:avx512_core_bf16"),
-            answer(2, packages={**PACKAGES, "torch": "2.7.0+cpu"}, kernel=""),
-        ],
-    )
-    assert found == [
-        "node1: an all-reduce over all hosts gave a wrong sum",
-        "node2: 10.0.0.2 was answered by host1, which does not have this address",
-        "node2: its CPU promises amx, but oneDNN computed with brg_matmul:avx512_core_bf16; "
-        "see ONEDNN_MAX_CPU_ISA on the host",
-        "node3: its CPU promises amx, but oneDNN computed with no kernel of its own; "
-        "see ONEDNN_MAX_CPU_ISA on the host",
-        "node3 differs from node1: torch 2.7.0+cpu instead of 2.8.0+cpu; run the stage stack again",
-    ]
-
-
-def test_packages_that_only_one_of_two_hosts_has() -> None:
-    one = answer(0, packages={"torch": "2.8.0", "only-here": "1"})
-    other = answer(2, packages={"torch": "2.8.0", "only-there": "2"})
-    assert differences(REQUEST, one, other) == [
-        "node3 differs from node1: only-here missing instead of 1, only-there 2 instead of none; "
-        "run the stage stack again"
-    ]
-    assert differences(REQUEST, one, {**one, "rank": 1}) == []
-
-
-@pytest.mark.parametrize(
-    ("flags", "kernel"),
-    [
-        (["avx2", "avx512f", "avx512_bf16", "amx_bf16"], "amx"),
-        (["avx512_bf16", "avx512f"], "avx512_core_bf16"),
-        (["avx2", "avx512f"], "avx512_core"),
-        (["avx2"], "avx2"),
-        ([], ""),
-    ],
-)
-def test_the_best_flag_is_what_a_cpu_promises(flags: list[str], kernel: str) -> None:
-    assert promise(flags) == kernel
-
-
-def test_a_cpu_that_promises_nothing_may_compute_as_it_likes() -> None:
-    assert (
-        compare(REQUEST, [answer(0, flags=[], kernel="gemm:jit"), answer(1, kernel="x:amx")]) == []
-    )
-
-
-def test_the_kernel_is_that_of_the_last_execution() -> None:
-    log = [
-        "onednn_verbose,v1,info,oneDNN v3.7.1",
-        EXECUTED.format("jit:avx2"),
-        "onednn_verbose,v1,primitive,create:cache_miss,cpu,matmul,ref:any,undef,,,,,0.2",
-        EXECUTED.format("brg_matmul:avx10_1_512_amx"),
-        "another line",
-    ]
-    assert kernel_of("\n".join(log)) == "brg_matmul:avx10_1_512_amx"
-    assert kernel_of(log[0]) == kernel_of("") == ""
-
-
-def test_a_line_that_was_cut_tells_of_no_kernel() -> None:
-    whole = EXECUTED.format("brg_matmul:avx10_1_512_amx")
-    cut = "onednn_verbose,v1,primitive,exec,cpu,matmul"
-    assert kernel_of(f"{whole}\n{cut}") == "brg_matmul:avx10_1_512_amx"
-    assert kernel_of(f"{cut}\n{whole}\n{cut.removesuffix('matmul')}") == kernel_of(whole)
-    assert kernel_of(cut) == ""
-
-
-def test_answers_are_found_among_other_lines() -> None:
-    document = json.dumps({"rank": 1})
-    output = f"a warning\n[1] {MARK}{document}\n{MARK}{{broken\n{MARK}{json.dumps({'rank': 0})}\n"
-    assert list(read_answers(output)) == [{"rank": 1}, {"rank": 0}]
-    assert list(read_answers("")) == []
-
-
-def test_a_row_has_the_inventorys_name_and_the_versions_that_are_shown() -> None:
-    found = rows(REQUEST, [answer(1, packages={"torch": "2.8.0+cpu", "numpy": "2.3"})])
-    assert found == [
-        {
-            "name": "node2", "address": "10.0.0.2", "hostname": "host1", "python": "3.11.7",
-            "kernel": "brg_matmul:avx10_1_512_amx",
-            "versions": {"torch": "2.8.0+cpu", "transformers": "", "ftcluster-train": ""},
-        }
-    ]  # fmt: skip
-
-
-def test_addresses_of_this_host_and_of_others() -> None:
-    assert has_address("127.0.0.1")
-    assert has_address("localhost")
-    assert not has_address("192.0.2.7")  # for documentation: nobody has it
-    assert not has_address("a name that is none")
+    more = Request.read(json.dumps({**text, "measure": True, "cores": {"node1": 32}}))
+    assert (more.measure, more.cores) == (True, {"node1": 32})
 
 
 def test_hydra_uses_the_mesh_where_there_is_one() -> None:
@@ -157,3 +58,107 @@ def test_hydra_uses_the_mesh_where_there_is_one() -> None:
     assert found["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] == "-F /mesh/ssh_config"
     assert found["I_MPI_HYDRA_IFACE"] == "eth0"
     assert "I_MPI_HYDRA_IFACE" not in mesh_environment("/mesh/ssh_config", "")
+
+
+def test_a_rank_that_says_nothing_is_named_with_mpiruns_words(bin_dir: Path) -> None:
+    answers, problems = launch(REQUEST)
+    assert [answer["rank"] for answer in answers] == [0, 2]
+    assert problems == [
+        Finding(
+            "node2",
+            "its rank gave no answer before mpirun ended; mpirun said:\n"
+            "rank 1 was ended by signal 9",
+            "",
+            "launch",
+        )
+    ]
+    arguments = (bin_dir / "arguments").read_text().split()
+    assert arguments[2:] == ["-n", "3", f"{bin_dir}/python", "-m", "ftcluster_train.probe"]
+
+
+def test_each_verify_is_a_run_of_its_own(bin_dir: Path) -> None:
+    """Else the end of one would end the ranks of another."""
+
+    def run() -> str:
+        launch(REQUEST)
+        lines = (bin_dir / "environment").read_text().splitlines()
+        return next(line for line in lines if line.startswith("FTCLUSTER_RUN="))
+
+    first, second = run(), run()
+    assert first != second
+    assert first.startswith("FTCLUSTER_RUN=verify-")
+
+
+def test_ranks_write_no_compiled_files_where_verify_does_not(
+    bin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value, line in ((True, "PYTHONDONTWRITEBYTECODE=1"), (False, "PYTHONDONTWRITEBYTECODE=")):
+        monkeypatch.setattr(sys, "dont_write_bytecode", value)
+        launch(REQUEST)
+        assert line in (bin_dir / "environment").read_text().splitlines()
+
+
+def test_hosts_that_cannot_take_part_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def refuse(hosts: list[Host], ssh_config: str, command: str) -> list[Refusal]:
+        called.append((hosts, ssh_config, command))
+        return [
+            Refusal(HOSTS[1], "ssh from the head fails: No route to host", True),
+            Refusal(HOSTS[2], "no TCP connection to the head at 127.0.0.1", False),
+        ]
+
+    monkeypatch.setattr(verify, "refusals", refuse)
+    first, second = unfit_hosts(REQUEST)
+    assert (first.host, first.kind) == ("node2", "ssh")
+    assert first.what == "at 10.0.0.2: ssh from the head fails: No route to host"
+    assert (second.host, second.kind) == ("node3", "network")
+    assert "29500-29999" in second.hint
+    ((hosts, ssh_config, command),) = called
+    assert (hosts, ssh_config) == ([*HOSTS[1:]], REQUEST.ssh_config)
+    assert command.startswith(f"{sys.executable} -B -m ftcluster_train.meeting 127.0.0.1 295")
+
+
+def test_the_others_go_on_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Finding("node2", "at 10.0.0.2: off", "", "ssh")
+    asked = []
+
+    def answers(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
+        asked.append(request)
+        return [{"rank": rank, "error": "", "packages": {"torch": "2"}} for rank in (0, 1)], []
+
+    monkeypatch.setattr(verify, "unfit_hosts", lambda _: [lost])
+    monkeypatch.setattr(verify, "launch", answers)
+    report = verify.verify(REQUEST)
+    assert [host.name for host in asked[0].hosts] == ["node1", "node3"]
+    assert [row["name"] for row in report.hosts] == ["node1", "node3"]
+    assert report.problems == [lost]
+    assert report.packages == 0
+
+
+def test_one_host_is_not_asked_over_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "unfit_hosts", lambda _: pytest.fail("nobody to ask"))
+    answer = {"rank": 0, "error": "", "packages": {"torch": "2"}, "all_reduce_ms": None}
+    monkeypatch.setattr(verify, "launch", lambda _: ([answer], []))
+    report = verify.verify(Request(HOSTS[:1], "", ""))
+    assert (report.problems, report.packages, report.all_reduce_ms) == ([], 1, None)
+
+
+def test_the_document_and_the_exit_code(tmp_path: Path) -> None:
+    """The whole program with an mpirun that fails."""
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho no such host\nexit 1\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    (tmp_path / "python").symlink_to(sys.executable)
+    request = {"hosts": [{"name": "a", "address": "127.0.0.1"}], "ssh_config": "", "interface": ""}
+    done = subprocess.run(
+        [tmp_path / "python", "-m", "ftcluster_train.verify"],
+        input=json.dumps(request), cwd=TRAIN, env=os.environ | {"PYTHONPATH": str(TRAIN)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    document = json.loads(done.stdout)
+    assert document["hosts"] == document["links"] == document["warnings"] == []
+    (problem,) = document["problems"]
+    assert problem["host"] == "a"
+    assert problem["kind"] == "launch"
+    assert problem["what"].endswith("mpirun said:\nno such host")

@@ -1,28 +1,32 @@
-"""The training loop: data-parallel, every rank does the same steps on its share of each batch."""
+"""The training loop: data-parallel, every rank does the same steps on its share of each batch.
 
+It is one loop for all tasks; what they differ in is in `ftcluster_train.tasks`.
+"""
+
+import contextlib
 import math
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    get_linear_schedule_with_warmup,
-)
+from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
-from ftcluster_train.data import Samples, collate, epoch_batches
+from ftcluster_train.batches import eval_batches, micro_batches, own_share
 from ftcluster_train.errors import TrainError
 from ftcluster_train.events import EventWriter
 from ftcluster_train.ipex import optimize
 from ftcluster_train.job import Job
-from ftcluster_train.metrics import classification_metrics, count_predictions
-from ftcluster_train.world import World, check_equal_parameters, sum_over_ranks
-
-EVAL_BATCH = 64  # samples a rank at once; without gradients there is room for more than in training
+from ftcluster_train.store import Samples
+from ftcluster_train.tasks import Task
+from ftcluster_train.world import (
+    World,
+    check_equal_parameters,
+    gather_over_ranks,
+    sum_over_ranks,
+)
 
 
 @dataclass
@@ -49,16 +53,22 @@ class Report:
 
 def train(
     job: Job,
+    task: Task,
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
     train_set: Samples,
-    validation_set: Samples,
+    validation_sets: Mapping[str, Samples],
     world: World,
     events: EventWriter | None,
 ) -> Report:
     """Train `model` in place; on return it is the same on every rank.
 
     Args:
+        job: the run.
+        task: what the samples are and what the loss is.
+        model: in fp32.
+        train_set: what it learns from.
+        validation_sets: what is evaluated after each epoch, by name.
+        world: this rank among all.
         events: where rank 0 tells its progress; None on the other ranks.
 
     Raises:
@@ -101,17 +111,21 @@ def train(
     while report.steps < steps:
         model.train()
         began = time.perf_counter()
-        for indices in epoch_batches(len(train_set), batch_size, settings.seed, epoch):
-            own = indices[world.rank :: world.size]
-            batch = collate(train_set, own or indices[:1], tokenizer)
-            labels = batch.pop("labels")
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                logits = ddp(**batch).logits
+        for indices in _epoch_batches(len(train_set), batch_size, settings.seed, epoch):
+            own = own_share(indices, world.rank, world.size)
+            parts = micro_batches(own or indices[:1], settings.gradient_accumulation_steps)
             # DDP averages over ranks; this weight makes it the mean over the batch's samples, also
             # where ranks have unequal shares of the last batch, or none.
-            weight = len(own) * world.size / len(indices)
-            loss = cross_entropy(logits.float(), labels) * weight
-            loss.backward()
+            weight = world.size / len(indices) if own else 0.0
+            for number, part in enumerate(parts, start=1):
+                # gradients are shared once a step, with the last part
+                with ddp.no_sync() if number < len(parts) else contextlib.nullcontext():
+                    inputs, targets = task.collate([train_set[i] for i in part])
+                    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                        outputs = ddp(**inputs)
+                    loss = task.loss(outputs, targets) * weight
+                    loss.backward()
+                recent_loss += loss.item()
             if settings.max_grad_norm > 0:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
             optimizer.step()
@@ -119,9 +133,9 @@ def train(
             optimizer.zero_grad()
             report.steps += 1
             report.samples += len(indices)
-            recent_loss, recent_steps = recent_loss + loss.item(), recent_steps + 1
+            recent_steps += 1
             if report.steps == 1:
-                check_equal_parameters(model, world, 1)
+                _prove_equal(model, 1, events)
             if report.steps % settings.logging_steps == 0 or report.steps == steps:
                 mean = sum_over_ranks([recent_loss])[0] / world.size / recent_steps
                 recent_loss, recent_steps = 0.0, 0
@@ -145,7 +159,7 @@ def train(
                 break
         report.train_seconds += time.perf_counter() - began
         epoch += 1
-        report.metrics = evaluate(job, model, tokenizer, validation_set, world)
+        report.metrics = evaluate_all(task, model, validation_sets, world, bf16)
         if events:
             events.write(
                 "evaluation",
@@ -153,33 +167,66 @@ def train(
                 epoch=round(report.steps / steps_per_epoch, 4),
                 metrics=report.metrics,
             )
-    digest = check_equal_parameters(model, world, report.steps)
-    if events:
-        events.write("parameters", step=report.steps, equal=True, sha256=digest)
+    _prove_equal(model, report.steps, events)
     return report
+
+
+def evaluate_all(
+    task: Task,
+    model: PreTrainedModel,
+    validation_sets: Mapping[str, Samples],
+    world: World,
+    bf16: bool,
+) -> dict[str, float]:
+    """The task's metrics over each set; where there are several, with the set's name behind.
+
+    `validation_matched` gives `accuracy_matched`.
+    """
+    metrics = {}
+    for name, samples in validation_sets.items():
+        ending = f"_{name.removeprefix('validation_')}" if len(validation_sets) > 1 else ""
+        found = evaluate(task, model, samples, world, bf16)
+        metrics.update({f"{metric}{ending}": value for metric, value in found.items()})
+    return metrics
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
 def evaluate(
-    job: Job,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    samples: Samples,
-    world: World,
+    task: Task, model: PreTrainedModel, samples: Samples, world: World, bf16: bool
 ) -> dict[str, float]:
     """The task's metrics over all samples, each evaluated by one rank; the same on every rank."""
     model.eval()
-    by_length = sorted(range(len(samples)), key=lambda i: len(samples.encodings[i]["input_ids"]))
-    own = by_length[world.rank :: world.size]
-    counts = count_predictions([], [])
-    for begin in range(0, len(own), EVAL_BATCH):
-        batch = collate(samples, own[begin : begin + EVAL_BATCH], tokenizer)
-        labels = batch.pop("labels")
-        with torch.autocast("cpu", torch.bfloat16, enabled=job.precision == "bf16"):
-            predictions = model(**batch).logits.argmax(dim=-1)
-        found = count_predictions(predictions.tolist(), labels.tolist())
-        counts = [a + b for a, b in zip(counts, found, strict=True)]
-    return classification_metrics(sum_over_ranks(counts), model.config.num_labels)
+    own: list[tuple[int, Any]] = []
+    for indices in eval_batches(samples.lengths("input_ids"), world.rank, world.size):
+        batch = [samples[i] for i in indices]
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            outputs = model(**task.collate(batch).inputs)
+        own += zip(indices, task.predictions(outputs, batch), strict=True)
+    of_all = dict(pair for pairs in gather_over_ranks(own) for pair in pairs)
+    return task.score([of_all[i] for i in range(len(samples))], samples)
+
+
+def _epoch_batches(count: int, batch_size: int, seed: int, epoch: int) -> Iterator[list[int]]:
+    """Indices of each batch of an epoch, all ranks together, the same on every rank.
+
+    The last batch is smaller where `batch_size` does not divide `count`; no sample is left out and
+    none comes twice.
+    """
+    generator = torch.Generator().manual_seed(seed * 100_003 + epoch)
+    order = torch.randperm(count, generator=generator)
+    for begin in range(0, count, batch_size):
+        yield order[begin : begin + batch_size].tolist()
+
+
+def _prove_equal(model: torch.nn.Module, step: int, events: EventWriter | None) -> None:
+    """Prove that the gradients were shared: every rank has the same parameters.
+
+    Raises:
+        TrainError: some differ; names the ranks.
+    """
+    digest = check_equal_parameters(model, step)
+    if events:
+        events.write("parameters", step=step, equal=True, sha256=digest)
 
 
 def _parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -21,6 +21,11 @@ class TrainError(Exception):
         self.hint = hint
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, or its name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def error_line(error: TrainError) -> str:
     """One line of a rank's output that the supervisor turns into an `error` event."""
     return MARKER + json.dumps(

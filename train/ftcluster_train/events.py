@@ -3,6 +3,9 @@
 Rank 0 writes while there are ranks; the supervisor writes before and after. Kinds of events:
 
 - phase: doing
+- notice: message, what a user should know, such as that samples were cut
+- placement: ranks, where each really is: rank, host, cpus (such as 0-15), memory_nodes (those it
+  takes memory from first; [] for the kernel's own way, null where that is not told), threads
 - start: world_size, threads_per_rank, backend, precision, ipex, steps, epochs, train_samples,
   parameters
 - step: step, epoch, loss, learning_rate, samples_per_second, remaining_seconds

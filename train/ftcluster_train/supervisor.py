@@ -11,25 +11,27 @@ import contextlib
 import json
 import os
 import random
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 from ftcluster_train import oneccl
-from ftcluster_train.errors import TrainError, read_error_line
+from ftcluster_train.errors import TrainError
 from ftcluster_train.events import EventWriter
 from ftcluster_train.reach import Host, unreachable
+from ftcluster_train.watch import Ending, ScriptWatch, TrainingWatch, Watch
 
 PORTS = range(29500, 29600)  # for the meeting point; the firewall opens 29500 to 29999
 GRACE_SECONDS = 10.0  # for ranks that were asked to end
-LAST_LINES = 12
+PAUSE_SECONDS = 0.2
 # of the host's environment, the ranks get only what they may need; the rest is the launch's
 INHERITED = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 INHERITED_PREFIXES = ("HF_",)
@@ -58,56 +60,99 @@ def _supervise(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> in
     if sourced is None:
         return 1
     environment = rank_environment(launch["env"], Path(launch["argv"][0]).parent, sourced)
-    state, exit_code = "failed", 1
-    log = (run_dir / "ranks.log").open("w", encoding="utf-8")
+    if "script" not in launch:
+        environment["HF_HUB_OFFLINE"] = "1"  # model and data have been fetched by `prepare`
+    watch = make_watch(run_dir, launch, events)
+    ending = Ending("failed", 1, [])
     events.write("phase", doing="starting the ranks")
     process = subprocess.Popen(
         launch["argv"],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
+        stderr=subprocess.PIPE if "script" in launch else subprocess.STDOUT,
         start_new_session=True,
     )
-    lines: list[str] = []
-    errors: list[dict[str, object]] = []
     try:
-        for line in _output(process, log):
-            lines = [*lines[-LAST_LINES:], line.rstrip()]
-            error = read_error_line(line)
-            if error:
-                errors.append(error)
-                # the others wait for this one in a collective
-                signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS / 2)
-        exit_code = process.wait()
-        state = "done" if exit_code == 0 and not errors else "failed"
+        _read(process, watch)
+        ending = watch.ending(process.wait())
     except Stopped:
-        state, exit_code = "stopped", 130
+        ending = Ending("stopped", 130, [])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ending is not broken off
         end_group(process)
+        if ending.state != "done":
+            wait_for_the_end(environment["FTCLUSTER_RUN"])
         sweep(environment["FTCLUSTER_RUN"])
-        log.close()
-        if state == "failed" and not errors:
-            words = "\n".join(line for line in lines if line.strip())
-            errors = [
-                {
-                    "message": f"mpirun ended with exit code {exit_code}; it last said:\n{words}",
-                    "hint": f"everything the ranks said is in {run_dir / 'ranks.log'}",
-                    "host": socket.gethostname(),
-                    "rank": None,
-                }
-            ]
-        if state == "failed":
-            for message in {str(error["message"]): error for error in errors}.values():
-                events.write("error", **message)
+        if ending.state == "stopped":
+            _read_the_rest(process, watch)
+        for message in {str(error["message"]): error for error in ending.errors}.values():
+            events.write("error", **message)
         events.write(
-            "end", state=state, exit_code=exit_code, seconds=round(time.monotonic() - began, 2)
+            "end",
+            state=ending.state,
+            exit_code=ending.exit_code,
+            seconds=round(time.monotonic() - began, 2),
         )
-    return exit_code
+    return ending.exit_code
+
+
+def make_watch(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> Watch:
+    """Who listens to the ranks of this launch."""
+    script = launch.get("script")
+    if script:
+        run, hosts = launch["env"]["FTCLUSTER_RUN"], launch["hosts"]
+        head = hosts[0]["name"] if len(hosts) > 1 else ""
+        return ScriptWatch(run_dir, run, script["world_size"], events, head)
+    return TrainingWatch(run_dir)
+
+
+def _read(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
+    """Hand what mpirun says to the watch until it says no more.
+
+    From when a rank has failed, what is left is given some time, asked to end, and made to.
+    """
+
+    def end_ranks(_number: int, _frame: FrameType | None) -> None:
+        if process.poll() is None and not asked:
+            asked.append(True)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
+        else:
+            sweep(os.environ["FTCLUSTER_RUN"])
+
+    asked: list[bool] = []
+    armed = False
+    signal.signal(signal.SIGALRM, end_ranks)
+    with selectors.DefaultSelector() as selector:
+        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+            if pipe:
+                selector.register(pipe, selectors.EVENT_READ, name)
+        while selector.get_map():
+            for key, _ in selector.select(PAUSE_SECONDS):
+                data = os.read(key.fd, 65536)
+                if data:
+                    watch.feed(key.data, data)
+                else:
+                    selector.unregister(key.fileobj)
+            watch.pause()
+            if watch.over and not armed:
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS / 2)
+    watch.close()
+
+
+def _read_the_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
+    """Hand over what mpirun had said before it was ended."""
+    for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+        if pipe:
+            os.set_blocking(pipe.fileno(), False)
+            with contextlib.suppress(BlockingIOError):  # somebody else has it open
+                while data := os.read(pipe.fileno(), 65536):
+                    watch.feed(name, data)  # type: ignore[arg-type]
+    watch.close()
 
 
 def reaches_all(launch: dict[str, Any], events: EventWriter) -> bool:
@@ -134,16 +179,6 @@ def source_backend(launch: dict[str, Any], events: EventWriter) -> dict[str, str
         events.write("error", message=error.message, hint=error.hint, host=host, rank=None)
         events.write("end", state="failed", exit_code=1, seconds=0.0)
         return None
-
-
-def _output(process: "subprocess.Popen[str]", log: TextIO) -> Iterator[str]:
-    """Each line of the ranks as it comes, written to the log as well while there is space."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        with contextlib.suppress(OSError):
-            log.write(line)
-            log.flush()
-        yield line
 
 
 def host_path() -> str:
@@ -176,7 +211,6 @@ def rank_environment(
         **sourced,
         "PATH": path,
         "MASTER_PORT": str(free_port()),
-        "HF_HUB_OFFLINE": "1",  # model and data have been fetched by `prepare`
         **launch,
     }
 
@@ -192,7 +226,7 @@ def free_port() -> int:
     raise OSError(f"no TCP port from {PORTS.start} to {PORTS.stop - 1} is free")
 
 
-def end_group(process: "subprocess.Popen[str]") -> None:
+def end_group(process: "subprocess.Popen[bytes]") -> None:
     """End mpirun and its process group: SIGTERM, a grace period, SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
@@ -203,7 +237,24 @@ def end_group(process: "subprocess.Popen[str]") -> None:
 
 
 def sweep(run: str) -> list[int]:
-    """Kill what is left of a run on this host; returns the process ids.
+    """Kill what is left of a run on this host; returns the process ids."""
+    found = []
+    for pid in processes_of(run):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            os.kill(pid, signal.SIGKILL)
+            found.append(pid)
+    return found
+
+
+def wait_for_the_end(run: str) -> None:
+    """Give what was asked to end a grace period: mpirun itself does not wait for it."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < deadline and any(_lives(pid) for pid in processes_of(run)):
+        time.sleep(0.1)
+
+
+def processes_of(run: str) -> list[int]:
+    """Process ids of a run on this host, without this process.
 
     A process belongs to the run if its environment says FTCLUSTER_RUN=<id>: Hydra's proxies and
     ranks are in sessions of their own, so the process group does not hold them.
@@ -216,7 +267,6 @@ def sweep(run: str) -> list[int]:
             continue
         try:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(pid, signal.SIGKILL)
                 found.append(pid)
         except OSError:
             continue  # it ended meanwhile, or is another user's
@@ -240,7 +290,6 @@ def start(run_dir: Path) -> int:
     os.dup2(log, 2)
     signal.signal(signal.SIGTERM, _raise_stopped)
     signal.signal(signal.SIGINT, _raise_stopped)
-    signal.signal(signal.SIGALRM, _end_ranks)
     _write_pid(run_dir / "supervisor.pid")
     try:
         code = supervise(run_dir)
@@ -258,12 +307,6 @@ def _write_pid(path: Path) -> None:
 
 def _raise_stopped(_number: int, _frame: FrameType | None) -> None:
     raise Stopped
-
-
-def _end_ranks(_number: int, _frame: FrameType | None) -> None:
-    """A rank has failed and the others had time to notice; mpirun's end ends the reading."""
-    run = json.loads((Path(sys.argv[2]) / "launch.json").read_text(encoding="utf-8"))
-    sweep(run["env"]["FTCLUSTER_RUN"])
 
 
 def _lives(pid: int) -> bool:

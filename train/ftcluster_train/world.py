@@ -6,8 +6,10 @@ import hashlib
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -107,18 +109,51 @@ def parameter_hash(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def check_equal_parameters(model: torch.nn.Module, world: World, step: int) -> str:
+def gather_over_ranks(value: Any) -> list[Any]:
+    """What each rank has, by rank, the same on every rank; plain data."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def differing_ranks(values: Sequence[str]) -> tuple[list[int], list[int]]:
+    """The ranks whose value is not what most have (rank 0's, if none is), and the others.
+
+    >>> differing_ranks(["a", "b", "b"])
+    ([0], [1, 2])
+    """
+    usual = max(values, key=values.count)
+    ranks = range(len(values))
+    return [r for r in ranks if values[r] != usual], [r for r in ranks if values[r] == usual]
+
+
+def check_equal_parameters(model: torch.nn.Module, step: int) -> str:
     """Make sure that every rank has the same parameters; returns their hash.
 
     Raises:
         TrainError: some differ, so the gradients were not shared; names the ranks.
     """
-    hashes: list[str] = [""] * world.size
-    dist.all_gather_object(hashes, parameter_hash(model))
-    different = [rank for rank, value in enumerate(hashes) if value != hashes[0]]
+    hashes = gather_over_ranks(parameter_hash(model))
+    different, others = differing_ranks(hashes)
     if different:
         raise TrainError(
-            f"after step {step} the parameters of ranks {different} differ from rank 0's",
+            f"after step {step} the parameters of ranks {different} differ from those of ranks "
+            f"{others}",
             "the gradients were not shared; nothing was saved",
         )
-    return hashes[0]
+    return str(hashes[0])
+
+
+def check_equal_samples(digest: str) -> None:
+    """Make sure that every rank has the same samples, each host having made its own.
+
+    Raises:
+        TrainError: some differ; names the ranks.
+    """
+    different, others = differing_ranks(gather_over_ranks(digest))
+    if different:
+        raise TrainError(
+            f"ranks {different} have other samples than ranks {others}: their hosts have other "
+            "data or another tokenizer under the same name",
+            "give model and data as folders, which are copied to all hosts: --data DIR --model DIR",
+        )

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from ftcluster import __version__
-from ftcluster.cli import bundle, demo, setup, stacks, teardown, train
+from ftcluster.cli import bundle, check, demo, plan, run, setup, stacks, teardown, train
 from ftcluster.errors import FtclusterError
 
-COMMANDS = (setup, train, demo, stacks, bundle, teardown)
+COMMANDS = (setup, check, plan, train, run, demo, stacks, bundle, teardown)
 
 
 def build_parser() -> argparse.ArgumentParser:

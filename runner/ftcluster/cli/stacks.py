@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ftcluster.columns import aligned
 from ftcluster.errors import UsageError
 from ftcluster.stacks import CCL, IPEX, NODE_PYTHON, Stack, find_stack, load_stacks
 from ftcluster.wishes import Answer, Wish, listed, resolve
@@ -96,16 +97,6 @@ def _row(stack: Stack) -> tuple[str, ...]:
         stack.version("transformers"),
         _span(stack.python),
     )
-
-
-def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows as lines whose columns stand one under the other."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def _span(python: tuple[str, str]) -> str:

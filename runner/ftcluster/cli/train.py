@@ -2,22 +2,26 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ftcluster.cli.ansible_options import CONNECTION, add_options, asked, passed_on
-from ftcluster.cluster import recall
-from ftcluster.errors import InputError, UsageError
+from ftcluster.cluster import Cluster, recall
+from ftcluster.errors import UsageError
 from ftcluster.facts import ClusterFacts
-from ftcluster.inputs import check_data_folder, check_model_folder, folder_name
-from ftcluster.jobs import Run, new_run_id, train
+from ftcluster.inputs import check_inputs, folder_name
+from ftcluster.jobs import Run, train
+from ftcluster.launching import new_run_id
+from ftcluster.model_folder import model_size
 from ftcluster.plan import first_hosts, plan
+from ftcluster.planning.shown import as_document, as_text
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
 from ftcluster.progress.words import duration, metrics
 from ftcluster.recipe import Recipe, load_recipe
-from ftcluster.render import as_shell, render
+from ftcluster.render import render
 from ftcluster.stacks import load_stacks
 
 DEFAULT_RECIPE = "quickstart"
@@ -31,6 +35,16 @@ def add_parser(verbs: Any) -> None:
         description="Trains what a recipe says on the cluster that was set up last.",
         usage="ftcluster train [RECIPE] [key=value ...] [options]",
     )
+    add_what_is_trained(parser)
+    parser.add_argument("--dry-run", action="store_true", help="only say what would run, and why")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
+    parser.add_argument("-v", "--verbose", action="store_true", help="plain lines, no live view")
+    add_options(parser, ("--extra-vars", *CONNECTION))
+    parser.set_defaults(run=run)
+
+
+def add_what_is_trained(parser: argparse.ArgumentParser) -> None:
+    """Add what `train` and `plan` take alike: what is trained, and on how much of the cluster."""
     parser.add_argument(
         "words",
         nargs="*",
@@ -41,16 +55,11 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--data",
         metavar="DIR",
-        help="a folder with train.jsonl and validation.jsonl, or a Hub name",
+        help="a folder in the form that the task needs (docs/recipes.md), or a Hub name",
     )
     parser.add_argument("--model", metavar="DIR", help="a model folder, or a Hub name")
     parser.add_argument("--nodes", type=_positive, metavar="N", help="the first N hosts only")
     parser.add_argument("--ranks-per-host", type=_positive, metavar="N")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would run, and why")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
-    parser.add_argument("-v", "--verbose", action="store_true", help="plain lines, no live view")
-    add_options(parser, ("--extra-vars", *CONNECTION))
-    parser.set_defaults(run=run)
 
 
 def _positive(text: str) -> int:
@@ -61,16 +70,12 @@ def _positive(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Run the verb; returns the exit code."""
-    recipes = [word for word in options.words if "=" not in word]
-    overrides = [word for word in options.words if "=" in word]
-    if len(recipes) > 1:
-        raise UsageError(f"one recipe at a time, not {', '.join(recipes)}")
-    recipe = recipes[0] if recipes else DEFAULT_RECIPE
+    recipe, overrides = split_words(options.words)
     prepared = prepare_run(
         recipe, overrides, options.data, options.model, options.nodes, options.ranks_per_host
     )
     if options.dry_run:
-        _show_plan(prepared, options.json)
+        show_plan(prepared, options.json)
         return 0
     with asked(vars(options)) as passwords:
         reach = (*prepared.cluster.options, *passed_on(vars(options)), *passwords)
@@ -82,6 +87,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def split_words(words: list[str]) -> tuple[str, list[str]]:
+    """The recipe and its overrides.
+
+    Raises:
+        UsageError: several recipes are named.
+    """
+    recipes = [word for word in words if "=" not in word]
+    if len(recipes) > 1:
+        raise UsageError(f"one recipe at a time, not {', '.join(recipes)}")
+    return recipes[0] if recipes else DEFAULT_RECIPE, [word for word in words if "=" in word]
+
+
 def prepare_run(
     recipe_name: str,
     overrides: list[str],
@@ -89,8 +106,18 @@ def prepare_run(
     model: str | None = None,
     nodes: int | None = None,
     ranks_per_host: int | None = None,
+    cluster: Cluster | None = None,
 ) -> Run:
     """Everything up to the launch, which changes nothing anywhere.
+
+    Args:
+        recipe_name: a known one, or a file.
+        overrides: `key=value`, above the recipe.
+        data: a folder or a name, above both.
+        model: as well.
+        nodes: how many hosts, the head first; left out, all.
+        ranks_per_host: left out, the plan decides.
+        cluster: left out, the one that was set up last.
 
     Raises:
         FtclusterError: recipe, inputs, cluster or plan are not as they must be.
@@ -102,79 +129,53 @@ def prepare_run(
         flags += [f"model={json.dumps(model)}"]
     recipe = with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
     check_inputs(recipe)
-    cluster = recall()
+    cluster = cluster or recall()
     facts = first_hosts(cluster.facts, nodes) if nodes else cluster.facts
+    size = None if recipe.from_scratch else model_size(Path(recipe.model))
     recipe, folders = on_the_hosts(recipe, facts)
-    decided = plan(facts, recipe, load_stacks(), ranks_per_host)
+    decided = plan(facts, recipe, load_stacks(), ranks_per_host, size)
     run_id = new_run_id(recipe)
     return Run(run_id, cluster, recipe, decided, render(decided, run_id), folders)
 
 
 def with_absolute_folders(recipe: Recipe) -> Recipe:
-    """The recipe with data and model as absolute paths where they are folders of this machine."""
-    return replace(recipe, data=_absolute(recipe.data), model=_absolute(recipe.model))
-
-
-def _absolute(value: str) -> str:
-    return str(Path(value).absolute()) if Path(value).is_dir() else value
-
-
-def check_inputs(recipe: Recipe) -> None:
-    """Check folders before anything is launched; names are left to the hosts.
-
-    Raises:
-        InputError: all problems of both.
-    """
-    problems: list[InputError] = []
-    try:
-        if _means_a_folder(recipe.data):
-            check_data_folder(Path(recipe.data), recipe.text_columns, recipe.label_column)
-    except InputError as error:
-        problems.append(error)
-    try:
-        if _means_a_folder(recipe.model):
-            check_model_folder(Path(recipe.model))
-    except InputError as error:
-        problems.append(error)
-    if problems:
-        raise InputError("\n".join(map(str, problems)))
-
-
-def _means_a_folder(value: str) -> bool:
-    return value.startswith((".", "/")) or value.endswith("/") or Path(value).is_dir()
+    """The recipe with absolute paths where it names folders of this machine."""
+    return _with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
 
 def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
     """The recipe with folders of this machine as they are named on the hosts, and what to copy."""
     if len(facts.hosts) == 1 and facts.head.connection == "local":
         return recipe, ()
-    copies = {
-        value: f"{facts.head.prefix}/{kind}/{folder_name(Path(value))}"
-        for kind, value in (("data", recipe.data), ("models", recipe.model))
-        if Path(value).is_dir()
+    copies: dict[str, str] = {}
+
+    def copied(field: str, folder: str) -> str:
+        kind = "data" if field == "data" else "models"
+        there = copies.get(folder) or f"{facts.head.prefix}/{kind}/{folder_name(Path(folder))}"
+        return copies.setdefault(folder, there)
+
+    return _with_folders(recipe, copied), tuple(copies.items())
+
+
+def _with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
+    """The recipe with other names, by field and name, for the folders of this machine."""
+    values = {field: getattr(recipe, field) for field in ("data", "model", "tokenizer")}
+    renamed = {
+        field: rename(field, value)
+        for field, value in values.items()
+        if value is not None and Path(value).is_dir()
     }
-    there = replace(
-        recipe,
-        data=copies.get(recipe.data, recipe.data),
-        model=copies.get(recipe.model, recipe.model),
-    )
-    return there, tuple(copies.items())
+    return replace(recipe, **renamed)  # type: ignore[arg-type]
 
 
-def _show_plan(run: Run, as_json: bool) -> None:
+def show_plan(run: Run, as_json: bool) -> None:
+    """Say what would run where, and why."""
     if as_json:
-        document = {
-            "run": run.id,
-            "state": "planned",
-            "world_size": run.plan.world_size,
-            "decisions": [vars(decision) for decision in run.plan.decisions],
-            "launch": run.launch.to_dict(),
-        }
-        print(json.dumps(document))
-        return
-    for decision in run.plan.decisions:
-        print(f"# {decision.what}: {decision.value} ({decision.why})")
-    print(as_shell(run.launch, run.plan))
+        names = {host.name for host in run.plan.hosts}
+        hosts = tuple(host for host in run.cluster.facts.hosts if host.name in names)
+        print(json.dumps(as_document(run.id, run.plan, run.launch, ClusterFacts(hosts))))
+    else:
+        print(as_text(run.plan, run.launch, run.job, run.folders))
 
 
 def result_document(progress: RunProgress) -> dict[str, Any]:

@@ -36,12 +36,14 @@ class LiveView:
         if event.kind in ("ok", "changed") and event.message:
             self.say(f"note: {progress.notices[-1]}")
 
-    def run_event(self, progress: RunProgress, kind: str) -> None:  # noqa: ARG002 - see View
+    def run_event(self, progress: RunProgress, kind: str) -> None:
         """See View."""
         if self._run is not progress:
             self.close()
             self._setup, self._run = None, progress
             self._start()
+        if kind == "notice":
+            self.say(f"note: {progress.notices[-1]}")
 
     def tick(self) -> None:
         """See View."""

@@ -34,6 +34,8 @@ class PlainView:
         match kind:
             case "phase":
                 self.say(f"{progress.doing} ...")
+            case "notice":
+                self.say(f"note: {progress.notices[-1]}")
             case "start":
                 self.say(f"training: {words.shape(progress)}, {progress.start['steps']} steps")
             case "step":

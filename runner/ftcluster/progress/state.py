@@ -78,6 +78,7 @@ class RunProgress:
         evaluations: every event `evaluation`.
         result: the event `result`: metrics, samples_per_second, model, ...
         errors: every event `error`: message, hint, rank, host.
+        notices: what every event `notice` says.
         seconds: from the launch to the end of the last rank.
     """
 
@@ -90,6 +91,7 @@ class RunProgress:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def add(self, event: dict[str, Any]) -> None:
@@ -97,6 +99,8 @@ class RunProgress:
         match event.get("event"):
             case "phase":
                 self.doing = event["doing"]
+            case "notice":
+                self.notices.append(event["message"])
             case "start":
                 self.start = event
             case "step":

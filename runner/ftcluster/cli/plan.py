@@ -1,0 +1,98 @@
+"""`ftcluster plan [RECIPE]`: who would run where with what, and why."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from ftcluster.cli.train import add_what_is_trained, prepare_run, show_plan, split_words
+from ftcluster.cluster import Cluster, recall
+from ftcluster.errors import InputError, raise_together
+from ftcluster.facts import ClusterFacts, HostFacts
+from ftcluster.ranges import parse_cpus
+
+HINT = "such a file is what `ftcluster plan --json` writes, or cluster.json of another control node"
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "plan",
+        help="say who would run where, and why",
+        description="Shows what `ftcluster train` would start with the same words: the ranks of "
+        "each host with their cores, threads and memory, every decision with its reason, and the "
+        "command. Starts nothing.",
+        usage="ftcluster plan [RECIPE] [key=value ...] [options]",
+    )
+    add_what_is_trained(parser)
+    parser.add_argument(
+        "--facts",
+        metavar="FILE",
+        help="plan for the hosts in FILE instead of the cluster that was set up last: what "
+        "`ftcluster plan --json` has written, with `facts`",
+    )
+    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the verb; returns the exit code."""
+    recipe, overrides = split_words(options.words)
+    file = Path(options.facts).absolute() if options.facts else None
+    cluster = Cluster(inventory=file, facts=read_facts(file)) if file else recall()
+    prepared = prepare_run(
+        recipe,
+        overrides,
+        options.data,
+        options.model,
+        options.nodes,
+        options.ranks_per_host,
+        cluster,
+    )
+    show_plan(prepared, options.json)
+    return 0
+
+
+def read_facts(path: Path) -> ClusterFacts:
+    """The hosts of a file with `facts`, or of nothing else.
+
+    Raises:
+        InputError: it cannot be read, or is something else; names each host and what it lacks.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}", HINT) from error
+    hosts = document.get("facts", document) if isinstance(document, dict) else None
+    hosts = hosts.get("hosts") if isinstance(hosts, dict) else None
+    if not isinstance(hosts, list) or not hosts:
+        raise InputError(f"{path} has no hosts", HINT)
+    problems = [
+        f"host {number}: {problem}"
+        for number, host in enumerate(hosts, start=1)
+        for problem in _problems(host)
+    ]
+    raise_together(problems, f"{path} has no facts to plan with", HINT)
+    return ClusterFacts.from_dict({"hosts": hosts})
+
+
+def _problems(host: Any) -> Iterator[str]:
+    """What keeps a host of such a file from being planned with."""
+    if not isinstance(host, dict):
+        yield f"{host!r} is no mapping of facts"
+        return
+    missing = [
+        spec.name for spec in fields(HostFacts) if spec.default is MISSING and spec.name not in host
+    ]
+    if missing:
+        yield f"{host.get('name', '?')} has no {', '.join(missing)}"
+        return
+    try:
+        facts = HostFacts.from_dict(host)
+        cpus = {cpu for node in facts.numa for cpu in parse_cpus(node.cpus)}
+        if not 0 < facts.cores <= len(cpus):
+            yield f"{facts.name} has {facts.cores} cores, its NUMA nodes have {len(cpus)} CPUs"
+    except (AttributeError, TypeError, ValueError) as error:
+        yield f"{host['name']}: {error}"

@@ -1,0 +1,204 @@
+"""`ftcluster run [--nodes N] [--ranks-per-host N] -- SCRIPT ARGS ...`: the user's own script."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from ftcluster.cli.ansible_options import CONNECTION, add_options, asked, passed_on
+from ftcluster.cluster import recall
+from ftcluster.errors import UsageError
+from ftcluster.extensions import stack_of
+from ftcluster.facts import ClusterFacts
+from ftcluster.launching import new_run_id
+from ftcluster.old_scripts import Finding, find_old
+from ftcluster.plan import first_hosts, plan
+from ftcluster.progress.state import RunProgress
+from ftcluster.progress.view import View, make_view
+from ftcluster.progress.words import duration
+from ftcluster.render import as_shell
+from ftcluster.script import USAGE, Script, doubtful_paths, read_words
+from ftcluster.script_folder import choose_files
+from ftcluster.script_run import (
+    ScriptRun,
+    render_script,
+    run_script,
+    script_folder,
+    script_result,
+    start_folder,
+)
+from ftcluster.source import read_source
+from ftcluster.stacks import load_stacks
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "run",
+        help="run your own script on every rank",
+        description="Runs a script that uses torch.distributed, Accelerate or Trainer on every "
+        "rank of the cluster that was set up last, as it is. Its folder is copied to the hosts, "
+        "its exit code is the command's, and what rank 0 says is shown.",
+        usage=USAGE,
+    )
+    parser.add_argument("--nodes", type=_positive, metavar="N", help="the first N hosts only")
+    parser.add_argument("--ranks-per-host", type=_positive, metavar="N")
+    parser.add_argument(
+        "--on-hosts",
+        action="store_true",
+        help="SCRIPT is an absolute path that every host has already; nothing is copied",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="run it although its versions do not fit the stack's"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only say what would run, and why")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
+    add_options(parser, ("--extra-vars", *CONNECTION))
+    parser.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT ARGS",
+        help="a Python file with its arguments, or -m MODULE with its arguments",
+    )
+    parser.set_defaults(run=run)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1, not '{text}'")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the verb; returns the exit code."""
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    here = Path.cwd()
+    script = read_words(words, options.on_hosts, here)
+    cluster = recall()
+    facts = first_hosts(cluster.facts, options.nodes) if options.nodes else cluster.facts
+    notes = [
+        *check_script(script, facts, options.force),
+        *doubtful_paths(script, here, _here_only(facts)),
+    ]
+    copied = choose_files(script.folder, Path.home()) if script.folder else None
+    decided = plan(facts, None, load_stacks(), options.ranks_per_host)
+    run_id = new_run_id(script)
+    launch = render_script(decided, run_id, script)
+    prepared = ScriptRun(run_id, cluster, script, decided, launch, copied)
+    if options.dry_run:
+        show_plan(prepared, notes, options.json)
+        return 0
+    view = make_view(verbose=True)  # rank 0's words and a live picture are in each other's way
+    for note in notes:
+        view.say(f"note: {note}")
+    show = Show(sys.stderr if options.json else sys.stdout, sys.stderr)
+    try:
+        with asked(vars(options)) as passwords:
+            reach = (*cluster.options, *passed_on(vars(options)), *passwords)
+            progress = run_script(prepared, view, reach, show, lambda: show.closed)
+    finally:
+        if show.in_line and sys.stderr.isatty():
+            print(file=sys.stderr)  # what is said next begins a line
+    say_result(prepared, progress, view, options.json)
+    return 0
+
+
+def check_script(script: Script, facts: ClusterFacts, force: bool) -> list[str]:
+    """What to know about a script before it is run on these hosts.
+
+    Raises:
+        UsageError: it would fail on every rank, for a reason that is in its source or its words.
+    """
+    source = read_source(script.source, script.folder) if script.source and script.folder else None
+    stacks = load_stacks()
+    found = find_old(source, script.arguments, stack_of(facts, stacks), stacks)
+    broken = [Finding(source.broken, "mend it")] if source and source.broken else []
+    certain = [*broken, *(one for one in found if one.certain)]
+    if certain and not force:
+        plural = "s" if len(certain) > 1 else ""
+        listed = "\n  ".join(map(str, certain))
+        raise UsageError(
+            f"{len(certain)} thing{plural} would make the script fail on every rank\n  {listed}",
+            "to run it all the same: --force",
+        )
+    return [str(one) for one in (*broken, *found)]
+
+
+def _here_only(facts: ClusterFacts) -> bool:
+    return len(facts.hosts) == 1 and facts.head.connection == "local"
+
+
+class Show:
+    """Writes what rank 0 says as it comes.
+
+    Attributes:
+        closed: whether nobody reads any more, as with `| head`.
+        in_line: whether the last words are a line without its end.
+    """
+
+    def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
+        self.closed = False
+        self.in_line = False
+        self._streams = {"stdout": stdout, "stderr": stderr}
+
+    def __call__(self, stream: Literal["stdout", "stderr"], text: str) -> None:
+        """Write a text to one of the streams."""
+        if self.closed:
+            return
+        target = self._streams[stream]
+        try:
+            target.write(text.encode(target.encoding, "replace").decode(target.encoding))
+            target.flush()
+            self.in_line = not text.endswith("\n")
+        except BrokenPipeError:
+            self.closed = True
+
+
+def show_plan(run: ScriptRun, notes: Sequence[str], as_json: bool) -> None:
+    """Say what would run."""
+    script, copied = run.script, run.copied
+    if as_json:
+        document = {
+            "run": run.id,
+            "state": "planned",
+            "world_size": run.plan.world_size,
+            "decisions": [vars(decision) for decision in run.plan.decisions],
+            "notes": notes,
+            "script": {
+                "program": script.program,
+                "folder": str(copied.folder) if copied else None,
+                "files": copied.files if copied else [],
+                "copied_to": script_folder(run.plan, copied),
+            },
+            "launch": run.launch.to_dict(),
+        }
+        print(json.dumps(document))
+        return
+    for note in notes:
+        print("# note: " + note.replace("\n", "\n# "))
+    if copied:
+        left_out = f", without {', '.join(copied.left_out)}" if copied.left_out else ""
+        print(
+            f"# copied to the hosts: {copied.folder} ({len(copied.files)} files, "
+            f"{copied.size_bytes / 1e6:.1f} MB{left_out}) to {script_folder(run.plan, copied)}, "
+            f"and there to {start_folder(run.plan, run.id, script)}"
+        )
+    for decision in run.plan.decisions:
+        print(f"# {decision.subject}: {decision.value} ({decision.why})")
+    print(as_shell(run.launch, run.plan))
+
+
+def say_result(run: ScriptRun, progress: RunProgress, view: View, as_json: bool) -> None:
+    """Say how a script ended that ended well."""
+    if as_json:
+        print(json.dumps(script_result(run, progress, 0)))
+        return
+    head = run.cluster.facts.head
+    where = "" if head.connection == "local" else f"{head.name}:"
+    ranks = f"{run.plan.world_size} rank{'s' * (run.plan.world_size > 1)}"
+    view.say(
+        f"done: run {run.id} on {ranks}, {duration(progress.seconds)}; "
+        f"what each rank said: {where}{run.logs}"
+    )

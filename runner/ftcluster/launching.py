@@ -1,0 +1,261 @@
+"""A run seen from the control node: launch it, follow it, stop it.
+
+The run itself belongs to the head's supervisor. The control node knows of it what events.jsonl
+says, which the playbook copies over while it grows.
+"""
+
+import base64
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from ftcluster.cluster import Cluster
+from ftcluster.errors import FtclusterError
+from ftcluster.interrupts import Interrupts
+from ftcluster.paths import state_dir, write_atomically
+from ftcluster.plan import LaunchPlan
+from ftcluster.playbooks import Outcome, TaskEvent, run_playbook
+from ftcluster.progress.state import RunProgress
+from ftcluster.progress.view import View
+from ftcluster.render import Launch, run_dir, stack_bin
+
+RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may last; the playbook only follows it
+STOP_LIMIT_SECONDS = 120
+
+
+class Job(Protocol):
+    """What is launched: a training or a script."""
+
+    @property
+    def id(self) -> str:
+        """The run's name, unique on this control node."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where it runs."""
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """Who runs where."""
+
+    @property
+    def launch(self) -> Launch:
+        """The command."""
+
+    @property
+    def playbook(self) -> str:
+        """The collection's playbook that launches and follows it."""
+
+    def variables(self) -> dict[str, Any]:
+        """What the playbook needs to know besides what all of them do."""
+
+    def record(self) -> dict[str, Any]:
+        """What run.json has of it besides what it has of all."""
+
+
+class Named(Protocol):
+    """A recipe or a script."""
+
+    @property
+    def name(self) -> str:
+        """What runs are called after."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A run that has ended, or could not be started.
+
+    Attributes:
+        progress: what its events say.
+        failures: tasks of the playbook that failed.
+        outcome: how the playbook ended; "stopped" means that no rank is left running.
+    """
+
+    progress: RunProgress
+    failures: list[TaskEvent]
+    outcome: Outcome
+
+
+def new_run_id(named: Named) -> str:
+    """An id that says what and when, new on this control node: quickstart-20260131-101500."""
+    stem = f"{named.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
+    return next(name for name in names if not (_runs() / name).exists())
+
+
+def events_file(run: str) -> Path:
+    """The control node's copy of a run's events.jsonl."""
+    return _runs() / run / "events.jsonl"
+
+
+def _runs() -> Path:
+    return state_dir() / "runs"
+
+
+def carry_out(
+    job: Job,
+    view: View,
+    reach: tuple[str, ...],
+    on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Followed:
+    """Launch a run and follow it to its end; Ctrl-C ends its ranks on all hosts.
+
+    Args:
+        job: what is launched.
+        view: where the progress is shown.
+        reach: arguments of ansible-playbook that say how to reach the hosts.
+        on_event: called for each of the run's events.
+        cancelled: asked several times a second; true ends the run as Ctrl-C does.
+
+    Raises:
+        FtclusterError: it was to be stopped, and may still be running.
+    """
+    events = events_file(job.id)
+    write_atomically(events.with_name("run.json"), _record(job))
+    events.touch()
+    progress = RunProgress(run=job.id)
+    reader = _EventReader(events)
+    failures: list[TaskEvent] = []
+
+    def on_task(event: TaskEvent) -> None:
+        if event.kind in ("failed", "unreachable"):
+            failures.append(event)
+        if event.kind == "task" and not progress.start:
+            doing = event.task[:1].lower() + event.task[1:]
+            take({"event": "phase", "doing": doing} if doing != "follow the run" else {})
+
+    def take(event: dict[str, Any]) -> None:
+        if event:
+            progress.add(event)
+            view.run_event(progress, event["event"])
+            on_event(event)
+
+    def on_tick() -> None:
+        for event in reader.new_events():
+            take(event)
+        view.tick()
+
+    with Interrupts() as interrupts:
+        outcome = run_playbook(
+            f"ftcluster.cluster.{job.playbook}",
+            job.cluster.inventory,
+            _variables(job),
+            on_task,
+            options=(*_hosts_of(job), *reach),
+            on_tick=on_tick,
+            cancelled=lambda: interrupts.count > 0 or cancelled(),
+            time_limit_seconds=RUN_LIMIT_SECONDS,
+        )
+        on_tick()
+        if outcome.state == "stopped":
+            view.say("stopping the ranks ... (once more to leave at once)")
+            _stop(job, on_tick, interrupts, reach)
+    view.close()
+    return Followed(progress, failures, outcome)
+
+
+def _stop(
+    job: Job, on_tick: Callable[[], None], interrupts: Interrupts, reach: tuple[str, ...]
+) -> None:
+    """End a run on its head.
+
+    Raises:
+        FtclusterError: it may still be running; says how to end it.
+    """
+    already = interrupts.count
+    outcome = run_playbook(
+        "ftcluster.cluster.stop",
+        job.cluster.inventory,
+        _variables(job),
+        lambda _: None,
+        options=(*_hosts_of(job), *reach),
+        on_tick=on_tick,
+        cancelled=lambda: interrupts.count > already,
+        time_limit_seconds=STOP_LIMIT_SECONDS,
+    )
+    if outcome.state != "done":
+        raise FtclusterError(
+            f"run {job.id} could not be stopped and may still be running",
+            f"on {job.plan.hosts[0].name}: {stack_bin(job.plan)}/python "
+            f"-m ftcluster_train.supervisor stop {run_dir(job.plan, job.id)}",
+        )
+
+
+def _hosts_of(job: Job) -> tuple[str, str]:
+    return ("--limit", ",".join(host.name for host in job.plan.hosts))
+
+
+def _variables(job: Job) -> dict[str, Any]:
+    """What the playbooks of every launch need, and stop as well."""
+    return {
+        "train_head": job.plan.hosts[0].name,
+        "train_rank_user": job.plan.rank_user,
+        "train_run": job.id,
+        "train_run_dir": run_dir(job.plan, job.id),
+        "train_stack": f"{job.plan.prefix}/current",
+        "train_events": str(events_file(job.id)),
+        **job.variables(),
+    }
+
+
+def verbatim(document: dict[str, Any]) -> str:
+    """Data for a playbook's `b64decode | from_json`: Ansible takes braces in it for no template."""
+    return base64.b64encode(json.dumps(document).encode()).decode()
+
+
+def _record(job: Job) -> str:
+    """run.json: everything that was known before the launch."""
+    document = {
+        "run": job.id,
+        "kind": job.playbook,
+        "inventory": str(job.cluster.inventory),
+        "plan": asdict(job.plan),
+        "launch": job.launch.to_dict(),
+        **job.record(),
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def failure(job: Job, followed: Followed) -> FtclusterError:
+    """Why a run did not end well, in the words of those who know."""
+    progress, failures, outcome = followed.progress, followed.failures, followed.outcome
+    if progress.errors:
+        first = progress.errors[0]
+        number = first.get("rank")
+        rank = f"rank {number} on {host_of(job.plan, number)}: " if number is not None else ""
+        more = [f"  also: {error['message']}" for error in progress.errors[1:]]
+        message = "\n".join([f"run {job.id} failed: {rank}{first['message']}", *more])
+        return FtclusterError(message, str(first.get("hint", "")))
+    if failures:
+        words = [f"{event.host}: {event.task}: {event.message}" for event in failures]
+        return FtclusterError(f"run {job.id} failed\n  " + "\n  ".join(words))
+    if outcome.state == "timeout":
+        return FtclusterError(f"run {job.id} was given up after {RUN_LIMIT_SECONDS} s")
+    return FtclusterError(f"run {job.id} failed: ansible said\n{outcome.output}")
+
+
+def host_of(plan: LaunchPlan, rank: int) -> str:
+    """The inventory's name of the host that a rank runs on; ranks follow the hosts' order."""
+    names = [host.name for host in plan.hosts for _ in range(host.ranks)]
+    return names[rank]
+
+
+class _EventReader:
+    """Hands out each object of a growing JSONL file once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new_events(self) -> list[dict[str, Any]]:
+        """Objects of the lines that were finished since the last call."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]

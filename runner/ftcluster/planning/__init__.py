@@ -1,0 +1,1 @@
+"""What `ftcluster.plan` decides, a module a question. Pure functions only."""

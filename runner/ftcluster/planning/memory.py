@@ -1,0 +1,83 @@
+"""What a rank needs of memory, estimated before anything is launched. Pure functions only.
+
+Measured with torch 2.8 and AdamW on BERT, DistilBERT, MiniLM and GPT-2 of 23 to 124 million
+parameters, 128 to 512 tokens a sample, with dropout: the peak of the process was within a tenth of
+this estimate.
+"""
+
+from dataclasses import dataclass
+
+# weights, gradients and AdamW's two states in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1)
+BYTES_A_PARAMETER = 16
+BF16_COPY = 2  # autocast's copy of each weight
+RUNTIME_BYTES = 600 * 10**6  # Python with torch and transformers
+ACTIVATION_BYTES = {"bf16": 60, "fp32": 120}  # a token, layer and feature of it
+ATTENTION_BYTES = 17  # a pair of tokens, layer and head
+LOGIT_BYTES = 16  # a token and word of the vocabulary: logits, their logarithms and gradients
+USABLE = 0.9  # of a host's memory; the rest is the system's and its page cache
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What is known of a model before it is loaded.
+
+    Attributes:
+        parameters: how many.
+        layers: of the encoder or decoder; 0 where unknown.
+        features: the width of a layer, hidden_size; 0 where unknown.
+        heads: of the attention of a layer; 0 where unknown.
+        vocabulary: number of tokens it knows; 0 where unknown.
+    """
+
+    parameters: int
+    layers: int = 0
+    features: int = 0
+    heads: int = 0
+    vocabulary: int = 0
+
+
+@dataclass(frozen=True)
+class Need:
+    """Memory of one rank in bytes.
+
+    Attributes:
+        states: weights, gradients and optimizer.
+        activations: what the backward pass needs of the forward one, at most.
+        runtime: the program itself.
+    """
+
+    states: int
+    activations: int
+    runtime: int = RUNTIME_BYTES
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.states + self.activations + self.runtime
+
+
+def need(size: ModelSize, precision: str, samples: int, tokens: int, predicts_tokens: bool) -> Need:
+    """What a rank needs for a forward and a backward pass.
+
+    Args:
+        size: the model.
+        precision: bf16 or fp32.
+        samples: how many a rank computes at once.
+        tokens: the most that a sample has; the others of a batch are padded to it.
+        predicts_tokens: whether the loss is over the vocabulary at every token.
+    """
+    a_parameter = BYTES_A_PARAMETER + (BF16_COPY if precision == "bf16" else 0)
+    a_layer = size.features * ACTIVATION_BYTES[precision] + size.heads * tokens * ATTENTION_BYTES
+    a_token = size.layers * a_layer
+    if predicts_tokens:
+        a_token += size.vocabulary * LOGIT_BYTES
+    return Need(states=size.parameters * a_parameter, activations=samples * tokens * a_token)
+
+
+def gigabytes(size: float) -> str:
+    """A size for a person.
+
+    >>> gigabytes(2_100_000_000), gigabytes(137_438_953_472)
+    ('2.1 GB', '137 GB')
+    """
+    return f"{size / 1e9:.1f} GB" if size < 9.95e9 else f"{size / 1e9:.0f} GB"

@@ -1,0 +1,219 @@
+"""Which cores of a host belong to which rank, and the memory beside them. Pure functions only."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ftcluster.facts import HostFacts
+from ftcluster.ranges import format_cpus, parse_cpus
+
+# A rank of fewer cores keeps none for communication. gloo needs 0.07 core-seconds to all-reduce
+# 100 MB between two ranks and up to twice as much between many (measured); a training step needs
+# 6 operations a parameter and token, of which a core with AMX does 0.3e12 a second. So for 2,000
+# tokens communication takes 7 to 13 % of the core-seconds of a step: about one core of 8 to 16.
+COMMUNICATION_FROM = 8
+# A host of fewer cores keeps none for the system: one of 64 is 1.6 % of it.
+SYSTEM_FROM = 64
+SMALL_NODE = 0.5  # a node with less than this share of the largest one's cores would hold all up
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Cores that have the same memory near them.
+
+    Attributes:
+        nodes: the NUMA nodes' numbers; several where the kernel emulates nodes of the same cores.
+        cpus: CPU numbers of the cores' first hardware threads.
+        hbm: the nodes of high-bandwidth memory that these cores are nearest to.
+    """
+
+    nodes: tuple[int, ...]
+    cpus: tuple[int, ...]
+    hbm: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What one rank gets of its host.
+
+    Attributes:
+        cpus: the CPUs it may run on, such as "0-15".
+        threads: OpenMP threads.
+        memory: the NUMA nodes that its memory is taken from first; none: as the kernel does.
+        workers: with oneCCL, the CPUs of its workers, apart from `cpus` where there are enough.
+        samples: its share of a batch; 0 where the batch is not known.
+    """
+
+    cpus: str
+    threads: int
+    memory: tuple[int, ...]
+    workers: str = ""
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a host's cores are shared.
+
+    Attributes:
+        ranks: what each rank gets, by local rank.
+        cores: cores of the rank that has the fewest, those kept for communication included.
+        kept: cores of each rank that are kept for communication.
+        system: cores of the host that are kept for its system.
+        spare: cores of the host that no rank has, because ranks have equally many.
+        floating: whether ranks share a NUMA node's cores as the kernel likes, because a quota says
+            how much time there is and not on which cores.
+    """
+
+    ranks: tuple[RankPlan, ...]
+    cores: int
+    kept: int
+    system: int
+    spare: int
+    floating: bool
+
+
+def domains(host: HostFacts) -> tuple[Domain, ...]:
+    """The cores of a host by the memory that is near them, in the nodes' order."""
+    found: list[Domain] = []
+    for node in host.numa:
+        cpus = parse_cpus(node.cpus)
+        if not cpus:
+            continue
+        hbm = tuple(other.node for other in host.numa if other.hbm and other.near == node.node)
+        shared = next((one for one in found if set(one.cpus) & set(cpus)), None)
+        if shared:  # the same cores, as emulated nodes have
+            found[found.index(shared)] = Domain(
+                nodes=(*shared.nodes, node.node),
+                cpus=tuple(dict.fromkeys((*shared.cpus, *cpus))),
+                hbm=shared.hbm + hbm,
+            )
+        else:
+            found.append(Domain((node.node,), cpus, hbm))
+    return tuple(found)
+
+
+def worthwhile(host: HostFacts) -> tuple[tuple[Domain, ...], tuple[Domain, ...]]:
+    """The domains that ranks are laid on by default, and those that would hold them up.
+
+    Of a quota only as many domains as have its cores, the largest ones.
+    """
+    everything = domains(host)
+    most = max(len(domain.cpus) for domain in everything)
+    used = [one for one in everything if len(one.cpus) >= SMALL_NODE * most]
+    if limited(host):
+        by_size = sorted(used, key=lambda one: -len(one.cpus))
+        while len(by_size) > 1 and sum(len(one.cpus) for one in by_size[:-1]) >= host.cores:
+            by_size.pop()
+        used = [one for one in used if one in by_size]
+    return tuple(used), tuple(one for one in everything if one not in used)
+
+
+def limited(host: HostFacts) -> bool:
+    """Whether a quota gives a host less time than its cores have."""
+    cores = sum(len(domain.cpus) for domain in domains(host))
+    return host.cpu_quota is not None and host.cpu_quota < cores
+
+
+def even_counts(host: HostFacts) -> tuple[int, ...]:
+    """Numbers of ranks that lay equally many whole NUMA nodes on each, the most first.
+
+    Ranks stay within a socket as long as there are as many as sockets: with two sockets of three
+    nodes each, these are 6, 2 and 1.
+    """
+    count = len(worthwhile(host)[0])
+    sockets = host.sockets if host.sockets and count % host.sockets == 0 else 1
+    return tuple(
+        ranks
+        for ranks in range(count, 0, -1)
+        if count % ranks == 0 and (ranks % sockets == 0 or sockets % ranks == 0)
+    )
+
+
+def lay_out(host: HostFacts, ranks: int, communicates: bool, workers: int = 0) -> Layout:
+    """Share a host's cores among its ranks.
+
+    Args:
+        host: it has at least as many cores as ranks.
+        ranks: how many.
+        communicates: whether there are other ranks, on this host or another.
+        workers: oneCCL's workers a rank; they poll, so each has a core of its own if the rank has
+            more than these. 0 where oneCCL is not used.
+    """
+    used, _ = worthwhile(host)
+    if ranks > sum(len(domain.cpus) for domain in used):
+        used = domains(host)
+    floating = limited(host)
+    shares = _floating(used, ranks) if floating else _shares(used, ranks)
+    cores = host.cores // ranks if floating else min(len(cpus) for cpus, _ in shares)
+    kept = int(communicates and cores >= COMMUNICATION_FROM)
+    if workers:
+        kept = workers if cores > workers else 0
+    second_threads = host.threads > host.cores
+    system = int(
+        ranks == 1 and host.cores >= SYSTEM_FROM and not (kept or second_threads or floating)
+    )
+    plans = []
+    for index, (cpus, near) in enumerate(shares):
+        own = cpus[system:]
+        threads = max(1, (cores if floating else len(own)) - kept)
+        one = RankPlan(format_cpus(own), threads, _memory(host, near))
+        if workers:
+            # of CPUs that ranks share, the workers of each have others
+            last = len(own) - (index * workers % len(own) if floating else 0)
+            working = own[last - workers : last]
+            computing = [cpu for cpu in own if not kept or cpu not in working]
+            one = replace(one, cpus=format_cpus(computing), workers=format_cpus(working))
+        plans.append(one)
+    whole = sum(len(domain.cpus) for domain in used)
+    return Layout(
+        ranks=tuple(plans),
+        cores=cores - system,
+        kept=kept,
+        system=system,
+        spare=0 if floating else whole - sum(len(cpus) for cpus, _ in shares),
+        floating=floating,
+    )
+
+
+_Share = tuple[tuple[int, ...], tuple[Domain, ...]]  # the CPUs of a rank, and where they are from
+
+
+def _shares(used: Sequence[Domain], ranks: int) -> list[_Share]:
+    """Whole domains for each rank, several ranks within each, or else as many cores in a row."""
+    if len(used) % ranks == 0:
+        size = len(used) // ranks
+        return [_all_of(used[first : first + size]) for first in range(0, len(used), size)]
+    inside = ranks // len(used)
+    if ranks % len(used) == 0 and all(len(one.cpus) >= inside for one in used):
+        return [(cpus, (one,)) for one in used for cpus in _pieces(one.cpus, inside)]
+    everything, _ = _all_of(used)
+    return [
+        (cpus, tuple(one for one in used if set(one.cpus) & set(cpus)))
+        for cpus in _pieces(everything, ranks)
+    ]
+
+
+def _floating(used: Sequence[Domain], ranks: int) -> list[_Share]:
+    """Whole domains, some of them for several ranks, or where that does not go all for all."""
+    if len(used) % ranks == 0:
+        return _shares(used, ranks)
+    if ranks % len(used) == 0:
+        return [_all_of([one]) for one in used for _ in range(ranks // len(used))]
+    return [_all_of(used)] * ranks
+
+
+def _all_of(used: Sequence[Domain]) -> _Share:
+    return tuple(cpu for one in used for cpu in one.cpus), tuple(used)
+
+
+def _pieces(cpus: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
+    size = len(cpus) // count
+    for index in range(count):
+        yield cpus[index * size : (index + 1) * size]
+
+
+def _memory(host: HostFacts, near: Sequence[Domain]) -> tuple[int, ...]:
+    """The nodes that memory is taken from first: high-bandwidth memory where cores have some."""
+    fast = tuple(node for domain in near for node in domain.hbm)
+    nodes = tuple(node for domain in near for node in domain.nodes)
+    return fast or (nodes if len(nodes) < len(host.numa) else ())

@@ -1,0 +1,131 @@
+"""From the fields of a dataclass to what a recipe may say: types, limits, words for both."""
+
+import math
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a value must keep to beyond its type.
+
+    Attributes:
+        at_least: the smallest number.
+        above: a number that it is more than.
+        at_most: the largest number; of a list, the most entries.
+    """
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+
+
+def limited(default: Any = MISSING, **limits: float) -> Any:
+    """A field of a dataclass with `Limits`; without a default it has to be given."""
+    return field(default=default, metadata={"limits": Limits(**limits)})
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a recipe.
+
+    Attributes:
+        name: as it is written, dotted where it is in a section.
+        kind: its type.
+        limits: what its value must keep to.
+        required: whether it has to be given.
+    """
+
+    name: str
+    kind: Any
+    limits: Limits
+    required: bool
+
+    def convert(self, value: Any) -> Any:
+        """A value of YAML as the field's type.
+
+        Raises:
+            ValueError: it is something else, or not within the limits; says what is allowed.
+        """
+        if not _matches(value, self.kind):
+            raise ValueError(f"'{self.name}' is {self.meaning}, not {value!r}")
+        if isinstance(value, list):
+            most = self.limits.at_most
+            if not value or (most is not None and len(value) > most):
+                raise ValueError(f"'{self.name}' is {self.meaning}, not {value!r}")
+            return tuple(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            self._check_number(value)
+        return float(value) if self.kind is float else value
+
+    def _check_number(self, value: float) -> None:
+        low, above, high = self.limits.at_least, self.limits.above, self.limits.at_most
+        if not math.isfinite(value):
+            raise ValueError(f"'{self.name}' is {self.meaning}, not {value!r}")
+        if low is not None and high is not None and not low <= value <= high:
+            raise ValueError(f"'{self.name}' is from {low:g} to {high:g}, not {value!r}")
+        if low is not None and value < low:
+            words = "not negative" if low == 0 else f"at least {low:g}"
+            raise ValueError(f"'{self.name}' is {words}, not {value!r}")
+        if above is not None and value <= above:
+            raise ValueError(f"'{self.name}' is more than {above:g}, not {value!r}")
+
+    @property
+    def meaning(self) -> str:
+        """What is allowed, as a person would say it."""
+        return _meaning(self.kind, self.limits)
+
+
+def keys_of(kind: Any, section: str = "", leave_out: tuple[str, ...] = ()) -> Iterator[Key]:
+    """The keys that a dataclass takes, its fields' names behind `section`."""
+    hints = typing.get_type_hints(kind)
+    for spec in fields(kind):
+        if spec.name not in leave_out:
+            limits = spec.metadata.get("limits", Limits())
+            yield Key(f"{section}{spec.name}", hints[spec.name], limits, _required(spec))
+
+
+def _required(spec: "Field[Any]") -> bool:
+    return spec.default is MISSING and spec.default_factory is MISSING
+
+
+def _meaning(kind: Any, limits: Limits) -> str:
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return "one of " + ", ".join(map(_in_yaml, typing.get_args(kind)))
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_meaning(inner, limits) for inner in typing.get_args(kind))
+    if origin is tuple:
+        inner = typing.get_args(kind)[0]
+        if inner is str:
+            return "a list of one or two column names" if limits.at_most == 2 else "a list of names"
+        return f"a list, each {_meaning(inner, Limits())}"
+    names = {
+        int: "a whole number", float: "a number", str: "a text", bool: "true or false",
+        types.NoneType: "nothing",
+    }  # fmt: skip
+    return names[kind]
+
+
+def _in_yaml(value: str | bool) -> str:
+    return value if isinstance(value, str) else str(value).lower()
+
+
+def _matches(value: Any, kind: Any) -> bool:
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        # the type as well: 1 is equal to True
+        return (type(value), value) in [(type(one), one) for one in typing.get_args(kind)]
+    if origin in (types.UnionType, typing.Union):
+        return any(_matches(value, inner) for inner in typing.get_args(kind))
+    if origin is tuple:
+        inner = typing.get_args(kind)[0]
+        return isinstance(value, list) and all(_matches(item, inner) for item in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)

@@ -1,0 +1,145 @@
+"""Which files of a script's folder are copied to the hosts."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftcluster.errors import UsageError
+
+MAX_FILES = 10_000
+MAX_BYTES = 1_000_000_000
+MOST_NAMED = 5
+# what belongs to tools and is made again by them, not to the script
+JUNK = {
+    ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache",
+    ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".tox", ".nox", ".eggs", ".idea",
+    ".vscode", ".DS_Store",
+}  # fmt: skip
+JUNK_ENDINGS = (".pyc", ".pyo", ".swp", "~")
+SYSTEM = ("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/proc", "/root", "/run", "/sbin",
+          "/sys", "/tmp", "/usr", "/var", "/var/tmp")  # fmt: skip
+ADVICE = "put the script and what it needs into a folder of its own"
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What is copied of a folder.
+
+    Attributes:
+        folder: the folder.
+        files: names in it, sorted.
+        size_bytes: of all of them.
+        left_out: junk that was found and is not copied.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    size_bytes: int
+    left_out: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """A name that changes with names, contents and modes: glue-4f7d1c0b2a9e.
+
+        Raises:
+            UsageError: a file cannot be read.
+        """
+        digest = hashlib.sha256()
+        for name in self.files:
+            path = self.folder / name
+            try:
+                with path.open("rb") as file:
+                    digest.update(f"{name}\0{os.fstat(file.fileno()).st_mode & 0o777}\0".encode())
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError as error:
+                raise UsageError(f"{path} cannot be read: {error.strerror}", ADVICE) from None
+        return f"{self.folder.name}-{digest.hexdigest()[:12]}"
+
+
+def choose_files(folder: Path, home: Path | None = None) -> Copied:
+    """The files of a script's folder, without junk; links within it as what they point to.
+
+    Args:
+        folder: an absolute path without links.
+        home: the user's home folder, which is not copied as a whole.
+
+    Raises:
+        UsageError: the folder is a system's or a home folder, too large, cannot be read, or has
+            links that leave it; names what is in the way.
+    """
+    if str(folder) in SYSTEM or folder == home:
+        raise UsageError(f"the script is in {folder}, which is not copied as a whole", ADVICE)
+    left_out: list[str] = []
+    leaving: list[str] = []
+    files: list[str] = []
+    sizes: dict[str, int] = {}
+    for name in _walk(folder, folder, "", (), left_out, leaving):
+        files.append(name)
+        top = name.split("/")[0]
+        sizes[top] = sizes.get(top, 0) + (folder / name).stat().st_size
+        if len(files) > MAX_FILES:
+            raise UsageError(
+                f"the script's folder {folder} has more than {MAX_FILES:,} files, too many to copy",
+                ADVICE,
+            )
+    if leaving:
+        listed = "\n  ".join(leaving[:MOST_NAMED])
+        more = f"\n  and {len(leaving) - MOST_NAMED} more" if len(leaving) > MOST_NAMED else ""
+        raise UsageError(
+            f"the script's folder {folder} has links that leave it; what they point to is not "
+            f"copied\n  {listed}{more}",
+            "replace them by copies, or give the script paths that are on every host",
+        )
+    size = sum(sizes.values())
+    if size > MAX_BYTES:
+        largest = sorted(sizes, key=lambda top: -sizes[top])[:MOST_NAMED]
+        listed = ", ".join(f"{top} {sizes[top] / 1e6:,.0f} MB" for top in largest)
+        raise UsageError(
+            f"the script's folder {folder} has {size / 1e6:,.0f} MB, too much to copy "
+            f"(at most {MAX_BYTES / 1e6:,.0f} MB); largest: {listed}",
+            f"{ADVICE}; large data belong on every host or a shared file system",
+        )
+    return Copied(folder, tuple(sorted(files)), size, tuple(sorted(left_out)))
+
+
+def _walk(
+    root: Path, folder: Path, prefix: str, above: tuple[Path, ...], left_out: list[str],
+    leaving: list[str],
+) -> Iterator[str]:  # fmt: skip
+    """Names of all files below a folder; junk and links that leave the root go into the lists."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: {error.strerror}", ADVICE) from None
+    for entry in entries:
+        name = f"{prefix}{entry.name}"
+        path = Path(entry.path)
+        if entry.name in JUNK or entry.name.endswith(JUNK_ENDINGS):
+            left_out.append(name)
+        elif entry.is_symlink():
+            target = _target(path)
+            if target is None:
+                continue  # it points to nothing, as the locks of editors do
+            if not target.is_relative_to(root):
+                leaving.append(f"{name} -> {path.readlink()}")
+            elif target.is_dir() and target not in (*above, folder):
+                yield from _walk(root, target, f"{name}/", (*above, folder), left_out, leaving)
+            elif target.is_file():
+                yield name
+        elif entry.is_dir():
+            if (path / "pyvenv.cfg").exists():
+                left_out.append(name)
+            else:
+                yield from _walk(root, path, f"{name}/", (*above, folder), left_out, leaving)
+        elif entry.is_file():
+            yield name
+
+
+def _target(link: Path) -> Path | None:
+    """What a link points to; None for nothing."""
+    try:
+        return link.resolve(strict=True)
+    except (OSError, RuntimeError):
+        return None

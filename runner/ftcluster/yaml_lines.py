@@ -1,0 +1,71 @@
+"""YAML whose every key remembers its line, for messages."""
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+import yaml
+
+from ftcluster.errors import RecipeError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-4 as a string; people who write recipes mean a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read_value(text: str) -> Any:
+    """One value; a text that is not YAML stands for itself."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        return text
+
+
+def read_keys(
+    text: str, source: str, sections: Collection[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values by key, and where each key stands ("file:line").
+
+    Args:
+        text: the YAML, a mapping.
+        source: the file's name, for messages.
+        sections: keys whose mappings' keys come out dotted.
+
+    Raises:
+        RecipeError: it is not YAML or no mapping, or a key is set twice.
+    """
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            root = yaml.MappingNode("tag:yaml.org,2002:map", [])
+        if not isinstance(root, yaml.MappingNode):
+            raise RecipeError(f"{source}:1: a recipe is a mapping of keys to values")
+        values: dict[str, Any] = {}
+        lines: dict[str, str] = {}
+        pending = [("", root)]
+        while pending:
+            prefix, mapping = pending.pop(0)
+            for key_node, value_node in mapping.value:
+                key = f"{prefix}{loader.construct_object(key_node, deep=True)}"
+                where = f"{source}:{key_node.start_mark.line + 1}"
+                if key in values:
+                    raise RecipeError(f"{where}: '{key}' is set twice, first at {lines[key]}")
+                if key in sections and isinstance(value_node, yaml.MappingNode):
+                    pending.append((f"{key}.", value_node))
+                    continue
+                lines[key] = where
+                values[key] = loader.construct_object(value_node, deep=True)
+        return values, lines
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise RecipeError(f"{source}:{line}: not valid YAML: {error.problem}") from error
+    finally:
+        loader.dispose()

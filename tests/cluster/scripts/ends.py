@@ -1,0 +1,18 @@
+"""Ends as its arguments say: `WHAT RANK`; the other ranks wait, as they would in a collective."""
+
+import os
+import signal
+import sys
+import time
+
+what, who = sys.argv[1], int(sys.argv[2])
+rank = int(os.environ["RANK"])
+print(f"rank {rank} is here", end=" ", flush=True)
+print("now")
+if rank == who:
+    if what == "raise":
+        raise RuntimeError("the data are odd")
+    if what.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, what))
+    sys.exit(int(what))
+time.sleep(300)

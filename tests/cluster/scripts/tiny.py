@@ -1,0 +1,12 @@
+"""A model from a configuration, without any hub."""
+
+from transformers import BertConfig, BertForSequenceClassification
+
+
+def tiny_model() -> BertForSequenceClassification:
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=32, max_position_embeddings=16,
+        )
+    )  # fmt: skip

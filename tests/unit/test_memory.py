@@ -1,0 +1,95 @@
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.model_folder import model_size
+from ftcluster.planning.memory import ModelSize, need
+
+HEADS = 12
+MINI = (22_713_216, 6, 384)
+DISTILBERT = (66_955_010, 6, 768)
+BERT = (109_483_778, 12, 768)
+GPT2 = (124_439_808, 12, 768)
+
+
+@pytest.mark.parametrize(
+    ("model", "samples", "tokens", "precision", "vocabulary", "measured_mb"),
+    [
+        (MINI, 16, 128, "bf16", 0, 1714),
+        (MINI, 48, 128, "fp32", 0, 3820),
+        (MINI, 16, 384, "bf16", 0, 4559),
+        (DISTILBERT, 8, 384, "bf16", 0, 4262),
+        (BERT, 8, 128, "bf16", 0, 3492),
+        (BERT, 12, 128, "fp32", 0, 5036),
+        (BERT, 6, 384, "bf16", 0, 5796),
+        (GPT2, 2, 512, "bf16", 50257, 5652),
+        (GPT2, 2, 512, "fp32", 50257, 6129),
+    ],
+)
+def test_the_estimate_is_near_what_was_measured(
+    model: tuple[int, int, int], samples: int, tokens: int, precision: str, vocabulary: int,
+    measured_mb: int,
+) -> None:  # fmt: skip
+    """The peak of two steps with torch 2.8 (VmHWM), with AdamW and dropout."""
+    parameters, layers, features = model
+    size = ModelSize(parameters, layers, features, HEADS, vocabulary)
+    found = need(size, precision, samples, tokens, predicts_tokens=vocabulary > 0)
+    assert found.total / 1e6 == pytest.approx(measured_mb, rel=0.11)
+
+
+def test_a_model_of_which_only_the_parameters_are_known() -> None:
+    found = need(ModelSize(10**9), "fp32", 8, 128, predicts_tokens=False)
+    assert (found.states, found.activations) == (16 * 10**9, 0)
+
+
+def write_weights(path: Path, **tensors: tuple[str, list[int]]) -> None:
+    """A safetensors file with a header only, which is all that is read."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for name, (dtype, shape) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def test_the_size_of_a_folder(tmp_path: Path) -> None:
+    config = {"n_layer": 2, "n_embd": 8, "n_head": 4, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_weights(
+        tmp_path / "model.safetensors", wte=("F32", [100, 8]), bias=("BF16", [8]),
+        position_ids=("I64", [1, 512]),
+    )  # fmt: skip
+    assert model_size(tmp_path) == ModelSize(808, 2, 8, 4, 100)
+
+
+def test_the_size_of_a_folder_with_several_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    for name in files:
+        write_weights(tmp_path / name, **{name: ("F16", [3, 5])})
+    index = {"weight_map": {"a": files[0], "b": files[1], "c": files[1]}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert model_size(tmp_path) == ModelSize(30, 0, 8)
+
+
+@pytest.mark.parametrize("damage", ["no folder", "bin", "short", "huge", "text", "list"])
+def test_folders_whose_size_is_not_known(tmp_path: Path, damage: str) -> None:
+    weights = tmp_path / "model.safetensors"
+    write_weights(weights, a=("F32", [2]))
+    (tmp_path / "config.json").write_text("{}")
+    match damage:
+        case "no folder":
+            tmp_path = tmp_path / "bert-base-uncased"
+        case "bin":
+            weights.rename(tmp_path / "pytorch_model.bin")
+        case "short":
+            weights.write_bytes(b"abc")
+        case "huge":
+            weights.write_bytes(struct.pack("<Q", 1 << 60))
+        case "text":
+            weights.write_bytes(struct.pack("<Q", 5) + b"hello")
+        case "list":
+            (tmp_path / "config.json").write_text("[]")
+    assert model_size(tmp_path) is None

@@ -1,0 +1,102 @@
+"""One rank of a user's script.
+
+    python -m ftcluster_train.script run FOLDER PROGRAM ...    run it there, tell how it ended
+    python -m ftcluster_train.script look PROGRAM ...          say why it cannot be run here
+
+PROGRAM is what Python takes: a path, or -m and a module; a word of nothing but colons has one more,
+because mpirun keeps `:` for itself. The script is a child of this process, which tells the
+supervisor how it ended: mpirun by itself waits for the other ranks when one of them has failed,
+which may be for ever, and has one exit code for all signals.
+
+Standard library only: it should not cost a rank any time or memory.
+"""
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+
+from ftcluster_train.errors import TrainError, error_line
+from ftcluster_train.output import RankEnd, signal_name
+
+PR_SET_PDEATHSIG = 1  # prctl(2): a child dies with its parent
+GRACE_SECONDS = 8  # for a script that was asked to end; less than the supervisor gives
+HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def run(folder: str, program: list[str]) -> int:
+    """Run this Python with these words in a folder; returns its exit code, 128+n after a signal."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # mpirun's proxy is gone
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        problem = f"{folder}, where the script shall start, cannot be entered: {error.strerror}"
+        print(error_line(TrainError(problem)), flush=True)
+        return 1
+    # a signal that comes before the handlers are there waits for them
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
+    child = os.fork()  # not subprocess, which would close MPI's own file descriptors
+    if child == 0:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
+        os.execv(sys.executable, [sys.executable, *program])
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL if number == signal.SIGALRM else number)
+        if number == signal.SIGTERM:
+            signal.alarm(GRACE_SECONDS)
+
+    for number in (*HANDED_ON, signal.SIGALRM):
+        signal.signal(number, hand_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
+    _, status = os.waitpid(child, 0)
+    end = rank_end(status, int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0"))))
+    os.write(2, end.line().encode())
+    return end.code
+
+
+def rank_end(status: int, rank: int) -> RankEnd:
+    """What wait(2) says, as exit code or signal."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return RankEnd(rank, socket.gethostname(), 128 + number, signal_name(number))
+    return RankEnd(rank, socket.gethostname(), os.waitstatus_to_exitcode(status))
+
+
+def why_not(program: list[str]) -> str:
+    """Why this Python cannot run a program, as words; "" if it can.
+
+    Args:
+        program: a path, or -m and a module.
+    """
+    if program[0] != "-m":
+        path = Path(program[0])
+        if path.is_file():
+            return "" if os.access(path, os.R_OK) else f"{path} is there but cannot be read"
+        return f"{path} does not exist there"
+    try:
+        found = importlib.util.find_spec(program[1])
+    except (ImportError, ValueError) as error:
+        return f"there is no module {program[1]}: {error}"
+    return "" if found else f"there is no module {program[1]}"
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    verb, *words = sys.argv[1:]
+    if verb == "look":
+        problem = why_not(words)
+        print(problem)
+        return 1 if problem else 0
+    return run(words[0], [word[1:] if set(word) == {":"} else word for word in words[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Answers as spans: from characters of a context to tokens of a feature, and back.
+
+A feature is a question with as much of its context as a sample holds; neighbouring features of a
+context overlap. `offsets` are the (begin, end) characters of a feature's context tokens, `first` is
+the place of the first of them in the feature.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Offsets = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a context.
+
+    Attributes:
+        score: the model's for it, the sum of its start's and its end's.
+        begin: its first character.
+        end: the character behind its last one.
+    """
+
+    score: float
+    begin: int
+    end: int
+
+
+def tokens_of_answer(offsets: Offsets, first: int, begin: int, end: int) -> tuple[int, int] | None:
+    """Places of the first and last token of the characters from `begin` to before `end`.
+
+    None where the feature does not have all of them.
+    """
+    if not offsets or offsets[0][0] > begin or offsets[-1][1] < end:
+        return None
+    start = max(i for i, (token_begin, _) in enumerate(offsets) if token_begin <= begin)
+    stop = min(i for i, (_, token_end) in enumerate(offsets) if token_end >= end)
+    return first + start, first + max(start, stop)
+
+
+def best_span(
+    starts: Sequence[float],
+    ends: Sequence[float],
+    offsets: Offsets,
+    n_best: int,
+    max_answer_length: int,
+) -> Span | None:
+    """The span with the best score of one feature, or None where there is none.
+
+    Each of the `n_best` best starts is tried with each of the `n_best` best ends, as run_qa does.
+
+    Args:
+        starts: for each context token, the model's score that the answer starts there.
+        ends: the same for its end.
+        offsets: characters of each context token.
+        n_best: how many of each are tried.
+        max_answer_length: in tokens.
+    """
+    places = range(len(offsets))
+    best_starts = heapq.nlargest(n_best, places, key=starts.__getitem__)
+    best_ends = heapq.nlargest(n_best, places, key=ends.__getitem__)
+    found = (
+        Span(starts[start] + ends[end], offsets[start][0], offsets[end][1])
+        for start in best_starts
+        for end in best_ends
+        if start <= end < start + max_answer_length and offsets[start][0] < offsets[end][1]
+    )
+    return max(found, key=lambda span: span.score, default=None)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the model says of one feature.
+
+    Attributes:
+        example: the number of its question.
+        null_score: for "the answer is not here".
+        span: the best one, or None.
+    """
+
+    example: int
+    null_score: float
+    span: Span | None
+
+
+def choose_answers(
+    features: Sequence[Found], contexts: Sequence[str], threshold: float | None
+) -> list[str]:
+    """The answer to each question: the best span of all its features.
+
+    Args:
+        features: of all questions, in any order.
+        contexts: of each question.
+        threshold: empty answers are given where the lowest null score of the features is above the
+            best span's score by more than this; None: never, as in SQuAD 1.1.
+    """
+    best: dict[int, Span] = {}
+    null: dict[int, float] = {}
+    for found in features:
+        null[found.example] = min(null.get(found.example, float("inf")), found.null_score)
+        known = best.get(found.example)
+        if found.span and (known is None or found.span.score > known.score):
+            best[found.example] = found.span
+    answers = []
+    for example, context in enumerate(contexts):
+        span = best.get(example)
+        if span is None or (threshold is not None and null[example] - span.score > threshold):
+            answers.append("")
+        else:
+            answers.append(context[span.begin : span.end])
+    return answers

@@ -1,0 +1,119 @@
+"""One or two texts get a class, or a number."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy, mse_loss
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
+
+from ftcluster_train.data import Rows, batches, load_rows
+from ftcluster_train.errors import TrainError
+from ftcluster_train.job import Recipe, TextClassification
+from ftcluster_train.labels import count_classes, read_class, read_number
+from ftcluster_train.metrics import default_metrics, measure
+from ftcluster_train.store import Sample, Samples, SampleWriter
+from ftcluster_train.tasks.task import Batch, Task
+
+
+class TextClassificationTask(Task):
+    """Classes with cross entropy, or with `regression` numbers with the squared error."""
+
+    model_class = AutoModelForSequenceClassification
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(recipe, tokenizer)
+        assert isinstance(recipe.options, TextClassification)
+        self.options = recipe.options
+        self.splits = ("train", *self.options.validation_splits)
+        self.check_padding()
+
+    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+        """See Task."""
+        cut_at, notices = self.shortest(self.options.max_length, "max_length", longest)
+        classes: dict[str, set[int]] = {}
+        for split, rows in load_rows(data, self.recipe.data_config, self.splits).items():
+            cut, classes[split] = self._encode_split(rows, split, cut_at, folder / split)
+            if cut:
+                notices.append(f"{split}: {cut} samples were cut at {cut_at} tokens")
+        if not self.options.regression:
+            found = count_classes(classes.pop("train"), classes)
+            if found > 2 and "f1" in (self.options.metrics or ()):
+                raise TrainError(
+                    f"the metric f1 is for two classes, the data have {found}",
+                    "name others: metrics=[accuracy,matthews]",
+                )
+        return notices
+
+    def _encode_split(
+        self, rows: Rows, split: str, cut_at: int, folder: Path
+    ) -> tuple[int, set[int]]:
+        """Write one split; returns how many samples were cut, and the classes there are."""
+        texts, label = self.options.text_columns, self.options.label_column
+        read = read_number if self.options.regression else read_class
+        kinds = self.token_kinds()
+        writer = SampleWriter(folder, {**kinds, "label": "d" if self.options.regression else "i"})
+        cut, classes = 0, {0}
+        for batch in batches(rows, (*texts, label), split):
+            columns, longer = self._tokens([batch[name] for name in texts], split, cut_at)
+            cut += longer
+            for i, value in enumerate(batch[label]):
+                answer = read(value, split)
+                classes.add(int(answer))
+                writer.add({**{name: columns[name][i] for name in kinds}, "label": [answer]})
+        if not len(writer):
+            raise TrainError(f"the data have no samples in {split}")
+        writer.close(classes=max(2, max(classes) + 1))
+        return cut, classes
+
+    def _tokens(
+        self, texts: Sequence[list[Any]], split: str, cut_at: int
+    ) -> tuple[dict[str, list[list[int]]], int]:
+        """The tokens of some samples, and how many samples had to be cut."""
+        for name, column in zip(self.options.text_columns, texts, strict=True):
+            wrong = [value for value in column if not isinstance(value, str)]
+            if wrong:
+                raise TrainError(f"{split} has {wrong[0]!r} in column {name}, not a text")
+        columns = dict(self.tokenizer(*texts))
+        long = [i for i, ids in enumerate(columns["input_ids"]) if len(ids) > cut_at]
+        if long:
+            again = [[column[i] for i in long] for column in texts]
+            shorter = self.tokenizer(*again, truncation=True, max_length=cut_at)
+            for name, column in columns.items():
+                for i, values in zip(long, shorter[name], strict=True):
+                    column[i] = values
+        return columns, len(long)
+
+    def model_settings(self, train_set: Samples) -> dict[str, Any]:
+        """See Task."""
+        if self.options.regression:
+            return {"num_labels": 1, "problem_type": "regression"}
+        classes = train_set.about["classes"]
+        return {"num_labels": classes, "problem_type": "single_label_classification"}
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        """See Task."""
+        inputs = self.pad(samples, self.tokenizer.padding_side)
+        kind = torch.float32 if self.options.regression else torch.int64
+        return Batch(inputs, {"labels": torch.tensor([s["label"][0] for s in samples], dtype=kind)})
+
+    def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """See Task."""
+        logits, labels = outputs.logits.float(), targets["labels"]
+        if self.options.regression:
+            return mse_loss(logits.squeeze(-1), labels, reduction="sum")
+        return cross_entropy(logits, labels, reduction="sum")
+
+    def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:  # noqa: ARG002
+        """For each sample the class or the number."""
+        logits = outputs.logits.float()
+        found = logits.squeeze(-1) if self.options.regression else logits.argmax(dim=-1)
+        values: list[Any] = found.tolist()
+        return values
+
+    def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
+        """See Task."""
+        labels = [sample["label"][0] for sample in samples]
+        classes = None if self.options.regression else samples.about["classes"]
+        return measure(self.options.metrics or default_metrics(classes), predictions, labels)
