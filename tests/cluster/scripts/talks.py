@@ -1,4 +1,4 @@
-"""Says what is hard to take apart: parts of lines, progress bars, labels of its own, no last line end."""
+"""Says what is hard to take apart: parts of lines, progress bars, labels of its own, no end."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A Trainer script with the command line of TrainingArguments, as transformers' examples have it."""
+"""A Trainer script with the command line of TrainingArguments, as transformers' examples are."""
 
 import torch
 from tiny import tiny_model
