@@ -100,7 +100,7 @@ def test_hosts_that_were_not_measured_are_left_out() -> None:
         ({"mhz": 1200}, "it ran at 1200 MHz, the others at 2600"),
         ({"governor": "powersave"}, "its governor is powersave, the others' performance"),
         ({"numa_nodes": 8}, "it has 8 NUMA nodes, the others 2: look at SNC"),
-        ({"load_average": 40.0}, "load average was 40 on 32 cores before: look for other"),
+        ({"load_average": 40.0}, "load average was 40 for 32 threads before: look for other"),
     ],
 )
 def test_what_was_seen_on_a_slow_host_is_what_to_look_at(seen: dict[str, Any], words: str) -> None:
@@ -195,6 +195,13 @@ def test_one_pair_is_measured_against_what_its_interfaces_promise() -> None:
     )
     assert slow_links(mesh(2, a_b={"mb_per_second": 110.0}), {"a": 1000, "b": 1000}) == []
     assert slow_links(links, {"a": 1000, "b": None}) == []
+
+
+def test_what_carries_half_of_its_promise_is_not_slow() -> None:
+    links = mesh(3, a_b={"mb_per_second": 400.0})
+    assert len(slow_links(links, MBITS)) == 1
+    assert len(slow_links(links, dict.fromkeys("abc", 10_000))) == 1
+    assert slow_links(links, {**dict.fromkeys("bc", 10_000), "a": 5_000}) == []
 
 
 def test_all_slow_against_the_promise_is_one_sentence() -> None:

@@ -15,6 +15,7 @@ WORSE = 2.0  # than what is usual
 WORSE_BY_US = 500.0  # less does not matter beside collectives that take milliseconds
 # One TCP stream fills 10 Gbit/s, hardly more; and a CPU that is busy gets a part of it.
 STREAM_MBITS, OF_NOMINAL = 10_000, 0.25
+GOOD_OF_NOMINAL = 0.5  # not slow, whatever the others are
 NAMED = 5  # links; of more there is only the number
 
 Row = Mapping[str, Any]
@@ -78,8 +79,8 @@ def _seen(speed: Row, others: Sequence[Row]) -> Iterator[str]:
         )
     if speed["load_average"] > IDLE_LOAD * speed["threads"]:
         yield (
-            f"its load average was {speed['load_average']:g} on {speed['threads']} cores before: "
-            "look for other programs (top)"
+            f"its load average was {speed['load_average']:g} for {speed['threads']} threads "
+            "before: look for other programs (top)"
         )
     known = [other["mhz"] for other in others if other["mhz"]]
     if speed["throttled"]:
@@ -121,10 +122,9 @@ def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Fi
         """By which factor it is worse than it may be; more than 1 is bad."""
         nominal = _nominal([mbits.get(host) for host in link["hosts"]])
         late = link["latency_us"] / (WORSE * latency)
-        slow = max(
-            speed / WORSE / link["mb_per_second"],
-            nominal * OF_NOMINAL / link["mb_per_second"],
-        )
+        slow = max(speed / WORSE, nominal * OF_NOMINAL) / link["mb_per_second"]
+        if nominal and link["mb_per_second"] >= GOOD_OF_NOMINAL * nominal:
+            slow = 0
         return float(max(slow, late if link["latency_us"] > latency + WORSE_BY_US else 0))
 
     bad = sorted((link for link in links if badness(link) > 1), key=badness, reverse=True)
