@@ -169,6 +169,8 @@ class _Reader(ast.NodeVisitor):
         """A function's body is carried out when it is called, if at all."""
         every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         self.parameters |= {argument.arg for argument in every}
+        for decorator in node.decorator_list:
+            self.visit(decorator)
         self._guarded(node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef

@@ -110,7 +110,7 @@ class CausalLm:
 
     text_column: str = "text"
     block_size: int = limited(512, at_least=2)
-    validation_split_percentage: int = limited(5, at_least=1, at_most=50)
+    validation_split_percentage: float = limited(5.0, at_least=0.001, at_most=50)
     vocab_size: int | None = limited(None, at_least=257)
 
     def disagreements(self) -> Iterator[Disagreement]:

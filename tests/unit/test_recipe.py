@@ -167,7 +167,7 @@ def test_fields_of_the_models_configuration() -> None:
         (QA + "doc_stride: 320\n", "my.yml: 384 tokens leave no room for a context"),
         (QA + "null_score_diff_threshold: 2\n", "version_2_with_negative: true"),
         (QA + "data_config: 3\n", "'data_config' is a text or nothing, not 3"),
-        (CLM + "validation_split_percentage: 70\n", "is from 1 to 50, not 70"),
+        (CLM + "validation_split_percentage: 70\n", "is from 0.001 to 50, not 70"),
         (CLM + "vocab_size: 300\n", "my.yml:4: it is for a tokenizer made from the data"),
         (CLM + "vocab_size: 300\nfrom_scratch: true\ntokenizer: t\n",
          "my.yml:4: the tokenizer t has its own vocabulary"),

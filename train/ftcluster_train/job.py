@@ -41,7 +41,7 @@ class CausalLm:
 
     text_column: str
     block_size: int
-    validation_split_percentage: int
+    validation_split_percentage: float
     vocab_size: int | None
 
 

@@ -53,7 +53,7 @@ def prepare(job: Job) -> Inputs:
 def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple[str, list[str]]:
     """The folder of the tokenizer, and what to say of it."""
     if recipe.tokenizer:
-        return fetch_model(recipe.tokenizer, models, weights=False), []
+        return fetch_model(recipe.tokenizer, models, False, "tokenizer"), []
     if not model.startswith(BY_TYPE) and has_tokenizer(model):
         return model, []
     if not recipe.from_scratch or not isinstance(recipe.options, CausalLm):

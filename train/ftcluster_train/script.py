@@ -25,6 +25,7 @@ from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.output import RankEnd, signal_name
 
 PR_SET_PDEATHSIG = 1  # prctl(2): a child dies with its parent
+STARTUP = Path(__file__).with_name("startup")  # see sitecustomize.py there
 GRACE_SECONDS = 8  # for a script that was asked to end; less than the supervisor gives
 HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -45,6 +46,8 @@ def run(folder: str, program: list[str]) -> int:
     if child == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
+        found = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{found}" if found else str(STARTUP)
         os.execv(sys.executable, [sys.executable, *program])
 
     def hand_on(number: int, _frame: FrameType | None) -> None:

@@ -13,6 +13,5 @@ for done in range(3):
     sys.stderr.write(f"\r{done}/3")
     sys.stderr.flush()
     time.sleep(0.1)
-sys.stderr.write("\n")
 sys.stdout.write("".join(f"{rank}: line {number}\n" for number in range(2000)))
 sys.stdout.write(f"end of {rank}, grün")

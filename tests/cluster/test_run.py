@@ -1,0 +1,146 @@
+"""Users' own scripts on two ranks of this machine, through the installed command."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import Machine
+from tests.programs import interrupt_when
+
+SCRIPTS = Path(__file__).with_name("scripts")
+TWO = ("--ranks-per-host", "2", "--")
+TRAINER = ("--max_steps", "3", "--per_device_train_batch_size", "4", "--report_to", "none",
+           "--save_strategy", "no", "--output_dir", "out")  # fmt: skip
+
+
+def script(name: str) -> str:
+    return str(SCRIPTS / name)
+
+
+def logs(machine: Machine, stderr: str) -> Path:
+    """The folder with the logs of the run that has just ended."""
+    run = re.findall(r"run ([\w.-]+-\d{8}-\d{6}(?:-\d+)?)", stderr)[-1]
+    return machine.home.prefix / "runs" / run / "logs"
+
+
+def test_a_plain_ddp_script(machine: Machine) -> None:
+    done = machine.home.run("run", *TWO, script("ddp.py"))
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 of 2, local rank 0\nequal weights: True, threads 1\n" in done.stdout
+    assert "rank 1" not in done.stdout
+    assert "rank 1 of 2, local rank 1\n" in (logs(machine, done.stderr) / "rank-1.log").read_text()
+    assert machine.home.left_running() == []
+
+
+def test_an_accelerate_script(machine: Machine) -> None:
+    done = machine.home.run("run", *TWO, script("with_accelerate.py"))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"MULTI_CPU on cpu(:0)?\n", done.stdout)
+    assert "rank 0 of 2: 4 batches\n" in done.stdout
+    assert "8 batches in all\n" in done.stdout
+    # it wrote into the run's own copy, so that the next run does not find it
+    folder = logs(machine, done.stderr).with_name("script")
+    assert (folder / "made.txt").read_text() == "by the script\n"
+    copies = list((machine.home.prefix / "scripts").glob("scripts-*"))
+    assert copies
+    assert not any((copy / "made.txt").exists() for copy in copies)
+
+
+def test_a_trainer_script(machine: Machine) -> None:
+    done = machine.home.run("run", *TWO, script("with_trainer.py"), *TRAINER)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"rank 0 of 2 on cpu(:0)?: 3 steps\n", done.stdout)
+    folder = logs(machine, done.stderr).with_name("script")
+    assert (folder / "out" / "model.safetensors").is_file()
+
+
+def test_flags_of_the_old_recipes(machine: Machine) -> None:
+    words = (script("with_trainer.py"), *TRAINER, "--no_cuda", "--use_ipex", "--xpu_backend=ccl")
+    done = machine.home.run("run", *TWO, *words)
+    assert done.returncode == 2
+    assert "3 things would make the script fail on every rank" in done.stderr
+    assert "write --use_cpu" in done.stderr
+    # and it is true
+    forced = machine.home.run("run", "--force", *TWO, *words)
+    assert forced.returncode not in (0, 130)
+    assert "ValueError: Some specified arguments are not used by the HfArgumentParser" in (
+        forced.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (
+            ("3", "1"),
+            3,
+            "rank 1 on localhost: ended with exit code 3; it last said:\nrank 1 is here",
+        ),
+        (("raise", "0"), 1, "RuntimeError: the data are odd"),
+        (("SIGKILL", "1"), 137, "rank 1 on localhost: was killed by signal 9 (SIGKILL)"),
+    ],
+)
+def test_exit_codes(machine: Machine, words: tuple[str, str], code: int, said: str) -> None:
+    done = machine.home.run("run", "--json", *TWO, script("ends.py"), *words)
+    assert done.returncode == code
+    result = json.loads(done.stdout)
+    assert (result["state"], result["exit_code"], result["world_size"]) == ("failed", code, 2)
+    assert said in result["error"]
+    assert "Traceback" not in done.stderr or words[0] == "raise"
+    assert machine.home.left_running() == []  # the other rank would have waited for minutes
+
+
+def test_what_each_rank_says_is_whole(machine: Machine) -> None:
+    words = ["{{ 1 + 1 }}", "a b", ":", "", "$HOME"]
+    done = machine.home.run("run", *TWO, script("talks.py"), *words)
+    assert done.returncode == 0, done.stderr
+    folder = logs(machine, done.stderr)
+    for rank in range(2):
+        lines = "".join(f"{rank}: line {number}\n" for number in range(2000))
+        stdout = f"first half of {rank}\n[1] not a label: {words}\n{lines}end of {rank}, grün"
+        said = (folder / f"rank-{rank}.log").read_bytes().decode()
+        assert re.findall(r"\r\d/3", said) == ["\r0/3", "\r1/3", "\r2/3"]
+        assert re.sub(r"\r\d/3", "", said) == stdout
+        assert rank or done.stdout == stdout
+    assert "0/3" in done.stderr
+
+
+def test_ctrl_c_ends_every_rank(machine: Machine) -> None:
+    process = machine.home.start("run", "--json", *TWO, script("ends.py"), "0", "7")
+    _, last, code, out = interrupt_when(process, "rank 0 is here")
+    assert code == 130
+    assert re.fullmatch(r"stopped: run ends-[\d-]+; no rank is left running", last)
+    result = json.loads(out)
+    assert (result["state"], result["world_size"]) == ("stopped", 2)
+    assert machine.home.left_running() == []
+
+
+def test_a_module_of_the_hosts(machine: Machine) -> None:
+    done = machine.home.run("run", *TWO, "-m", "json.tool", "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+    missing = machine.home.run("run", *TWO, "-m", "no_such_module")
+    assert missing.returncode == 1
+    assert (
+        "localhost: Look whether it is there: there is no module no_such_module" in missing.stderr
+    )
+
+
+def test_a_script_that_is_on_the_hosts(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "where.py").write_text("import os\nprint(os.getcwd())\n")
+    done = machine.home.run("run", "--on-hosts", *TWO, str(tmp_path / "where.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path}\n"
+    done = machine.home.run("run", "--on-hosts", *TWO, "/no/such.py")
+    assert done.returncode == 1
+    assert "localhost: Look whether it is there: /no/such.py does not exist there" in done.stderr
+
+
+def test_a_dry_run_changes_nothing(machine: Machine) -> None:
+    before = sorted((machine.home.prefix / "runs").iterdir())
+    done = machine.home.run("run", "--dry-run", *TWO, script("ddp.py"), "a b")
+    assert done.returncode == 0
+    assert done.stdout.endswith(" ddp.py 'a b'\n")
+    assert sorted((machine.home.prefix / "runs").iterdir()) == before
