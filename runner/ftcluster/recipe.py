@@ -11,47 +11,23 @@ from typing import Any, Literal
 
 from ftcluster.errors import RecipeError
 from ftcluster.paths import bundled
+from ftcluster.refused import REFUSED
 from ftcluster.schema import Key, keys_of, limited
-from ftcluster.tasks import TASKS, CausalLm, Disagreement, Options, glue_defaults
+from ftcluster.tasks import (
+    TASKS,
+    CausalLm,
+    Disagreement,
+    Options,
+    QuestionAnswering,
+    TextClassification,
+    glue_defaults,
+)
+from ftcluster.training import OtherNames, Training, with_own_names
 from ftcluster.yaml_lines import read_keys, read_value
 
 SECTIONS = ("training", "config_overrides")
 DEFAULT_TASK: Literal["text-classification"] = "text-classification"
 GENERATED = "generated:"
-
-
-@dataclass(frozen=True)
-class Training:
-    """The section `training:`; the names and meanings are those of transformers' TrainingArguments.
-
-    Attributes:
-        learning_rate: the peak of the schedule.
-        num_train_epochs: passes over the training data.
-        max_steps: if positive, the number of optimizer steps instead of epochs.
-        gradient_accumulation_steps: parts that the batch of an optimizer step is computed in, one
-            after the other, so that only a part has to fit the memory. batch_size remains the
-            whole batch: it is not multiplied by this.
-        weight_decay: AdamW's, on everything but biases and norms.
-        warmup_ratio: share of the steps in which the learning rate rises from 0.
-        max_grad_norm: gradients are clipped to this norm; 0 leaves them.
-        logging_steps: steps between two progress events.
-        seed: of weights, order of the data and dropout.
-        use_ipex: whether IPEX optimizes the model; auto: where the stack has it and every CPU has
-            AVX512.
-        ddp_backend: what gradients are shared with; auto: what the stack prefers.
-    """
-
-    learning_rate: float = limited(5e-5, above=0)
-    num_train_epochs: float = limited(3.0, above=0)
-    max_steps: int = -1
-    gradient_accumulation_steps: int = limited(1, at_least=1)
-    weight_decay: float = limited(0.0, at_least=0)
-    warmup_ratio: float = limited(0.0, at_least=0, at_most=1)
-    max_grad_norm: float = limited(1.0, at_least=0)
-    logging_steps: int = limited(10, at_least=1)
-    seed: int = limited(42, at_least=0)
-    use_ipex: Literal["auto", True, False] = "auto"
-    ddp_backend: Literal["auto", "gloo", "ccl"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -74,7 +50,9 @@ class Recipe:
         data_config: the data set's configuration, where it has several.
         batch_size: samples of one optimizer step, all ranks and all accumulated parts together.
         ranks_per_host: processes on each host; left out, the plan decides.
-        precision: auto takes bf16 where the CPUs have instructions for it.
+        precision: auto takes bf16 where the CPUs have instructions for it. In bf16 the model
+            computes with weights in bf16; those that are learned and saved are in fp32.
+        attention_dropout: whether attention drops out as the model's configuration asks for.
         options: the fields of the task; a recipe has them beside the others.
         training: see Training.
     """
@@ -91,6 +69,7 @@ class Recipe:
     batch_size: int = limited(32, at_least=1)
     ranks_per_host: int | None = limited(None, at_least=1)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
+    attention_dropout: bool = False
     training: Training = field(default_factory=Training)
 
     @property
@@ -158,6 +137,8 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
             accepted[key] = _accept(key, value, schema)
         except ValueError as error:
             problems.append(f"{lines[key]}: {error}")
+    training, contradictions = with_own_names(_section("training.", accepted))
+    problems += [f"{lines[f'training.{key}']}: {said}" for key, said in contradictions]
     if accepted.get("glue_task"):
         accepted = {**glue_defaults(accepted["glue_task"]), **accepted}
     problems += [
@@ -166,8 +147,9 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
         if key.required and key.name not in {*values, *accepted}
     ]
     if not problems:
-        recipe = _build(Path(source).stem, accepted)
-        problems = [f"{lines.get(key, source)}: {said}" for key, said in _disagreements(recipe)]
+        recipe = _build(Path(source).stem, accepted, training)
+        said = [*_disagreements(recipe), *_of_training(recipe, training)]
+        problems = [f"{lines.get(key, source)}: {what}" for key, what in said]
     if problems:
         plural = "s" if len(problems) > 1 else ""
         raise RecipeError(
@@ -183,6 +165,7 @@ def schema_of(task: Any) -> dict[str, Key]:
         *keys_of(Recipe, leave_out=("name", "options", *SECTIONS)),
         *keys_of(kind),
         *keys_of(Training, "training."),
+        *keys_of(OtherNames, "training."),
     )
     return {key.name: key for key in keys}
 
@@ -218,12 +201,19 @@ def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
         return None
     if key not in schema:
         raise ValueError(_unknown_key(key, schema))
+    if section == "training" and value is None:  # takes back what the file says, see _section
+        return None
     return schema[key].convert(value)
 
 
 def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
     if key in SECTIONS:
         return f"'{key}' is a section, with keys of its own: {key}.NAME=VALUE"
+    name = key.removeprefix("training.")
+    if name in REFUSED:
+        return f"'{key}' cannot be set: {REFUSED[name]}"
+    if f"training.{key}" in schema:
+        return f"'{key}' belongs to the section training: training.{key}"
     if key.startswith("training."):
         allowed = sorted(name for name in schema if name.startswith("training."))
     else:
@@ -236,16 +226,17 @@ def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
     return f"unknown key '{key}'; {guess}allowed: {', '.join(allowed)}"
 
 
-def _build(name: str, accepted: Mapping[str, Any]) -> Recipe:
-    """The recipe from its checked keys."""
+def _section(start: str, accepted: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a section without its name; null is as if the key were not there."""
+    return {
+        key.removeprefix(start): value
+        for key, value in accepted.items()
+        if key.startswith(start) and value is not None
+    }
 
-    def section(start: str) -> dict[str, Any]:
-        return {
-            key.removeprefix(start): value
-            for key, value in accepted.items()
-            if key.startswith(start)
-        }
 
+def _build(name: str, accepted: Mapping[str, Any], training: Mapping[str, Any]) -> Recipe:
+    """The recipe from its checked keys; those of the section `training` by their own names."""
     kind = TASKS[accepted.get("task", DEFAULT_TASK)]
     of_task = {key.name for key in keys_of(kind)}
     top = {
@@ -256,8 +247,8 @@ def _build(name: str, accepted: Mapping[str, Any]) -> Recipe:
     return Recipe(
         name=name,
         options=kind(**{key: value for key, value in accepted.items() if key in of_task}),
-        training=Training(**section("training.")),
-        config_overrides=section("config_overrides."),
+        training=Training(**training),
+        config_overrides=_section("config_overrides.", accepted),
         **top,
     )
 
@@ -277,3 +268,25 @@ def _disagreements(recipe: Recipe) -> Iterator[Disagreement]:
         if recipe.tokenizer:
             yield "vocab_size", f"the tokenizer {recipe.tokenizer} has its own vocabulary"
     yield from options.disagreements()
+
+
+def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Disagreement]:
+    """The same of the section `training`, and of what the task makes of it."""
+    for name, said in recipe.training.disagreements(given):
+        yield f"training.{name}", said
+    options = recipe.options
+    metric = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
+    known = {"loss", *options.metric_names()}
+    if metric and metric not in known:
+        yield (
+            "training.metric_for_best_model",
+            f"this task does not measure '{metric}', but {', '.join(sorted(known))}",
+        )
+    no_classes = isinstance(options, QuestionAnswering) or (
+        isinstance(options, TextClassification) and options.regression
+    )
+    if recipe.training.label_smoothing_factor and no_classes:
+        yield (
+            "training.label_smoothing_factor",
+            "label_smoothing_factor is for classes and tokens, and this task has neither",
+        )

@@ -3,7 +3,7 @@
 import math
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal
 
@@ -15,11 +15,13 @@ class Limits:
     Attributes:
         at_least: the smallest number.
         above: a number that it is more than.
+        below: a number that it is less than.
         at_most: the largest number; of a list, the most entries.
     """
 
     at_least: float | None = None
     above: float | None = None
+    below: float | None = None
     at_most: float | None = None
 
 
@@ -50,6 +52,8 @@ class Key:
         Raises:
             ValueError: it is something else, or not within the limits; says what is allowed.
         """
+        if value is False and _says_no(self.kind):
+            return "no"
         if not _matches(value, self.kind):
             raise ValueError(f"'{self.name}' is {self.meaning}, not {value!r}")
         if isinstance(value, list):
@@ -70,6 +74,9 @@ class Key:
         if low is not None and value < low:
             words = "not negative" if low == 0 else f"at least {low:g}"
             raise ValueError(f"'{self.name}' is {words}, not {value!r}")
+        below = self.limits.below
+        if below is not None and value >= below:
+            raise ValueError(f"'{self.name}' is less than {below:g}, not {value!r}")
         if above is not None and value <= above:
             raise ValueError(f"'{self.name}' is more than {above:g}, not {value!r}")
 
@@ -103,6 +110,8 @@ def _meaning(kind: Any, limits: Limits) -> str:
         if inner is str:
             return "a list of one or two column names" if limits.at_most == 2 else "a list of names"
         return f"a list, each {_meaning(inner, Limits())}"
+    if origin is Mapping:
+        return "a mapping of names to numbers and texts"
     names = {
         int: "a whole number", float: "a number", str: "a text", bool: "true or false",
         types.NoneType: "nothing",
@@ -112,6 +121,12 @@ def _meaning(kind: Any, limits: Limits) -> str:
 
 def _in_yaml(value: str | bool) -> str:
     return value if isinstance(value, str) else str(value).lower()
+
+
+def _says_no(kind: Any) -> bool:
+    """Whether a bare `no`, which YAML 1.1 reads as false, is one of the words that are allowed."""
+    words = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+    return "no" in words and False not in words
 
 
 def _matches(value: Any, kind: Any) -> bool:
@@ -124,6 +139,11 @@ def _matches(value: Any, kind: Any) -> bool:
     if origin is tuple:
         inner = typing.get_args(kind)[0]
         return isinstance(value, list) and all(_matches(item, inner) for item in value)
+    if origin is Mapping:
+        return isinstance(value, dict) and all(
+            isinstance(name, str) and isinstance(one, int | float | str | None)
+            for name, one in value.items()
+        )
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if kind is int:

@@ -41,6 +41,14 @@ class TextClassification:
     validation_splits: tuple[str, ...] = ("validation",)
     max_length: int = limited(128, at_least=1)
 
+    def metric_names(self) -> tuple[str, ...]:
+        """What an evaluation may measure; F1 only where there are two classes."""
+        names = self.metrics or (OF_NUMBERS if self.regression else ("accuracy", "f1"))
+        if len(self.validation_splits) == 1:
+            return names
+        endings = [split.removeprefix("validation_") for split in self.validation_splits]
+        return tuple(f"{name}_{ending}" for ending in endings for name in names)
+
     def disagreements(self) -> Iterator[Disagreement]:
         """What each field allows and all of them together do not."""
         wrong = [name for name in self.metrics or () if (name in OF_NUMBERS) != self.regression]
@@ -79,6 +87,13 @@ class QuestionAnswering:
     version_2_with_negative: bool = False
     null_score_diff_threshold: float = 0.0
 
+    def metric_names(self) -> tuple[str, ...]:
+        """What an evaluation measures."""
+        names: tuple[str, ...] = ("exact_match", "f1")
+        if self.version_2_with_negative:
+            names += ("HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1")
+        return names
+
     def disagreements(self) -> Iterator[Disagreement]:
         """What each field allows and all of them together do not."""
         if self.max_length <= self.max_query_length + self.doc_stride + SPECIAL_TOKENS:
@@ -112,6 +127,10 @@ class CausalLm:
     block_size: int = limited(512, at_least=2)
     validation_split_percentage: float = limited(5.0, at_least=0.001, at_most=50)
     vocab_size: int | None = limited(None, at_least=257)
+
+    def metric_names(self) -> tuple[str, ...]:
+        """What an evaluation measures."""
+        return ("loss", "perplexity")
 
     def disagreements(self) -> Iterator[Disagreement]:
         """Its fields do not depend on each other."""

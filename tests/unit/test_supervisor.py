@@ -246,8 +246,10 @@ def test_other_lines_are_no_errors() -> None:
 def test_the_environment_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("HF_HOME", "/cache")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     found = rank_environment({"OMP_NUM_THREADS": "4"}, Path("/stack/bin"))
     assert "AWS_SECRET_ACCESS_KEY" not in found
     assert found["HF_HOME"] == "/cache"
+    assert found["MLFLOW_TRACKING_URI"] == "http://tracking:5000"
     assert found["PATH"].startswith("/stack/bin:")
     assert 1024 <= int(found["MASTER_PORT"]) <= 65535

@@ -1,32 +1,36 @@
 """The training loop: data-parallel, every rank does the same steps on its share of each batch.
 
-It is one loop for all tasks; what they differ in is in `ftcluster_train.tasks`.
+It is one loop for all tasks; what they differ in is in `ftcluster_train.tasks`, what makes a step
+fast in `ftcluster_train.gains` and `ftcluster_train.update`.
 """
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel, get_linear_schedule_with_warmup
+from transformers import PreTrainedModel
 
-from ftcluster_train.batches import eval_batches, micro_batches, own_share
+from ftcluster_train.batches import Order, micro_batches, own_share
+from ftcluster_train.cadence import Cadence
+from ftcluster_train.checkpoints import Checkpoints
 from ftcluster_train.errors import TrainError
-from ftcluster_train.events import EventWriter
-from ftcluster_train.ipex import optimize
+from ftcluster_train.evaluation import evaluate_all
+from ftcluster_train.gains import Gains
+from ftcluster_train.gains.fuse import fuse
 from ftcluster_train.job import Job
+from ftcluster_train.schedule import make_schedule
 from ftcluster_train.store import Samples
 from ftcluster_train.tasks import Task
-from ftcluster_train.world import (
-    World,
-    check_equal_parameters,
-    gather_over_ranks,
-    sum_over_ranks,
-)
+from ftcluster_train.tell import Tell
+from ftcluster_train.update import make_update
+from ftcluster_train.world import World, check_equal_parameters, gather_over_ranks, sum_over_ranks
+
+ALL_GAINS = Gains()
+SHOWN = 8  # samples of a batch that an error names
 
 
 @dataclass
@@ -36,8 +40,8 @@ class Report:
     Attributes:
         steps: optimizer steps done.
         samples: training samples of all ranks.
-        train_seconds: time of the training loop, evaluation left out.
-        metrics: of the last evaluation.
+        train_seconds: time of the training loop; evaluation and checkpoints are left out.
+        metrics: of the last evaluation, or of the best one where its model is taken.
     """
 
     steps: int = 0
@@ -58,182 +62,126 @@ def train(
     train_set: Samples,
     validation_sets: Mapping[str, Samples],
     world: World,
-    events: EventWriter | None,
-) -> Report:
-    """Train `model` in place; on return it is the same on every rank.
+    tell: Tell,
+    gains: Gains = ALL_GAINS,
+) -> tuple[Report, PreTrainedModel]:
+    """Train `model` and return it as `from_pretrained` would have it, the same on every rank.
 
     Args:
         job: the run.
         task: what the samples are and what the loss is.
         model: in fp32.
         train_set: what it learns from.
-        validation_sets: what is evaluated after each epoch, by name.
+        validation_sets: what is evaluated, by name.
         world: this rank among all.
-        events: where rank 0 tells its progress; None on the other ranks.
+        tell: where rank 0 tells its progress.
+        gains: which of the gains are taken; all, but for a measurement.
 
     Raises:
-        TrainError: the loss is no longer a number, ranks have come apart, or IPEX is asked for and
-            cannot be had.
+        TrainError: the loss is no longer a number, ranks have come apart, the recipe asks for what
+            this transformers has not, or IPEX is asked for and cannot be had.
     """
-    settings, batch_size = job.recipe.training, job.recipe.batch_size
-    steps_per_epoch = math.ceil(len(train_set) / batch_size)
-    steps = math.ceil(steps_per_epoch * settings.num_train_epochs)
-    if settings.max_steps > 0:
-        steps = settings.max_steps
-    bf16 = job.precision == "bf16"
-    parameters = sum(p.numel() for p in model.parameters())
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        _parameter_groups(model, settings.weight_decay), lr=settings.learning_rate, fused=True
-    )
-    if job.ipex:  # before DDP, which is to share the gradients of IPEX's own layers
-        model, optimizer = optimize(model, optimizer, bf16)
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    schedule = get_linear_schedule_with_warmup(
-        optimizer, round(settings.warmup_ratio * steps), steps
-    )
+    recipe, settings, bf16 = job.recipe, job.recipe.training, job.precision == "bf16"
+    torch.use_deterministic_algorithms(settings.full_determinism)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    lengths = train_set.lengths("input_ids")
+    order = Order(lengths, recipe.batch_size, settings, gains.lengths)
+    cadence = Cadence(settings, order.steps, order.steps_per_epoch)
+    kernels = None if job.ipex else fuse(model, task, recipe.attention_dropout, gains, tell)
+    update = make_update(job, model, world.size, gains.weights)
+    schedule = make_schedule(update.optimizer, settings, order.steps)
+    checkpoints = Checkpoints(job, task.tokenizer, update, world.rank == 0, tell)
     report = Report()
-    torch.manual_seed(settings.seed * 1009 + world.rank)  # each rank drops out other activations
-    if events:
-        events.write(
-            "start",
-            world_size=world.size,
-            threads_per_rank=torch.get_num_threads(),
-            backend=world.backend,
-            precision=job.precision,
-            ipex=job.ipex,
-            steps=steps,
-            epochs=steps / steps_per_epoch,
-            train_samples=len(train_set),
-            parameters=parameters,
-        )
+    tell.start(
+        order.steps,
+        order.steps_per_epoch,
+        world_size=world.size,
+        threads_per_rank=torch.get_num_threads(),
+        backend=world.backend,
+        precision=job.precision,
+        ipex=job.ipex,
+        train_samples=order.samples,
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
 
-    epoch, recent_loss, recent_steps = 0, 0.0, 0
-    while report.steps < steps:
-        model.train()
-        began = time.perf_counter()
-        for indices in _epoch_batches(len(train_set), batch_size, settings.seed, epoch):
-            own = own_share(indices, world.rank, world.size)
-            parts = micro_batches(own or indices[:1], settings.gradient_accumulation_steps)
-            # DDP averages over ranks; this weight makes it the mean over the batch's samples, also
-            # where ranks have unequal shares of the last batch, or none.
-            weight = world.size / len(indices) if own else 0.0
-            for number, part in enumerate(parts, start=1):
-                # gradients are shared once a step, with the last part
-                with ddp.no_sync() if number < len(parts) else contextlib.nullcontext():
-                    inputs, targets = task.collate([train_set[i] for i in part])
-                    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                        outputs = ddp(**inputs)
-                    loss = task.loss(outputs, targets) * weight
-                    loss.backward()
-                recent_loss += loss.item()
-            if settings.max_grad_norm > 0:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            report.steps += 1
-            report.samples += len(indices)
-            recent_steps += 1
-            if report.steps == 1:
-                _prove_equal(model, 1, events)
-            if report.steps % settings.logging_steps == 0 or report.steps == steps:
-                mean = sum_over_ranks([recent_loss])[0] / world.size / recent_steps
-                recent_loss, recent_steps = 0.0, 0
-                if not math.isfinite(mean):
-                    raise TrainError(
-                        f"the loss is {mean} at step {report.steps}",
-                        "lower the learning rate: training.learning_rate=1e-5",
-                    )
-                if events:
-                    seconds = report.train_seconds + time.perf_counter() - began
-                    events.write(
-                        "step",
-                        step=report.steps,
-                        epoch=round(report.steps / steps_per_epoch, 4),
-                        loss=mean,
-                        learning_rate=schedule.get_last_lr()[0],
-                        samples_per_second=report.samples / seconds,
-                        remaining_seconds=seconds / report.steps * (steps - report.steps),
-                    )
-            if report.steps == steps:
-                break
-        report.train_seconds += time.perf_counter() - began
-        epoch += 1
+    def prove_equal(step: int) -> None:
+        digest = update.digest()
+        check_equal_parameters(digest, step)
+        tell.parameters(step, digest)
+
+    def evaluate(step: int) -> bool:
         report.metrics = evaluate_all(task, model, validation_sets, world, bf16)
-        if events:
-            events.write(
-                "evaluation",
-                step=report.steps,
-                epoch=round(report.steps / steps_per_epoch, 4),
-                metrics=report.metrics,
-            )
-    _prove_equal(model, report.steps, events)
-    return report
+        tell.evaluation(step, report.metrics)
+        model.train()
+        return checkpoints.judge(report.metrics, step)
+
+    if settings.eval_on_start:
+        evaluate(0)
+    model.train()
+    losses: list[float] = []  # of this rank, since the last progress was told
+    began = time.perf_counter()
+    for step, indices in enumerate(order, start=1):
+        torch.manual_seed(_dropout_seed(settings.seed, step, world.rank))
+        own = own_share(indices, world.rank, world.size)
+        parts = micro_batches(own, settings.gradient_accumulation_steps)
+        losses.append(0.0)
+        for part in parts:
+            inputs, targets = task.collate([train_set[i] for i in part])
+            with kernels or nullcontext():
+                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                    outputs = model(**inputs)
+                loss = task.loss(outputs, targets) / len(indices)
+                update.backward(loss, last=part is parts[-1])
+            losses[-1] += loss.item()
+        norm = update.step()
+        if not math.isfinite(norm):
+            kept = checkpoints.save(step - 1) if step > 1 else None
+            raise _not_a_number(step, losses[-1], own, kept)
+        schedule.step()
+        report.steps, report.samples = step, report.samples + len(indices)
+        if step == 1:
+            prove_equal(step)
+        if cadence.logs(step):
+            mean = sum_over_ranks([math.fsum(losses)])[0] / len(losses)
+            seconds = report.train_seconds + time.perf_counter() - began
+            tell.step(step, mean, norm, schedule.get_last_lr()[0], report.samples, seconds)
+            losses.clear()
+        if cadence.evaluates(step) or cadence.saves(step):
+            report.train_seconds += time.perf_counter() - began
+            improved = cadence.evaluates(step) and evaluate(step)
+            if cadence.saves(step, improved) or (improved and settings.load_best_model_at_end):
+                prove_equal(step)
+                checkpoints.save(step)
+            began = time.perf_counter()
+    report.train_seconds += time.perf_counter() - began
+    prove_equal(report.steps)
+    trained = update.release()
+    if settings.load_best_model_at_end:
+        report.metrics = checkpoints.load_best(trained)
+    return report, trained
 
 
-def evaluate_all(
-    task: Task,
-    model: PreTrainedModel,
-    validation_sets: Mapping[str, Samples],
-    world: World,
-    bf16: bool,
-) -> dict[str, float]:
-    """The task's metrics over each set; where there are several, with the set's name behind.
-
-    `validation_matched` gives `accuracy_matched`.
-    """
-    metrics = {}
-    for name, samples in validation_sets.items():
-        ending = f"_{name.removeprefix('validation_')}" if len(validation_sets) > 1 else ""
-        found = evaluate(task, model, samples, world, bf16)
-        metrics.update({f"{metric}{ending}": value for metric, value in found.items()})
-    return metrics
+def _dropout_seed(seed: int, step: int, rank: int) -> int:
+    """Each rank drops out other activations in each step, and the same ones in each run."""
+    return (seed * 1_000_003 + step) * 65_537 + rank
 
 
-@torch.inference_mode()  # type: ignore[untyped-decorator]
-def evaluate(
-    task: Task, model: PreTrainedModel, samples: Samples, world: World, bf16: bool
-) -> dict[str, float]:
-    """The task's metrics over all samples, each evaluated by one rank; the same on every rank."""
-    model.eval()
-    own: list[tuple[int, Any]] = []
-    for indices in eval_batches(samples.lengths("input_ids"), world.rank, world.size):
-        batch = [samples[i] for i in indices]
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            outputs = model(**task.collate(batch).inputs)
-        own += zip(indices, task.predictions(outputs, batch), strict=True)
-    of_all = dict(pair for pairs in gather_over_ranks(own) for pair in pairs)
-    return task.score([of_all[i] for i in range(len(samples))], samples)
-
-
-def _epoch_batches(count: int, batch_size: int, seed: int, epoch: int) -> Iterator[list[int]]:
-    """Indices of each batch of an epoch, all ranks together, the same on every rank.
-
-    The last batch is smaller where `batch_size` does not divide `count`; no sample is left out and
-    none comes twice.
-    """
-    generator = torch.Generator().manual_seed(seed * 100_003 + epoch)
-    order = torch.randperm(count, generator=generator)
-    for begin in range(0, count, batch_size):
-        yield order[begin : begin + batch_size].tolist()
-
-
-def _prove_equal(model: torch.nn.Module, step: int, events: EventWriter | None) -> None:
-    """Prove that the gradients were shared: every rank has the same parameters.
-
-    Raises:
-        TrainError: some differ; names the ranks.
-    """
-    digest = check_equal_parameters(model, step)
-    if events:
-        events.write("parameters", step=step, equal=True, sha256=digest)
-
-
-def _parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Biases and norms, which have one dimension, are not decayed."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    return [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+def _not_a_number(
+    step: int, loss: float, samples: Sequence[int], checkpoint: Path | None
+) -> TrainError:
+    """The error for gradients that are no numbers; every rank calls it."""
+    found = gather_over_ranks((loss, list(samples)))
+    bad = [rank for rank, (of_rank, _) in enumerate(found) if not math.isfinite(of_rank)]
+    message = f"the gradients are not finite at step {step}, though the loss of every rank is"
+    if bad:
+        value, own = found[bad[0]]
+        shown = ", ".join(map(str, own[:SHOWN])) + (" ..." if len(own) > SHOWN else "")
+        ranks = f"rank {bad[0]}" if len(bad) == 1 else f"ranks {bad}"
+        message = (
+            f"the loss is {value} at step {step} on {ranks}; "
+            f"rank {bad[0]}'s part of the batch: samples {shown} of train, from 0"
+        )
+    if checkpoint:
+        message += f"; the model before it is in {checkpoint} on the head"
+    return TrainError(message, "lower the learning rate: training.learning_rate=1e-5")

@@ -55,17 +55,43 @@ TASKS: dict[str, type[Options]] = {
 
 @dataclass(frozen=True)
 class Training:
-    """Section `training` of a recipe; names as in transformers' TrainingArguments."""
+    """Section `training` of a recipe; see the control node's ftcluster.training."""
 
     learning_rate: float
+    lr_scheduler_type: str
+    lr_scheduler_kwargs: dict[str, Any]
+    warmup_ratio: float
+    warmup_steps: float
     num_train_epochs: float
     max_steps: int
     gradient_accumulation_steps: int
+    optim: str
     weight_decay: float
-    warmup_ratio: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_epsilon: float
     max_grad_norm: float
-    logging_steps: int
+    label_smoothing_factor: float
+    logging_strategy: str
+    logging_steps: float
+    logging_first_step: bool
+    eval_strategy: str
+    eval_steps: float | None
+    eval_on_start: bool
+    save_strategy: str
+    save_steps: float
+    save_total_limit: int | None
+    load_best_model_at_end: bool
+    metric_for_best_model: str | None
+    greater_is_better: bool | None
     seed: int
+    data_seed: int | None
+    full_determinism: bool
+    group_by_length: bool
+    dataloader_drop_last: bool
+    gradient_checkpointing: bool
+    report_to: str | tuple[str, ...]
+    run_name: str | None
     use_ipex: bool | str
     ddp_backend: str
 
@@ -86,6 +112,7 @@ class Recipe:
     batch_size: int
     ranks_per_host: int | None
     precision: str
+    attention_dropout: bool
     training: Training
 
 
@@ -114,12 +141,8 @@ def read_job(run_dir: Path) -> Job:
     """Read `run_dir`/job.json."""
     data: dict[str, Any] = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
     recipe = dict(data["recipe"])
-    recipe["training"] = Training(**recipe["training"])
-    options: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in recipe["options"].items()
-    }
-    recipe["options"] = TASKS[recipe["task"]](**options)
+    recipe["training"] = Training(**_with_tuples(recipe["training"]))
+    recipe["options"] = TASKS[recipe["task"]](**_with_tuples(recipe["options"]))
     return Job(
         run=data["run"],
         run_dir=run_dir,
@@ -128,6 +151,13 @@ def read_job(run_dir: Path) -> Job:
         precision=data["precision"],
         ipex=data["ipex"],
     )
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists only."""
+    return {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ from ftcluster_train.bind import format_cpus, memory_nodes
 from ftcluster_train.engine import train
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.events import EventWriter
-from ftcluster_train.ipex import load_ipex, without_ipex
+from ftcluster_train.ipex import load_ipex
 from ftcluster_train.job import Job, read_inputs, read_job
 from ftcluster_train.models import check_tokens, load_config, load_model, load_tokenizer
+from ftcluster_train.reports import make_reports
 from ftcluster_train.save import check_space, save_model
 from ftcluster_train.store import Samples
 from ftcluster_train.tasks import make_task
+from ftcluster_train.tell import Tell
 from ftcluster_train.world import check_equal_samples, gather_over_ranks, join_world, leave_world
 
 
@@ -53,12 +55,23 @@ def run(job: Job) -> None:
     largest = max(found.about["largest"]["input_ids"] for found in (train_set, *samples.values()))
     check_tokens(model, largest, job.recipe.tokenizer or job.recipe.model)
     task.check_model(model)
+    reports = None
     if events:
         check_space(job.run_dir, model)
-    report = train(job, task, model, train_set, samples, world, events)
+        reports = make_reports(
+            job.recipe.training,
+            job.run_dir,
+            job.run,
+            lambda text: events.write("notice", message=text),
+        )
+    try:
+        tell = Tell(events, reports)
+        report, trained = train(job, task, model, train_set, samples, world, tell)
+    finally:
+        if reports:
+            reports.close(failed=sys.exc_info()[0] is not None)
     if events:
         events.write("phase", doing="saving the model")
-        trained = without_ipex(model) if job.ipex else model
         folder = save_model(trained, tokenizer, job.run_dir / "model")
         events.write(
             "result",

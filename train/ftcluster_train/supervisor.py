@@ -34,7 +34,7 @@ GRACE_SECONDS = 10.0  # for ranks that were asked to end
 PAUSE_SECONDS = 0.2
 # of the host's environment, the ranks get only what they may need; the rest is the launch's
 INHERITED = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-INHERITED_PREFIXES = ("HF_",)
+INHERITED_PREFIXES = ("HF_", "MLFLOW_")
 
 
 class Stopped(Exception):

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import socket
 import struct
@@ -96,19 +95,6 @@ def sum_over_ranks(values: list[float]) -> list[float]:
     return result
 
 
-def parameter_hash(model: torch.nn.Module) -> str:
-    """SHA-256 over the bytes of all parameters as they are saved, in their order.
-
-    With IPEX those are the fp32 weights, not the packed copies that its layers compute with.
-    """
-    digest = hashlib.sha256()
-    saved = model.state_dict()
-    for name, _ in model.named_parameters():
-        if name in saved:  # IPEX's layers have some of their own
-            digest.update(saved[name].contiguous().view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
 def gather_over_ranks(value: Any) -> list[Any]:
     """What each rank has, by rank, the same on every rank; plain data."""
     values: list[Any] = [None] * dist.get_world_size()
@@ -127,21 +113,19 @@ def differing_ranks(values: Sequence[str]) -> tuple[list[int], list[int]]:
     return [r for r in ranks if values[r] != usual], [r for r in ranks if values[r] == usual]
 
 
-def check_equal_parameters(model: torch.nn.Module, step: int) -> str:
-    """Make sure that every rank has the same parameters; returns their hash.
+def check_equal_parameters(digest: str, step: int) -> None:
+    """Make sure that every rank has the same parameters after `step`, by their hash.
 
     Raises:
         TrainError: some differ, so the gradients were not shared; names the ranks.
     """
-    hashes = gather_over_ranks(parameter_hash(model))
-    different, others = differing_ranks(hashes)
+    different, others = differing_ranks(gather_over_ranks(digest))
     if different:
         raise TrainError(
             f"after step {step} the parameters of ranks {different} differ from those of ranks "
             f"{others}",
             "the gradients were not shared; nothing was saved",
         )
-    return str(hashes[0])
 
 
 def check_equal_samples(digest: str) -> None:

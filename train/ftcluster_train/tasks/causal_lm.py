@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from ftcluster_train.data import AT_ONCE, load_texts
 from ftcluster_train.errors import TrainError
+from ftcluster_train.gains.vocabulary import cross_entropy_of_hidden, find_head
 from ftcluster_train.job import CausalLm, Recipe
 from ftcluster_train.metrics import perplexity
 from ftcluster_train.packing import PIECE, Packer, Piece
@@ -21,11 +22,14 @@ class CausalLmTask(Task):
     """Cross entropy of each block's tokens but its first, as run_clm has it."""
 
     model_class = AutoModelForCausalLM
+    large_vocabulary = True
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(recipe, tokenizer)
         assert isinstance(recipe.options, CausalLm)
         self.options = recipe.options
+        self._smoothing = recipe.training.label_smoothing_factor
+        self._head: torch.Tensor | None = None
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         """See Task."""
@@ -91,10 +95,20 @@ class CausalLmTask(Task):
         tokens = torch.tensor([sample["input_ids"] for sample in samples])
         return Batch({"input_ids": tokens, "use_cache": False}, {"tokens": tokens})
 
+    def fuse_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
+        """See Task."""
+        self._head = None if self._smoothing else find_head(model)
+        return self._head
+
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The mean over each block's tokens, summed over the blocks."""
-        logits, tokens = outputs.logits[:, :-1], targets["tokens"][:, 1:]
-        total = cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), reduction="sum")
+        found, tokens = outputs.logits[:, :-1].flatten(0, 1), targets["tokens"][:, 1:]
+        if self._head is not None:  # then these are the hidden states
+            total = cross_entropy_of_hidden(found, self._head, tokens.flatten())
+        else:
+            total = cross_entropy(
+                found.float(), tokens.flatten(), reduction="sum", label_smoothing=self._smoothing
+            )
         return total / tokens.shape[1]
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:

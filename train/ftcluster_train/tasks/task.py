@@ -36,9 +36,11 @@ class Task(ABC):
     Attributes:
         model_class: transformers' class that makes the model.
         splits: `train` and the sets that are evaluated.
+        large_vocabulary: whether the loss is over all tokens that there are.
     """
 
     model_class: Any
+    large_vocabulary = False
     splits: tuple[str, ...] = ("train", "validation")
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -71,6 +73,14 @@ class Task(ABC):
         Raises:
             TrainError: it cannot.
         """
+
+    def fuse_loss(self, model: PreTrainedModel) -> torch.Tensor | None:  # noqa: ARG002
+        """Have `loss` do without logits, if it can.
+
+        Returns:
+            The weight of the layer that is to give back what it gets from now on, in training.
+        """
+        return None
 
     @abstractmethod
     def collate(self, samples: Sequence[Sample]) -> Batch:

@@ -103,7 +103,8 @@ class TextClassificationTask(Task):
         logits, labels = outputs.logits.float(), targets["labels"]
         if self.options.regression:
             return mse_loss(logits.squeeze(-1), labels, reduction="sum")
-        return cross_entropy(logits, labels, reduction="sum")
+        smoothing = self.recipe.training.label_smoothing_factor
+        return cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:  # noqa: ARG002
         """For each sample the class or the number."""
