@@ -19,6 +19,7 @@ STEP = {
     "samples_per_second": 60.0, "remaining_seconds": 75.0,
 }  # fmt: skip
 NOTICE = {"event": "notice", "message": "3 samples were cut"}
+CHECKPOINT = {"event": "checkpoint", "step": 10, "folder": "/opt/run/checkpoints/checkpoint-10"}
 EVALUATION = {"event": "evaluation", "step": 10, "epoch": 1.0, "metrics": {"accuracy": 0.9}}
 
 
@@ -54,7 +55,7 @@ def test_run_state_from_events() -> None:
 def test_plain_lines_have_the_same_facts_as_the_picture() -> None:
     progress, stream = RunProgress("r"), io.StringIO()
     view = PlainView(Console(file=stream, width=30), verbose=False)
-    for event in (NOTICE, START, STEP, EVALUATION):
+    for event in (NOTICE, START, STEP, EVALUATION, CHECKPOINT):
         progress.add(event)
         view.run_event(progress, str(event["event"]))
     lines = stream.getvalue().splitlines()
@@ -63,6 +64,7 @@ def test_plain_lines_have_the_same_facts_as_the_picture() -> None:
         "training: 2 ranks, 1 thread each, bf16, gloo, 20 steps",
         "step 10/20  epoch 1.00  loss 0.5000  60.0 samples/s  1:15 left",
         "evaluation at step 10: accuracy 0.900",
+        "checkpoint of step 10: /opt/run/checkpoints/checkpoint-10 on the head",
     ]
     assert shape(RunProgress("r", start={**START, "ipex": True})) == (
         "2 ranks, 1 thread each, bf16, IPEX, gloo"

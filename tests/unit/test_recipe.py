@@ -146,7 +146,7 @@ def test_fields_of_the_models_configuration() -> None:
     ("text", "expected"),
     [
         (MINIMAL + "doc_stride: 8\n", "my.yml:4: unknown key 'doc_stride'; it belongs to the task "
-         "question-answering; allowed: batch_size, data, data_config"),
+         "question-answering; allowed: attention_dropout, batch_size, data"),
         (CLM + "glue_task: cola\n", "it belongs to the task text-classification; allowed: "),
         ("model: m\ndata: d\n", "'text_columns' is missing: a list of one or two column names"),
         ("model: m\ndata: d\nglue_task: cool\n", "one of cola, sst2, mrpc, qqp, stsb, mnli"),

@@ -2,17 +2,20 @@
 
     python -m ftcluster_train.prepare RUN_DIR
 
-Writes RUN_DIR/samples, the data as token samples, and RUN_DIR/inputs.json, where the ranks find
-what. Prints what is wrong, and exits with 1, where a user can mend it.
+Writes the data as token samples, unless an earlier run has, and RUN_DIR/inputs.json, where the
+ranks find what. Prints what is wrong, and exits with 1, where a user can mend it.
 """
 
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+import transformers
 from transformers.utils import logging as transformers_logging
 
-from ftcluster_train.data import load_texts
+from ftcluster_train import __version__
+from ftcluster_train.data import GENERATED, load_texts
 from ftcluster_train.errors import TrainError
 from ftcluster_train.fetch import fetch_model
 from ftcluster_train.job import CausalLm, Inputs, Job, Recipe, read_job, write_inputs
@@ -24,6 +27,7 @@ from ftcluster_train.models import (
     longest_input,
 )
 from ftcluster_train.tasks import make_task
+from ftcluster_train.token_cache import cached_tokens, token_key
 from ftcluster_train.vocabulary import make_tokenizer
 
 VOCABULARY = 50257  # GPT-2's
@@ -43,11 +47,27 @@ def prepare(job: Job) -> Inputs:
     tokenizer = load_tokenizer(folder)
     task = make_task(recipe, tokenizer)
     longest = longest_input(load_config(recipe, model, tokenizer), tokenizer)
-    samples = job.run_dir / "samples"
-    shutil.rmtree(samples, ignore_errors=True)  # of an attempt that was broken off
-    samples.mkdir()
-    notices += task.encode(recipe.data, longest, samples)
-    return Inputs(model, folder, str(samples), notices)
+
+    def encode(samples: Path) -> list[str]:
+        return task.encode(recipe.data, longest, samples)
+
+    folders = [Path(name) for name in (folder, recipe.data) if Path(name).is_dir()]
+    if len(folders) < 2 and not recipe.data.startswith(GENERATED):
+        # what a name on the Hub stands for can change
+        samples = job.run_dir / "samples"
+        shutil.rmtree(samples, ignore_errors=True)  # of an attempt that was broken off
+        samples.mkdir()
+        return Inputs(model, folder, str(samples), notices + encode(samples))
+    settings = {
+        "task": recipe.task,
+        "options": asdict(recipe.options),
+        "longest": longest,
+        "data": recipe.data if recipe.data.startswith(GENERATED) else "",
+        "versions": [__version__, transformers.__version__],
+    }
+    key = token_key(settings, folders)
+    samples, said = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
+    return Inputs(model, folder, str(samples), notices + said)
 
 
 def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple[str, list[str]]:

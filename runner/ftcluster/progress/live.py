@@ -44,6 +44,8 @@ class LiveView:
             self._start()
         if kind == "notice":
             self.say(f"note: {progress.notices[-1]}")
+        elif kind == "checkpoint":
+            self.say(words.checkpoint_line(progress))
 
     def tick(self) -> None:
         """See View."""

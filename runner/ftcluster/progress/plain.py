@@ -43,6 +43,8 @@ class PlainView:
             case "evaluation":
                 last = progress.evaluations[-1]
                 self.say(f"evaluation at step {last['step']}: {words.metrics(last['metrics'])}")
+            case "checkpoint":
+                self.say(words.checkpoint_line(progress))
 
     def tick(self) -> None:
         """See View."""

@@ -79,6 +79,7 @@ class RunProgress:
         result: the event `result`: metrics, samples_per_second, model, ...
         errors: every event `error`: message, hint, rank, host.
         notices: what every event `notice` says.
+        checkpoint: the last event `checkpoint`: step, and its folder on the head.
         seconds: from the launch to the end of the last rank.
     """
 
@@ -92,6 +93,7 @@ class RunProgress:
     result: dict[str, Any] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    checkpoint: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
     def add(self, event: dict[str, Any]) -> None:
@@ -108,6 +110,8 @@ class RunProgress:
                 self.losses.append((event["step"], event["loss"]))
             case "evaluation":
                 self.evaluations.append(event)
+            case "checkpoint":
+                self.checkpoint = event
             case "result":
                 self.result = event
             case "error":

@@ -38,6 +38,12 @@ def step_line(progress: RunProgress) -> str:
     )
 
 
+def checkpoint_line(progress: RunProgress) -> str:
+    """Where the latest checkpoint is."""
+    step, folder = progress.checkpoint["step"], progress.checkpoint["folder"]
+    return f"checkpoint of step {step}: {folder} on the head"
+
+
 def host_state(host: HostProgress, finished: bool) -> str:
     """One word for a host in the middle or at the end of a playbook."""
     if host.failed:

@@ -1,0 +1,266 @@
+"""The engine against transformers' Trainer, side by side on this machine.
+
+    .venv-dev/bin/python -m bench.engine --data DIR --encoder DIR [CASE ...] [--turns N]
+        [--ablation] [--seeds N] [--prefix DIR] [--results FILE]
+
+from the repository's root, after `ftcluster setup localhost`. DIR has the folders mrpc, squad and
+shakespeare; --encoder is a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
+
+Both train the same model from the same weights on the same tokens, with two threads, each run in a
+process of its own; runs are interleaved, numbers are medians. The stock recipe is Trainer with the
+defaults of run_glue, run_qa and run_clm: padded to the maximum, fused AdamW, bf16. Ours is launched
+with tcmalloc, as the plan does. --ablation also measures ours without each of its gains, --seeds
+also fine-tunes the encoder with both and compares the metrics.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ftcluster.recipe import load_recipe
+
+ROOT = Path(__file__).parent.parent
+TCMALLOC = ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "/usr/lib64/libtcmalloc.so.4")
+GAINS = ("dropout", "attention", "activations", "vocabulary", "weights", "lengths")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training that is measured.
+
+    Attributes:
+        recipe: its name and overrides; {data} and {encoder} are folders.
+        steps: of ours; the stock recipe does fewer, as its steps take longer.
+        stock_steps: of that.
+        shapes: rows, inner size and columns of matrix products of the model, for the limit.
+    """
+
+    recipe: tuple[str, ...]
+    steps: int
+    stock_steps: int
+    shapes: tuple[tuple[int, int, int], ...]
+
+
+DISTILBERT = ("model=config:distilbert", "from_scratch=true", "tokenizer={encoder}")
+CASES = {
+    "mrpc": Case(
+        ("mrpc", *DISTILBERT, "data={data}/mrpc", "batch_size=32"),
+        24, 9, ((1728, 768, 768), (1728, 768, 3072), (1728, 3072, 768)),
+    ),
+    "squad": Case(
+        ("squad", *DISTILBERT, "data={data}/squad", "batch_size=16"),
+        24, 7, ((2736, 768, 768), (2736, 768, 3072), (2736, 3072, 768)),
+    ),
+    "gpt2": Case(
+        ("gpt2", "data={data}/shakespeare", "batch_size=4", "block_size=512",
+         "training.gradient_accumulation_steps=1", "config_overrides={{vocab_size: 50257}}"),
+        8, 7, ((2048, 768, 768), (2048, 768, 3072), (2048, 768, 50257)),
+    ),
+}  # fmt: skip
+TUNED = {
+    "mrpc": ("mrpc", "model={encoder}", "data={data}/mrpc"),
+    "squad": ("squad", "model={encoder}", "data={data}/squad", "batch_size=16",
+              "training.learning_rate=1e-4"),
+}  # fmt: skip
+
+
+def main() -> int:
+    """Measure, print the tables and write the results; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", default=list(CASES), choices=[*CASES, []])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--encoder", type=Path, required=True)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--ablation", action="store_true")
+    parser.add_argument("--seeds", type=int, default=0)
+    parser.add_argument("--prefix", type=Path, default=Path("/opt/ftcluster"))
+    parser.add_argument("--results", type=Path)
+    options = parser.parse_args()
+    bench = Bench(options.prefix, options.data.absolute(), options.encoder.absolute())
+    with tempfile.TemporaryDirectory() as folder:
+        results: dict[str, Any] = {"machine": machine(), "speed": {}, "quality": {}}
+        for name in options.cases:
+            run_dir = bench.prepare(Path(folder) / name, CASES[name].recipe)
+            results["speed"][name] = measure(
+                bench, run_dir, CASES[name], options.turns, options.ablation
+            )
+            print(table(name, results["speed"][name]), flush=True)
+        for name in TUNED if options.seeds else ():
+            run_dir = bench.prepare(Path(folder) / f"{name}-tuned", TUNED[name])
+            results["quality"][name] = compare(bench, run_dir, options.seeds)
+            print(json.dumps({name: results["quality"][name]}), flush=True)
+    if options.results:
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        options.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Starts trainings.
+
+    Attributes:
+        prefix: of the cluster that was set up.
+        data: the folder with the data.
+        encoder: the folder of the encoder.
+    """
+
+    prefix: Path
+    data: Path
+    encoder: Path
+
+    def prepare(self, run_dir: Path, recipe: tuple[str, ...]) -> Path:
+        """Write a run's job.json into a new folder."""
+        name, *overrides = (
+            word.format(data=self.data, encoder=self.encoder) if "=" in word else word
+            for word in recipe
+        )
+        job = {
+            "run": "bench",
+            "prefix": str(self.prefix),
+            "recipe": asdict(load_recipe(name, overrides)),
+            "precision": "bf16",
+            "ipex": False,
+        }
+        run_dir.mkdir(parents=True)
+        (run_dir / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        return run_dir
+
+    def run(self, run_dir: Path, **options: Any) -> dict[str, Any]:
+        """One training; see bench.engine_run."""
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": str(options.pop("threads", 2)),
+        }
+        allocator = next((path for path in TCMALLOC if Path(path).exists()), None)
+        if options.get("engine") == "ours" and allocator and "tcmalloc" not in options["leave_out"]:
+            environment["LD_PRELOAD"] = allocator
+        options["leave_out"] = [n for n in options.get("leave_out", ()) if n != "tcmalloc"]
+        python = self.prefix / "current" / "bin" / "python"
+        done = subprocess.run(
+            [python, "-m", "bench.engine_run", str(run_dir), json.dumps(options)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        if done.returncode != 0:
+            raise SystemExit(done.stderr)
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+
+def measure(
+    bench: Bench, run_dir: Path, case: Case, turns: int, ablation: bool
+) -> dict[str, dict[str, Any]]:
+    """Each variant `turns` times, one after the other in each turn; its median by name."""
+    ours = {"engine": "ours", "leave_out": [], "attention_dropout": False, "steps": case.steps}
+    variants: dict[str, dict[str, Any]] = {
+        "stock": {"engine": "stock", "steps": case.stock_steps},
+        "ours": ours,
+        "ours with attention dropout": {**ours, "attention_dropout": True},
+    }
+    variants["stock, one thread"] = {**variants["stock"], "threads": 1}
+    variants["ours, one thread"] = {**ours, "threads": 1}
+    if ablation:
+        for gain in (*GAINS, "tcmalloc"):
+            variants[f"without {gain}"] = {**ours, "leave_out": [gain]}
+        for gain in (*GAINS, "tcmalloc"):
+            others = [name for name in (*GAINS, "tcmalloc") if name != gain]
+            variants[f"{gain} alone"] = {**ours, "attention_dropout": True, "leave_out": others}
+        variants["none"] = {
+            **ours, "attention_dropout": True, "leave_out": [*GAINS, "tcmalloc"],
+        }  # fmt: skip
+    found: dict[str, list[float]] = {}
+    limits, flop = [], 0.0
+    for _ in range(turns):
+        for name, options in variants.items():
+            words = bench.run(run_dir, **options)
+            flop = words["flop_per_sample"]
+            found.setdefault(name, []).append(words["samples_per_second"])
+            print(f"{name}: {found[name][-1]:.2f} samples/s", file=sys.stderr)
+        limits.append(bench.run(run_dir, shapes=case.shapes)["operations_per_second"])
+    limit, stock = statistics.median(limits), statistics.median(found["stock"])
+    result: dict[str, dict[str, Any]] = {
+        name: {
+            "samples_per_second": statistics.median(speeds),
+            "all": speeds,
+            "ratio": statistics.median(speeds) / stock,
+            "share_of_limit": statistics.median(speeds) * flop / limit,
+        }
+        for name, speeds in found.items()
+    }
+    for name in ("stock", "ours"):
+        alone = result[f"{name}, one thread"]["samples_per_second"]
+        # Amdahl: two threads take (1 + serial) / 2 of the time of one
+        result[name]["serial_share"] = 2 * alone / result[name]["samples_per_second"] - 1
+        result[name]["profile"] = bench.run(
+            run_dir, **{**variants[name], "steps": 5}, profile=True
+        )["profile"]
+    result["limit"] = {"operations_per_second": limit}
+    return result
+
+
+def compare(bench: Bench, run_dir: Path, seeds: int) -> dict[str, dict[str, list[float]]]:
+    """The metrics of each variant with each seed."""
+    variants: dict[str, dict[str, Any]] = {
+        "stock": {"engine": "stock", "pad": "longest"},
+        "ours": {"engine": "ours", "leave_out": [], "attention_dropout": False},
+        "ours with attention dropout": {
+            "engine": "ours", "leave_out": [], "attention_dropout": True,
+        },
+    }  # fmt: skip
+    found: dict[str, dict[str, list[float]]] = {}
+    for seed in range(1, seeds + 1):
+        for name, options in variants.items():
+            metrics = bench.run(run_dir, **options, seed=seed, evaluate=True)["metrics"]
+            for metric, value in metrics.items():
+                found.setdefault(name, {}).setdefault(metric, []).append(value)
+            print(f"{name}, seed {seed}: {metrics}", file=sys.stderr)
+    return found
+
+
+def table(case: str, found: dict[str, dict[str, Any]]) -> str:
+    """The variants of a case as a Markdown table."""
+    lines = [
+        "",
+        f"| {case} | samples/s | ratio to stock | share of the products' limit |",
+        "|---|---|---|---|",
+    ]
+    for name, numbers in found.items():
+        if "ratio" in numbers:
+            lines.append(
+                f"| {name} | {numbers['samples_per_second']:.2f} | {numbers['ratio']:.2f} "
+                f"| {numbers['share_of_limit']:.0%} |"
+            )
+    for name in ("stock", "ours"):
+        lines.append(f"\nserial share of a step, {name}: {found[name]['serial_share']:.0%}")
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, Any]:
+    """What this machine is, and what else it does."""
+    info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    lines = [line.split(":", 1)[1].strip() for line in info.splitlines() if ":" in line]
+    model = next(
+        (line.split(":", 1)[1].strip() for line in info.splitlines() if "model name" in line), ""
+    )
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "instructions": [f for f in ("amx_bf16", "avx512_bf16") if any(f in x for x in lines)],
+        "load": os.getloadavg()[0],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

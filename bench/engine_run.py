@@ -1,0 +1,236 @@
+"""One training of bench/engine, in a process of its own with the python of a host's stack.
+
+    PYTHON -m bench.engine_run RUN_DIR OPTIONS
+
+RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
+object: `engine` is `ours` or `stock`, `leave_out` names gains that ours goes without, `seed` and
+`attention_dropout` are the recipe's, `pad` is `max` or `longest` (stock), `evaluate` and `profile`
+say whether those are wanted; or `shapes` of matrix products to be measured instead of a training.
+Prints one JSON object.
+"""
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import profile
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging
+
+from ftcluster_train.engine import train
+from ftcluster_train.evaluation import evaluate_all
+from ftcluster_train.gains import Gains
+from ftcluster_train.job import CausalLm, Job, read_inputs, read_job, write_inputs
+from ftcluster_train.models import load_config, load_model, load_tokenizer
+from ftcluster_train.prepare import prepare
+from ftcluster_train.store import Samples
+from ftcluster_train.tasks import Task, make_task
+from ftcluster_train.tell import Tell
+from ftcluster_train.world import World
+
+TURNS = 7
+WARM_UP = 3  # steps that are not counted
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+WORLD = World(rank=0, size=1, backend="gloo")
+
+
+class Clock(Tell):
+    """Notes when each step ends, and what is done by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+        self.losses: list[float] = []
+
+    def step(
+        self, step: int, loss: float, norm: float, rate: float, samples: int, seconds: float
+    ) -> None:
+        """See Tell."""
+        super().step(step, loss, norm, rate, samples, seconds)
+        self.times.append(time.perf_counter())
+        self.losses.append(loss)
+
+
+class StockClock(TrainerCallback):
+    """The same for Trainer."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """See TrainerCallback."""
+        self.times.append(time.perf_counter())
+
+
+class Rows(torch.utils.data.Dataset[dict[str, Any]]):
+    """Samples for Trainer."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.samples[index]
+
+
+def main() -> int:
+    """Train once; returns the exit code."""
+    logging.set_verbosity_error()
+    run_dir, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    if "shapes" in options:
+        print(json.dumps({"operations_per_second": products(options["shapes"])}))
+        return 0
+    job = read_job(run_dir)
+    if not (run_dir / "inputs.json").exists():
+        write_inputs(run_dir, prepare(job))
+    training = replace(
+        job.recipe.training, seed=options.get("seed", 1), max_steps=options.get("steps", -1)
+    )
+    recipe = replace(
+        job.recipe, training=training, attention_dropout=options.get("attention_dropout", True)
+    )
+    job = replace(job, recipe=recipe)
+    inputs = read_inputs(run_dir)
+    tokenizer = load_tokenizer(inputs.tokenizer)
+    task = make_task(recipe, tokenizer)
+    samples = {name: Samples(Path(inputs.samples) / name) for name in task.splits}
+    train_set = samples.pop("train")
+    config = load_config(recipe, inputs.model, tokenizer, **task.model_settings(train_set))
+    set_seed(training.seed)
+    model = load_model(task.model_class, recipe, inputs.model, config)
+    flop_per_token = 6 * multiplied(model)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if options["engine"] == "stock":
+        times, batch_size = _stock(job, task, model, train_set, options), recipe.batch_size
+        losses: list[float] = []
+    else:
+        times, losses, model = _ours(job, task, model, train_set, options)
+        batch_size = recipe.batch_size
+    counted = times[WARM_UP - 1 :]
+    lengths = train_set.lengths("input_ids")
+    found: dict[str, Any] = {
+        "flop_per_sample": flop_per_token * sum(lengths) / len(lengths),
+        "samples_per_second": batch_size * (len(counted) - 1) / (counted[-1] - counted[0]),
+        "losses": losses[-1:],
+    }
+    if options.get("evaluate"):
+        found["metrics"] = evaluate_all(task, model, samples, WORLD, job.precision == "bf16")
+    if options.get("profile"):
+        found["profile"] = options["profile_found"]
+    print(json.dumps(found))
+    return 0
+
+
+def multiplied(model: torch.nn.Module) -> int:
+    """The weights of all matrix products; forward and backward pass take 6 operations of each."""
+    linear = (torch.nn.Linear, Conv1D)
+    return sum(m.weight.numel() for m in model.modules() if isinstance(m, linear))
+
+
+def products(shapes: list[tuple[int, int, int]]) -> float:
+    """Operations a second that products of these shapes reach together, in bf16, forward only."""
+    seconds = work = 0.0
+    for rows, inner, columns in shapes:
+        left = torch.randn(rows, inner, dtype=torch.bfloat16)
+        right = torch.randn(columns, inner, dtype=torch.bfloat16)
+        taken = []
+        for _ in range(2 + TURNS):
+            began = time.perf_counter()
+            torch.nn.functional.linear(left, right)
+            taken.append(time.perf_counter() - began)
+        seconds += statistics.median(taken[2:])
+        work += 2.0 * rows * inner * columns
+    return work / seconds
+
+
+def _ours(
+    job: Job, task: Task, model: Any, train_set: Samples, options: dict[str, Any]
+) -> tuple[list[float], list[float], Any]:
+    gains = Gains(**dict.fromkeys(options.get("leave_out", ()), False))
+    training = replace(job.recipe.training, logging_steps=1, eval_strategy="no")
+    job = replace(job, recipe=replace(job.recipe, training=training))
+    clock = Clock()
+    if options.get("profile"):
+        with profile() as found:
+            _, trained = train(job, task, model, train_set, {}, WORLD, clock, gains)
+        options["profile_found"] = _shares(found)
+    else:
+        _, trained = train(job, task, model, train_set, {}, WORLD, clock, gains)
+    return clock.times, clock.losses, trained
+
+
+def _stock(
+    job: Job, task: Task, model: Any, train_set: Samples, options: dict[str, Any]
+) -> list[float]:
+    """transformers' Trainer with what run_glue, run_qa and run_clm leave at its defaults."""
+    training, recipe = job.recipe.training, job.recipe
+    arguments = TrainingArguments(
+        output_dir=str(job.run_dir / "stock"),
+        per_device_train_batch_size=recipe.batch_size,
+        learning_rate=training.learning_rate,
+        num_train_epochs=training.num_train_epochs,
+        max_steps=training.max_steps,
+        warmup_steps=training.warmup_steps or training.warmup_ratio,
+        weight_decay=training.weight_decay,
+        seed=training.seed,
+        bf16=job.precision == "bf16",
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
+    longest = task.options.max_length if not isinstance(task.options, CausalLm) else 0  # type: ignore[attr-defined]
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        inputs, targets = task.collate(rows)
+        names = {"start": "start_positions", "end": "end_positions", "labels": "labels"}
+        labels = {names[name]: values for name, values in targets.items() if name in names}
+        if isinstance(task.options, CausalLm):  # type: ignore[attr-defined]
+            labels = {"labels": targets["tokens"]}
+        elif options.get("pad", "max") == "max":
+            short = longest - inputs["input_ids"].shape[1]
+            inputs = {
+                name: torch.nn.functional.pad(values, (0, short)) for name, values in inputs.items()
+            }
+        return {**inputs, **labels}
+
+    clock = StockClock()
+    trainer = Trainer(
+        model, arguments, train_dataset=Rows(train_set), data_collator=collate, callbacks=[clock]
+    )
+    if options.get("profile"):
+        with profile() as found:
+            trainer.train()
+        options["profile_found"] = _shares(found)
+    else:
+        trainer.train()
+    return clock.times
+
+
+def _shares(found: Any) -> dict[str, float]:
+    """Milliseconds of each kind of work, of all steps together."""
+    ops = found.key_averages()
+    all_of_it = sum(op.self_cpu_time_total for op in ops) / 1e3
+    products = sum(op.self_cpu_time_total for op in ops if op.key in PRODUCTS) / 1e3
+    random = sum(op.self_cpu_time_total for op in ops if "bernoulli" in op.key) / 1e3
+    largest = sorted(ops, key=lambda op: -op.self_cpu_time_total)[:12]
+    return {
+        "all": all_of_it,
+        "products": products,
+        "serial random numbers": random,
+        **{op.key: op.self_cpu_time_total / 1e3 for op in largest},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
