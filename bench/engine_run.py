@@ -10,6 +10,7 @@ Prints one JSON object.
 """
 
 import json
+import resource
 import statistics
 import sys
 import time
@@ -121,6 +122,7 @@ def main() -> int:
         "flop_per_sample": flop_per_token * sum(lengths) / len(lengths),
         "samples_per_second": batch_size * (len(counted) - 1) / (counted[-1] - counted[0]),
         "losses": losses[-1:],
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     if options.get("evaluate"):
         found["metrics"] = evaluate_all(task, model, samples, WORLD, job.precision == "bf16")
@@ -188,6 +190,7 @@ def _stock(
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
+        remove_unused_columns=False,
     )
     longest = task.options.max_length if not isinstance(task.options, CausalLm) else 0  # type: ignore[attr-defined]
 

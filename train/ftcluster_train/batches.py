@@ -70,6 +70,9 @@ def epoch_batches(
     draw = random.Random(f"{seed} {epoch}")
     order = list(range(len(lengths)))
     draw.shuffle(order)
+    if by_length and epoch == 0 and order:  # it must not be among the rest
+        longest = max(range(len(order)), key=lambda i: lengths[order[i]])
+        order[0], order[longest] = order[longest], order[0]
     whole = len(order) // batch_size * batch_size
     order, rest = order[:whole], order[whole:]
     if by_length:

@@ -1,7 +1,7 @@
 """Models that are saved while the training goes on, each whole or not to be seen."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -74,10 +74,15 @@ class Checkpoints:
         return folder
 
     def load_best(self, model: PreTrainedModel) -> dict[str, float]:
-        """Give `model`, in fp32, the weights of the best checkpoint; returns its metrics."""
+        """Give `model`, in fp32, the weights of the best checkpoint; returns its metrics.
+
+        Where one checkpoint shall be kept, it is that one.
+        """
         if self._writes and self._best.step is not None:
-            kept = type(model).from_pretrained(self._path(self._best.step))
-            model.load_state_dict(kept.state_dict())
+            best = self._path(self._best.step)
+            model.load_state_dict(type(model).from_pretrained(best).state_dict())
+            if self._limit == 1:
+                self._remove([folder for folder in self._saved if folder != best])
         return self._best_metrics
 
     def _path(self, step: int) -> Path:
@@ -87,7 +92,9 @@ class Checkpoints:
         """Remove the oldest ones, but not the best nor the last."""
         best = None if self._best.step is None else self._path(self._best.step)
         spare = [folder for folder in self._saved[:-1] if folder != best]
-        while len(self._saved) > limit and spare:
-            oldest = spare.pop(0)
-            shutil.rmtree(oldest)
-            self._saved.remove(oldest)
+        self._remove(spare[: max(0, len(self._saved) - limit)])
+
+    def _remove(self, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            shutil.rmtree(folder)
+            self._saved.remove(folder)

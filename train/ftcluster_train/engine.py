@@ -21,6 +21,7 @@ from ftcluster_train.errors import TrainError
 from ftcluster_train.evaluation import evaluate_all
 from ftcluster_train.gains import Gains
 from ftcluster_train.gains.fuse import fuse
+from ftcluster_train.gains.kernels import Kernels
 from ftcluster_train.job import Job
 from ftcluster_train.schedule import make_schedule
 from ftcluster_train.store import Samples
@@ -67,6 +68,8 @@ def train(
 ) -> tuple[Report, PreTrainedModel]:
     """Train `model` and return it as `from_pretrained` would have it, the same on every rank.
 
+    Only where the recipe wants the best model, rank 0 alone has it.
+
     Args:
         job: the run.
         task: what the samples are and what the loss is.
@@ -83,12 +86,12 @@ def train(
     """
     recipe, settings, bf16 = job.recipe, job.recipe.training, job.precision == "bf16"
     torch.use_deterministic_algorithms(settings.full_determinism)
-    if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
     lengths = train_set.lengths("input_ids")
     order = Order(lengths, recipe.batch_size, settings, gains.lengths)
     cadence = Cadence(settings, order.steps, order.steps_per_epoch)
     kernels = None if job.ipex else fuse(model, task, recipe.attention_dropout, gains, tell)
+    if settings.gradient_checkpointing:
+        _compute_again(model, kernels)
     update = make_update(job, model, world.size, gains.weights)
     schedule = make_schedule(update.optimizer, settings, order.steps)
     checkpoints = Checkpoints(job, task.tokenizer, update, world.rank == 0, tell)
@@ -110,11 +113,10 @@ def train(
         check_equal_parameters(digest, step)
         tell.parameters(step, digest)
 
-    def evaluate(step: int) -> bool:
+    def evaluate(step: int) -> None:
         report.metrics = evaluate_all(task, model, validation_sets, world, bf16)
         tell.evaluation(step, report.metrics)
         model.train()
-        return checkpoints.judge(report.metrics, step)
 
     if settings.eval_on_start:
         evaluate(0)
@@ -149,7 +151,10 @@ def train(
             losses.clear()
         if cadence.evaluates(step) or cadence.saves(step):
             report.train_seconds += time.perf_counter() - began
-            improved = cadence.evaluates(step) and evaluate(step)
+            improved = False
+            if cadence.evaluates(step):
+                evaluate(step)
+                improved = checkpoints.judge(report.metrics, step)
             if cadence.saves(step, improved) or (improved and settings.load_best_model_at_end):
                 prove_equal(step)
                 checkpoints.save(step)
@@ -160,6 +165,17 @@ def train(
     if settings.load_best_model_at_end:
         report.metrics = checkpoints.load_best(trained)
     return report, trained
+
+
+def _compute_again(model: PreTrainedModel, kernels: Kernels | None) -> None:
+    """Have the backward pass compute activations again, with the kernels of the forward pass.
+
+    torch runs the whole backward pass as one function under them, so by itself without them.
+    """
+    # transformers 5 has another name for it
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    contexts = (nullcontext(), kernels or nullcontext())
+    enable({"use_reentrant": False, "context_fn": lambda: contexts})
 
 
 def _dropout_seed(seed: int, step: int, rank: int) -> int:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from ftcluster_train.gains.dropout import draw_seed, noise
 
 LONGEST = 1024  # tokens
+TYPES = (torch.bfloat16, torch.float32)
 NOT = -1e30  # added to the score of what must not be seen: its share is 0, and no row becomes NaN
 CAUSAL_BLOCK = 128  # rows of queries that see the same keys; larger ones where there are many
 CAUSAL_BLOCKS = 8
@@ -122,7 +123,7 @@ class Attention:
     ) -> torch.Tensor:
         """As torch's; shapes (batch, heads, length, head size)."""
         p = dropout_p if self._with_dropout else 0.0
-        if not self._takes(query, key, attn_mask, is_causal):
+        if not self._takes(query, key, value, attn_mask, is_causal):
             return flash(
                 query,
                 key,
@@ -145,14 +146,20 @@ class Attention:
         return found.unflatten(0, (-1, heads))
 
     def _takes(
-        self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, causal: bool
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        causal: bool,
     ) -> bool:
         shapes = query.ndim == key.ndim == 4 and (mask is None or mask.ndim == 4)
         lengths = query.shape[-2], key.shape[-2]
         same = not causal or lengths[0] == lengths[1]
         learns = torch.is_grad_enabled() and query.requires_grad
-        types = query.dtype == key.dtype and query.dtype in (torch.bfloat16, torch.float32)
-        return shapes and same and learns and types and max(lengths) <= self._longest
+        fixed = mask is None or not mask.requires_grad  # the mask gets no gradient here
+        types = query.dtype == key.dtype == value.dtype and query.dtype in TYPES
+        return shapes and same and learns and fixed and types and max(lengths) <= self._longest
 
     def _as_bias(self, mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
         if mask is None or mask.dtype != torch.bool:

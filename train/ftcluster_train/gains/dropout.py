@@ -59,7 +59,8 @@ def noise(count: int, p: float, seed: int) -> torch.Tensor:
     """Numbers in bf16, each 0 with a probability near `p` and else 1 / (1 - that probability).
 
     The probability is the one that makes the other number one that bf16 has, so that the mean is 1
-    exactly: 0.0986 for 0.1. torch rounds the number instead, and its mean is off by as much.
+    exactly: 0.0986 for 0.1. torch rounds the number instead, and its mean is off by as much. Below
+    0.004 the nearest such number is 1, so there the probability is `p`.
 
     Args:
         count: of numbers.
@@ -70,7 +71,8 @@ def noise(count: int, p: float, seed: int) -> torch.Tensor:
         Shape (count,).
     """
     scale = torch.tensor(1 / (1 - p), dtype=torch.bfloat16)
-    below = round((1 - 1 / scale.item()) * LEVELS) - LEVELS // 2  # of numbers from -2^15 on
+    share = (1 - 1 / scale.item()) or p
+    below = round(share * LEVELS) - LEVELS // 2  # of numbers from -2^15 on
     bits = int(scale.view(torch.int16).item())
     words = -(-count // LANES)
     made = torch.empty(words * LANES, dtype=torch.int16)

@@ -5,6 +5,7 @@ gradient: 1.6 GB for 2,048 tokens of GPT-2. Here the logits are in bf16 only, an
 gradient some rows at a time, which stay in the cache.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from ftcluster_train.gains.kernels import Kernels
 
 ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
+LOUD = 1e3  # a cap that hardly bends the logits of random weights shows with such hidden states
 ALIGNED = 64  # columns: rows that begin on a cache line make the products up to a third faster
 
 
@@ -69,7 +71,7 @@ def find_head(model: PreTrainedModel) -> torch.Tensor | None:
     """The weight of a causal model's last layer, of shape (vocabulary, hidden size).
 
     None where its logits are not just hidden states times that weight, which is tried out: some
-    architectures scale or bend them.
+    architectures bend them. A factor that they have is one of the hidden states as well.
     """
     layer = model.get_output_embeddings()
     if type(layer) is not nn.Linear or layer.bias is not None:
@@ -81,5 +83,17 @@ def find_head(model: PreTrainedModel) -> torch.Tensor | None:
         hidden = model(input_ids=tokens, use_cache=False).logits
     if hidden.shape[-1] != layer.in_features:
         return None
+    with Kernels({functional.linear: _linear_loud(layer.weight)}):
+        loud = model(input_ids=tokens, use_cache=False).logits
     same = torch.allclose(hidden @ layer.weight.T, logits, rtol=1e-3, atol=1e-4)
-    return layer.weight if same else None
+    straight = torch.allclose(loud, hidden * LOUD, rtol=1e-3)
+    return layer.weight if same and straight else None
+
+
+def _linear_loud(head: torch.Tensor) -> Callable[..., torch.Tensor]:
+    def linear(
+        input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return input * LOUD if weight is head else functional.linear(input, weight, bias)
+
+    return linear

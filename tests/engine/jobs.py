@@ -1,0 +1,143 @@
+"""Small runs of the engine in this process."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ftcluster_train.engine import Report, train
+from ftcluster_train.events import EventWriter
+from ftcluster_train.job import (
+    CausalLm,
+    Job,
+    Options,
+    QuestionAnswering,
+    Recipe,
+    TextClassification,
+)
+from ftcluster_train.store import Sample, Samples, SampleWriter
+from ftcluster_train.tasks import Task, make_task
+from ftcluster_train.tell import Tell
+from ftcluster_train.world import World
+from tests.engine.models import SPECIAL, VOCABULARY, make_tokenizer
+from tests.unit.trainings import training
+
+CLASSES = 3
+FIRST_WORD = len(SPECIAL)
+
+OPTIONS: dict[str, Options] = {
+    "text-classification": TextClassification(
+        text_columns=("text",), label_column="label", glue_task=None, regression=False,
+        metrics=None, validation_splits=("validation",), max_length=48,
+    ),
+    "question-answering": QuestionAnswering(
+        question_column="question", context_column="context", answers_column="answers",
+        max_length=24, doc_stride=4, max_query_length=8, n_best_size=5, max_answer_length=6,
+        version_2_with_negative=False, null_score_diff_threshold=0.0,
+    ),
+    "causal-lm": CausalLm(
+        text_column="text", block_size=16, validation_split_percentage=10.0, vocab_size=None
+    ),
+}  # fmt: skip
+NO_PLACES: Sample = {"null": [0], "first": [1], "question": [0], "begins": [], "ends": []}
+
+
+def make_samples(task: str, count: int, seed: int = 0, length: int = 0) -> list[Sample]:
+    """Samples as `task` encodes them; of random lengths unless the task's or `length` is fixed."""
+    draw = random.Random(seed)
+    fixed = {"question-answering": 24, "causal-lm": 16}.get(task, length)
+    made: list[Sample] = []
+    for _ in range(count):
+        size = fixed or draw.randrange(4, 40)
+        # a few tokens are frequent, so that there is something to learn
+        words = [
+            int(FIRST_WORD + (VOCABULARY - FIRST_WORD) * draw.random() ** 3) for _ in range(size)
+        ]
+        sample: Sample = {"input_ids": words}
+        if task == "text-classification":
+            sample["label"] = [sum(words) % CLASSES]
+        if task == "question-answering":
+            start = draw.randrange(1, size - 4)
+            sample |= {**NO_PLACES, "start": [start], "end": [start + draw.randrange(4)]}
+        made.append(sample)
+    return made
+
+
+def write_samples(folder: Path, samples: Sequence[Sample]) -> Samples:
+    kinds = {name: "H" if name == "input_ids" else "i" for name in samples[0]}
+    writer = SampleWriter(folder, kinds)
+    for sample in samples:
+        writer.add(sample)
+    writer.close(classes=CLASSES)
+    return Samples(folder)
+
+
+def make_job(
+    folder: Path, task: str, precision: str = "fp32", batch_size: int = 8, **changes: Any
+) -> Job:
+    """The defaults are a recipe's, but that each step is told and nothing is evaluated."""
+    plain = {"logging_steps": 1, "eval_strategy": "no", "learning_rate": 1e-3}
+    recipe = Recipe(
+        name="tiny", task=task, model="tiny", from_scratch=True, config_overrides={},
+        tokenizer=None, data="samples", data_config=None, options=OPTIONS[task],
+        batch_size=batch_size, ranks_per_host=None, precision=precision, attention_dropout=True,
+        training=training(**{**plain, **changes}),
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    return Job("tiny", folder, folder, recipe, precision, ipex=False)
+
+
+def make_task_of(job: Job) -> Task:
+    return make_task(job.recipe, make_tokenizer())
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training has left."""
+
+    report: Report
+    model: PreTrainedModel
+    events: list[dict[str, Any]]
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [found for found in self.events if found["event"] == event]
+
+    @property
+    def losses(self) -> list[float]:
+        return [event["loss"] for event in self.of("step")]
+
+    @property
+    def digests(self) -> list[str]:
+        return [event["sha256"] for event in self.of("parameters")]
+
+
+def read_events(job: Job) -> list[dict[str, Any]]:
+    text = (job.run_dir / "events.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def run(
+    job: Job,
+    model: PreTrainedModel,
+    samples: Sequence[Sample],
+    world: World,
+    validation: Sequence[Sample] = (),
+    task: Task | None = None,
+) -> Run:
+    """Train in this process, as a rank does it."""
+    train_set = write_samples(job.run_dir / "samples/train", samples)
+    sets = {}
+    if validation:
+        sets["validation"] = write_samples(job.run_dir / "samples/validation", validation)
+    tell = Tell(EventWriter(job.run_dir))
+    task = task or make_task_of(job)
+    try:
+        report, trained = train(job, task, model, train_set, sets, world, tell)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return Run(report, trained, read_events(job))

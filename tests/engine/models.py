@@ -1,0 +1,111 @@
+"""Tiny models with random weights, made from configurations."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DistilBertConfig,
+    GPT2Config,
+    LlamaConfig,
+    ModernBertConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+)
+
+VOCABULARY = 97
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+LONGEST = 48  # tokens
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+Settings = dict[str, Any]
+
+
+def _bert(dropout: float, **changes: Any) -> Settings:
+    return {
+        **SIZES,
+        "intermediate_size": 64,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+        "max_position_embeddings": LONGEST + 2,
+        **changes,
+    }
+
+
+# model: its configuration's class and the fields with this dropout
+KINDS: dict[str, tuple[Any, Callable[[float], Settings]]] = {
+    "bert": (BertConfig, _bert),
+    "minilm": (
+        BertConfig,
+        lambda dropout: _bert(
+            dropout, hidden_size=48, num_attention_heads=12, intermediate_size=192
+        ),
+    ),
+    "roberta": (RobertaConfig, lambda dropout: _bert(dropout, type_vocab_size=1)),
+    "distilbert": (
+        DistilBertConfig,
+        lambda dropout: {
+            "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "dropout": dropout,
+            "attention_dropout": dropout, "seq_classif_dropout": dropout, "qa_dropout": dropout,
+            "max_position_embeddings": LONGEST,
+        },
+    ),
+    "modernbert": (
+        ModernBertConfig,
+        # the first layer sees all tokens, the second one a window
+        lambda dropout: {
+            **SIZES, "intermediate_size": 64, "local_attention": 8, "attention_dropout": dropout,
+            "mlp_dropout": dropout, "embedding_dropout": dropout, "bos_token_id": 2,
+            "cls_token_id": 2, "sep_token_id": 3, "eos_token_id": 3,
+        },
+    ),
+    "gpt2": (
+        GPT2Config,
+        lambda dropout: {
+            "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": LONGEST,
+            "resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout,
+            "bos_token_id": 2, "eos_token_id": 2,
+        },
+    ),
+    "llama": (
+        LlamaConfig,
+        lambda dropout: {
+            **SIZES, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "attention_dropout": dropout,
+        },
+    ),
+}  # fmt: skip
+CLASSES = {
+    "text-classification": AutoModelForSequenceClassification,
+    "question-answering": AutoModelForQuestionAnswering,
+    "causal-lm": AutoModelForCausalLM,
+}
+
+
+def make_model(
+    kind: str, task: str = "text-classification", dropout: float = 0.0, **changes: Any
+) -> PreTrainedModel:
+    """A model of `kind` for a task; always the same weights."""
+    config_class, settings = KINDS[kind]
+    config = config_class(vocab_size=VOCABULARY, pad_token_id=0, **{**settings(dropout), **changes})
+    if task == "text-classification":
+        config.num_labels, config.problem_type = 3, "single_label_classification"
+    torch.manual_seed(1)
+    return CLASSES[task].from_config(config, dtype=torch.float32)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One whose tokens are w4, w5, ..."""
+    words = [*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), VOCABULARY))]
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
+        sep_token="[SEP]", eos_token="[SEP]", model_max_length=LONGEST,
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Two processes that share their gradients, and what they have learned."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from ftcluster_train import gradients
+from ftcluster_train.batches import micro_batches, own_share
+from ftcluster_train.update import FlatUpdate
+from tests.engine.models import VOCABULARY, make_model
+from tests.unit.trainings import training
+
+LENGTH = 12
+SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """How some steps are learned.
+
+    Attributes:
+        batches: samples of each step, by number.
+        bucket: elements that are shared at once; 0 for the usual number.
+        parts: that a rank's share is computed in.
+        dtype: that the model computes with.
+        unused: layers that rank 1 does without, as an architecture may that chooses its way.
+    """
+
+    batches: Sequence[Sequence[int]]
+    bucket: int = 0
+    parts: int = 1
+    dtype: torch.dtype = torch.float32
+    unused: bool = False
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a rank has after a case."""
+
+    masters: torch.Tensor
+    norms: list[float]
+    digest: str
+    buckets: int
+
+
+def learn(case: Case, rank: int, size: int) -> Learned:
+    """Learn the steps of a case as one of `size` ranks."""
+    usual = gradients.BUCKET
+    gradients.BUCKET = case.bucket or usual
+    try:
+        model = make_model("gpt2", "causal-lm")
+        spare = torch.nn.Linear(5, 3)
+        torch.nn.init.constant_(spare.weight, 0.5)
+        torch.nn.init.constant_(spare.bias, 0.5)
+        model.spare = spare
+        # so large an epsilon that rounding is not enlarged where the exact gradient is 0
+        settings = training(
+            learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5, adam_epsilon=1e-3
+        )
+        update = FlatUpdate(model, settings, case.dtype, size)
+    finally:
+        gradients.BUCKET = usual
+    tokens = torch.randint(
+        VOCABULARY, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(3)
+    )
+    model.eval()
+    norms = []
+    for batch in case.batches:
+        parts = micro_batches(own_share(batch, rank, size), case.parts)
+        for part in parts:
+            own = tokens[part]
+            loss = model(input_ids=own, labels=own).loss * len(part) / len(batch)
+            if case.unused and rank == 0:
+                loss = loss + model.spare.weight.sum() * 1e-3
+            update.backward(loss, last=part is parts[-1])
+        norms.append(update.step())
+    masters = update._weights.masters.clone()
+    return Learned(masters, norms, update.digest(), len(update._gradients._buckets))
+
+
+def _rank(rank: int, size: int, folder: Path, cases: dict[str, Case]) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank,
+                            world_size=size)  # fmt: skip
+    torch.save({name: learn(case, rank, size) for name, case in cases.items()}, folder / f"{rank}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def learn_on_ranks(cases: dict[str, Case], size: int, folder: Path) -> list[dict[str, Any]]:
+    """What each of `size` new processes has learned, by case."""
+    # torch and transformers take seconds to import: once for all ranks
+    mp.get_context("forkserver").set_forkserver_preload([__name__])
+    mp.start_processes(_rank, (size, folder, cases), size, start_method="forkserver")
+    return [torch.load(folder / f"{rank}", weights_only=False) for rank in range(size)]
