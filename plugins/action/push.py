@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute, push_files
 
 
 class ActionModule(ActionBase):
@@ -22,7 +22,7 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         source, path = Path(self._task.args["source"]), self._task.args["path"].rstrip("/")
         there = shlex.quote(path)
-        if self._low_level_execute_command(f"test -d {there}", sudoable=True)["rc"] == 0:
+        if execute(self, f"test -d {there}")["rc"] == 0:
             return {"changed": False}
         if self._task.check_mode:
             return {"changed": True}
@@ -34,7 +34,7 @@ class ActionModule(ActionBase):
         new = shlex.quote(f"{path}.new")
         push_files(self, files, f"{path}.new")
         command = f"sync {new} && chmod 0755 {new} && mv -T {new} {there}"
-        done = self._low_level_execute_command(command, sudoable=True)
+        done = execute(self, command)
         if done["rc"] != 0:
             raise AnsibleActionFail(f"{path} cannot be made: {done['stderr'].strip()}")
         return {"changed": True, "files": len(files)}

@@ -69,8 +69,16 @@ def _push_large(action, path, target):
             _run(action, f"cat >> {place}", part, target)
 
 
+def execute(action, command, data=b""):
+    """Run a shell command on the host; what it says on stderr is in `stderr`.
+
+    With input, Ansible takes no terminal, which would make one of stdout and stderr.
+    """
+    return action._low_level_execute_command(command, sudoable=True, in_data=data or b"\n")
+
+
 def _run(action, command, data, place):
-    done = action._low_level_execute_command(command, sudoable=True, in_data=data or None)
+    done = execute(action, command, data)
     if done["rc"] != 0:
         words = (done.get("stderr") or done.get("stdout") or "").strip()
         raise AnsibleActionFail(f"{place} cannot be written: {words}")

@@ -232,7 +232,9 @@ def failure(job: Job, followed: Followed) -> FtclusterError:
         return FtclusterError(message, str(first.get("hint", "")))
     if failures:
         words = [f"{event.host}: {event.task}: {event.message}" for event in failures]
-        return FtclusterError(f"run {job.id} failed\n  " + "\n  ".join(words))
+        off = any(event.kind == "unreachable" for event in failures)
+        hint = "see that it is on and that ssh reaches it; ftcluster check looks at all of them"
+        return FtclusterError(f"run {job.id} failed\n  " + "\n  ".join(words), hint if off else "")
     if outcome.state == "timeout":
         return FtclusterError(f"run {job.id} was given up after {RUN_LIMIT_SECONDS} s")
     return FtclusterError(f"run {job.id} failed: ansible said\n{outcome.output}")

@@ -1,8 +1,10 @@
-"""How large a model folder's model is, read from its headers without loading it."""
+"""How large a model is, before it is loaded: a folder's from the headers of its weights, that of a
+model from random weights from its configuration."""
 
 import json
 import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ MOST_HEADER_BYTES = 100 << 20  # the format's own limit (safetensors' README, Fo
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 FEATURES = ("hidden_size", "n_embd", "dim", "d_model")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+INNER = ("intermediate_size", "n_inner", "hidden_dim", "ffn_dim", "d_ff")
+POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 def model_size(folder: Path) -> ModelSize | None:
@@ -32,6 +36,40 @@ def model_size(folder: Path) -> ModelSize | None:
         features=_first(config, FEATURES),
         heads=_first(config, HEADS),
         vocabulary=_first(config, ("vocab_size",)),
+    )
+
+
+def size_from_scratch(
+    model: str, overrides: Mapping[str, Any], vocabulary: int | None = None
+) -> ModelSize | None:
+    """The size that a configuration leads to; None where it does not say how many layers how wide.
+
+    That of a transformer whose layers have four square matrices and two between it and the inner
+    width: of BERT and GPT-2 within a hundredth, of others a first guess. What only transformers
+    knows, the defaults of a type of model, counts as nothing.
+
+    Args:
+        model: a folder with config.json, or `config:TYPE`, of which only overrides are known.
+        overrides: the recipe's config_overrides.
+        vocabulary: tokens of a tokenizer that is made from the data.
+    """
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+        merged = {**config, **overrides}
+    except (OSError, ValueError, TypeError):
+        merged = dict(overrides)
+    layers, features = _first(merged, LAYERS), _first(merged, FEATURES)
+    if not layers or not features:
+        return None
+    known = vocabulary or _first(merged, ("vocab_size",))
+    inner = _first(merged, INNER) or 4 * features
+    a_layer = 4 * features**2 + 2 * features * inner
+    return ModelSize(
+        parameters=layers * a_layer + (known + _first(merged, POSITIONS)) * features,
+        layers=layers,
+        features=features,
+        heads=_first(merged, HEADS),
+        vocabulary=known,
     )
 
 
@@ -53,6 +91,6 @@ def _parameters(file: Path) -> int:
     return sum(math.prod(one["shape"]) for one in tensors if one["dtype"].startswith(("F", "BF")))
 
 
-def _first(config: dict[str, Any], names: tuple[str, ...]) -> int:
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
     found = next((config[name] for name in names if name in config), 0)
     return found if isinstance(found, int) else 0

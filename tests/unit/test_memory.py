@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster.model_folder import model_size
+from ftcluster.model_folder import model_size, size_from_scratch
 from ftcluster.planning.memory import ModelSize, need
 
 HEADS = 12
@@ -93,3 +93,34 @@ def test_folders_whose_size_is_not_known(tmp_path: Path, damage: str) -> None:
         case "list":
             (tmp_path / "config.json").write_text("[]")
     assert model_size(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        ({"n_layer": 12, "n_embd": 768, "vocab_size": 50257, "n_positions": 1024}, GPT2[0]),
+        (
+            {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072,
+             "vocab_size": 30522, "max_position_embeddings": 512},
+            BERT[0],
+        ),
+    ],
+)  # fmt: skip
+def test_the_size_that_a_configuration_leads_to(
+    tmp_path: Path, config: dict[str, Any], parameters: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = size_from_scratch(str(tmp_path), {})
+    assert found is not None
+    assert found.parameters == pytest.approx(parameters, rel=0.01)
+    assert size_from_scratch("config:type", config) == found
+
+
+def test_overrides_and_a_vocabulary_of_the_data_count_for_the_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"n_layer": 2, "n_embd": 8, "n_head": 4}')
+    found = size_from_scratch(str(tmp_path), {"n_layer": 3}, vocabulary=100)
+    assert found == ModelSize(3 * 12 * 64 + 800, 3, 8, 4, 100)
+
+
+def test_a_configuration_that_only_transformers_knows_has_no_size() -> None:
+    assert size_from_scratch("config:gpt2", {"n_layer": 3}) is None

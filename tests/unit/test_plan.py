@@ -138,6 +138,23 @@ def test_a_batch_smaller_than_the_world() -> None:
     assert caught.value.hint == "raise it (batch_size=3) or take fewer ranks (--nodes 2)"
 
 
+@pytest.mark.parametrize(
+    ("batch", "fewer"), [(1, "--nodes 1 --ranks-per-host 1"), (5, "--ranks-per-host 2")]
+)
+def test_a_batch_smaller_than_the_world_says_how_many_ranks_it_is_enough_for(
+    batch: int, fewer: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        decided(host("a", cores=4), host("b", cores=8), batch=batch, ranks=4)
+    assert caught.value.hint == f"raise it (batch_size=8) or take fewer ranks ({fewer})"
+
+
+def test_more_ranks_than_cores_says_how_many_there_can_be() -> None:
+    with pytest.raises(PlanError, match="a has 4 cores for 6 ranks") as caught:
+        decided(host("a", cores=4), host("b", cores=8), batch=32, ranks=6)
+    assert caught.value.hint == "take fewer: --ranks-per-host 4"
+
+
 def test_a_node_with_few_cores_has_no_rank_that_would_hold_up_the_others() -> None:
     numa = (NumaNode(0, 3, 10**11, "29-31"), NumaNode(1, 32, 10**11, "32-63"))
     launch = decided(host("a", cores=35, numa=numa), host("b", cores=32))

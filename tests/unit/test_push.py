@@ -21,6 +21,7 @@ class Action:
         self, command: str, sudoable: bool, in_data: bytes | None
     ) -> dict[str, Any]:
         assert sudoable
+        assert in_data, "with a terminal, stderr would come as stdout"
         self.sent.append((command.split()[0], len(in_data or b"")))
         done = subprocess.run(
             ["sh", "-c", command], input=in_data or b"", capture_output=True, check=False

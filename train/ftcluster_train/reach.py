@@ -1,15 +1,20 @@
-"""Whether the head reaches the other hosts over the mesh, found out before anything is launched.
+"""Whether the head reaches the other hosts over the mesh, found out before anything is launched,
+and whether they have the head's stack in use.
 
 mpirun calls `ssh -q`: its own error names no host, and it waits minutes for one that is off.
 """
 
+import hashlib
+import shlex
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 PROBE_SECONDS = 15
 AT_ONCE = 32
+NODE_PACKAGE = "wheels-node_agent.json"  # in a stack: name and hash of the node package
 SSH_FAILED = 255  # its exit code for a failure of its own, ssh(1)
 
 
@@ -41,17 +46,44 @@ class Refusal:
     by_ssh: bool
 
 
-def unreachable(hosts: Sequence[Host], ssh_config: str) -> list[str]:
+def unreachable(hosts: Sequence[Host], ssh_config: str, stack: Path | None = None) -> list[str]:
     """Hosts that the head's SSH does not reach, as sentences with ssh's own reason.
 
     Args:
         hosts: all but the head.
         ssh_config: the mesh's SSH configuration.
+        stack: the link to the stack in use, at the same place on all hosts; those where it leads to
+            another one than on the head are among the hosts, too.
     """
     return [
         f"{refusal.host.name} ({refusal.host.address}): {refusal.reason}"
-        for refusal in refusals(hosts, ssh_config)
+        for refusal in refusals(hosts, ssh_config, same_stack(stack) if stack else "")
     ]
+
+
+def same_stack(link: Path) -> str:
+    """A command that fails where a link does not lead to the stack that it leads to here.
+
+    The name of a stack has a digest of its packages, but for the node package, which is listed in
+    it. "" where it is no link here.
+    """
+    if not link.is_symlink():
+        return ""
+    name, there = shlex.quote(link.readlink().name), shlex.quote(str(link))
+    try:
+        listed = hashlib.sha256((link / NODE_PACKAGE).read_bytes()).hexdigest()
+    except OSError:
+        listed = ""
+    mend = "run ftcluster setup, which makes it the same on all"
+    script = (
+        f"cd {there} 2>/dev/null; is=$(readlink {there}); is=${{is##*/}}; "
+        f'if [ "$is" != {name} ] || [ ! -d {there}/bin ]; then '
+        f'echo "its stack in use is ${{is:-none}}, or not whole, and the head\'s is {name}: {mend}"'
+        f" >&2; exit 1; fi; list=$(sha256sum 2>/dev/null < {NODE_PACKAGE}); list=${{list%% *}}; "
+        f'[ "$list" = "{listed}" ] || {{ echo "its node package is another one than the head\'s: '
+        f'{mend}" >&2; exit 1; }}'
+    )
+    return f"sh -c {shlex.quote(script)}"
 
 
 def refusals(hosts: Sequence[Host], ssh_config: str, command: str = "") -> list[Refusal]:

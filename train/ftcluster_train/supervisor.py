@@ -26,6 +26,7 @@ from typing import Any
 from ftcluster_train import oneccl
 from ftcluster_train.errors import TrainError
 from ftcluster_train.events import EventWriter
+from ftcluster_train.lost import Connections, as_error
 from ftcluster_train.reach import Host, unreachable
 from ftcluster_train.watch import Ending, ScriptWatch, TrainingWatch, Watch
 
@@ -56,10 +57,10 @@ def supervise(run_dir: Path) -> int:
 
 def _supervise(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> int:
     began = time.monotonic()
-    sourced = source_backend(launch, events) if reaches_all(launch, events) else None
-    if sourced is None:
+    environment = launch_environment(launch, events) if reaches_all(launch, events) else None
+    if environment is None:
         return 1
-    environment = rank_environment(launch["env"], Path(launch["argv"][0]).parent, sourced)
+    run = environment["FTCLUSTER_RUN"]
     if "script" not in launch:
         environment["HF_HUB_OFFLINE"] = "1"  # model and data have been fetched by `prepare`
     watch = make_watch(run_dir, launch, events)
@@ -73,9 +74,12 @@ def _supervise(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> in
         stderr=subprocess.PIPE if "script" in launch else subprocess.STDOUT,
         start_new_session=True,
     )
+    others = [Host(**host) for host in launch["hosts"][1:]]
     try:
-        _read(process, watch)
+        lost = _read(process, watch, Connections(others, lambda: processes_of(run)))
         ending = watch.ending(process.wait())
+        if lost:  # what the ranks have said since is that they were ended
+            ending = Ending("failed", 1, [as_error(host) for host in lost])
     except Stopped:
         ending = Ending("stopped", 130, [])
     finally:
@@ -83,8 +87,8 @@ def _supervise(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> in
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ending is not broken off
         end_group(process)
         if ending.state != "done":
-            wait_for_the_end(environment["FTCLUSTER_RUN"])
-        sweep(environment["FTCLUSTER_RUN"])
+            wait_for_the_end(run)
+        sweep(run)
         if ending.state == "stopped":
             _read_the_rest(process, watch)
         for message in {str(error["message"]): error for error in ending.errors}.values():
@@ -108,10 +112,11 @@ def make_watch(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> Wa
     return TrainingWatch(run_dir)
 
 
-def _read(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
-    """Hand what mpirun says to the watch until it says no more.
+def _read(process: "subprocess.Popen[bytes]", watch: Watch, connections: Connections) -> list[Host]:
+    """Hand what mpirun says to the watch until it says no more; returns the hosts that were lost.
 
-    From when a rank has failed, what is left is given some time, asked to end, and made to.
+    From when a rank has failed, what is left is given some time, asked to end, and made to; from
+    when a host was lost, it is asked at once.
     """
 
     def end_ranks(_number: int, _frame: FrameType | None) -> None:
@@ -124,6 +129,7 @@ def _read(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
             sweep(os.environ["FTCLUSTER_RUN"])
 
     asked: list[bool] = []
+    lost: list[Host] = []
     armed = False
     signal.signal(signal.SIGALRM, end_ranks)
     with selectors.DefaultSelector() as selector:
@@ -138,10 +144,14 @@ def _read(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
                 else:
                     selector.unregister(key.fileobj)
             watch.pause()
-            if watch.over and not armed:
+            if not (watch.over or lost):
+                lost = connections.lost()
+            if (watch.over or lost) and not armed:
                 armed = True
-                signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS / 2)
+                # after a failure the others may still have something to say; nobody comes back
+                signal.setitimer(signal.ITIMER_REAL, PAUSE_SECONDS if lost else GRACE_SECONDS / 2)
     watch.close()
+    return lost
 
 
 def _read_the_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
@@ -161,7 +171,8 @@ def reaches_all(launch: dict[str, Any], events: EventWriter) -> bool:
         return True
     events.write("phase", doing="looking whether the head reaches the other hosts")
     hosts = [Host(**host) for host in launch["hosts"][1:]]
-    problems = unreachable(hosts, launch["ssh_config"])
+    stack = Path(launch["argv"][0]).parents[1]
+    problems = unreachable(hosts, launch["ssh_config"], stack)
     for problem in problems:
         name = problem.split()[0]
         events.write("error", message=problem, hint="no rank was started", host=name, rank=None)
@@ -170,10 +181,11 @@ def reaches_all(launch: dict[str, Any], events: EventWriter) -> bool:
     return not problems
 
 
-def source_backend(launch: dict[str, Any], events: EventWriter) -> dict[str, str] | None:
-    """What the backend's own scripts set; None where they cannot, with why and the run's end."""
+def launch_environment(launch: dict[str, Any], events: EventWriter) -> dict[str, str] | None:
+    """mpirun's environment; None where it cannot be had, with why and the run's end."""
     try:
-        return oneccl.variables_for(launch["env"], host_path())
+        sourced = oneccl.variables_for(launch["env"], host_path())
+        return rank_environment(launch["env"], Path(launch["argv"][0]).parent, sourced)
     except TrainError as error:
         host = socket.gethostname()
         events.write("error", message=error.message, hint=error.hint, host=host, rank=None)
@@ -216,14 +228,22 @@ def rank_environment(
 
 
 def free_port() -> int:
-    """A TCP port of the cluster's own range that is free on this host now."""
+    """A TCP port of the cluster's own range that is free on this host now.
+
+    Raises:
+        TrainError: there is none.
+    """
     ports = list(PORTS)
     random.shuffle(ports)  # two launches at the same moment do not take the same one
     for port in ports:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
             return port
-    raise OSError(f"no TCP port from {PORTS.start} to {PORTS.stop - 1} is free")
+    raise TrainError(
+        f"no TCP port from {PORTS.start} to {PORTS.stop - 1} is free on {socket.gethostname()}, "
+        "and the ranks have nowhere to meet",
+        f"end what has them there: ss -ltnp 'sport >= :{PORTS.start} and sport < :{PORTS.stop}'",
+    )
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:

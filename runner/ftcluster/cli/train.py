@@ -14,8 +14,9 @@ from ftcluster.facts import ClusterFacts
 from ftcluster.inputs import check_inputs, folder_name
 from ftcluster.jobs import Run, train
 from ftcluster.launching import new_run_id
-from ftcluster.model_folder import model_size
+from ftcluster.model_folder import model_size, size_from_scratch
 from ftcluster.plan import first_hosts, plan
+from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.shown import as_document, as_text
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
@@ -23,6 +24,7 @@ from ftcluster.progress.words import duration, metrics
 from ftcluster.recipe import Recipe, load_recipe
 from ftcluster.render import render
 from ftcluster.stacks import load_stacks
+from ftcluster.tasks import CausalLm
 
 DEFAULT_RECIPE = "quickstart"
 
@@ -131,11 +133,18 @@ def prepare_run(
     check_inputs(recipe)
     cluster = cluster or recall()
     facts = first_hosts(cluster.facts, nodes) if nodes else cluster.facts
-    size = None if recipe.from_scratch else model_size(Path(recipe.model))
+    size = _size_of(recipe)
     recipe, folders = on_the_hosts(recipe, facts)
     decided = plan(facts, recipe, load_stacks(), ranks_per_host, size)
     run_id = new_run_id(recipe)
     return Run(run_id, cluster, recipe, decided, render(decided, run_id), folders)
+
+
+def _size_of(recipe: Recipe) -> ModelSize | None:
+    if not recipe.from_scratch:
+        return model_size(Path(recipe.model))
+    vocabulary = recipe.options.vocab_size if isinstance(recipe.options, CausalLm) else None
+    return size_from_scratch(recipe.model, recipe.config_overrides, vocabulary)
 
 
 def with_absolute_folders(recipe: Recipe) -> Recipe:

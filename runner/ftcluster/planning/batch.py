@@ -75,7 +75,10 @@ class Batch:
         """
         if self.samples is None or self.samples >= world:
             return
-        fewer = f"--nodes {self.samples}" if world == hosts else "--ranks-per-host N"
+        if self.samples >= hosts:
+            fewer = f"--ranks-per-host {self.samples // hosts}"
+        else:
+            fewer = f"--nodes {self.samples}" + (" --ranks-per-host 1" if world > hosts else "")
         raise PlanError(
             f"a batch of {self.samples} samples cannot be shared by {world} ranks",
             f"raise it (batch_size={world}) or take fewer ranks ({fewer})",
@@ -103,6 +106,8 @@ class Batch:
             parts = 2 * self.parts
             advice.append(f"smaller parts (training.gradient_accumulation_steps={parts})")
         advice += ["shorter samples", "hosts with more memory"]
+        if any(needed.states + needed.runtime > USABLE * host.memory_bytes for host in full):
+            advice = ["a smaller model", "hosts with more memory"]  # nothing else would do
         raise PlanError(
             f"the model does not fit: a rank needs {self.explain(needed, world)}, and "
             f"{USABLE:.0%} of a host's memory is for its ranks\n  " + "\n  ".join(lines),

@@ -91,7 +91,7 @@ def _wished(facts: ClusterFacts, wish: Wish) -> dict[str, Count]:
     if short:
         raise PlanError(
             "a rank needs a core of its own\n  " + "\n  ".join(short),
-            "take fewer: --ranks-per-host N",
+            f"take fewer: --ranks-per-host {min(host.cores for host in facts.hosts)}",
         )
     found = {}
     for host in facts.hosts:

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.hosts.conftest import Control, OpenControl
+from tests.cluster.hosts.own_script import write_scripts
 from tests.cluster.test_main_job import write_pairs
 from tests.ops_page import read_playbooks
 from tests.programs import ROOT, interrupt_when
@@ -333,6 +336,70 @@ def test_the_users_own_data_reach_all_hosts_and_ctrl_c_ends_all_ranks(
     for name in (HEAD, OTHER):
         copies = cluster.control.bed.exec_(name, "find", "/opt/ftcluster/data", "-type", "f").stdout
         assert re.search(r"/data/pairs-[0-9a-f]{12}/train\.jsonl$", copies, re.MULTILINE), copies
+
+
+def test_a_users_script_runs_on_every_host_with_what_is_beside_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    scripts = write_scripts(tmp_path / "scripts")
+    done = cluster.control.run("run", "--ranks-per-host", "1", "--", str(scripts / "sum.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"rank 0 of 3 on {HEAD}: 6\n"
+    logs = done.stderr.strip().rpartition(f"{HEAD}:")[2]
+    for rank, name in enumerate(NAMES):
+        said = cluster.control.bed.exec_(HEAD, "cat", f"{logs}/rank-{rank}.log", check=True).stdout
+        assert said == f"rank {rank} of 3 on {name}: 6\n"
+    failed = cluster.control.run("run", *TWO, "--", str(scripts / "ends.py"), "7", "1")
+    assert failed.returncode == 7, failed.stderr
+    assert f"rank 1 on {OTHER}: ended with exit code 7" in failed.stderr
+    no_rank_is_left(cluster)
+
+
+def start_waiting(cluster: Cluster, script: Path) -> "subprocess.Popen[str]":
+    """Start a script whose ranks wait; returns when the first one does."""
+    words = ("--ranks-per-host", "1", "--", str(script), "0", "9")
+    process = cluster.control.start("run", "--json", *words)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "rank 0 is here" in line:
+            time.sleep(1)  # so are the others
+            return process
+    raise AssertionError(f"ended with {process.wait()}")
+
+
+def test_ctrl_c_and_a_killed_rank_end_a_script_on_all_hosts(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    script = write_scripts(tmp_path / "scripts") / "ends.py"
+    process = start_waiting(cluster, script)
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert json.loads(out)["state"] == "stopped"
+    no_rank_is_left(cluster)
+
+    process = start_waiting(cluster, script)
+    began = time.monotonic()
+    cluster.control.bed.exec_(THIRD, "pkill", "-KILL", "-f", "python [e]nds.py", check=True)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 137, said
+    assert f"rank 2 on {THIRD}: was killed by signal 9 (SIGKILL)" in json.loads(out)["error"]
+    assert time.monotonic() - began < 20
+    no_rank_is_left(cluster)
+
+
+def test_a_host_that_is_lost_ends_the_script_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    process = start_waiting(cluster, write_scripts(tmp_path / "scripts") / "ends.py")
+    began = time.monotonic()
+    cluster.control.bed.kill(THIRD)
+    try:
+        out, said = process.communicate(timeout=120)
+    finally:
+        cluster.control.bed.boot(THIRD)
+    assert process.returncode == 1, said
+    assert f"{THIRD} ({ADDRESS[THIRD]}) was lost" in json.loads(out)["error"]
+    assert time.monotonic() - began < 90
+    no_rank_is_left(cluster)
 
 
 def test_a_changed_host_key_is_refused_by_name(cluster: Cluster) -> None:
