@@ -164,7 +164,9 @@ def plan(
     stack = problems.of(stack_of, facts, stacks)
     ipex = problems.of(choose_ipex, recipe, facts.hosts, stack, stacks) if stack else None
     precision, precision_why = _precision(recipe, facts.hosts)
-    batch = Batch.of(recipe, precision, model) if recipe else Batch(precision=precision)
+    batch = Batch(precision=precision)
+    if recipe:
+        batch = Batch.of(recipe, precision, model, ipex=bool(ipex and ipex[0]))
     chosen = problems.of(choose_counts, facts, wish_of(recipe, ranks_per_host), batch) or {}
     counts = {name: count.ranks for name, count in chosen.items()}
     world = sum(counts.values())

@@ -52,8 +52,8 @@ class Recipe:
         ranks_per_host: processes on each host; left out, the plan decides.
         precision: auto takes bf16 where the CPUs have instructions for it. In bf16 the model
             computes with weights in bf16; those that are learned and saved are in fp32.
-        attention_dropout: whether attention drops out as the model's configuration asks for; without
-            it a step is faster, and the recipe another one.
+        attention_dropout: whether attention drops out as the model's configuration asks for; a step
+            is faster without it, and the recipe another one.
         options: the fields of the task; a recipe has them beside the others.
         training: see Training.
     """

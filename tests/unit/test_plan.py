@@ -271,7 +271,7 @@ def test_ranks_of_several_nodes_take_memory_from_all_of_them() -> None:
 def test_a_model_that_fits_says_so_with_its_numbers() -> None:
     launch = plan(cluster(host("a", cores=32)), RECIPE, STACKS, model=BERT)
     [memory] = about(launch, "memory per rank")
-    assert memory.value == "up to 6.1 GB"
+    assert memory.value == "up to 4.5 GB"
     assert "18 bytes" in memory.why
     assert "for each of 110 million parameters" in memory.why
     assert "32 samples of 128 tokens" in memory.why
@@ -279,7 +279,7 @@ def test_a_model_that_fits_says_so_with_its_numbers() -> None:
 
 
 def test_fewer_ranks_where_all_of_them_would_not_fit() -> None:
-    small = host("a", cores=32, numa_nodes=4, memory_bytes=8 * 10**9)
+    small = host("a", cores=32, numa_nodes=4, memory_bytes=7 * 10**9)
     launch = plan(cluster(small), RECIPE, STACKS, model=BERT)
     assert launch.world_size == 1
     assert "4 NUMA nodes each: its memory is too small" in about(launch, "ranks")[0].why
@@ -292,7 +292,7 @@ def test_a_model_that_does_not_fit_names_the_hosts_with_the_numbers() -> None:
     with pytest.raises(PlanError) as caught:
         plan(cluster(host("large"), small), RECIPE, STACKS, ranks_per_host=2, model=BERT)
     message = caught.value.message
-    assert "a rank needs 3.5 GB: 18 bytes" in message
+    assert "a rank needs 3.2 GB: 18 bytes" in message
     assert "small has 4.0 GB for 2 ranks" in message
     assert "large has" not in message
     assert "--ranks-per-host 1" in caught.value.hint

@@ -21,6 +21,7 @@ class Batch:
         predicts_tokens: whether the loss is over the vocabulary at every token.
         precision: bf16 or fp32.
         model: its size, where it is known.
+        ipex: whether IPEX optimizes it.
     """
 
     samples: int | None = None
@@ -29,9 +30,10 @@ class Batch:
     predicts_tokens: bool = False
     precision: str = "fp32"
     model: ModelSize | None = None
+    ipex: bool = False
 
     @classmethod
-    def of(cls, recipe: Recipe, precision: str, model: ModelSize | None) -> "Batch":
+    def of(cls, recipe: Recipe, precision: str, model: ModelSize | None, ipex: bool) -> "Batch":
         """What a recipe says."""
         return cls(
             samples=recipe.batch_size,
@@ -40,6 +42,7 @@ class Batch:
             predicts_tokens=isinstance(recipe.options, CausalLm),
             precision=precision,
             model=model,
+            ipex=ipex,
         )
 
     def share(self, rank: int, world: int) -> int:
@@ -58,8 +61,9 @@ class Batch:
         """The memory of the rank with the largest share; None where it is not known."""
         if self.model is None or self.samples is None:
             return None
+        samples = self.at_once(world)
         return need(
-            self.model, self.precision, self.at_once(world), self.tokens, self.predicts_tokens
+            self.model, self.precision, samples, self.tokens, self.predicts_tokens, self.ipex
         )
 
     def fits(self, host: HostFacts, ranks: int, world: int) -> bool:

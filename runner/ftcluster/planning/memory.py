@@ -1,19 +1,36 @@
 """What a rank needs of memory, estimated before anything is launched. Pure functions only.
 
-Measured with torch 2.8 and AdamW on BERT, DistilBERT, MiniLM and GPT-2 of 23 to 124 million
-parameters, 128 to 512 tokens a sample, with dropout: the peak of the process was within a tenth of
-this estimate.
+Measured with AdamW and dropout on BERT, DistilBERT, MiniLM and GPT-2 of 23 to 124 million
+parameters, 128 to 512 tokens a sample: the peak of the process was within a tenth of this estimate.
 """
 
 from dataclasses import dataclass
 
 # weights, gradients and AdamW's two states in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1)
 BYTES_A_PARAMETER = 16
-BF16_COPY = 2  # autocast's copy of each weight
-RUNTIME_BYTES = 600 * 10**6  # Python with torch and transformers
-ACTIVATION_BYTES = {"bf16": 60, "fp32": 120}  # a token, layer and feature of it
-ATTENTION_BYTES = 17  # a pair of tokens, layer and head
-LOGIT_BYTES = 16  # a token and word of the vocabulary: logits, their logarithms and gradients
+BF16_COPY = 2  # of each weight, that the model computes with
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Bytes that a training takes beside its states.
+
+    Attributes:
+        runtime: Python with torch and transformers, and what one layer takes at a time.
+        activations: a token, layer and feature of it.
+        attention: a pair of tokens, layer and head.
+        logits: a token and word of the vocabulary.
+    """
+
+    runtime: int
+    activations: int
+    attention: int
+    logits: int
+
+
+OURS = {"bf16": Costs(730 * 10**6, 37, 5, 4), "fp32": Costs(730 * 10**6, 70, 8, 7)}  # torch 2.13
+# with IPEX attention and loss are as transformers has them; torch 2.8
+WITH_IPEX = {"bf16": Costs(600 * 10**6, 60, 17, 16), "fp32": Costs(600 * 10**6, 120, 17, 16)}
 USABLE = 0.9  # of a host's memory; the rest is the system's and its page cache
 
 
@@ -48,7 +65,7 @@ class Need:
 
     states: int
     activations: int
-    runtime: int = RUNTIME_BYTES
+    runtime: int
 
     @property
     def total(self) -> int:
@@ -56,7 +73,14 @@ class Need:
         return self.states + self.activations + self.runtime
 
 
-def need(size: ModelSize, precision: str, samples: int, tokens: int, predicts_tokens: bool) -> Need:
+def need(
+    size: ModelSize,
+    precision: str,
+    samples: int,
+    tokens: int,
+    predicts_tokens: bool,
+    ipex: bool = False,
+) -> Need:
     """What a rank needs for a forward and a backward pass.
 
     Args:
@@ -65,13 +89,15 @@ def need(size: ModelSize, precision: str, samples: int, tokens: int, predicts_to
         samples: how many a rank computes at once.
         tokens: the most that a sample has; the others of a batch are padded to it.
         predicts_tokens: whether the loss is over the vocabulary at every token.
+        ipex: whether IPEX optimizes the model.
     """
+    costs = (WITH_IPEX if ipex else OURS)[precision]
     a_parameter = BYTES_A_PARAMETER + (BF16_COPY if precision == "bf16" else 0)
-    a_layer = size.features * ACTIVATION_BYTES[precision] + size.heads * tokens * ATTENTION_BYTES
+    a_layer = size.features * costs.activations + size.heads * tokens * costs.attention
     a_token = size.layers * a_layer
     if predicts_tokens:
-        a_token += size.vocabulary * LOGIT_BYTES
-    return Need(states=size.parameters * a_parameter, activations=samples * tokens * a_token)
+        a_token += size.vocabulary * costs.logits
+    return Need(size.parameters * a_parameter, samples * tokens * a_token, costs.runtime)
 
 
 def gigabytes(size: float) -> str:
