@@ -204,14 +204,16 @@ def no_rank_is_left(cluster: Cluster) -> None:
 
 
 def test_quickstart_on_two_hosts(cluster: Cluster) -> None:
-    done = cluster.control.run("train", "quickstart", *TWO, "--json")
+    steps = "training.max_steps=40"  # what it learns in all is tested on one host
+    done = cluster.control.run("train", "quickstart", *TWO, steps, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["state"], result["world_size"]) == ("done", 2)
-    assert result["metrics"]["accuracy"] >= 0.9
     run = str(Path(result["model"]).parent)
     events = cluster.control.bed.exec_(HEAD, "cat", f"{run}/events.jsonl", check=True).stdout
     told = [json.loads(line) for line in events.splitlines()]
+    losses = [event["loss"] for event in told if event["event"] == "step"]
+    assert losses[-1] < 0.8 * losses[0]
     equal = [event for event in told if event["event"] == "parameters"]
     assert equal
     assert all(event["equal"] for event in equal)
