@@ -62,7 +62,7 @@ CASES = {
         11, 5, ((2736, 768, 768), (2736, 768, 3072), (2736, 3072, 768)),
     ),
     "gpt2": Case(
-        ("gpt2", "data={data}/shakespeare", "batch_size=4", "block_size=512",
+        ("gpt2", "tokenizer=null", "data={data}/shakespeare", "batch_size=4", "block_size=512",
          "training.gradient_accumulation_steps=1", "config_overrides={{vocab_size: 50257}}"),
         6, 5, ((2048, 768, 768), (2048, 768, 3072), (2048, 768, 50257)),
     ),
@@ -99,14 +99,20 @@ def main() -> int:
                 bench, run_dir, CASES[name], options.turns, options.ablation, options.profile
             )
             print(table(name, results["speed"][name]), flush=True)
+            write(options.results, results)
         for name in TUNED if options.seeds else ():
             run_dir = bench.prepare(Path(folder) / f"{name}-tuned", TUNED[name])
             results["quality"][name] = compare(bench, run_dir, options.seeds)
             print(json.dumps({name: results["quality"][name]}), flush=True)
-    if options.results:
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        options.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            write(options.results, results)
     return 0
+
+
+def write(path: Path | None, results: dict[str, Any]) -> None:
+    """What has been measured so far."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)
