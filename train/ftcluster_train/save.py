@@ -1,6 +1,5 @@
 """Saving a trained model so that what can be seen is whole, also after a crash."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ftcluster_train.durable import sync
 from ftcluster_train.errors import TrainError
 
 MARGIN = 1.2  # tokenizer and configuration, and a file system's own needs
@@ -44,9 +44,9 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         for path in [*partial.rglob("*"), partial]:
-            _fsync(path)
+            sync(path)
         partial.rename(folder)
-        _fsync(folder.parent)
+        sync(folder.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         if "No space left" not in str(error):
@@ -56,11 +56,3 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
             "free some space there and train again",
         ) from error
     return folder
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ftcluster_train.durable import sync
+
 KEPT = 8  # data sets; those that were not used for the longest time are removed
 NOTICES = "notices.json"
 WEIGHTS = frozenset(
@@ -57,7 +59,7 @@ def cached_tokens(
             notices = make(partial)
             (partial / NOTICES).write_text(json.dumps(notices), encoding="utf-8")
             for path in [*partial.rglob("*"), partial]:
-                _fsync(path)
+                sync(path)
             if not folder.exists():  # another run may have been as fast
                 partial.rename(folder)
         finally:
@@ -72,11 +74,3 @@ def _forget(cache: Path, kept: int) -> None:
     folders = [path for path in cache.iterdir() if not path.name.endswith(".partial")]
     for folder in sorted(folders, key=lambda path: -path.stat().st_mtime)[kept:]:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

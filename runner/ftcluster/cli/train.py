@@ -216,7 +216,8 @@ def summary(progress: RunProgress, run: Run) -> str:
         (
             metrics(result["metrics"]),
             f"{result['samples_per_second']:.1f} samples per second on "
-            f"{result['world_size']} ranks{hosts}, {duration(progress.seconds)} in all",
+            f"{result['world_size']} rank{'s' * (result['world_size'] != 1)}{hosts}, "
+            f"{duration(progress.seconds)} in all",
             f"model: {where}{result['model']}",
         )
     )
