@@ -164,7 +164,7 @@ _BY_REASON: Mapping[str, tuple[str, ...]] = {
         "tp_size",
         "mp_parameters",
     ),
-    "the engine sets DistributedDataParallel up by itself: leave it out": (
+    "the engine shares the gradients by itself, without DistributedDataParallel: leave it out": (
         "ddp_find_unused_parameters",
         "ddp_bucket_cap_mb",
         "ddp_broadcast_buffers",
