@@ -179,7 +179,9 @@ def fill(folder, wanted, target, sources):
         pip = Pip(target, sources, scratch)
         pins = read_lock(wanted.lock, target.python)
         check_space(scratch, wanted.lock, wanted.name)
-        refused = pip.download(pins.values(), wanted.resolve)
+        there = set() if wanted.resolve else link_known(scratch, pins)
+        missing = [pin for name, pin in pins.items() if name not in there]
+        refused = pip.download(missing, wanted.resolve)
         notices = []
         more = read_lock(wanted.more, target.python)
         if needs(scratch, more.keys(), target.python):
@@ -192,6 +194,37 @@ def fill(folder, wanted, target, sources):
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return house
+
+
+def link_known(scratch, pins):
+    """Take wheels with a hash that the lock allows from the other wheelhouses of the cache.
+
+    Those with notices are passed over, as a better source may answer by now.
+
+    Args:
+        scratch: the folder in the cache that the wheels are to be in.
+        pins: what is wanted, by name.
+
+    Returns:
+        The names of the packages that were there.
+    """
+    wanted = {digest: name for name, pin in pins.items() for digest in pin.hashes}
+    found = set()
+    for manifest in sorted(scratch.parent.glob(f"*/{MANIFEST}")):
+        house = read_wheelhouse(manifest.parent)
+        if house is None or house.notices:
+            continue
+        for name, wheel in house.wheels.items():
+            package = wanted.get(wheel.sha256)
+            if package is None or package in found:
+                continue
+            try:
+                if sha256_of(house.folder / name) == wheel.sha256:
+                    os.link(house.folder / name, scratch / name)
+                    found.add(package)
+            except OSError:
+                continue  # it is downloaded, then
+    return found
 
 
 def finish(scratch, house):

@@ -6,8 +6,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.conftest import Machine
 from tests.programs import CONTROL, FTCLUSTER, ROOT, Home, interrupt_when
 
@@ -95,28 +93,6 @@ def write_pairs(folder: Path, count: int = 64) -> Path:
         ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
-
-
-def test_two_ranks_follow_the_same_loss_as_one(machine: Machine, tmp_path: Path) -> None:
-    """Gradients are shared: half the batch on each of two ranks is the whole batch on one."""
-    data = write_pairs(tmp_path / "data", 50)  # a last batch that two ranks cannot share evenly
-    # without dropout, which differs by rank
-    model = tmp_path / "model"
-    shutil.copytree(machine.model, model)
-    config = json.loads((model / "config.json").read_text())
-    config.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    (model / "config.json").write_text(json.dumps(config))
-    losses = {}
-    for ranks in ("1", "2"):
-        done = machine.home.run(
-            "train", "mrpc", "--data", str(data), "--model", str(model), "--json", "batch_size=9",
-            "--ranks-per-host", ranks, "precision=fp32", "training.max_steps=8",
-            "training.logging_steps=1",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        losses[ranks] = [float(x) for x in re.findall(r"loss ([\d.]+)", done.stderr)]
-    assert len(losses["1"]) == 8
-    assert losses["2"] == pytest.approx(losses["1"], abs=2e-4)
 
 
 def test_ctrl_c_during_training(machine: Machine) -> None:

@@ -217,6 +217,59 @@ def test_other_builds_do_without_the_second_list(source: Source, cache: Path) ->
     assert house.notices == ()
 
 
+def hashed(source: Source, *names: str) -> str:
+    """A lock of some of the source's files."""
+    lines = ["# another list"]
+    for name in names:
+        package, version = name.split("-")[:2]
+        digest = hashlib.sha256((source.folder / name).read_bytes()).hexdigest()
+        lines.append(f"{package}=={version} --hash=sha256:{digest}")
+    return "\n".join(lines)
+
+
+def test_another_list_takes_the_wheels_that_are_there(source: Source, cache: Path) -> None:
+    first = get_wheels(WANTED, TARGET, Sources(), cache)
+    source.gives_next = ["torch-1.0-py3-none-any.whl"]
+    lock = hashed(source, TOOL, OTHER) + "\ntorch==1.0\n"
+    house = get_wheels(Wanted("stack", lock), TARGET, Sources(), cache)
+    assert [names for names, _ in source.calls] == [
+        ["tool-kit==1.0", "other==2.0+cpu"], ["torch==1.0"]
+    ]  # fmt: skip
+    assert sorted(house.wheels) == [OTHER, TOOL, "torch-1.0-py3-none-any.whl"]
+    assert (house.folder / TOOL).samefile(first.folder / TOOL)
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_wheels_that_are_damaged_or_of_another_hash_are_downloaded(
+    source: Source, cache: Path, damaged: bool
+) -> None:
+    house = get_wheels(WANTED, TARGET, Sources(), cache)
+    lock = hashed(source, TOOL, OTHER)
+    if damaged:
+        path = house.folder / TOOL
+        path.write_bytes(path.read_bytes()[::-1])
+    else:
+        lock = lock.replace(
+            "tool_kit==1.0 --hash=sha256:", f"tool_kit==1.0 --hash=sha256:{'0' * 64} #"
+        )
+    source.gives_next = [TOOL]
+    if damaged:
+        get_wheels(Wanted("stack", lock), TARGET, Sources(), cache)
+    else:
+        with pytest.raises(WheelhouseError, match="which the list of versions does not allow"):
+            get_wheels(Wanted("stack", lock), TARGET, Sources(), cache)
+    assert source.calls[1][0] == ["tool-kit==1.0"]
+
+
+def test_wheels_that_came_from_a_second_choice_are_not_taken(source: Source, cache: Path) -> None:
+    torch = "torch-1.0-py3-none-any.whl"
+    source.gives, source.gives_next = [torch], [NVIDIA]
+    get_wheels(Wanted("stack", "torch==1.0\n", "nvidia-x==1.0\n"), TARGET, Sources(), cache)
+    source.gives_next = [torch]
+    get_wheels(Wanted("stack", hashed(source, torch)), TARGET, Sources(), cache)
+    assert source.calls[2][0] == ["torch==1.0"]
+
+
 def test_what_a_larger_build_costs(tmp_path: Path) -> None:
     for name, size in (("nvidia_x", 1_400_000_000), ("nvidia.y", 300_000_000), ("torch", 5)):
         with (tmp_path / f"{name}-1.0-py3-none-any.whl").open("wb") as file:
