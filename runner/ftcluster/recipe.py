@@ -277,7 +277,7 @@ def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Disagreem
         yield f"training.{name}", said
     options = recipe.options
     metric = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
-    known = {"loss", *options.metric_names()}
+    known = options.metric_names()
     if metric and metric not in known:
         yield (
             "training.metric_for_best_model",

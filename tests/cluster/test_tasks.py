@@ -126,12 +126,13 @@ class Kind:
 KINDS = {
     "classes": Kind(
         ("glue", "glue_task=mnli", "max_length=10", f"config_overrides={NO_DROPOUT}"),
-        mnli_folder, True, ("accuracy_matched", "accuracy_mismatched"),
+        mnli_folder, True,
+        ("accuracy_matched", "loss_matched", "accuracy_mismatched", "loss_mismatched"),
         ("samples were cut at 10 tokens",),
     ),
     "numbers": Kind(
         ("glue", "glue_task=stsb", f"config_overrides={NO_DROPOUT}"),
-        stsb_folder, True, ("pearson", "spearman"),
+        stsb_folder, True, ("pearson", "spearman", "loss"),
     ),
     "answers": Kind(
         ("squad", "version_2_with_negative=true", "max_length=40", "max_query_length=8",

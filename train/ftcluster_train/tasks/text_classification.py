@@ -1,5 +1,6 @@
 """One or two texts get a class, or a number."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,26 +96,34 @@ class TextClassificationTask(Task):
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """See Task."""
         inputs = self.pad(samples, self.tokenizer.padding_side)
-        kind = torch.float32 if self.options.regression else torch.int64
-        return Batch(inputs, {"labels": torch.tensor([s["label"][0] for s in samples], dtype=kind)})
+        return Batch(inputs, {"labels": self._labels(samples)})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See Task."""
-        logits, labels = outputs.logits.float(), targets["labels"]
-        if self.options.regression:
-            return mse_loss(logits.squeeze(-1), labels, reduction="sum")
-        smoothing = self.recipe.training.label_smoothing_factor
-        return cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+        return self._losses(outputs.logits, targets["labels"]).sum()
 
-    def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:  # noqa: ARG002
-        """For each sample the class or the number."""
+    def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
+        """For each sample the class or the number, and its loss."""
         logits = outputs.logits.float()
         found = logits.squeeze(-1) if self.options.regression else logits.argmax(dim=-1)
-        values: list[Any] = found.tolist()
-        return values
+        losses = self._losses(logits, self._labels(samples))
+        return list(zip(found.tolist(), losses.tolist(), strict=True))
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """See Task."""
+        """The recipe's metrics, and the mean loss."""
+        values, losses = zip(*predictions, strict=True)
         labels = [sample["label"][0] for sample in samples]
         classes = None if self.options.regression else samples.about["classes"]
-        return measure(self.options.metrics or default_metrics(classes), predictions, labels)
+        found = measure(self.options.metrics or default_metrics(classes), values, labels)
+        return {**found, "loss": math.fsum(losses) / len(losses)}
+
+    def _labels(self, samples: Sequence[Sample]) -> torch.Tensor:
+        kind = torch.float32 if self.options.regression else torch.int64
+        return torch.tensor([sample["label"][0] for sample in samples], dtype=kind)
+
+    def _losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Of each sample, in fp32."""
+        if self.options.regression:
+            return mse_loss(logits.float().squeeze(-1), labels, reduction="none")
+        smoothing = self.recipe.training.label_smoothing_factor
+        return cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)

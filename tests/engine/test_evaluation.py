@@ -1,0 +1,36 @@
+"""What an evaluation measures, against what transformers' Trainer does."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from ftcluster_train.evaluation import evaluate
+from ftcluster_train.world import World
+from tests.engine.jobs import make_job, make_samples, make_task_of, write_samples
+from tests.engine.models import make_model
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_of_classes_is_that_of_transformers(
+    tmp_path: Path, world: World, smoothing: float
+) -> None:
+    samples = make_samples("text-classification", 30, length=12)
+    task = make_task_of(
+        make_job(tmp_path / "job", "text-classification", label_smoothing_factor=smoothing)
+    )
+    model = make_model("bert")
+    with torch.no_grad():
+        model.classifier.weight.mul_(40)  # losses that differ from sample to sample
+    found = evaluate(task, model, write_samples(tmp_path / "set", samples), world, bf16=False)
+    trainer = Trainer(
+        model,
+        TrainingArguments(
+            tmp_path / "theirs", per_device_eval_batch_size=10, use_cpu=True, report_to="none",
+            disable_tqdm=True, label_smoothing_factor=smoothing,
+        ),
+        eval_dataset=[{"input_ids": s["input_ids"], "labels": s["label"][0]} for s in samples],
+    )  # fmt: skip
+    assert found["loss"] == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-5)
+    assert list(found) == ["accuracy", "loss"]
