@@ -43,8 +43,8 @@ class TextClassification:
 
     def metric_names(self) -> tuple[str, ...]:
         """What an evaluation may measure; F1 only where there are two classes."""
-        names = self.metrics or (OF_NUMBERS if self.regression else ("accuracy", "f1"))
-        names = (*names, "loss")
+        measured = self.metrics or (OF_NUMBERS if self.regression else ("accuracy", "f1"))
+        names: tuple[str, ...] = (*measured, "loss")
         if len(self.validation_splits) == 1:
             return names
         endings = [split.removeprefix("validation_") for split in self.validation_splits]
