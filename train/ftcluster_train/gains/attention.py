@@ -42,15 +42,16 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         scale: float,
         p: float,
     ) -> torch.Tensor:
+        query = query * scale
         found = torch.empty((*query.shape[:2], value.shape[2]), dtype=value.dtype)
         kept = []
         for rows, seen in _blocks(query.shape[1], key.shape[1], causal):
-            shares = torch.bmm(query[:, rows], key[:, seen].transpose(1, 2)).mul_(scale)
+            shares = torch.bmm(query[:, rows], key[:, seen].transpose(1, 2))
             if causal:
                 shares[:, :, rows].add_(_triangle(rows.stop - rows.start, shares.dtype))
             if bias is not None:
                 shares.unflatten(0, (-1, heads)).add_(bias)
-            shares = torch.softmax(shares, -1)
+            torch.softmax(shares, -1, out=shares)
             factors = noise(shares.numel(), p, draw_seed()).view(shares.shape) if p else None
             found[:, rows] = torch.bmm(_dropped(shares, factors), value[:, seen])
             kept += [shares, factors]
@@ -71,10 +72,9 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             if factors is not None:
                 of_shares.mul_(factors)
             of_scores = torch.ops.aten._softmax_backward_data(of_shares, shares, -1, shares.dtype)
-            of_scores.mul_(ctx.scale)
             of_query[:, rows] = torch.bmm(of_scores, key[:, seen])
             of_key[:, seen] += torch.bmm(of_scores.transpose(1, 2), query[:, rows])
-        return of_query, of_key, of_value, None, None, None, None, None
+        return of_query.mul_(ctx.scale), of_key, of_value, None, None, None, None, None
 
 
 def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slice]]:
