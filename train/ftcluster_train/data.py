@@ -83,7 +83,7 @@ def _generated(settings: str) -> dict[str, Rows]:
     return {split: generate(seed, count, split) for split, count in counts}
 
 
-def _from_hub(name: str, config: str | None) -> dict[str, Rows]:
+def _from_hub(name: str, config: str | None) -> dict[str, Any]:
     import datasets  # takes seconds, so only where it is needed
 
     datasets.disable_progress_bars()
@@ -94,6 +94,16 @@ def _from_hub(name: str, config: str | None) -> dict[str, Rows]:
             f"data '{name}' cannot be loaded: {first_line(error)}",
             "give a folder in the task's form: --data DIR",
         ) from error
+
+
+def version_of_named(name: str, config: str | None) -> dict[str, str]:
+    """What changes by split when a name on the Hub gets other data; they are fetched for it.
+
+    Raises:
+        TrainError: they cannot be loaded.
+    """
+    # of the builder's name, configuration, version and commit
+    return {split: rows._fingerprint for split, rows in _from_hub(name, config).items()}
 
 
 def batches(rows: Rows, columns: Sequence[str], where: str) -> Iterator[dict[str, list[Any]]]:

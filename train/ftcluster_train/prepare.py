@@ -6,16 +6,16 @@ Writes the data as token samples, unless an earlier run has, and RUN_DIR/inputs.
 ranks find what. Prints what is wrong, and exits with 1, where a user can mend it.
 """
 
-import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import transformers
 from transformers.utils import logging as transformers_logging
 
 from ftcluster_train import __version__
-from ftcluster_train.data import GENERATED, load_texts
+from ftcluster_train.data import GENERATED, load_texts, version_of_named
 from ftcluster_train.errors import TrainError
 from ftcluster_train.fetch import fetch_model
 from ftcluster_train.job import CausalLm, Inputs, Job, Recipe, read_job, write_inputs
@@ -51,23 +51,23 @@ def prepare(job: Job) -> Inputs:
     def encode(samples: Path) -> list[str]:
         return task.encode(recipe.data, longest, samples)
 
-    folders = [Path(name) for name in (folder, recipe.data) if Path(name).is_dir()]
-    if len(folders) < 2 and not recipe.data.startswith(GENERATED):
-        # what a name on the Hub stands for can change
-        samples = job.run_dir / "samples"
-        shutil.rmtree(samples, ignore_errors=True)  # of an attempt that was broken off
-        samples.mkdir()
-        return Inputs(model, folder, str(samples), notices + encode(samples))
     settings = {
         "task": recipe.task,
         "options": asdict(recipe.options),
         "longest": longest,
-        "data": recipe.data if recipe.data.startswith(GENERATED) else "",
+        "data": _version_of_data(recipe),
         "versions": [__version__, transformers.__version__],
     }
-    key = token_key(settings, folders)
+    key = token_key(settings, [Path(name) for name in (folder, recipe.data) if Path(name).is_dir()])
     samples, said = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
     return Inputs(model, folder, str(samples), notices + said)
+
+
+def _version_of_data(recipe: Recipe) -> Any:
+    """What tells the recipe's data from others, but for the files of a folder."""
+    if recipe.data.startswith(GENERATED):
+        return recipe.data
+    return "" if Path(recipe.data).is_dir() else version_of_named(recipe.data, recipe.data_config)
 
 
 def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple[str, list[str]]:

@@ -1,0 +1,60 @@
+"""Data of a name on the Hub are tokenised once, and again when the name stands for others."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from ftcluster_train.prepare import prepare
+from ftcluster_train.store import Samples
+from ftcluster_train.tasks.text_classification import TextClassificationTask
+from tests.engine.jobs import make_job
+from tests.engine.models import make_model, make_tokenizer
+
+load_dataset = datasets.load_dataset
+
+
+def write(folder: Path, texts: Sequence[str]) -> dict[str, str]:
+    """A data set as files; returns each split's."""
+    folder.mkdir()
+    files = {split: str(folder / f"{split}.jsonl") for split in ("train", "validation")}
+    for path in files.values():
+        rows = [json.dumps({"text": text, "label": i % 2}) for i, text in enumerate(texts)]
+        Path(path).write_text("\n".join(rows))
+    return files
+
+
+def test_named_data_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = write(tmp_path / "first", ["w5", "w7"])
+
+    def load(name: str, config: str | None) -> Any:
+        assert (name, config) == ("someone/texts", None)
+        return load_dataset("json", data_files=files, cache_dir=str(tmp_path / "datasets"))
+
+    encoded: list[str] = []
+    encode = TextClassificationTask.encode
+
+    def note(task: TextClassificationTask, data: str, *others: Any) -> list[str]:
+        encoded.append(data)
+        return encode(task, data, *others)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(TextClassificationTask, "encode", note)
+    model = tmp_path / "model"
+    make_model("bert").save_pretrained(model)
+    make_tokenizer().save_pretrained(model)
+    found = []
+    for run in ("a", "b", "c"):
+        job = make_job(tmp_path / run, "text-classification")
+        recipe = replace(job.recipe, model=str(model), data="someone/texts", from_scratch=False)
+        found.append(prepare(replace(job, recipe=recipe, prefix=tmp_path / "prefix")).samples)
+        if run == "b":
+            files = write(tmp_path / "second", ["w8", "w9"])
+    assert found[0] == found[1] != found[2]
+    assert len(encoded) == 2
+    first, second = (Samples(Path(samples) / "train")[0]["input_ids"] for samples in found[1:])
+    assert list(first) != list(second)
