@@ -1,5 +1,7 @@
+import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster_train import verify
+from ftcluster_train import supervisor, verify
 from ftcluster_train.findings import Finding
 from ftcluster_train.reach import Host, Refusal
 from ftcluster_train.verify import Request, launch, mesh_environment, unfit_hosts
@@ -162,3 +164,20 @@ def test_the_document_and_the_exit_code(tmp_path: Path) -> None:
     assert problem["host"] == "a"
     assert problem["kind"] == "launch"
     assert problem["what"].endswith("mpirun said:\nno such host")
+
+
+def test_a_head_without_a_free_port_is_a_problem_of_the_head(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = {"hosts": [{"name": "node1", "address": "127.0.0.1"}], "ssh_config": "",
+               "interface": ""}  # fmt: skip
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(request)))
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(supervisor, "PORTS", range(port, port + 1))
+        assert verify.main() == 1
+    [problem] = json.loads(capsys.readouterr().out)["problems"]
+    assert (problem["host"], problem["kind"]) == ("node1", "network")
+    assert f"no TCP port from {port} to {port} is free" in problem["what"]
+    assert "ss -ltnp" in problem["hint"]

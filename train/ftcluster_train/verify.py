@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_train.compare import PORTS, SETUP, at_work, compare, links, rows
+from ftcluster_train.errors import TrainError
 from ftcluster_train.findings import Finding
 from ftcluster_train.judge import slow_links, stragglers
 from ftcluster_train.meeting import receive_calls
@@ -211,7 +212,12 @@ def mesh_environment(ssh_config: str, interface: str) -> dict[str, str]:
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    report = verify(Request.read(sys.stdin.read()))
+    request = Request.read(sys.stdin.read())
+    try:
+        report = verify(request)
+    except TrainError as error:  # this host, the head, has no port left
+        finding = Finding(request.hosts[0].name, error.message, error.hint, "network")
+        report = Report(problems=[finding])
     print(json.dumps(asdict(report)))
     return 1 if report.problems else 0
 
