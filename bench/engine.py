@@ -34,6 +34,7 @@ from ftcluster.recipe import load_recipe
 ROOT = Path(__file__).parent.parent
 TCMALLOC = ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "/usr/lib64/libtcmalloc.so.4")
 WITHOUT = "ours, attention_dropout=false"
+PROFILED_STEPS = 8  # the warm-up's and bench.engine_run's PROFILED, and one
 GAINS = ("dropout", "attention", "activations", "vocabulary", "weights", "lengths")
 
 
@@ -235,7 +236,7 @@ def measure(
         # Amdahl: two threads take (1 + serial) / 2 of the time of one
         result[name]["serial_share"] = 2 * alone / result[name]["samples_per_second"] - 1
         result[name]["profile"] = bench.run(
-            run_dir, **{**variants[name], "steps": 5}, profile=True
+            run_dir, **{**variants[name], "steps": PROFILED_STEPS}, profile=True
         )["profile"]
     result["limit"] = {"operations_per_second": limit}
     return result

@@ -14,13 +14,15 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import profile
+from torch.profiler import profile, schedule
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
@@ -37,7 +39,8 @@ from ftcluster_train.tell import Tell
 from ftcluster_train.world import World
 
 TURNS = 7
-WARM_UP = 3  # steps that are not counted
+WARM_UP = 3  # steps that are not counted: their memory is new, and the kernel clears it
+PROFILED = 4  # steps after them
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 WORLD = World(rank=0, size=1, backend="gloo")
 
@@ -45,10 +48,11 @@ WORLD = World(rank=0, size=1, backend="gloo")
 class Clock(Tell):
     """Notes when each step ends, and what is done by then."""
 
-    def __init__(self) -> None:
+    def __init__(self, profiler: profile | None) -> None:
         super().__init__()
         self.times: list[float] = []
         self.losses: list[float] = []
+        self._profiler = profiler
 
     def step(
         self, step: int, loss: float, norm: float, rate: float, samples: int, seconds: float
@@ -57,17 +61,22 @@ class Clock(Tell):
         super().step(step, loss, norm, rate, samples, seconds)
         self.times.append(time.perf_counter())
         self.losses.append(loss)
+        if self._profiler:
+            self._profiler.step()
 
 
 class StockClock(TrainerCallback):
     """The same for Trainer."""
 
-    def __init__(self) -> None:
+    def __init__(self, profiler: profile | None) -> None:
         self.times: list[float] = []
+        self._profiler = profiler
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """See TrainerCallback."""
         self.times.append(time.perf_counter())
+        if self._profiler:
+            self._profiler.step()
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
@@ -160,12 +169,8 @@ def _ours(
     gains = Gains(**dict.fromkeys(options.get("leave_out", ()), False))
     training = replace(job.recipe.training, logging_steps=1, eval_strategy="no")
     job = replace(job, recipe=replace(job.recipe, training=training))
-    clock = Clock()
-    if options.get("profile"):
-        with profile() as found:
-            _, trained = train(job, task, model, train_set, {}, WORLD, clock, gains)
-        options["profile_found"] = _shares(found)
-    else:
+    with _profiler(options) as profiler:
+        clock = Clock(profiler)
         _, trained = train(job, task, model, train_set, {}, WORLD, clock, gains)
     return clock.times, clock.losses, trained
 
@@ -207,31 +212,45 @@ def _stock(
             }
         return {**inputs, **labels}
 
-    clock = StockClock()
-    trainer = Trainer(
-        model, arguments, train_dataset=Rows(train_set), data_collator=collate, callbacks=[clock]
-    )
-    if options.get("profile"):
-        with profile() as found:
-            trainer.train()
-        options["profile_found"] = _shares(found)
-    else:
+    with _profiler(options) as profiler:
+        clock = StockClock(profiler)
+        trainer = Trainer(
+            model,
+            arguments,
+            train_dataset=Rows(train_set),
+            data_collator=collate,
+            callbacks=[clock],
+        )
         trainer.train()
     return clock.times
 
 
-def _shares(found: Any) -> dict[str, float]:
-    """Milliseconds of each kind of work, of all steps together."""
-    ops = found.key_averages()
-    all_of_it = sum(op.self_cpu_time_total for op in ops) / 1e3
-    products = sum(op.self_cpu_time_total for op in ops if op.key in PRODUCTS) / 1e3
-    random = sum(op.self_cpu_time_total for op in ops if "bernoulli" in op.key) / 1e3
-    largest = sorted(ops, key=lambda op: -op.self_cpu_time_total)[:12]
+@contextmanager
+def _profiler(options: dict[str, Any]) -> Iterator[profile | None]:
+    """One for the steps after the warm-up where `options` want it; leaves there what it found."""
+    if not options.get("profile"):
+        yield None
+        return
+    plan = schedule(wait=WARM_UP - 1, warmup=1, active=PROFILED, repeat=1)
+    with profile(schedule=plan) as profiler:
+        yield profiler
+    options["profile_found"] = _shares(profiler)
+
+
+def _shares(found: profile) -> dict[str, float]:
+    """Milliseconds of a step of each kind of work, and of the largest kernels."""
+    ops = [op for op in found.key_averages() if not op.key.startswith("ProfilerStep")]
+
+    def milliseconds(*names: str) -> float:
+        chosen = [op for op in ops if not names or op.key in names]
+        return float(sum(op.self_cpu_time_total for op in chosen)) / 1e3 / PROFILED
+
+    largest = sorted(ops, key=lambda op: -op.self_cpu_time_total)[:16]
     return {
-        "all": all_of_it,
-        "products": products,
-        "serial random numbers": random,
-        **{op.key: op.self_cpu_time_total / 1e3 for op in largest},
+        "all": milliseconds(),
+        "products": milliseconds(*PRODUCTS),
+        "serial random numbers": milliseconds("aten::bernoulli_"),
+        **{op.key: milliseconds(op.key) for op in largest},
     }
 
 

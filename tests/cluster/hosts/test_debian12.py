@@ -577,8 +577,8 @@ def test_a_cluster_without_a_way_out_is_set_up_from_a_bundle(
         "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_FIND_LINKS": "", "PIP_RETRIES": "0",
         "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }  # fmt: skip
+    bed.exec_(OTHER, "rm", "-rf", "/opt/ftcluster/stacks", STACK, check=True)
     for name in NAMES:
-        bed.exec_(name, "rm", "-rf", "/opt/ftcluster/stacks", STACK, check=True)
         bed.exec_(name, "ip", "route", "del", "default", check=True)
         assert "unreachable" in bed.exec_(name, "ip", "route", "get", "192.0.2.1").stderr
     try:
