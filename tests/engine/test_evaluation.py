@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from ftcluster_train.evaluation import evaluate
+from ftcluster_train.models import outputs_of
 from ftcluster_train.world import World
 from tests.engine.jobs import make_job, make_samples, make_task_of, write_samples
 from tests.engine.models import make_model
@@ -34,3 +36,18 @@ def test_the_loss_of_classes_is_that_of_transformers(
     )  # fmt: skip
     assert found["loss"] == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-5)
     assert list(found) == ["accuracy", "loss"]
+
+
+def test_a_model_is_not_given_what_it_does_not_take() -> None:
+    class Narrow(nn.Module):  # type: ignore[misc]
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return input_ids * attention_mask
+
+    class Wide(nn.Module):  # type: ignore[misc]
+        def forward(self, input_ids: torch.Tensor, **others: torch.Tensor) -> list[str]:
+            return [*others, str(input_ids.shape[0])]
+
+    ones = torch.ones(2, 3)
+    given = {"input_ids": ones, "attention_mask": ones, "token_type_ids": ones}
+    assert torch.equal(outputs_of(Narrow(), given), ones)
+    assert outputs_of(Wide(), given) == ["attention_mask", "token_type_ids", "2"]

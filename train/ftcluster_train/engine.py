@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from ftcluster_train.gains import Gains
 from ftcluster_train.gains.fuse import fuse
 from ftcluster_train.gains.kernels import Kernels
 from ftcluster_train.job import Job
+from ftcluster_train.models import outputs_of
 from ftcluster_train.schedule import make_schedule
 from ftcluster_train.store import Samples
 from ftcluster_train.tasks import Task
@@ -89,7 +90,9 @@ def train(
     lengths = train_set.lengths("input_ids")
     order = Order(lengths, recipe.batch_size, settings, gains.lengths)
     cadence = Cadence(settings, order.steps, order.steps_per_epoch)
-    kernels = None if job.ipex else fuse(model, task, recipe.attention_dropout, gains, tell)
+    if job.ipex:  # its layers are no products that torch knows of
+        gains = replace(gains, vocabulary=False)
+    kernels = fuse(model, task, recipe.attention_dropout, gains, tell)
     if settings.gradient_checkpointing:
         _compute_again(model, kernels)
     update = make_update(job, model, world.size, gains.weights)
@@ -130,9 +133,9 @@ def train(
         losses.append(0.0)
         for part in parts:
             inputs, targets = task.collate([train_set[i] for i in part])
-            with kernels or nullcontext():
+            with kernels:
                 with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                    outputs = model(**inputs)
+                    outputs = outputs_of(model, inputs)
                 loss = task.loss(outputs, targets) / len(indices)
                 update.backward(loss, last=part is parts[-1])
             losses[-1] += loss.item()
@@ -167,14 +170,14 @@ def train(
     return report, trained
 
 
-def _compute_again(model: PreTrainedModel, kernels: Kernels | None) -> None:
+def _compute_again(model: PreTrainedModel, kernels: Kernels) -> None:
     """Have the backward pass compute activations again, with the kernels of the forward pass.
 
     torch runs the whole backward pass as one function under them, so by itself without them.
     """
     # transformers 5 has another name for it
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
-    contexts = (nullcontext(), kernels or nullcontext())
+    contexts = (nullcontext(), kernels)
     enable({"use_reentrant": False, "context_fn": lambda: contexts})
 
 

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ftcluster_train.batches import eval_batches
+from ftcluster_train.models import outputs_of
 from ftcluster_train.store import Samples
 from ftcluster_train.tasks import Task
 from ftcluster_train.world import World, gather_over_ranks
@@ -41,7 +42,7 @@ def evaluate(
     for indices in eval_batches(samples.lengths("input_ids"), world.rank, world.size):
         batch = [samples[i] for i in indices]
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            outputs = model(**task.collate(batch).inputs)
+            outputs = outputs_of(model, task.collate(batch).inputs)
         own += zip(indices, task.predictions(outputs, batch), strict=True)
     of_all = dict(pair for pairs in gather_over_ranks(own) for pair in pairs)
     return task.score([of_all[i] for i in range(len(samples))], samples)

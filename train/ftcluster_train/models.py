@@ -2,6 +2,9 @@
 
 import difflib
 import errno
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,24 @@ POSITIONS_BEHIND_PADDING = frozenset(
     {"camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta",
      "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 )  # fmt: skip
+
+
+def outputs_of(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
+    """What a model makes of `inputs`, without those that it does not take.
+
+    A tokenizer of BERT's kind makes token types for DistilBERT too, which transformers 4 refuses.
+    """
+    taken = _arguments(type(model).forward)
+    return model(**{name: inputs[name] for name in inputs if taken is None or name in taken})
+
+
+@cache
+def _arguments(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The names of what a function takes; None, if it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return frozenset(parameters)
 
 
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
