@@ -29,8 +29,8 @@ class Costs:
 
 
 OURS = {"bf16": Costs(730 * 10**6, 37, 5, 4), "fp32": Costs(730 * 10**6, 70, 8, 7)}  # torch 2.13
-# with IPEX attention and loss are as transformers has them; torch 2.8
-WITH_IPEX = {"bf16": Costs(600 * 10**6, 60, 17, 16), "fp32": Costs(600 * 10**6, 120, 17, 16)}
+# with IPEX the loss is as transformers has it; torch 2.8 in bf16, taken over for fp32
+WITH_IPEX = {"bf16": Costs(730 * 10**6, 37, 5, 16), "fp32": Costs(730 * 10**6, 70, 8, 16)}
 USABLE = 0.9  # of a host's memory; the rest is the system's and its page cache
 
 
