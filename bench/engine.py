@@ -109,7 +109,8 @@ def main() -> int:
             )
             print(table(name, results["speed"][name]), flush=True)
             write(options.results, results)
-        for name in TUNED.keys() & (options.cases or CASES) if options.seeds else ():
+        chosen = [name for name in TUNED if name in (options.cases or CASES)]
+        for name in chosen if options.seeds else ():
             shorter = replace(bench, data=first_rows(bench.data / name, Path(folder) / "data"))
             run_dir = shorter.prepare(Path(folder) / f"{name}-tuned", TUNED[name])
             for found in compare(shorter, run_dir, options.seeds):
