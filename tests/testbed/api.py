@@ -48,7 +48,8 @@ class Testbed:
         ...     bed.run("ansible", "-i", "inventory.ini", "nodes", "-m", "ping", check=True)
         ...     bed.kill("node1")
 
-    There is one testbed a machine: two objects of this class speak of the same one.
+    There is one testbed a machine and FTCLUSTER_TESTBED_NAME: two objects of this class speak of
+    the same one.
 
     Raises:
         TestbedError: from every method, when it cannot do what it is asked; the text says why.
@@ -107,7 +108,7 @@ class Testbed:
             names = {node.name for node in settings.all_nodes()} | cgroups.host_names()
             for name in sorted(names):
                 host.power_off(settings.node(name))
-                host.remove_traces(name)
+                host.remove_traces(settings.node(name))
             for disk in host.mounted_disks():
                 host.unmount(Path(disk))
             cgroups.remove_all()

@@ -63,7 +63,8 @@ def nspawn_argv(node: Node, binds: Iterable[str]) -> list[str]:
         "--quiet",
         "--boot",
         f"--directory={node.root}",
-        f"--machine={node.name}",
+        f"--machine={node.netns}",
+        f"--hostname={node.name}",
         "--register=no",
         "--keep-unit",
         f"--network-namespace-path=/run/netns/{node.netns}",
@@ -137,10 +138,10 @@ def unmount(root: Path) -> None:
     lock.unlink(missing_ok=True)
 
 
-def remove_traces(name: str) -> None:
+def remove_traces(node: Node) -> None:
     """Remove what nspawn itself leaves behind."""
     for kind in ("propagate", "unix-export"):
-        shutil.rmtree(NSPAWN_STATE / kind / name, ignore_errors=True)
+        shutil.rmtree(NSPAWN_STATE / kind / node.netns, ignore_errors=True)
 
 
 # ---------------------------------------------------------------- console

@@ -15,11 +15,16 @@ DEFAULT_NODES = 4
 MAX_NODES = 200  # addresses .10 to .209
 FIRST_ADDRESS = 10
 
-SWITCH = "ftc-testbed"  # the network namespace of the switch and of the control host
+# Testbeds with different names exist beside each other; one letter, because a network interface
+# has at most 15 and one is called after it.
+NAME = os.environ.get("FTCLUSTER_TESTBED_NAME", "").strip()
+if not re.fullmatch(r"[a-z]?", NAME):
+    raise TestbedError(f"FTCLUSTER_TESTBED_NAME={NAME}: want one letter, or nothing")
+SWITCH = f"ftc-testbed{NAME}"  # the network namespace of the switch and of the control host
 BRIDGE = "br0"  # the switch itself, inside that namespace
-GROUP = "ftcluster-testbed"  # our folder in every cgroup hierarchy
-OVERLAY = "ftcluster-testbed"  # the "device" of our overlay mounts, to know them by
-LOCK = Path("/run/ftcluster-testbed.lock")  # one command at a time changes the testbed
+GROUP = f"ftcluster-testbed{NAME}"  # our folder in every cgroup hierarchy
+OVERLAY = f"ftcluster-testbed{NAME}"  # the "device" of our overlay mounts, to know them by
+LOCK = Path(f"/run/ftcluster-testbed{NAME}.lock")  # one command at a time changes the testbed
 
 OPERATOR = "ops"  # the account that an administrator logs in with
 OPERATOR_ID = 1000
@@ -59,7 +64,7 @@ class Node:
 class Settings:
     """How to build a testbed. Every field has an environment variable; see the README."""
 
-    dir: Path = Path("/var/tmp/ftcluster-testbed")
+    dir: Path = Path(f"/var/tmp/ftcluster-testbed{NAME}")
     nodes: int = 0  # 0: not said, so as many as there are, or DEFAULT_NODES
     suite: str = "bookworm"
     net: str = "198.18.0"  # in the benchmarking range of RFC 2544, which is routed nowhere

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from . import registries, sysctl
 from .network import inside, ip, nft
-from .settings import SWITCH, Settings
+from .settings import NAME, SWITCH, Settings
 from .shell import run
 
-OUTSIDE, INSIDE = "ftc-testbed-up", "up0"  # the two ends of the veth pair
-OUTSIDE_ADDRESS, INSIDE_ADDRESS = "198.18.255.1", "198.18.255.2"
-TABLE = "ftcluster_testbed"
+OUTSIDE, INSIDE = f"{SWITCH}-up", "up0"  # the two ends of the veth pair
+FIRST = 4 * (ord(NAME) - ord("a") + 1) if NAME else 0  # of the four addresses of this testbed
+OUTSIDE_ADDRESS, INSIDE_ADDRESS = f"198.18.255.{FIRST + 1}", f"198.18.255.{FIRST + 2}"
+TABLE = f"ftcluster_testbed{NAME}"
 FORWARD = "net/ipv4/ip_forward"
 
 SWITCH_RULES = f"""

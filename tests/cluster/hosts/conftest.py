@@ -1,91 +1,23 @@
-"""Several real hosts, and a control node that sets them up as a user does."""
+"""Several real hosts, set up once for all tests of this folder."""
 
 import os
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.programs import CONTROL, FTCLUSTER
+from tests.cluster.hosts.cluster import ADDRESS, HEAD, NAMES, OTHER, THIRD, Cluster
+from tests.cluster.hosts.control import Control, OpenControl
 from tests.testbed import Testbed
 from tests.testbed.settings import Settings
 
-SECONDS = 600
-# What setup may change on a host, as text. Left out: backups that useradd makes, and what Ansible
-# itself and apt leave behind.
-SNAPSHOT = r"""
-dpkg-query -W -f '${Package} ${Version}\n'
-getent passwd; getent group
-systemctl list-unit-files --no-legend | sort
-ls -A /opt /var/lib /home | grep -v '^$'
-find /home/ops -path /home/ops/.ansible -prune -o -type f -exec sha256sum {} +
-cd /etc
-find . -type f ! -name '*-' ! -name .pwd.lock ! -name ld.so.cache -exec sha256sum {} + | sort -k2
-find . -type l -printf '%p -> %l\n' | sort
-"""
-
-
-@dataclass(frozen=True)
-class Control:
-    """The control node: this machine's programs in the hosts' network, with folders of its own."""
-
-    bed: Testbed
-    folder: Path
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {"XDG_STATE_HOME": str(self.folder / "state")}
-
-    def run(self, *arguments: str, **changes: str) -> "subprocess.CompletedProcess[str]":
-        return self.bed.run(
-            FTCLUSTER, *arguments, env=self.env | changes, cwd=self.folder, timeout=SECONDS
-        )
-
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            self.bed.run_argv([str(FTCLUSTER), *arguments]),
-            env=os.environ | self.env,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def ansible(self, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        return self.bed.run(CONTROL / program, *arguments, cwd=self.folder, timeout=SECONDS)
-
-    def inventory(
-        self,
-        name: str,
-        hosts: tuple[str, ...],
-        change: Callable[[str, str], str] = lambda _, line: line,
-    ) -> str:
-        """Write an inventory of some hosts; `change` gets a host and its line."""
-        lines = []
-        for line in self.bed.inventory().splitlines():
-            host = line.split(" ")[0]
-            if host.startswith("node"):
-                lines += [change(host, line)] if host in hosts else []
-            else:
-                lines.append(line)
-        path = self.folder / name
-        path.write_text("\n".join(lines) + "\n")
-        return str(path)
-
-    def snapshot(self, host: str) -> str:
-        return self.bed.exec_(host, "sh", "-c", SNAPSHOT, check=True, timeout=60).stdout
-
-    def as_ranks(self, host: str, command: str) -> "subprocess.CompletedProcess[str]":
-        """A shell command as the account that trains."""
-        return self.bed.exec_(host, "runuser", "-u", "ftcluster", "--", "sh", "-c", command,
-                              timeout=120)  # fmt: skip
-
-
-OpenControl = Callable[..., AbstractContextManager[Control]]
+# There is one testbed at a time: what makes hosts of its own comes first, and what takes the
+# cluster down again last. Everything else finds the cluster as setup left it, and leaves it so.
+FIRST = ("test_debian13.py",)
+LAST = ("test_teardown.py", "test_ops_page.py")
 
 
 @pytest.fixture(scope="session")
@@ -102,10 +34,72 @@ def open_control(tmp_path_factory: pytest.TempPathFactory) -> OpenControl:
     return make
 
 
+@pytest.fixture(scope="session")
+def bare(open_control: OpenControl) -> Iterator[Control]:
+    with open_control("bookworm", len(NAMES), ("libfaketime",)) as control:
+        for number, name in enumerate(NAMES):
+            # one of this machine's two cores each, as hosts of their own would have
+            affinity = f"[Service]\nCPUAffinity={number % 2}\n"
+            drop_in = "/etc/systemd/system/ssh.service.d"
+            command = (
+                f"mkdir {drop_in} && printf '{affinity}' > {drop_in}/cores.conf && "
+                "systemctl daemon-reload && systemctl restart ssh"
+            )
+            control.bed.exec_(name, "sh", "-c", command, check=True)
+        yield control
+
+
+@pytest.fixture(scope="session")
+def cluster(bare: Control) -> Cluster:
+    """Dry run on bare hosts; a setup in which one host loses its power; a setup that mends it."""
+    inventory = bare.inventory("inventory.ini", NAMES)
+    before = {name: bare.snapshot(name) for name in NAMES}
+    dry = bare.run("setup", inventory, "--check")
+    assert dry.returncode == 0, dry.stderr
+    assert re.search(r"3 hosts checked, \d\d changes to make", dry.stdout), dry.stdout
+    check = bare.run("check", inventory)
+    assert check.returncode == 1, check.stderr
+    assert "node0, node1, node2: no stack is set up in /opt/ftcluster" in check.stdout
+    assert "    run ftcluster setup\n" in check.stdout
+    for name in NAMES:
+        assert bare.snapshot(name) == before[name], f"--check or check changed {name}"
+
+    setup = bare.start("setup", inventory)
+    assert setup.stderr is not None
+    for line in setup.stderr:
+        if line.startswith("stack ..."):
+            bare.bed.kill(THIRD)
+            break
+    out, said = setup.communicate(timeout=400)
+    assert setup.returncode == 1, said
+    assert out == ""
+    assert "setup failed on 1 of 3 hosts" in said
+    assert re.search(rf"^  {THIRD}: Make the environment: ", said, re.MULTILINE), said
+    assert "see that it is on and that ssh reaches it, then run setup again" in said
+    for name in (HEAD, OTHER):
+        assert f"{name}: changed: Make the stack the current one" in said
+    bare.bed.boot(THIRD)
+    mended = bare.run("setup", inventory)
+    assert mended.returncode == 0, mended.stderr
+    rows = mended.stdout.splitlines()
+    assert [row.split()[:3] for row in rows[1:4]] == [
+        [name, name, address] for name, address in ADDRESS.items()
+    ]
+    assert "mpirun reached 3 hosts, the same" in rows[4]
+    assert "an all-reduce over all is right" in rows[4]
+    return Cluster(bare, inventory, before)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.geteuid() == 0:
-        return
     here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
+    ours = [item for item in items if here in item.path.parents]
+    order = sorted(ours, key=lambda item: _turn(item.path.name))
+    for place, item in zip([items.index(item) for item in ours], order, strict=True):
+        items[place] = item
+    if os.geteuid() != 0:
+        for item in ours:
             item.add_marker(pytest.mark.skip(reason="needs root, to make hosts with tests/testbed"))
+
+
+def _turn(name: str) -> int:
+    return 0 if name in FIRST else 2 + LAST.index(name) if name in LAST else 1

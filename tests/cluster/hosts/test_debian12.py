@@ -1,4 +1,4 @@
-"""A cluster of three Debian 12 hosts, from bare to trained to bare again. In this order."""
+"""What a cluster of three Debian 12 hosts does. conftest.py says in which order the files run."""
 
 import json
 import os
@@ -7,97 +7,26 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.cluster.hosts.conftest import Control, OpenControl
+from tests.cluster.hosts.cluster import (
+    ADDRESS,
+    HEAD,
+    MESH,
+    NAMES,
+    OTHER,
+    STACK,
+    THIRD,
+    TWO,
+    Cluster,
+    no_rank_is_left,
+)
 from tests.cluster.hosts.own_script import write_scripts
 from tests.cluster.test_main_job import write_pairs
-from tests.ops_page import read_playbooks
 from tests.programs import ROOT, interrupt_when
 
-NAMES = ("node0", "node1", "node2")
-HEAD, OTHER, THIRD = NAMES
-ADDRESS = {name: f"198.18.0.{10 + number}" for number, name in enumerate(NAMES)}
-TWO = ("--nodes", "2", "--ranks-per-host", "1")
-STACK = "/opt/ftcluster/current"
-MESH = "/opt/ftcluster/mesh"
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The hosts after setup.
-
-    Attributes:
-        control: where it was set up from.
-        inventory: all three hosts.
-        before: what each host was before, as text.
-    """
-
-    control: Control
-    inventory: str
-    before: dict[str, str]
-
-
-@pytest.fixture(scope="module")
-def bare(open_control: OpenControl) -> Iterator[Control]:
-    with open_control("bookworm", len(NAMES), ("libfaketime",)) as control:
-        for number, name in enumerate(NAMES):
-            # one of this machine's two cores each, as hosts of their own would have
-            affinity = f"[Service]\nCPUAffinity={number % 2}\n"
-            drop_in = "/etc/systemd/system/ssh.service.d"
-            command = (
-                f"mkdir {drop_in} && printf '{affinity}' > {drop_in}/cores.conf && "
-                "systemctl daemon-reload && systemctl restart ssh"
-            )
-            control.bed.exec_(name, "sh", "-c", command, check=True)
-        yield control
-
-
-@pytest.fixture(scope="module")
-def cluster(bare: Control) -> Cluster:
-    """Dry run on bare hosts; a setup in which one host loses its power; a setup that mends it."""
-    inventory = bare.inventory("inventory.ini", NAMES)
-    before = {name: bare.snapshot(name) for name in NAMES}
-    dry = bare.run("setup", inventory, "--check")
-    assert dry.returncode == 0, dry.stderr
-    assert re.search(r"3 hosts checked, \d\d changes to make", dry.stdout), dry.stdout
-    check = bare.run("check", inventory)
-    assert check.returncode == 1, check.stderr
-    assert "node0, node1, node2: no stack is set up in /opt/ftcluster" in check.stdout
-    assert "    run ftcluster setup\n" in check.stdout
-    for name in NAMES:
-        assert bare.snapshot(name) == before[name], f"--check or check changed {name}"
-
-    setup = bare.start("setup", inventory)
-    assert setup.stderr is not None
-    for line in setup.stderr:
-        if line.startswith("stack ..."):
-            bare.bed.kill(THIRD)
-            break
-    out, said = setup.communicate(timeout=400)
-    assert setup.returncode == 1, said
-    assert out == ""
-    assert "setup failed on 1 of 3 hosts" in said
-    assert re.search(rf"^  {THIRD}: Make the environment: ", said, re.MULTILINE), said
-    assert "see that it is on and that ssh reaches it, then run setup again" in said
-    for name in (HEAD, OTHER):
-        assert f"{name}: changed: Make the stack the current one" in said
-    bare.bed.boot(THIRD)
-    mended = bare.run("setup", inventory)
-    assert mended.returncode == 0, mended.stderr
-    rows = mended.stdout.splitlines()
-    assert [row.split()[:3] for row in rows[1:4]] == [
-        [name, name, address] for name, address in ADDRESS.items()
-    ]
-    assert "mpirun reached 3 hosts, the same" in rows[4]
-    assert "an all-reduce over all is right" in rows[4]
-    return Cluster(bare, inventory, before)
 
 
 def test_a_second_run_changes_nothing(cluster: Cluster) -> None:
@@ -195,12 +124,6 @@ def test_the_programs_of_others_agree_about_the_stack(cluster: Cluster) -> None:
         f"'-F {MESH}/ssh_config' -hosts {who} -ppn 1 -n 3 hostname"
     )
     assert sorted(control.as_ranks(HEAD, launch).stdout.split()) == list(NAMES)
-
-
-def no_rank_is_left(cluster: Cluster) -> None:
-    for name in NAMES:
-        left = cluster.control.bed.exec_(name, "pgrep", "-u", "ftcluster", "-a").stdout
-        assert left == "", f"{name}: {left}"
 
 
 def test_quickstart_on_two_hosts(cluster: Cluster) -> None:
@@ -694,36 +617,3 @@ def test_without_root_the_login_users_trust_each_other(cluster: Cluster) -> None
     removed = control.run("teardown", cluster.inventory, "-e", "ftcluster_root=false")
     assert removed.returncode == 0, removed.stderr
     assert bed.exec_(OTHER, "cat", "/home/ops/.ssh/authorized_keys").stdout == before
-
-
-def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -> None:
-    control, bed = cluster.control, cluster.control.bed
-    kept = control.run("teardown", cluster.inventory)
-    assert kept.returncode == 0, kept.stderr
-    assert f"{HEAD}: runs and their models stay in /opt/ftcluster/runs" in kept.stderr
-    assert "quickstart-" in bed.exec_(HEAD, "ls", "/opt/ftcluster/runs", check=True).stdout
-    gone = control.run("teardown", cluster.inventory, "-e", "ftcluster_remove_runs=true")
-    assert gone.returncode == 0, gone.stderr
-    for name in NAMES:
-        assert control.snapshot(name) == cluster.before[name], name
-    nothing = control.run("teardown", cluster.inventory, "--json")
-    assert json.loads(nothing.stdout)["changed"] == 0, nothing.stderr
-    train = control.run("train")
-    assert "no cluster has been set up from here" in train.stderr
-
-
-def test_the_page_for_ops_teams_does_what_it_says(bare: Control) -> None:
-    inventory = bare.inventory("ops.ini", NAMES)
-    for number, (title, playbook, files) in enumerate(read_playbooks()):
-        path = bare.folder / f"ops-{number}.yml"
-        path.write_text(playbook)
-        for name, text in files.items():
-            (bare.folder / name).write_text(text)
-        first = bare.ansible("ansible-playbook", "-i", inventory, str(path))
-        assert first.returncode == 0, f"{title}\n{first.stdout}{first.stderr}"
-        again = bare.ansible("ansible-playbook", "-i", inventory, str(path))
-        assert re.findall(r"changed=(\d+)", again.stdout) == ["0"] * len(NAMES), again.stdout
-    rules = bare.bed.exec_(OTHER, "nft", "list", "ruleset", check=True).stdout
-    assert "7000-7099" in rules
-    tool = bare.bed.exec_(THIRD, "/opt/markdown-it/4.3.0/bin/markdown-it", "--version", check=True)
-    assert "4.3.0" in tool.stdout

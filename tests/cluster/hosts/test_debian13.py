@@ -6,7 +6,7 @@ build with gigabytes of CUDA packages.
 
 import json
 
-from tests.cluster.hosts.conftest import OpenControl
+from tests.cluster.hosts.control import OpenControl
 
 NAMES = ("node0", "node1")
 STAGES = ("--tags", "preflight,system,mesh")

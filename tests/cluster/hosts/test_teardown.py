@@ -1,0 +1,21 @@
+"""Bare again: the last that happens to the cluster of the other tests."""
+
+import json
+
+from tests.cluster.hosts.cluster import HEAD, NAMES, Cluster
+
+
+def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -> None:
+    control, bed = cluster.control, cluster.control.bed
+    kept = control.run("teardown", cluster.inventory)
+    assert kept.returncode == 0, kept.stderr
+    assert f"{HEAD}: runs and their models stay in /opt/ftcluster/runs" in kept.stderr
+    assert "quickstart-" in bed.exec_(HEAD, "ls", "/opt/ftcluster/runs", check=True).stdout
+    gone = control.run("teardown", cluster.inventory, "-e", "ftcluster_remove_runs=true")
+    assert gone.returncode == 0, gone.stderr
+    for name in NAMES:
+        assert control.snapshot(name) == cluster.before[name], name
+    nothing = control.run("teardown", cluster.inventory, "--json")
+    assert json.loads(nothing.stdout)["changed"] == 0, nothing.stderr
+    train = control.run("train")
+    assert "no cluster has been set up from here" in train.stderr
