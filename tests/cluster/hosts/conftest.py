@@ -28,6 +28,7 @@ def open_control(tmp_path_factory: pytest.TempPathFactory) -> OpenControl:
     def make(suite: str, nodes: int, extra: tuple[str, ...] = ()) -> Iterator[Control]:
         settings = replace(Settings.from_environment(), suite=suite, extra=extra)
         with Testbed(settings) as bed:
+            bed.down()  # what a killed run has left is in an unknown state
             bed.up(nodes)
             yield Control(bed, tmp_path_factory.mktemp(suite))
 

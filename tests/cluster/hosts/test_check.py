@@ -1,0 +1,100 @@
+"""`ftcluster check` on a cluster that is well, and on one that is not."""
+
+import json
+import re
+from typing import Any
+
+from tests.cluster.hosts.cluster import ADDRESS, HEAD, NAMES, OTHER, THIRD, Cluster, no_rank_is_left
+
+
+def check(cluster: Cluster, code: int) -> dict[str, Any]:
+    """What `check --json` says."""
+    done = cluster.control.run("check", "--json")
+    assert done.returncode == code, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert (result["format"], result["state"]) == (1, "unfit" if code else "fit")
+    return result
+
+
+def findings(result: dict[str, Any], kind: str) -> list[str]:
+    """The hosts that have a problem or a warning of this kind."""
+    found = [*result["problems"], *result["warnings"]]
+    return [finding["host"] for finding in found if finding["kind"] == kind]
+
+
+def test_check_measures_a_healthy_cluster_and_changes_nothing(cluster: Cluster) -> None:
+    control = cluster.control
+    places = "/opt/ftcluster /var/lib/ftcluster /home /tmp /etc"
+    files = f"find {places} ! -type d -printf '%p %T@ %s\\n' | sort"
+
+    def state() -> list[str]:
+        return [control.bed.exec_(name, "sh", "-c", files, check=True).stdout for name in NAMES]
+
+    before = state()
+    result = check(cluster, 0)
+    assert state() == before
+    no_rank_is_left(cluster)
+    assert result["problems"] == []
+    assert findings(result, "busy") == findings(result, "unmeasured") == []
+    assert [host["name"] for host in result["hosts"]] == list(NAMES)
+    for host in result["hosts"]:
+        assert host["address"] == ADDRESS[host["name"]]
+        assert (host["stack"], host["interface"]) == ("native", "eth0")
+        assert host["computes_with"]
+        assert host["speed"]["fp32_gflops"] > 1
+        assert host["speed"]["threads"] == host["cores"] == 1
+    pairs = [tuple(pair["hosts"]) for pair in result["pairs"]]
+    assert pairs == [(HEAD, OTHER), (HEAD, THIRD), (OTHER, THIRD)]
+    assert all(pair["latency_us"] > 1 for pair in result["pairs"])
+    assert result["mb_per_second"]["min"] > 20
+    assert result["all_reduce_ms"] > 0
+
+
+def test_check_names_a_host_that_computes_slowly(cluster: Cluster) -> None:
+    # node1 has a core for itself; of the other core each of the others has half
+    cluster.control.bed.cpu(OTHER, 10)
+    try:
+        done = cluster.control.run("check")
+    finally:
+        cluster.control.bed.cpu(OTHER, None)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"^  {OTHER}: \d+ GFLOP/s in \w+, \d+ % less a core", done.stdout, re.M)
+    assert "its threads got" in done.stdout
+    assert re.search(r"^fit: 3 hosts, \d warnings?, \d+ s$", done.stdout, re.M), done.stdout
+
+
+def test_check_names_a_host_with_a_slow_cable(cluster: Cluster) -> None:
+    cluster.control.bed.shape(THIRD, "100mbit")
+    try:
+        result = check(cluster, 0)
+    finally:
+        cluster.control.bed.shape(THIRD, "off")
+    assert THIRD in findings(result, "link"), result["warnings"]
+    speeds = {tuple(pair["hosts"]): pair["mb_per_second"] for pair in result["pairs"]}
+    assert 5 < speeds[HEAD, THIRD] < 13
+    assert 5 < speeds[OTHER, THIRD] < 13
+    assert speeds[HEAD, OTHER] > 20
+
+
+def test_check_names_what_is_off_or_apart_and_measures_the_others(cluster: Cluster) -> None:
+    bed = cluster.control.bed
+    bed.cut(OTHER, THIRD)
+    try:
+        apart = check(cluster, 1)
+    finally:
+        bed.heal(OTHER, THIRD)
+    assert [problem["what"] for problem in apart["problems"]] == [
+        f"no TCP connection between it and {THIRD}"
+    ]
+    assert [pair["hosts"] for pair in apart["pairs"]] == [[HEAD, OTHER]]
+    bed.kill(THIRD)
+    try:
+        off = check(cluster, 1)
+    finally:
+        bed.boot(THIRD)
+    assert findings(off, "unreachable") == [THIRD]
+    assert len(off["problems"]) == 1
+    assert [host["answers"] for host in off["hosts"]] == [True, True, False]
+    assert [pair["hosts"] for pair in off["pairs"]] == [[HEAD, OTHER]]
+    assert off["seconds"] < 60
+    no_rank_is_left(cluster)

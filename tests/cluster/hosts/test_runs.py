@@ -1,0 +1,130 @@
+"""Training and users' scripts over several hosts, and how they end."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tests.cluster.hosts.cluster import (
+    ADDRESS,
+    HEAD,
+    NAMES,
+    OTHER,
+    THIRD,
+    TWO,
+    Cluster,
+    no_rank_is_left,
+)
+from tests.cluster.hosts.own_script import write_scripts
+from tests.cluster.test_main_job import write_pairs
+from tests.programs import interrupt_when
+
+
+def test_quickstart_on_two_hosts(cluster: Cluster) -> None:
+    steps = "training.max_steps=70"  # what it learns in all is tested on one host
+    done = cluster.control.run("train", "quickstart", *TWO, steps, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["state"], result["world_size"]) == ("done", 2)
+    run = str(Path(result["model"]).parent)
+    events = cluster.control.bed.exec_(HEAD, "cat", f"{run}/events.jsonl", check=True).stdout
+    told = [json.loads(line) for line in events.splitlines()]
+    losses = [event["loss"] for event in told if event["event"] == "step"]
+    assert losses[-1] < 0.8 * losses[0]
+    equal = [event for event in told if event["event"] == "parameters"]
+    assert equal
+    assert all(event["equal"] for event in equal)
+    [placement] = [event for event in told if event["event"] == "placement"]
+    planned = json.loads(cluster.control.run("plan", "quickstart", *TWO, "--json").stdout)
+    assert [(place["host"], place["cpus"], place["threads"]) for place in placement["ranks"]] == [
+        (host["name"], rank["cpus"], rank["threads"])
+        for host in planned["hosts"]
+        for rank in host["ranks"]
+    ]
+    ranks = cluster.control.bed.exec_(HEAD, "cat", f"{run}/hostfile", check=True).stdout
+    assert ranks == f"{ADDRESS[HEAD]}:1\n{ADDRESS[OTHER]}:1\n"
+    owner = cluster.control.bed.exec_(HEAD, "stat", "-c", "%U", result["model"], check=True).stdout
+    assert owner.strip() == "ftcluster"
+    no_rank_is_left(cluster)
+
+
+def test_the_users_own_data_reach_all_hosts_and_ctrl_c_ends_all_ranks(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    data = write_pairs(tmp_path / "pairs", 640)
+    process = cluster.control.start(
+        "train", "quickstart", *TWO, "--data", str(data), "training.num_train_epochs=90"
+    )
+    said, last, code, _ = interrupt_when(process, "step 10/")
+    assert code == 130, said
+    assert "no rank is left running" in last
+    no_rank_is_left(cluster)
+    for name in (HEAD, OTHER):
+        copies = cluster.control.bed.exec_(name, "find", "/opt/ftcluster/data", "-type", "f").stdout
+        assert re.search(r"/data/pairs-[0-9a-f]{12}/train\.jsonl$", copies, re.MULTILINE), copies
+
+
+def test_a_users_script_runs_on_every_host_with_what_is_beside_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    scripts = write_scripts(tmp_path / "scripts")
+    done = cluster.control.run("run", "--ranks-per-host", "1", "--", str(scripts / "sum.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"rank 0 of 3 on {HEAD}: 6\n"
+    logs = done.stderr.strip().rpartition(f"{HEAD}:")[2]
+    for rank, name in enumerate(NAMES):
+        said = cluster.control.bed.exec_(HEAD, "cat", f"{logs}/rank-{rank}.log", check=True).stdout
+        assert said == f"rank {rank} of 3 on {name}: 6\n"
+    failed = cluster.control.run("run", *TWO, "--", str(scripts / "ends.py"), "7", "1")
+    assert failed.returncode == 7, failed.stderr
+    assert f"rank 1 on {OTHER}: ended with exit code 7" in failed.stderr
+    no_rank_is_left(cluster)
+
+
+def start_waiting(cluster: Cluster, script: Path) -> "subprocess.Popen[str]":
+    """Start a script whose ranks wait; returns when the first one does."""
+    words = ("--ranks-per-host", "1", "--", str(script), "0", "9")
+    process = cluster.control.start("run", "--json", *words)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "rank 0 is here" in line:
+            time.sleep(1)  # so are the others
+            return process
+    raise AssertionError(f"ended with {process.wait()}")
+
+
+def test_ctrl_c_and_a_killed_rank_end_a_script_on_all_hosts(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    script = write_scripts(tmp_path / "scripts") / "ends.py"
+    process = start_waiting(cluster, script)
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert json.loads(out)["state"] == "stopped"
+    no_rank_is_left(cluster)
+
+    process = start_waiting(cluster, script)
+    began = time.monotonic()
+    cluster.control.bed.exec_(THIRD, "pkill", "-KILL", "-f", "python [e]nds.py", check=True)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 137, said
+    assert f"rank 2 on {THIRD}: was killed by signal 9 (SIGKILL)" in json.loads(out)["error"]
+    assert time.monotonic() - began < 20
+    no_rank_is_left(cluster)
+
+
+def test_a_host_that_is_lost_ends_the_script_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    process = start_waiting(cluster, write_scripts(tmp_path / "scripts") / "ends.py")
+    began = time.monotonic()
+    cluster.control.bed.kill(THIRD)
+    try:
+        out, said = process.communicate(timeout=120)
+    finally:
+        cluster.control.bed.boot(THIRD)
+    assert process.returncode == 1, said
+    assert f"{THIRD} ({ADDRESS[THIRD]}) was lost" in json.loads(out)["error"]
+    assert time.monotonic() - began < 90
+    no_rank_is_left(cluster)
