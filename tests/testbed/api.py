@@ -186,6 +186,7 @@ class Testbed:
         `check` and `timeout` raise.
         """
         argv = self.run_argv([str(word) for word in cmd])
+        env = {**self.connections, **(env or {})}
         return _run(argv, check=check, timeout=timeout, env=env, cwd=cwd)
 
     def exec_(
@@ -199,6 +200,11 @@ class Testbed:
     ) -> Completed:
         """Run a shell command on a host as its operator does, over ssh from the control host."""
         return _run(self.ssh_argv(node, list(cmd)), check=check, timeout=timeout)
+
+    @property
+    def connections(self) -> dict[str, str]:
+        """Where Ansible keeps open connections. It knows them by address, and others have ours."""
+        return {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.wanted.hosts / "cp")}
 
     def run_argv(self, cmd: list[str]) -> list[str]:
         """What `run` runs; for a caller that starts it some other way."""

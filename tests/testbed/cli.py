@@ -6,6 +6,8 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from .api import Testbed
 from .settings import DEFAULT_NODES, Settings
@@ -91,7 +93,7 @@ def _do(bed: Testbed, args: argparse.Namespace) -> None:
         case "inventory":
             print(bed.inventory(), end="")
         case "run":
-            _become(bed.run_argv([args.cmd, *args.rest]))
+            _become(bed.run_argv([args.cmd, *args.rest]), bed.connections)
         case "ssh":
             _become(bed.ssh_argv(args.node, rest(args)))
         case "exec":
@@ -115,9 +117,9 @@ def rest(args: argparse.Namespace) -> list[str]:
     return list(args.rest[1:] if args.rest[:1] == ["--"] else args.rest)
 
 
-def _become(argv: list[str]) -> None:
+def _become(argv: list[str], more: Mapping[str, str] = MappingProxyType({})) -> None:
     sys.stdout.flush()
-    os.execvpe(argv[0], argv, environment())
+    os.execvpe(argv[0], argv, {**more, **environment()})
 
 
 def parse_percent(text: str) -> float | None:

@@ -34,7 +34,7 @@ class Control:
 
     @property
     def env(self) -> dict[str, str]:
-        return {"XDG_STATE_HOME": str(self.folder / "state")}
+        return {"XDG_STATE_HOME": str(self.folder / "state"), **self.bed.connections}
 
     def run(self, *arguments: str, **changes: str) -> "subprocess.CompletedProcess[str]":
         return self.bed.run(
