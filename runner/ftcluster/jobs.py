@@ -19,7 +19,7 @@ class Run:
     """One training as it is launched.
 
     Attributes:
-        id: its name, unique on this control node.
+        id: its name.
         cluster: where it runs.
         recipe: what it trains.
         plan: who runs where.

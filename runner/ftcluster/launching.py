@@ -6,6 +6,7 @@ says, which the playbook copies over while it grows.
 
 import base64
 import json
+import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -31,7 +32,7 @@ class Job(Protocol):
 
     @property
     def id(self) -> str:
-        """The run's name, unique on this control node."""
+        """The run's name, see `new_run_id`."""
 
     @property
     def cluster(self) -> Cluster:
@@ -80,10 +81,14 @@ class Followed:
 
 
 def new_run_id(named: Named) -> str:
-    """An id that says what and when, new on this control node: quickstart-20260131-101500."""
-    stem = f"{named.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
-    return next(name for name in names if not (_runs() / name).exists())
+    """An id that says what and when, and tells runs of several control nodes apart.
+
+    For example quickstart-20260131-101500-7f3a.
+    """
+    while True:
+        run = f"{named.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        if not (_runs() / run).exists():
+            return run
 
 
 def events_file(run: str) -> Path:

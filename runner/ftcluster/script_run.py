@@ -20,7 +20,7 @@ class ScriptRun:
     """One run of a user's script.
 
     Attributes:
-        id: its name, unique on this control node.
+        id: its name.
         cluster: where it runs.
         script: what every rank runs.
         plan: who runs where.

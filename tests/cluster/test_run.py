@@ -21,7 +21,7 @@ def script(name: str) -> str:
 
 def logs(machine: Machine, stderr: str) -> Path:
     """The folder with the logs of the run that has just ended."""
-    run = re.findall(r"run ([\w.-]+-\d{8}-\d{6}(?:-\d+)?)", stderr)[-1]
+    run = re.findall(r"run ([\w.-]+-\d{8}-\d{6}-[0-9a-f]{4})", stderr)[-1]
     return machine.home.prefix / "runs" / run / "logs"
 
 

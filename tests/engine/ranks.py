@@ -1,7 +1,7 @@
 """Two processes that share their gradients, and what they have learned."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ftcluster_train.update import FlatUpdate
 from tests.engine.models import VOCABULARY, make_model
 from tests.unit.trainings import training
 
+Work = Callable[..., Any]  # gets rank and size first
 LENGTH = 12
 SAMPLES = 64
 
@@ -84,19 +85,24 @@ def learn(case: Case, rank: int, size: int) -> Learned:
     return Learned(masters, norms, update.digest(), len(update._gradients._buckets))
 
 
-def _rank(rank: int, size: int, folder: Path, cases: dict[str, Case]) -> None:
+def _rank(rank: int, size: int, folder: Path, work: Work, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank,
                             world_size=size)  # fmt: skip
-    torch.save({name: learn(case, rank, size) for name, case in cases.items()}, folder / f"{rank}")
+    torch.save(work(rank, size, *arguments), folder / f"{rank}")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def learn_on_ranks(cases: dict[str, Case], size: int, folder: Path) -> list[dict[str, Any]]:
-    """What each of `size` new processes has learned, by case."""
+def learn_all(rank: int, size: int, cases: dict[str, Case]) -> dict[str, Learned]:
+    """Learn the steps of several cases."""
+    return {name: learn(case, rank, size) for name, case in cases.items()}
+
+
+def on_ranks(work: Work, size: int, folder: Path, *arguments: Any) -> list[Any]:
+    """What `work`, which gets rank and size first, returns on each of `size` new processes."""
     # torch and transformers take seconds to import: once for all ranks
     mp.get_context("forkserver").set_forkserver_preload([__name__])
-    mp.start_processes(_rank, (size, folder, cases), size, start_method="forkserver")
+    mp.start_processes(_rank, (size, folder, work, arguments), size, start_method="forkserver")
     return [torch.load(folder / f"{rank}", weights_only=False) for rank in range(size)]

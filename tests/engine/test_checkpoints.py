@@ -1,6 +1,7 @@
 """What is saved, evaluated and kept while the engine trains, and what is left when it cannot."""
 
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -224,8 +225,21 @@ def test_the_steps_after_the_last_evaluation(tmp_path: Path, world: World) -> No
     assert done.report.metrics == done.of("evaluation")[-1]["metrics"]
 
 
-def test_nothing_is_left_half_saved(tmp_path: Path, world: World) -> None:
+def test_nothing_is_left_half_saved(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+    rmtree = shutil.rmtree
+
+    def remember(path: Path, *arguments: Any, **options: Any) -> None:
+        if Path(path).exists():
+            removed.append(Path(path).name)
+        rmtree(path, *arguments, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", remember)
     plain(tmp_path, world, save_strategy="steps", save_steps=3, save_total_limit=1)
     assert folders(tmp_path / "checkpoints") == {f"checkpoint-{STEPS}"}
     found = folders(tmp_path / f"checkpoints/checkpoint-{STEPS}")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= found
+    # under a name that nobody takes for a checkpoint's
+    assert removed == [".checkpoint-3.removed", ".checkpoint-6.removed"]

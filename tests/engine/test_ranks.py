@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ftcluster_train.gradients import BUCKET
-from tests.engine.ranks import Case, Learned, learn, learn_on_ranks
+from tests.engine.ranks import Case, Learned, learn, learn_all, on_ranks
 
 STEPS = 5
 WHOLE = [list(range(8 * step, 8 * step + 8)) for step in range(STEPS)]
@@ -28,7 +28,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Learned]]:
-    return learn_on_ranks(CASES, 2, tmp_path_factory.mktemp("ranks"))
+    return on_ranks(learn_all, 2, tmp_path_factory.mktemp("ranks"), CASES)
 
 
 @pytest.mark.parametrize("name", CASES)

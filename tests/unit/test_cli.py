@@ -1,9 +1,13 @@
 import json
+import re
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from ftcluster.cli.ansible_options import passed_on
 from ftcluster.cli.main import build_parser, main
@@ -13,6 +17,7 @@ from ftcluster.cluster import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.launching import new_run_id
 from ftcluster.recipe import load_recipe
+from tests.programs import ROOT
 from tests.unit.clusters import VM, cluster, host
 
 
@@ -91,6 +96,38 @@ def test_run_ids_are_new(tmp_path: Path) -> None:
         (tmp_path / "state/ftcluster/runs" / run).mkdir(parents=True)
         seen.add(run)
     assert len(seen) == 3
+
+
+def test_two_control_nodes_do_not_give_two_runs_the_same_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noon(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> "Noon":
+            return cls(2026, 1, 31, 12, tzinfo=tz)
+
+    monkeypatch.setattr("ftcluster.launching.datetime", Noon)
+    ids = set()
+    for control in ("one", "other", "third"):
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / control))
+        ids.add(new_run_id(load_recipe("quickstart")))
+    assert len(ids) > 1
+    for run in ids:
+        assert re.fullmatch(r"quickstart-20260131-120000-[0-9a-f]{4}", run)
+
+
+def test_a_launch_does_not_take_the_folder_of_another_run(tmp_path: Path) -> None:
+    [task] = yaml.safe_load((ROOT / "playbooks/tasks/new-run.yml").read_text())
+    folder = tmp_path / "prefix/runs/quickstart-20260131-101500-7f3a"
+    words = task["ansible.builtin.command"]["argv"]
+    argv = [word.replace("{{ train_run_dir }}", str(folder)) for word in words]
+    subprocess.run(argv, check=True)
+    again = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert again.returncode != 0
+    assert "File exists" in again.stderr
+    for name in ("train", "run"):
+        [prepare, _] = yaml.safe_load((ROOT / f"playbooks/{name}.yml").read_text())
+        assert prepare["tasks"][0]["ansible.builtin.import_tasks"] == "tasks/new-run.yml"
 
 
 def test_train_before_setup_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,3 +1,4 @@
+import ast
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -28,3 +29,42 @@ def test_neither_package_depends_on_what_the_other_side_has() -> None:
     node = tomllib.loads((ROOT / "train/pyproject.toml").read_text())["project"]["dependencies"]
     assert not any("torch" in name or "transformers" in name for name in control)
     assert not any("ansible" in name for name in node)
+
+
+def test_the_hosts_package_never_unpickles() -> None:
+    """What is unpickled is executed, and the ranks' connections have no authentication."""
+    found = []
+    for path in sorted((ROOT / "train/ftcluster_train").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            found += [f"{path.name}:{node.lineno}: {name}" for name in unpickling(node)]  # type: ignore[attr-defined]
+    assert found == []
+
+
+def unpickling(node: ast.AST) -> list[str]:
+    """What a statement or call uses that unpickles."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [node.module or "", *(alias.name for alias in node.names)]
+    elif isinstance(node, ast.Attribute):
+        names = [node.attr]
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("torch.load", "np.load")):
+        safe = [ast.unparse(word) for word in node.keywords]
+        return [] if "weights_only=True" in safe else [ast.unparse(node)]
+    else:
+        names = []
+    modules = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+    return [
+        name
+        for name in names
+        if name.partition(".")[0] in modules or name.endswith(("_object", "_object_list"))
+    ]
+
+
+def test_unpickling_is_seen() -> None:
+    for code in (
+        "import pickle", "from pickle import loads", "torch.load(path)", "import joblib as j",
+        "torch.load(path, weights_only=False)", "dist.all_gather_object(values, value)",
+        "from torch.distributed import broadcast_object_list",
+    ):  # fmt: skip
+        assert [name for node in ast.walk(ast.parse(code)) for name in unpickling(node)], code

@@ -1,12 +1,12 @@
 """Models that are saved while the training goes on, each whole or not to be seen."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ftcluster_train.best import Best
+from ftcluster_train.durable import remove
 from ftcluster_train.job import Job
 from ftcluster_train.save import save_model
 from ftcluster_train.tell import Tell
@@ -96,5 +96,5 @@ class Checkpoints:
 
     def _remove(self, folders: Sequence[Path]) -> None:
         for folder in folders:
-            shutil.rmtree(folder)
+            remove(folder)
             self._saved.remove(folder)

@@ -31,7 +31,7 @@ def meet(store: Any, rank: int, addresses: Sequence[str]) -> list[list[int]]:
         addresses: of all ranks.
     """
     everyone = range(len(addresses))
-    with _listen(addresses[rank], 0, len(addresses)) as listener:
+    with listen(addresses[rank], 0, len(addresses)) as listener:
         store.set(f"port/{rank}", str(listener.getsockname()[1]))
         ports = {other: int(port) for other, port in _told(store, "port", len(addresses)).items()}
         others = [other for other in ports if other != rank]
@@ -75,7 +75,7 @@ def pairs_apart(unreached: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
 @contextlib.contextmanager
 def receive_calls(address: str, port: int, callers: int) -> Iterator[tuple[str, int]]:
     """Listen for as long as this lasts; gives the address and the port to call."""
-    with _listen(address, port, callers):
+    with listen(address, port, callers):
         yield address, port
 
 
@@ -93,7 +93,7 @@ def refusal(address: str, port: int) -> str:
         return error.strerror or str(error) or type(error).__name__
 
 
-def _listen(address: str, port: int, callers: int) -> socket.socket:
+def listen(address: str, port: int, callers: int) -> socket.socket:
     """A listener at this host's address, or at all of them where it is another's (NAT)."""
     place = (address, port)
     try:

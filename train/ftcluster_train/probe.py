@@ -79,9 +79,11 @@ def find_out(errand: Errand, rank: int, answer: dict[str, Any]) -> None:
 
     import torch.distributed as dist
 
+    from ftcluster_train.world import open_store
+
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     limit = timedelta(seconds=WAIT_SECONDS)
-    store = dist.TCPStore(address, port, len(errand.addresses), rank == 0, limit, False)
+    store = open_store(address, port, rank, len(errand.addresses), limit)
     answer["unreached"] = meet(store, rank, errand.addresses)
     members = together(answer["unreached"])
     if rank not in members:

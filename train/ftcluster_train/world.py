@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import socket
 import struct
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from ftcluster_train import oneccl
 from ftcluster_train.errors import TrainError
+from ftcluster_train.meeting import listen
 
 DEFAULT_PORT = 29500  # torch's own, for a launch without the supervisor, which takes a free one
 SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
@@ -50,19 +52,38 @@ def join_world() -> World:
     if backend == oneccl.BACKEND:
         oneccl.register()
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    port = os.environ.get("MASTER_PORT", str(DEFAULT_PORT))
+    port = int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
     # gloo would take the interface that the host's name resolves to, often the loopback
     interface = interface_towards(host)
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(
         backend,
-        init_method=f"tcp://{host}:{port}",
+        store=open_store(host, port, rank, size, JOIN_TIMEOUT),
         rank=rank,
         world_size=size,
         timeout=JOIN_TIMEOUT,
     )
     return World(rank=rank, size=size, backend=backend)
+
+
+def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> dist.TCPStore:
+    """The store that all ranks have; rank 0 listens for the others, at this address alone.
+
+    torch by itself would listen at all addresses of the host. The store has no authentication.
+
+    Args:
+        host: rank 0's address as all ranks reach it.
+        port: of rank 0.
+        rank: this one.
+        size: number of ranks.
+        limit: how long a rank waits for what another one is to say.
+    """
+    descriptor = listen(host, port, size).detach() if rank == 0 else None
+    return dist.TCPStore(
+        host, port, size, is_master=rank == 0, timeout=limit, wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )  # fmt: skip
 
 
 def interface_towards(host: str) -> str:
@@ -96,10 +117,23 @@ def sum_over_ranks(values: list[float]) -> list[float]:
 
 
 def gather_over_ranks(value: Any) -> list[Any]:
-    """What each rank has, by rank, the same on every rank; plain data."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+    """What each rank has, by rank, the same on every rank.
+
+    It travels as JSON: all_gather_object would unpickle, and so execute, whatever a stranger who
+    has got at the connection sends.
+
+    Args:
+        value: plain data; tuples arrive as lists.
+    """
+    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(own)]))
+    longest = max(map(int, sizes))
+    padded = torch.nn.functional.pad(own, (0, longest - len(own)))
+    texts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(texts, padded)
+    pairs = zip(texts, sizes, strict=True)
+    return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in pairs]
 
 
 def differing_ranks(values: Sequence[str]) -> tuple[list[int], list[int]]:

@@ -6,6 +6,7 @@ examples/pytorch/question-answering).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ftcluster_train import squad
 from ftcluster_train.data import batches, load_rows
 from ftcluster_train.errors import TrainError
 from ftcluster_train.job import QuestionAnswering, Recipe
-from ftcluster_train.spans import Found, best_span, choose_answers
+from ftcluster_train.spans import Found, Span, best_span, choose_answers
 from ftcluster_train.store import Sample, Samples
 from ftcluster_train.tasks.features import FeatureWriter
 from ftcluster_train.tasks.task import Batch, Task
@@ -103,15 +104,19 @@ class QuestionAnsweringTask(Task):
                 self.options.n_best_size, self.options.max_answer_length,
             )  # fmt: skip
             nothing = float(starts[i, null] + ends[i, null])
-            found.append(Found(sample["question"][0], nothing, span))
+            found.append((sample["question"][0], nothing, astuple(span) if span else None))
         return found
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """Exact match and F1 of the questions, in percent."""
         questions = samples.about["questions"]
         negative = self.options.version_2_with_negative
+        found = [
+            Found(question, null, Span(*span) if span else None)
+            for question, null, span in predictions
+        ]
         answers = choose_answers(
-            predictions,
+            found,
             [question["context"] for question in questions],
             self.options.null_score_diff_threshold if negative else None,
         )

@@ -92,7 +92,7 @@ class Task(ABC):
 
     @abstractmethod
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each sample what `score` needs of the model's outputs; plain data."""
+        """For each sample what `score` needs of the model's outputs; what JSON can hold."""
 
     @abstractmethod
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:

@@ -1,0 +1,48 @@
+"""The store that the ranks meet at, and what they tell each other."""
+
+import math
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ftcluster_train.supervisor import free_port
+from ftcluster_train.world import gather_over_ranks, open_store
+from tests.engine.ranks import on_ranks
+
+LISTEN = "0A"  # Linux, include/net/tcp_states.h
+
+
+def listening() -> set[str]:
+    """Addresses that this process listens at, as /proc/net/tcp writes them."""
+    own = {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == LISTEN and f"socket:[{words[9]}]" in own:
+                found.add(words[1].partition(":")[0])
+    return found
+
+
+def test_the_store_listens_at_the_address_of_the_cluster_and_at_no_other() -> None:
+    before = listening()
+    store = open_store("127.0.0.2", free_port(), 0, 1, timedelta(seconds=10))
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    assert listening() - before == {"0200007F"}  # 127.0.0.2, its bytes in the machine's order
+
+
+def say(rank: int, size: int) -> list[Any]:
+    """Values of unlike lengths, one of them none at all."""
+    return [
+        gather_over_ranks({"rank": rank, "text": "\u00e4" * 100 * rank, "of": [size, None]}),
+        gather_over_ranks([] if rank else [[0, 0.1], [1, math.inf]]),
+    ]
+
+
+def test_what_the_ranks_have_is_the_same_on_all(tmp_path: Path) -> None:
+    expected = [
+        [{"rank": rank, "text": "\u00e4" * 100 * rank, "of": [2, None]} for rank in range(2)],
+        [[[0, 0.1], [1, math.inf]], []],
+    ]
+    assert on_ranks(say, 2, tmp_path) == [expected, expected]
