@@ -6,7 +6,7 @@ from typing import Any
 
 from ftcluster.cluster import Cluster
 from ftcluster.errors import Interrupted
-from ftcluster.launching import carry_out, events_file, failure, verbatim
+from ftcluster.launching import carry_out, events_file, failure
 from ftcluster.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -92,7 +92,7 @@ def _variables(run: Run) -> dict[str, Any]:
     """What the playbook train needs to know."""
     return {
         "train_folders": [{"source": source, "path": path} for source, path in run.folders],
-        "train_launch": verbatim(run.launch.to_dict()),
+        "train_launch": run.launch.to_dict(),
         "train_job": run.job,
     }
 

@@ -4,7 +4,6 @@ The run itself belongs to the head's supervisor. The control node knows of it wh
 says, which the playbook copies over while it grows.
 """
 
-import base64
 import json
 import secrets
 from collections.abc import Callable
@@ -205,11 +204,6 @@ def _variables(job: Job) -> dict[str, Any]:
         "train_events": str(events_file(job.id)),
         **job.variables(),
     }
-
-
-def verbatim(document: dict[str, Any]) -> str:
-    """Data for a playbook's `b64decode | from_json`: Ansible takes braces in it for no template."""
-    return base64.b64encode(json.dumps(document).encode()).decode()
 
 
 def _record(job: Job) -> str:

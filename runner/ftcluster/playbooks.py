@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ansible_runner
+import yaml
 
+from ftcluster.errors import FtclusterError
 from ftcluster.inventory import program
 from ftcluster.paths import memory_dir
 
@@ -83,7 +85,7 @@ class Outcome:
 def run_playbook(
     playbook: str,
     inventory: Path,
-    extra_vars: dict[str, Any],
+    extra_vars: Mapping[str, Any],
     on_event: Callable[[TaskEvent], None],
     *,
     options: Sequence[str] = (),
@@ -97,14 +99,19 @@ def run_playbook(
     Args:
         playbook: fully qualified, e.g. "ftcluster.cluster.setup".
         inventory: any inventory that Ansible takes.
-        extra_vars: variables above all others.
+        extra_vars: data for the playbook, which Ansible takes for no template at any depth; above
+            all variables but those of the user's own -e among the options.
         on_event: called for each event.
         options: further arguments of ansible-playbook, unchanged.
         on_tick: called several times a second, for a display.
         cancelled: asked several times a second; true ends the playbook and all it started here.
         time_limit_seconds: after this the playbook is ended.
         settings: variables of Ansible that are other than usual.
+
+    Raises:
+        FtclusterError: a text among the variables is not valid Unicode.
     """
+    text = never_a_template(extra_vars)
     scratch = Path(tempfile.mkdtemp(prefix="ftcluster-", dir=memory_dir()))
     events: queue.SimpleQueue[TaskEvent] = queue.SimpleQueue()
     words: list[str] = []
@@ -133,14 +140,18 @@ def run_playbook(
     # as a file: the argument `settings` has no effect together with suppress_env_files
     (scratch / "env").mkdir()
     (scratch / "env/settings").write_text(json.dumps({"pexpect_timeout": POLL_SECONDS}))
+    # other users can read arguments, and one of them has 128 KiB at most (MAX_ARG_STRLEN)
+    variables = scratch / "variables.yml"
+    variables.touch(mode=0o600)
+    variables.write_text(text, encoding="utf-8")
     try:
         thread, runner = ansible_runner.run_async(
             private_data_dir=str(scratch),
             project_dir=str(Path.cwd()),
             playbook=playbook,
             inventory=str(inventory),
-            extravars=extra_vars,
-            cmdline=shlex.join(options) or None,
+            # before the user's own -e, which have the last word
+            cmdline=shlex.join(["--extra-vars", f"@{variables}", *options]),
             envvars=ansible_environment(settings),
             event_handler=receive,
             cancel_callback=cancel,
@@ -162,6 +173,25 @@ def run_playbook(
         return Outcome(state=state, output="\n".join(words))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def never_a_template(variables: Mapping[str, Any]) -> str:
+    """A file of variables for ansible-playbook's -e, whose texts and keys are data at any depth.
+
+    The tag stands before the whole document: before a single text, Ansible reads "5" as a number.
+
+    Raises:
+        FtclusterError: a text is not valid Unicode, which Ansible's reader refuses.
+
+    >>> never_a_template({"a": ["{{ b }}"]})
+    "--- !unsafe\\na:\\n- '{{ b }}'\\n"
+    """
+    try:
+        json.dumps(variables, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        wrong = error.object[max(0, error.start - 20) : error.end + 20]
+        raise FtclusterError(f"not valid Unicode, which Ansible needs: {wrong!a}") from None
+    return "--- !unsafe\n" + yaml.safe_dump(dict(variables), width=float("inf"), sort_keys=False)
 
 
 def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:

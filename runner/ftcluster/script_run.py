@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ftcluster.cluster import Cluster
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.launching import carry_out, failure, verbatim
+from ftcluster.launching import carry_out, failure
 from ftcluster.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -54,9 +54,9 @@ class ScriptRun:
         }
         launch = self.launch.to_dict() | {"script": {"world_size": self.plan.world_size}}
         return {
-            "train_launch": verbatim(launch),
+            "train_launch": launch,
             "train_job": {"run": self.id, "prefix": self.plan.prefix},
-            "run_script": verbatim(document),
+            "run_script": document,
         }
 
     def record(self) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Running stages on the hosts of an inventory, and telling what came of it, host by host."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.facts import HostFacts
@@ -46,6 +47,7 @@ def run_stages(
     path: Path,
     options: Sequence[str],
     view: View,
+    variables: Mapping[str, Any] | None = None,
     time_limit_seconds: float = TIME_LIMIT_SECONDS,
 ) -> StagesResult:
     """Run a playbook of stages.
@@ -55,6 +57,7 @@ def run_stages(
         path: the inventory.
         options: arguments of ansible-playbook.
         view: where the progress is shown.
+        variables: data for the playbook; the user's own -e among the options go before them.
         time_limit_seconds: after this it is given up.
 
     Raises:
@@ -84,7 +87,7 @@ def run_stages(
         outcome = run_playbook(
             f"ftcluster.cluster.{playbook}",
             inventory.path,
-            {},
+            variables or {},
             on_event,
             options=options,
             on_tick=view.tick,

@@ -1,6 +1,5 @@
 """The command `run` up to the launch, and what it makes of a run's end."""
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 from ftcluster import launching
 from ftcluster.cli.main import main
 from ftcluster.cluster import Cluster, remember
-from ftcluster.launching import verbatim
 from ftcluster.playbooks import Outcome
 from ftcluster_train.output import label_pattern
 from tests.unit.clusters import VM, cluster, host
@@ -259,12 +257,6 @@ def test_nobody_reads_any_more(
     assert "stopping the ranks" in capsys.readouterr().err
 
 
-def test_what_playbooks_get_is_taken_for_no_template(hosts: Hosts) -> None:
-    hosts.events = [{"event": "end", "state": "done", "exit_code": 0, "seconds": 1.0}]
-    assert main(["run", "--", "train.py", "{{ 1 + 1 }}"]) == 0
-    assert not any("{{" in str(value) for value in hosts.variables.values())
-
-
 def test_every_kind_of_run_is_recorded(hosts: Hosts, tmp_path: Path) -> None:
     hosts.events = [{"event": "end", "state": "done", "exit_code": 0, "seconds": 1.0}]
     assert main(["run", "--", "train.py", "--lr", "1"]) == 0
@@ -272,9 +264,3 @@ def test_every_kind_of_run_is_recorded(hosts: Hosts, tmp_path: Path) -> None:
     record = json.loads(path.read_text())
     assert record["kind"] == "run"
     assert record["script"]["program"] == ["train.py", "--lr", "1"]
-
-
-def test_verbatim_is_json_in_base64() -> None:
-    assert json.loads(base64.b64decode(verbatim({"a": ["{{ b }}", "é"]}))) == {
-        "a": ["{{ b }}", "é"]
-    }

@@ -1,4 +1,3 @@
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from tests.unit.clusters import cluster, host
 HOSTS = ("a", "b", "c")
 TABLE = ["host  answers as"]
 Setup = Callable[..., None]
-Given = Callable[..., tuple[str, Path, tuple[str, ...]]]
+# the playbook, the inventory, the options and the variables
+Given = tuple[str, Path, tuple[str, ...], dict[str, Any]]
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
         passwords: tuple[str, ...] = (),
     ) -> None:
         def run_stages(
-            playbook: str, path: Path, given: tuple[str, ...], _view: object
+            playbook: str, path: Path, given: tuple[str, ...], *_: object
         ) -> StagesResult:
             assert (playbook, given) == ("setup", (*options, *passwords))
             names = tuple(one.name for one in found) if "--limit" in given else everyone
@@ -129,17 +129,21 @@ def test_a_memory_that_cannot_be_read_is_written_anew(setup: Setup, tmp_path: Pa
 
 
 @pytest.fixture
-def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Given:
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Given]:
     """What the stages are given by `ftcluster setup` with the words."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
-    def run(*words: str) -> tuple[str, Path, tuple[str, ...]]:
-        calls = []
+    def run(*words: str) -> Given:
+        calls: list[Given] = []
 
         def run_stages(
-            playbook: str, path: Path, options: tuple[str, ...], _view: object
+            playbook: str,
+            path: Path,
+            options: tuple[str, ...],
+            _view: object,
+            variables: dict[str, Any] | None = None,
         ) -> StagesResult:
-            calls.append((playbook, path, options))
+            calls.append((playbook, path, options, variables or {}))
             facts = {"a": host("a")}
             return StagesResult(Inventory(path, ("a",)), facts=facts, table=TABLE, stack="native")
 
@@ -151,38 +155,39 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Given:
     return run
 
 
-NATIVE = ("--extra-vars", '{"torch_stack_name": "native"}')
+NATIVE = {"torch_stack_name": "native"}
 
 
-def test_the_same_cluster_again_is_reached_the_same_way(given: Given) -> None:
+def test_the_same_cluster_again_is_reached_the_same_way(given: Callable[..., Given]) -> None:
     remember(Cluster(Path("/inventory.ini"), cluster(host("a")), ("--user", "ops")))
-    assert given() == ("setup", Path("/inventory.ini"), (*NATIVE, "--user", "ops"))
-    assert given("--rollback") == ("rollback", Path("/inventory.ini"), ("--user", "ops"))
+    assert given() == ("setup", Path("/inventory.ini"), ("--user", "ops"), NATIVE)
+    assert given("--rollback") == ("rollback", Path("/inventory.ini"), ("--user", "ops"), {})
     assert recall().options == ("--user", "ops")
 
 
-def test_what_is_given_goes_before_what_is_remembered(given: Given) -> None:
+def test_what_is_given_goes_before_what_is_remembered(given: Callable[..., Given]) -> None:
     remember(Cluster(Path("/inventory.ini"), cluster(host("a")), ("--user", "ops")))
-    _, _, options = given("--user", "me", "--check", "-e", "torch_stack_name=intel-2.8")
+    words = ("--user", "me", "--check", "-e", "torch_stack_name=intel-2.8")
+    _, _, options, variables = given(*words)
     assert options == (
-        *NATIVE, "--user", "ops", "--extra-vars", "torch_stack_name=intel-2.8", "--user", "me",
-        "--check",
+        "--user", "ops", "--extra-vars", "torch_stack_name=intel-2.8", "--user", "me", "--check",
     )  # fmt: skip # Ansible takes the last
+    assert variables == NATIVE
 
 
 def test_with_an_inventory_the_way_to_reach_it_is_not_taken_from_the_last_time(
-    given: Given, tmp_path: Path
+    given: Callable[..., Given], tmp_path: Path
 ) -> None:
     path = tmp_path / "inventory.ini"
     remember(Cluster(path, cluster(host("a")), ("--user", "ops")))
-    assert given(str(path), "--rollback") == ("rollback", path, ())
-    assert given(str(path)) == ("setup", path, NATIVE)
+    assert given(str(path), "--rollback") == ("rollback", path, (), {})
+    assert given(str(path)) == ("setup", path, (), NATIVE)
     assert recall().options == ()
 
 
-def test_without_anything_remembered_it_is_this_machine(given: Given) -> None:
-    playbook, path, options = given()
-    assert (playbook, path.name, options) == ("setup", "localhost.ini", ())
+def test_without_anything_remembered_it_is_this_machine(given: Callable[..., Given]) -> None:
+    playbook, path, options, variables = given()
+    assert (playbook, path.name, options, variables) == ("setup", "localhost.ini", (), {})
 
 
 # --- the stack
@@ -191,12 +196,7 @@ def test_without_anything_remembered_it_is_this_machine(given: Given) -> None:
 def variables(*words: str, before: Cluster | None = None, path: str = "/i.ini") -> dict[str, Any]:
     """The variables of the playbook that `ftcluster setup` makes of the words."""
     options = build_parser().parse_args(["setup", *words])
-    found = verb.stack_variables(options, Path(path), before)
-    if not found:
-        return {}
-    assert found[0] == "--extra-vars"
-    document: dict[str, Any] = json.loads(found[1])
-    return document
+    return verb.stack_variables(options, Path(path), before)
 
 
 def test_without_a_word_the_playbook_chooses() -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,7 @@ def run(options: argparse.Namespace) -> int:
     before = _recall_or_none()
     if before and not options.words:  # the same cluster again is reached the same way
         arguments = (*before.options, *arguments)
-    if not options.rollback:
-        arguments = (*stack_variables(options, inventory, before), *arguments)
+    variables = {} if options.rollback else stack_variables(options, inventory, before)
     view = make_view(options.verbose)
     with asked(vars(options)) as passwords:
         if options.rollback:
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
             if before and known and "--check" not in arguments:
                 remember(_with_stack(before, result))
         else:
-            result = setup(inventory, arguments, view, passwords)
+            result = setup(inventory, arguments, view, passwords, variables)
     if options.json:
         print(json.dumps(result_document(result)))
         return 0
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 def stack_variables(
     options: argparse.Namespace, inventory: Path, before: Cluster | None
-) -> tuple[str, ...]:
+) -> dict[str, str | bool]:
     """The stack that the user means, as variables of the playbook.
 
     Raises:
@@ -122,8 +122,7 @@ def stack_variables(
         found["torch_stack_allow_yanked"] = True
     if options.prune:
         found["ftcluster_prune"] = True
-    # before the user's own -e, which have the last word
-    return ("--extra-vars", json.dumps(found)) if found else ()
+    return found
 
 
 def find_inventory(given: str | None = None) -> Path:
@@ -139,7 +138,11 @@ def find_inventory(given: str | None = None) -> Path:
 
 
 def setup(
-    path: Path, options: tuple[str, ...], view: View, passwords: tuple[str, ...] = ()
+    path: Path,
+    options: tuple[str, ...],
+    view: View,
+    passwords: tuple[str, ...] = (),
+    variables: Mapping[str, str | bool] | None = None,
 ) -> StagesResult:
     """Run the playbook `setup` and remember the cluster.
 
@@ -148,12 +151,13 @@ def setup(
         options: arguments of ansible-playbook.
         view: where the progress is shown.
         passwords: further arguments that are not remembered.
+        variables: see `stack_variables`.
 
     Raises:
         FtclusterError: a host failed or does not answer; names each with its reason.
         Interrupted: the user stopped it.
     """
-    result = run_stages("setup", path, (*options, *passwords), view)
+    result = run_stages("setup", path, (*options, *passwords), view, variables)
     if "--check" not in options:
         _remember(result, options, passwords)
     return result
