@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL
 
 # A run whose supervisor is gone without an `end` event is given this long: the event may just
 # have been written between two polls.
@@ -52,12 +53,13 @@ class ActionModule(ActionBase):
         """Whether the supervisor lives, and what the events file has from `offset` bytes on."""
         folder = shlex.quote(run_dir)
         command = (
-            f"cd {folder} && "
-            'if kill -0 "$(cat supervisor.pid)" 2>/dev/null; then echo alive; else echo gone; fi; '
+            f"{TELL}; cd {folder} && "
+            'if kill -0 "$(cat supervisor.pid)" 2>/dev/null; then tell alive; else tell gone; fi; '
             f"tail -c +{offset + 1} events.jsonl 2>/dev/null"
         )
         answer = self._execute(command)
-        state, _, text = answer["stdout"].lstrip().partition("\n")
+        # what a login script prints comes before
+        state, _, text = answer["stdout"].partition(MARK)[2].partition("\n")
         return state.strip() == "alive", text
 
     def _execute(self, command):

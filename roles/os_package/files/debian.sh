@@ -9,13 +9,17 @@ errors=$(mktemp)
 trap 'rm -f "$errors"' EXIT
 refreshed=no
 
+tell() { # KEY VALUE: what the role finds among what sudo and login scripts say
+    printf 'ftcluster-%s: %s\n' answer "$*"
+}
+
 get() {
     apt-get -y -q -o "DPkg::Lock::Timeout=$lock_seconds" -o Dpkg::Options::=--force-confdef \
         -o Dpkg::Options::=--force-confold "$@" </dev/null 2>"$errors"
 }
 
-give_up() { # MESSAGE: the last line is what the user is told
-    echo "$1 $(grep '^[EW]:' "$errors" | tr '\n' ' ')"
+give_up() { # MESSAGE for the user
+    tell problem "$1 $(grep '^[EW]:' "$errors" | tr '\n' ' ')"
     exit 1
 }
 
@@ -91,7 +95,7 @@ install_all() {
                 give_up "apt-get could not install $name. On the host, try: sudo apt-get update && sudo apt-get install $name."
             fi
         fi
-        echo "installed: $name ${new:-}"
+        tell installed "$name ${new:-}"
     done
 }
 
@@ -152,8 +156,8 @@ remove_all() {
             record_line "$heir" $(recorded "$heir") $left
         fi
     fi
-    [ -z "$packages" ] || echo "removed:$packages"
-    [ -z "$left" ] || echo "left$left, because other packages need them"
+    [ -z "$packages" ] || tell removed "$packages"
+    [ -z "$left" ] || tell left "$left, because other packages need them"
 }
 
 "${verb}_all" "$@"

@@ -1,0 +1,104 @@
+"""What hosts answer is found by its mark, whatever else their shells print."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from plugins.action.follow import ActionModule
+from plugins.filter.root_answer import root_answer
+from plugins.plugin_utils.answers import MARK, TELL, answers
+from tests.programs import ROOT
+
+# a login script's line without an end, a terminal's carriage returns, sudo's warning and lecture
+NOISE = (
+    "Welcome, 0 updates\r\nlast login: 0\r\n"
+    "sudo: unable to resolve host node0: Name or service not known\r\n"
+    "\r\nWe trust you have received the usual lecture. It usually boils down to:\r\n"
+    "    #1) Respect the privacy of others.\r\n\r\n[sudo] password for ops: "
+)
+
+
+def test_answers_are_found_among_what_login_scripts_and_sudo_print() -> None:
+    text = (
+        f"{NOISE}{MARK} uid 0\r\n0\r\n{MARK} missing /a b\n{MARK} missing /c\n{MARK} port \r\nbye"
+    )
+    assert answers(text) == {"uid": ["0"], "missing": ["/a b", "/c"], "port": [""]}
+    assert answers(NOISE) == {}
+
+
+def test_a_trace_of_the_commands_is_no_answer() -> None:
+    shell = f"set -x\n{TELL}\ntell uid 0\ntell 'list' '{{\"a\": \"$b\\\\n\"}}'"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
+    assert answers(done.stderr) == {}
+    assert answers(done.stdout) == {"uid": ["0"], "list": ['{"a": "$b\\\\n"}']}
+
+
+@pytest.mark.parametrize(
+    ("result", "because"),
+    [
+        ({"stdout": f"{NOISE}{MARK} uid 0\r\n", "rc": 0}, None),
+        ({"stdout": f"0\r\n{MARK} uid 1000\r\n"}, "becoming root gives the user 1000"),
+        ({"stdout": "0\r\n", "rc": 0}, "0"),  # nobody's answer
+        ({"msg": "Task failed: Missing sudo password"},
+         "sudo asks for a password, which -K would give"),
+        ({"msg": "Task failed: Incorrect sudo password"}, "sudo refuses the password"),
+        ({"msg": "non-zero return code", "stdout": "bash: sudo: command not found\r\n"},
+         "there is no sudo"),
+        ({"msg": "non-zero return code", "stdout": f"{NOISE}\r\nops may not run sudo here.\r\n"},
+         "ops may not run sudo here."),
+        ({"skipped": True}, ""),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_whether_root_can_be_had(result: dict[str, Any], because: str | None) -> None:
+    found = root_answer(result)
+    assert found["can"] == (because is None)
+    assert found["because"] == (because or "")
+    assert found["wrong_password"] == ("Incorrect" in result.get("msg", ""))
+
+
+def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
+    action: Any = ActionModule.__new__(ActionModule)
+    asked = []
+
+    def execute(command: str) -> dict[str, str]:
+        asked.append(command)
+        return {"stdout": f"alive\nBECOME-SUCCESS-x\n{MARK} gone\n\n{{}}\n"}
+
+    action._execute = execute
+    assert action._poll("/runs/a b", 5) == (False, "\n{}\n")
+    assert TELL in asked[0]
+
+
+def tasks_of(file: Path) -> list[dict[str, Any]]:
+    """Every task of a YAML file, in blocks too."""
+    found = []
+    rest = yaml.safe_load(file.read_text()) or []
+    while rest:
+        entry = rest.pop(0)
+        found.append(entry)
+        for key in ("tasks", "block", "rescue", "always"):
+            rest = [*entry.get(key, []), *rest]
+    return found
+
+
+def test_every_shell_command_whose_output_is_read_marks_it() -> None:
+    files = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml")]
+    lines = [
+        line
+        for file in [*files, *ROOT.glob("roles/*/vars/*.yml")]
+        for line in file.read_text().splitlines()
+    ]
+    found = 0
+    for file in files:
+        for task in tasks_of(file):
+            shell = task.get("ansible.builtin.raw") or task.get("ansible.builtin.shell")
+            uses = [line for line in lines if f"{task.get('register')}.std" in line]
+            if shell and uses:
+                found += 1
+                assert "tell " in shell or "os_package__family" in shell, f"{file}: {task['name']}"
+                assert [line for line in uses if "ftcluster.cluster.answers" not in line] == []
+    assert found >= 7
