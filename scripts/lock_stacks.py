@@ -5,8 +5,9 @@ scripts/lock-stacks intel-2.8  some of them
 
 A lock has every package of a stack with its exact version and the hashes of the wheels that fit
 (Linux, x86_64, the stack's versions of Python). uv resolves, with the package index of pip's own
-configuration. What is had elsewhere than from the package index (`indexes` in stacks.yml) has no
-hash, because its file differs by source. <name>-cuda.txt has what only torch's CUDA build needs.
+configuration. What is had elsewhere as well (`indexes` in stacks.yml) has other files there, whose
+hashes are those of the section `hashes`; a package of a stack's `unverified` has none.
+<name>-cuda.txt has what only torch's CUDA build needs.
 """
 
 import subprocess
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Set
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +75,18 @@ def _manylinux(platform: str) -> bool:
     return platform.startswith("manylinux") and platform.endswith("x86_64")
 
 
-def lock_lines(packages: list[dict[str, Any]], pythons: list[str], without: Set[str]) -> list[str]:
+def lock_lines(
+    packages: list[dict[str, Any]], pythons: list[str], elsewhere: Mapping[str, str]
+) -> list[str]:
     """The lines of a lock.
 
     Args:
         packages: as a pylock.toml (PEP 751) has them.
         pythons: the minor versions that the lock is for.
-        without: names of packages that get no hash.
+        elsewhere: the SHA-256 of wheels that other indexes have, by file name.
 
     Raises:
-        SystemExit: a package has no wheel that fits.
+        SystemExit: a package has no wheel that fits, or one Python lacks that of another index.
     """
     lines = []
     for package in packages:
@@ -99,12 +102,40 @@ def lock_lines(packages: list[dict[str, Any]], pythons: list[str], without: Set[
             for wheel in package.get("wheels", [])
             if fits(wheel["url"].rpartition("/")[2].replace("%2B", "+"), where)
         }
-        if canonicalize_name(name) in without:
-            hashes = set()
-        elif not hashes:
+        if not hashes:
             raise SystemExit(f"error: {name} {package['version']} has no wheel for {where}")
+        hashes |= hashes_elsewhere(name, package["version"], where, elsewhere)
         lines.append(" \\\n    ".join([line, *(f"--hash=sha256:{h}" for h in sorted(hashes))]))
     return lines
+
+
+def hashes_elsewhere(
+    name: str, version: str, pythons: list[str], elsewhere: Mapping[str, str]
+) -> set[str]:
+    """The hashes of a package's wheels on other indexes, whose version may have a local part.
+
+    Raises:
+        SystemExit: there are some of the package, but none for this version and a Python.
+    """
+    own = [
+        (file, str(parse_wheel_filename(file)[1].public), digest)
+        for file, digest in elsewhere.items()
+        if parse_wheel_filename(file)[0] == canonicalize_name(name)
+    ]
+    if not own:
+        return set()
+    found = set()
+    for python in pythons:
+        good = {
+            digest for file, public, digest in own if public == version and fits(file, [python])
+        }
+        if not good:
+            raise SystemExit(
+                f"error: stacks.yml has no hash of {name} {version} for Python {python} from its "
+                "own index; add it to the section hashes"
+            )
+        found |= good
+    return found
 
 
 def _marker(where: list[str], pythons: list[str]) -> str:
@@ -131,12 +162,11 @@ def resolve(requirements: list[str], python: str) -> list[dict[str, Any]]:
         return packages
 
 
-def write_lock(name: str, stack: dict[str, Any], indexes: dict[str, str]) -> None:
+def write_lock(name: str, stack: dict[str, Any], elsewhere: dict[str, str]) -> None:
     """Resolve one stack and write its files."""
     pythons = minors(*stack["python"])
-    elsewhere = {canonicalize_name(package) for package in indexes}
-    # uv sees the package index only, which has torch in another build and oneccl_bind_pt not at all
-    unseen = {p: v for p, v in stack["packages"].items() if p in indexes and p != "torch"}
+    # uv sees the package index only
+    unseen = {p: v for p, v in stack["packages"].items() if p in stack.get("unverified", ())}
     wanted = {p: v for p, v in {**TOOLS, **stack["packages"]}.items() if p not in unseen}
     packages = resolve(
         [f"{p}=={v}" if v else p for p, v in wanted.items()]
@@ -188,7 +218,7 @@ def main() -> None:
     if unknown:
         sys.exit(f"error: {', '.join(unknown)}: there are {', '.join(locked)}")
     for name in sys.argv[1:] or locked:
-        write_lock(name, locked[name], data["indexes"])
+        write_lock(name, locked[name], data["hashes"])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
     BundleError,
+    hold,
     open_bundle,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice import (
@@ -28,7 +29,9 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 class ActionModule(ActionBase):
     """Reads the files and tells the choice as a fact."""
 
-    _VALID_ARGS = frozenset(("folder", "name", "bundle", "allow_yanked", "cache", "hosts"))
+    _VALID_ARGS = frozenset(
+        ("folder", "name", "bundle", "allow_yanked", "allow_unverified", "cache", "hosts")
+    )
     _requires_connection = False
 
     def run(self, tmp=None, task_vars=None):
@@ -37,19 +40,18 @@ class ActionModule(ActionBase):
         arguments = self._task.args
         hosts = arguments.get("hosts") or {}
         cache = Path(arguments["cache"]) if arguments.get("cache") else cache_dir()
+        allow_unverified = bool(arguments.get("allow_unverified"))
         try:
             document = read_stacks(Path(arguments["folder"]))
             bundle = _bundle(arguments, cache)
-            wish = Wish(arguments.get("name") or "", bundle, bool(arguments.get("allow_yanked")))
+            allow_yanked = bool(arguments.get("allow_yanked"))
+            wish = Wish(arguments.get("name") or "", bundle, allow_yanked, allow_unverified)
             choice = choose(document["stacks"], document["warnings"], wish, hosts)
-            lists = lists_of(Path(arguments["folder"]), document, choice.stack, cache)
+            folder = Path(arguments["folder"])
+            lists = lists_of(folder, document, choice.stack, cache, allow_unverified)
             wanted = lists.wanted
-            if bundle and bundle.digest != wanted.digest:
-                raise BundleError(
-                    f"{arguments['bundle']} was made for another version of ftcluster: its list of "
-                    f"packages for stack {choice.stack} is {bundle.digest}, here it is "
-                    f"{wanted.digest}; make it anew with this version: ftcluster bundle"
-                )
+            if bundle:
+                hold(bundle, arguments["bundle"], wanted)
         except (BundleError, ChoiceError, StacksError) as error:
             raise AnsibleActionFail(str(error)) from None  # Ansible would say it twice
         needed = bundle.house.host_bytes if bundle else wanted.host_bytes

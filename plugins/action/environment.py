@@ -15,10 +15,10 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     Wanted,
     WheelhouseError,
     cache_dir,
-    drop_if_damaged,
     get_wheels,
     read_wheelhouse,
     sha256_of,
+    verify,
 )
 
 MODULE = "ftcluster.cluster.environment"
@@ -29,8 +29,8 @@ class ActionModule(ActionBase):
 
     _VALID_ARGS = frozenset(
         (
-            "path", "requirements", "more_requirements", "resolve", "index_url", "find_links",
-            "indexes", "wheelhouse", "wheels", "layer", "python", "cache",
+            "path", "requirements", "more_requirements", "resolve", "allow_unverified", "index_url",
+            "find_links", "indexes", "wheelhouse", "wheels", "layer", "python", "cache",
         )
     )  # fmt: skip
     _requires_connection = True
@@ -63,8 +63,6 @@ class ActionModule(ActionBase):
             {**arguments, "digest": digest, "sha256": sha256, "staging": staging},
             task_vars=task_vars,
         )
-        if house and installed.get("failed"):
-            drop_if_damaged(house)  # "run setup again" would not help where the cache is the cause
         return {**installed, "notices": notices}
 
 
@@ -75,10 +73,20 @@ def _wanted(arguments):
         requirements.read_text(encoding="utf-8"),
         Path(more).read_text(encoding="utf-8") if more else "",
         bool(arguments.get("resolve")),
+        bool(arguments.get("allow_unverified")),
     )
 
 
 def _wheels(wanted, arguments, state):
+    try:
+        house = _house(wanted, arguments, state)
+        verify(house, wanted, state["python_version"])
+    except WheelhouseError as error:
+        raise AnsibleActionFail(str(error)) from None  # Ansible would say it twice
+    return house
+
+
+def _house(wanted, arguments, state):
     if arguments.get("wheelhouse"):
         house = read_wheelhouse(Path(arguments["wheelhouse"]))
         if house is None:
@@ -94,10 +102,7 @@ def _wheels(wanted, arguments, state):
     )
     target = Target(state["python_version"], state["glibc"], state["machine"])
     cache = Path(arguments["cache"]) if arguments.get("cache") else cache_dir()
-    try:
-        return get_wheels(wanted, target, sources, cache)
-    except WheelhouseError as error:
-        raise AnsibleActionFail(str(error)) from None  # Ansible would say it twice
+    return get_wheels(wanted, target, sources, cache)
 
 
 def _check_space(house, path, free):

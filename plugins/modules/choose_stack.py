@@ -32,6 +32,10 @@ options:
     description: Whether a stack may have releases that their makers took back.
     type: bool
     default: false
+  allow_unverified:
+    description: Whether a stack may have packages of which its lock has no hash.
+    type: bool
+    default: false
   cache:
     description: The folder on the control node for wheels.
     type: path

@@ -26,6 +26,7 @@ options:
     description:
       - A file on the control node with one C(name==version) a line. A line may have a marker and
         C(--hash=sha256:...), which are then the only files that are accepted.
+      - A file whose package has no hash in the list is refused, unless O(allow_unverified).
     type: path
   more_requirements:
     description:
@@ -34,6 +35,10 @@ options:
     type: path
   resolve:
     description: Whether O(requirements) is not complete and pip adds what its packages need.
+    type: bool
+    default: false
+  allow_unverified:
+    description: Whether files may be installed whose package has no hash in the lists.
     type: bool
     default: false
   index_url:
@@ -311,6 +316,7 @@ def main():
             "requirements": {"type": "path"},
             "more_requirements": {"type": "path"},
             "resolve": {"type": "bool", "default": False},
+            "allow_unverified": {"type": "bool", "default": False},
             "index_url": {"type": "str"},
             "find_links": {"type": "list", "elements": "str"},
             "indexes": {"type": "dict"},

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Target
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import LockError
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     Wheel,
     Wheelhouse,
@@ -118,6 +119,30 @@ def open_bundle(path, cache):
         raise BundleError(f"{path} is damaged or no bundle ({error}); {AGAIN}") from error
     except OSError as error:
         raise BundleError(f"{error.filename or path}: {error.strerror}") from error
+
+
+def hold(bundle, path, wanted):
+    """Hold what a bundle says of itself against the lock that is here.
+
+    Raises:
+        BundleError: it has other packages, or files that the lock does not allow; names all.
+    """
+    if bundle.digest != wanted.digest:
+        raise BundleError(
+            f"{path} was made for another version of ftcluster: its list of packages for stack "
+            f"{bundle.stack} is {bundle.digest}, here it is {wanted.digest}; make it anew with "
+            "this version: ftcluster bundle"
+        )
+    try:
+        problems = wanted.problems(bundle.house.sha256, bundle.target.python)
+    except LockError as error:
+        raise BundleError(f"{wanted.name}: {error}") from error
+    if problems:
+        shutil.rmtree(bundle.house.folder, ignore_errors=True)
+        raise BundleError(
+            f"{path} is not made of what is locked:\n" + "\n".join(problems) + "\nmake it "
+            "anew where an index is reached (ftcluster bundle), and see who could change this one"
+        )
 
 
 AGAIN = "copy it again, or make it anew with ftcluster bundle"

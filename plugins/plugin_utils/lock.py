@@ -25,7 +25,8 @@ class Pin:
     Attributes:
         name: as indexes compare names (PEP 503).
         version: the exact one.
-        hashes: the SHA-256 of the files that are accepted; any file where there are none.
+        hashes: the SHA-256 of the files that are accepted; without any, a file is taken on an
+            explicit word only.
     """
 
     name: str

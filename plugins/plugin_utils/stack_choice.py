@@ -20,11 +20,13 @@ class Wish:
         stack: a name, "auto", or "" for the bundle's, else the default.
         bundle: the bundle that is to be used, with `stack` and `target`, or None.
         allow_yanked: whether releases that their makers took back may be installed.
+        allow_unverified: whether files may be installed for which no lock has a hash.
     """
 
     stack: str = ""
     bundle: object = None
     allow_yanked: bool = False
+    allow_unverified: bool = False
 
 
 @dataclass
@@ -76,6 +78,13 @@ def choose(stacks, warnings, wish, hosts):
             f"stack {name} has {taken}, which its makers took back (most of them for security); "
             "to install it all the same: --allow-yanked (torch_stack_allow_yanked=true)"
         )
+    bare = unverified(stack)
+    if bare and not wish.allow_unverified:
+        raise ChoiceError(
+            f"stack {name} has {bare}, so nothing tells whether what an index gives is what it "
+            "should be; to install it all the same: --allow-unverified "
+            "(torch_stack_allow_unverified=true)"
+        )
     choice = Choice(name, why)
     for host, facts in hosts.items():
         path, problem = python_for(stack, facts, name, wish.bundle)
@@ -96,6 +105,14 @@ def choose(stacks, warnings, wish, hosts):
             "and the versions of further packages are chosen at the download"
         )
     return choice
+
+
+def unverified(stack):
+    """What of a stack no lock has a hash of, in words, or nothing."""
+    if stack["state"] == DOCUMENTED:
+        return "no lock with the hashes of its packages"
+    bare = ", ".join(f"{p} {stack['packages'][p]}" for p in stack.get("unverified", ()))
+    return f"no hash of {bare}" if bare else ""
 
 
 def _name(stacks, wish, hosts):

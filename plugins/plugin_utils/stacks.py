@@ -38,11 +38,13 @@ class Lists:
         requirements: the lock, or the stack's parts where it is only documented.
         more: the lock of what only torch's CUDA build needs, or None.
         resolve: whether pip adds what the parts need.
+        allow_unverified: whether files may be taken for which they have no hash.
     """
 
     requirements: Path
     more: Path | None = None
     resolve: bool = False
+    allow_unverified: bool = False
 
     @property
     def wanted(self):
@@ -54,12 +56,12 @@ class Lists:
         try:
             more = self.more.read_text(encoding="utf-8") if self.more else ""
             text = self.requirements.read_text(encoding="utf-8")
-            return Wanted(self.requirements.stem, text, more, self.resolve)
+            return Wanted(self.requirements.stem, text, more, self.resolve, self.allow_unverified)
         except OSError as error:
             raise StacksError(f"{error.filename}: {error.strerror}") from error
 
 
-def lists_of(folder, document, name, cache):
+def lists_of(folder, document, name, cache, allow_unverified=False):
     """The lists of one stack.
 
     Args:
@@ -67,13 +69,14 @@ def lists_of(folder, document, name, cache):
         document: the contents of stacks.yml.
         name: the stack's.
         cache: a folder for the list of a stack that has no lock.
+        allow_unverified: whether files may be taken for which there is no hash.
 
     Raises:
         StacksError: a file cannot be written.
     """
     lock, more = folder / f"{name}.txt", folder / f"{name}-cuda.txt"
     if lock.exists():
-        return Lists(lock, more if more.exists() else None)
+        return Lists(lock, more if more.exists() else None, allow_unverified=allow_unverified)
     packages = {**TOOLS, **document["stacks"][name]["packages"]}
     written = cache / f"{name}.txt"
     try:
@@ -82,4 +85,4 @@ def lists_of(folder, document, name, cache):
         written.write_text(lines, encoding="utf-8")
     except OSError as error:
         raise StacksError(f"{error.filename}: {error.strerror}") from error
-    return Lists(written, resolve=True)
+    return Lists(written, resolve=True, allow_unverified=allow_unverified)

@@ -26,6 +26,10 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import (
 )
 
 MANIFEST = "wheels.json"
+ALLOW = (
+    "add the hash, or take what the index gives: virtualenv_allow_unverified, or of a stack "
+    "torch_stack_allow_unverified (--allow-unverified)"
+)
 SPARE_BYTES = 100_000_000  # beside the wheels themselves
 
 
@@ -92,12 +96,14 @@ class Wanted:
         lock: the text of the lock, complete unless `resolve`.
         more: the text of a second lock, of packages that only some builds of the first one need.
         resolve: whether pip adds what the lock's packages need.
+        allow_unverified: whether files may be taken for which the locks have no hash.
     """
 
     name: str
     lock: str
     more: str = ""
     resolve: bool = False
+    allow_unverified: bool = False
 
     @property
     def digest(self):
@@ -108,6 +114,38 @@ class Wanted:
     def host_bytes(self):
         """What a host needs at least, as far as the lock tells."""
         return sum(sizes(self.lock)) + SPARE_BYTES
+
+    def problems(self, sha256, python):
+        """Why files are not those of the lists; nothing where all are.
+
+        Args:
+            sha256: the hash of each file, by its name.
+            python: the minor version of the hosts' Python.
+
+        Raises:
+            LockError: a list is of the wrong form.
+        """
+        pins, more = read_lock(self.lock, python), read_lock(self.more, python)
+        packages = {normal(name.partition("-")[0]) for name in sha256}
+        missing = pins | more if packages & more.keys() else pins
+        found = []
+        for name, digest in sorted(sha256.items()):
+            package, _, rest = name.partition("-")
+            pin = missing.pop(normal(package), None)
+            if pin is None and not self.resolve:
+                found.append(f"{name} is not in the list of versions")
+            # a local version is another build of the same source: 2.13.0+cpu is 2.13.0 for CPUs
+            elif pin and rest.partition("-")[0].partition("+")[0] != pin.version.partition("+")[0]:
+                found.append(f"{name} is not {pin.version}, which the list of versions has")
+            elif pin and pin.hashes and digest not in pin.hashes:
+                found.append(
+                    f"{name} has the sha256 {digest}, which the list of versions does not allow"
+                )
+            elif not (pin and pin.hashes) and not self.allow_unverified:
+                found.append(f"{name} has no hash in the list of versions; {ALLOW}")
+        if missing:
+            found.append(f"{', '.join(sorted(missing))} is missing")
+        return found
 
 
 def sha256_of(path):
@@ -161,14 +199,35 @@ def read_wheelhouse(folder):
         return None  # not there, or damaged
 
 
-def drop_if_damaged(house):
-    """Remove a wheelhouse that has other files than it was made of, to have it made again."""
+def verify(house, wanted, python):
+    """Hold what a wheelhouse says, and what is in its files by now, against the lists.
+
+    One that is not right is removed, so that it is made again.
+
+    Args:
+        house: from the cache, or from a bundle.
+        wanted: the lists.
+        python: the minor version of the hosts' Python.
+
+    Raises:
+        WheelhouseError: names every file that is not as it should be.
+    """
     try:
-        damaged = any(sha256_of(path) != house.wheels[path.name].sha256 for path in house.files)
-    except OSError:
-        damaged = True
-    if damaged:
+        problems = wanted.problems(house.sha256, python)
+        problems += [
+            f"{path.name} is not as it was downloaded"
+            for path in house.files
+            if sha256_of(path) != house.wheels[path.name].sha256
+        ]
+    except LockError as error:
+        raise WheelhouseError(f"{wanted.name}: {error}") from error
+    except OSError as error:  # by another host's process meanwhile
+        problems.append(f"{error.filename}: {error.strerror}")
+    if problems:
         shutil.rmtree(house.folder, ignore_errors=True)
+        raise WheelhouseError(
+            "\n".join(problems) + f"\n{house.folder} was removed, nothing was sent; run setup again"
+        )
 
 
 def fill(folder, wanted, target, sources):
@@ -179,7 +238,7 @@ def fill(folder, wanted, target, sources):
         pip = Pip(target, sources, scratch)
         pins = read_lock(wanted.lock, target.python)
         check_space(scratch, wanted.lock, wanted.name)
-        there = set() if wanted.resolve else link_known(scratch, pins)
+        there = set() if wanted.resolve else link_known(scratch, pins, target)
         missing = [pin for name, pin in pins.items() if name not in there]
         refused = pip.download(missing, wanted.resolve)
         notices = []
@@ -187,16 +246,15 @@ def fill(folder, wanted, target, sources):
         if needs(scratch, more.keys(), target.python):
             check_space(scratch, wanted.more, wanted.name)
             pip.download(more.values())
-            pins |= more
             notices.append(larger_build(scratch, more, refused))
-        house = Wheelhouse(folder, check(scratch, pins, wanted.resolve), tuple(notices))
+        house = Wheelhouse(folder, check(scratch, wanted, target.python), tuple(notices))
         finish(scratch, house)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return house
 
 
-def link_known(scratch, pins):
+def link_known(scratch, pins, target):
     """Take wheels with a hash that the lock allows from the other wheelhouses of the cache.
 
     Those with notices are passed over, as a better source may answer by now.
@@ -204,13 +262,14 @@ def link_known(scratch, pins):
     Args:
         scratch: the folder in the cache that the wheels are to be in.
         pins: what is wanted, by name.
+        target: the hosts' Python and C library; a lock has the hashes of wheels for others as well.
 
     Returns:
         The names of the packages that were there.
     """
     wanted = {digest: name for name, pin in pins.items() for digest in pin.hashes}
     found = set()
-    for manifest in sorted(scratch.parent.glob(f"*/{MANIFEST}")):
+    for manifest in sorted(scratch.parent.glob(f"*-{target.tag}/{MANIFEST}")):
         house = read_wheelhouse(manifest.parent)
         if house is None or house.notices:
             continue
@@ -267,39 +326,24 @@ def larger_build(folder, more, refused):
     )
 
 
-def check(folder, pins, resolved=False):
-    """Every file that was downloaded, compared with the lock.
+def check(folder, wanted, python):
+    """Every file that was downloaded, held against the lists.
 
     Args:
         folder: with wheels.
-        pins: what they must be, by name.
-        resolved: whether pip added packages that the lock does not name.
+        wanted: the lists.
+        python: the minor version of the hosts' Python.
 
     Raises:
         WheelhouseError: a file is missing, not expected, or has another hash; names all of them.
     """
-    missing, problems, wheels = dict(pins), [], {}
-    for path in sorted(folder.iterdir()):
-        name, _, rest = path.name.partition("-")
-        version = rest.partition("-")[0]
-        pin = missing.pop(normal(name), None)
-        if pin is None and not resolved:
-            problems.append(f"pip downloaded {path.name}, which the list does not name")
-            continue
-        # a local version is another build of the same source: 2.13.0+cpu is 2.13.0 for CPUs
-        if pin and version.partition("+")[0] != pin.version.partition("+")[0]:
-            problems.append(f"pip downloaded {path.name}, the list has {pin.version}")
-            continue
-        digest = sha256_of(path)
-        if pin and pin.hashes and digest not in pin.hashes:
-            problems.append(
-                f"{path.name} has the sha256 {digest}, which the list of versions does not allow; "
-                "see where pip's configuration takes it from"
-            )
-            continue
-        wheels[path.name] = Wheel(path.stat().st_size, unpacked_bytes(path), digest)
-    if missing:
-        problems.append(f"pip did not download {', '.join(sorted(missing))}")
+    digests = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
+    problems = wanted.problems(digests, python)
     if problems:
-        raise WheelhouseError("\n".join(problems))
-    return wheels
+        raise WheelhouseError(
+            "\n".join(problems) + "\nsee where pip's configuration takes it from (pip config list)"
+        )
+    return {
+        name: Wheel((folder / name).stat().st_size, unpacked_bytes(folder / name), digest)
+        for name, digest in digests.items()
+    }

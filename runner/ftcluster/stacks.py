@@ -49,6 +49,7 @@ class Stack:
         backends: the collective backends it can have, the preferred first.
         cpu_flags: the instruction-set flags that a CPU must have.
         yanked: packages whose makers took this release back.
+        unverified: packages of which its lock has no hash.
         tried: where ftcluster itself trained with it; empty: nowhere.
         warnings: what to know before it is chosen.
         indexes: where packages come from that are not, or not best, had from the usual index.
@@ -62,6 +63,7 @@ class Stack:
     backends: tuple[str, ...]
     cpu_flags: tuple[str, ...]
     yanked: tuple[str, ...]
+    unverified: tuple[str, ...]
     tried: str
     warnings: tuple[Note, ...]
     indexes: dict[str, str]
@@ -84,6 +86,14 @@ class Stack:
     def has_ccl(self) -> bool:
         """Whether oneCCL's binding for torch.distributed is in it."""
         return bool(self.version(CCL))
+
+    @property
+    def bare(self) -> str:
+        """What of it no lock has a hash of, in words, or ""."""
+        if self.state == "documented":
+            return "no lock with the hashes of its packages"
+        bare = ", ".join(f"{package} {self.packages[package]}" for package in self.unverified)
+        return f"no hash of {bare}" if bare else ""
 
     def fits_python(self, version: str) -> bool:
         """Whether all its parts have wheels for a Python, given as 3.11 or 3.11.7."""
@@ -182,6 +192,7 @@ def parse_stacks(text: str, source: str) -> dict[str, Stack]:
             backends=tuple(data["backends"]),
             cpu_flags=tuple(data["cpu_flags"]),
             yanked=tuple(data.get("yanked", ())),
+            unverified=tuple(data.get("unverified", ())),
             tried=data.get("tried", ""),
             warnings=tuple(notes[key] for key in data.get("warnings", ())),
             indexes={p: i for p, i in document["indexes"].items() if p in data["packages"]},
@@ -230,10 +241,11 @@ _KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "backends": (lambda value: _texts(value) and bool(value), "a list of at least one name"),
     "cpu_flags": (_texts, "a list of names"),
     "yanked": (_texts, "a list of packages"),
+    "unverified": (_texts, "a list of packages"),
     "tried": (_text, "a text"),
     "warnings": (_texts, "a list of keys of the section warnings"),
 }
-_OPTIONAL = {"yanked", "tried", "warnings"}
+_OPTIONAL = {"yanked", "unverified", "tried", "warnings"}
 
 
 def _problems(data: Any, document: dict[str, Any]) -> list[str]:
@@ -251,7 +263,8 @@ def _problems(data: Any, document: dict[str, Any]) -> list[str]:
     loose = [f"'{w}' is not in the section warnings" for w in data.get("warnings", ())
              if w not in document["warnings"]]  # fmt: skip
     return loose + [
-        f"'{package}' is yanked, but not one of its packages"
-        for package in data.get("yanked", ())
+        f"'{package}' is {key}, but not one of its packages"
+        for key in ("yanked", "unverified")
+        for package in data.get(key, ())
         if package not in data["packages"]
     ]

@@ -1,6 +1,8 @@
+import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -16,16 +18,17 @@ from plugins.plugin_utils.bundle import (
     HEAD,
     Bundle,
     BundleError,
+    hold,
     open_bundle,
     sha256_of_head,
     write_bundle,
 )
 from plugins.plugin_utils.download import Target
-from plugins.plugin_utils.lock import read_lock
-from plugins.plugin_utils.wheelhouse import Wheelhouse, check, drop_if_damaged
+from plugins.plugin_utils.wheelhouse import Wanted, Wheelhouse, WheelhouseError, check, verify
 from tests.unit.wheels import write_wheel
 
 TARGET = Target("3.11", "2.28", "x86_64")
+BARE = Wanted("native", "tool-kit==1.0\nother==2.0\n", allow_unverified=True)
 TOOL, OTHER = "tool_kit-1.0-py3-none-any.whl", "other-2.0-py3-none-any.whl"
 
 
@@ -34,7 +37,7 @@ def house(tmp_path: Path) -> Wheelhouse:
     folder = tmp_path / "house"
     write_wheel(folder, "tool_kit", "1.0", "other " * 500)
     write_wheel(folder, "other", "2.0")
-    wheels = check(folder, read_lock("tool-kit==1.0\nother==2.0", "3.11"))
+    wheels = check(folder, BARE, "3.11")
     return Wheelhouse(folder, wheels, ("worth knowing",))
 
 
@@ -135,13 +138,14 @@ def test_with_a_damaged_cache_it_is_unpacked_again(path: Path, cache: Path, dama
     assert left(cache) == [house.folder.name]
 
 
-def test_a_cache_with_another_byte_is_unpacked_again_after_a_host_refused_it(
+def test_a_cache_with_another_byte_is_unpacked_again_after_it_was_refused(
     path: Path, cache: Path
 ) -> None:
     house = open_bundle(path, cache).house
     content = (house.folder / TOOL).read_bytes()
     (house.folder / TOOL).write_bytes(b"x" + content[1:])
-    drop_if_damaged(house)
+    with pytest.raises(WheelhouseError, match=f"{TOOL} is not as it was"):
+        verify(house, BARE, "3.11")
     assert (open_bundle(path, cache).house.folder / TOOL).read_bytes() == content
 
 
@@ -320,6 +324,65 @@ def test_a_damaged_bundle_can_be_copied_again(path: Path, cache: Path) -> None:
         open_bundle(path, cache)
     path.write_bytes(good)
     assert open_bundle(path, cache).stack == "native"
+
+
+# --- held against the lock that is here
+
+
+def locked(house: Wheelhouse) -> Wanted:
+    lines = (f"{name.split('-')[0]}=={name.split('-')[1]} --hash=sha256:{wheel.sha256}"
+             for name, wheel in house.wheels.items())  # fmt: skip
+    return Wanted("native", "\n".join(lines))
+
+
+def forge(path: Path, name: str) -> str:
+    """Put another wheel and its hash into a bundle and its list; returns the hash."""
+    content = write_wheel(path.parent / "forged", "evil", "1.0").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+
+    def entries(found: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+        found[:] = [(e, content if e.name == name else c) for e, c in found]
+
+    def head(document: dict[str, Any]) -> None:
+        document["wheels"][name].update(sha256=digest, size=len(content))
+
+    rewrite(path, head, entries=entries)
+    return digest
+
+
+def test_a_wheel_that_was_changed_with_the_bundles_list_is_refused_by_its_name(
+    tmp_path: Path, house: Wheelhouse, cache: Path
+) -> None:
+    wanted, path = locked(house), tmp_path / "my.ftbundle"
+    write_bundle(Bundle("native", wanted.digest, TARGET, house), path)
+    hold(open_bundle(path, cache), path, wanted)
+    digest = forge(path, TOOL)
+    forged = open_bundle(path, cache)  # in itself it is right
+    with pytest.raises(BundleError) as caught:
+        hold(forged, path, wanted)
+    first, problem, *_ = str(caught.value).splitlines()
+    assert first == f"{path} is not made of what is locked:"
+    assert problem == f"{TOOL} has the sha256 {digest}, which the list of versions does not allow"
+    assert not forged.house.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("lock", "words"),
+    [
+        ("tool-kit==1.0\n", f"{OTHER} is not in the list of versions"),
+        ("tool-kit==1.0\nother==2.0\nmore==1.0\n", "more is missing"),
+        ("tool-kit==1.0\nother==2.1\n", f"{OTHER} is not 2.1, which"),
+        ("tool-kit==1.0\nother==2.0\n", f"{TOOL} has no hash in the list of versions"),
+        ("tool-kit>=1.0\n", "is not of the form name==version"),
+    ],
+)
+def test_a_bundle_with_other_packages_than_the_lock_is_refused(
+    tmp_path: Path, house: Wheelhouse, cache: Path, lock: str, words: str
+) -> None:
+    wanted, path = Wanted("native", lock), tmp_path / "my.ftbundle"
+    write_bundle(Bundle("native", wanted.digest, TARGET, house), path)
+    with pytest.raises(BundleError, match=re.escape(words)):
+        hold(open_bundle(path, cache), path, wanted)
 
 
 # --- what cannot be read or written

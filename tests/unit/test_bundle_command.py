@@ -11,7 +11,6 @@ from ftcluster.errors import UsageError
 from ftcluster.stacks import load_stacks
 from plugins.plugin_utils.bundle import open_bundle
 from plugins.plugin_utils.download import Sources, Target
-from plugins.plugin_utils.lock import read_lock
 from plugins.plugin_utils.wheelhouse import Wanted, Wheelhouse, WheelhouseError, check
 from tests.unit.wheels import write_wheel
 
@@ -34,7 +33,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
 
     def get_wheels(wanted: Wanted, target: Target, sources: Sources, _cache: Path) -> Wheelhouse:
         found.append((wanted, target, sources))
-        wheels = check(tmp_path / "house", read_lock("tool==1.0", "3.11"))
+        tool = Wanted("tool", "tool==1.0", allow_unverified=True)
+        wheels = check(tmp_path / "house", tool, "3.11")
         return Wheelhouse(tmp_path / "house", wheels, ("it is large",))
 
     monkeypatch.setattr(verb, "get_wheels", get_wheels)
@@ -75,9 +75,10 @@ def test_every_word_goes_where_it_belongs(calls: Calls, tmp_path: Path) -> None:
 
 
 def test_a_stack_that_is_only_documented_is_resolved(calls: Calls) -> None:
-    assert main(["bundle", "--stack", "intel-2.6"]) == 0
+    assert main(["bundle", "--stack", "intel-2.6", "--allow-unverified"]) == 0
     wanted = calls[0][0]
     assert wanted.resolve
+    assert wanted.allow_unverified
     assert "torch==2.6.0\n" in wanted.lock
     assert "uv==" in wanted.lock
 
@@ -146,8 +147,24 @@ def test_releases_that_were_taken_back_need_a_word(
     assert "intel_extension_for_pytorch 2.5.0" in captured.err
     assert "--allow-yanked" in captured.err
     assert calls == []
-    assert main(["bundle", "--stack", "intel-2.5", "--allow-yanked"]) == 0
+    words = ["--stack", "intel-2.5", "--allow-yanked", "--allow-unverified"]
+    assert main(["bundle", *words]) == 0
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("stack", "told"),
+    [("intel-2.7", "no hash of oneccl_bind_pt 2.7.0"), ("intel-2.6", "no lock with the hashes")],
+)
+def test_packages_without_a_hash_need_a_word(
+    stack: str, told: str, calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bundle", "--stack", stack]) == 1
+    captured = capsys.readouterr()
+    assert f"stack {stack} has {told}" in captured.err
+    assert "to bundle it all the same: --allow-unverified" in captured.err
+    assert calls == []
+    assert main(["bundle", "--stack", stack, "--allow-unverified"]) == 0
 
 
 @pytest.mark.parametrize("json_wanted", [False, True])

@@ -53,6 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_wheel(main, "torch", "1.0", NVIDIA)
     write_wheel(main, "nvidia_x", "1.0")
     write_wheel(root / "cpu", "torch", "1.0+cpu", tag=CP311.format("linux"))
+    write_wheel(root / "evil", "torch", "1.0+cpu", "evil", tag=CP311.format("linux"))
     write_wheel(root / "cpu", "choosy", "1.0", "dependency<1.2")
     cut = write_wheel(main, "cut", "1.0")
     cut.write_bytes(cut.read_bytes()[:300])
@@ -238,7 +239,7 @@ def test_where_no_source_has_it_both_reasons_are_told(
 def test_a_build_with_cuda_packages_brings_them_and_tells_what_it_costs(
     tmp_path: Path, closed: str
 ) -> None:
-    wanted = Wanted("stack", "torch==1.0\n", more="nvidia-x==1.0\n")
+    wanted = Wanted("stack", "torch==1.0\n", more="nvidia-x==1.0\n", allow_unverified=True)
     house = get_wheels(wanted, TARGET, Sources(indexes={"torch": closed}), tmp_path)
     assert list(house.wheels) == ["nvidia_x-1.0-py3-none-any.whl", "torch-1.0-py3-none-any.whl"]
     (notice,) = house.notices
@@ -248,7 +249,7 @@ def test_a_build_with_cuda_packages_brings_them_and_tells_what_it_costs(
 
 
 def test_a_build_for_cpus_needs_no_cuda_packages(tmp_path: Path, indexes: Indexes) -> None:
-    wanted = Wanted("stack", "torch==1.0\n", more="nvidia-x==1.0\n")
+    wanted = Wanted("stack", "torch==1.0\n", more="nvidia-x==1.0\n", allow_unverified=True)
     sources = Sources(indexes={"torch": indexes.url("cpu")})
     house = get_wheels(wanted, TARGET, sources, tmp_path)
     assert list(house.wheels) == ["torch-1.0+cpu-cp311-cp311-linux_x86_64.whl"]
@@ -263,6 +264,28 @@ def test_a_wrong_hash_names_the_file_and_leaves_nothing(tmp_path: Path, root: Pa
         get_wheels(wanted, TARGET, Sources(), tmp_path)
     assert f"{path.name} has the sha256 {digest}, which the list" in str(caught.value)
     assert [name for name in names(tmp_path) if not name.endswith(".lock")] == []
+
+
+def test_torch_of_another_build_than_the_locked_ones_is_refused(
+    tmp_path: Path, root: Path, indexes: Indexes
+) -> None:
+    ours = root / "cpu" / f"torch-1.0+cpu-{CP311.format('linux')}.whl"
+    lock = "torch==1.0" + "".join(
+        f" --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for path in (ours, root / "main" / "torch-1.0-py3-none-any.whl")
+    )
+    more = hashlib.sha256(
+        (root / "main" / "nvidia_x-1.0-py3-none-any.whl").read_bytes()
+    ).hexdigest()
+    wanted = Wanted("stack", lock, f"nvidia-x==1.0 --hash=sha256:{more}\n")
+    cpu, evil = (Sources(indexes={"torch": indexes.url(name)}) for name in ("cpu", "evil"))
+    for number, (sources, files) in enumerate([(cpu, 1), (Sources(), 2)]):  # both of the lock's
+        assert len(get_wheels(wanted, TARGET, sources, tmp_path / str(number)).wheels) == files
+    with pytest.raises(WheelhouseError) as caught:
+        get_wheels(wanted, TARGET, evil, tmp_path / "cache")
+    assert f"{ours.name} has the sha256 " in str(caught.value)
+    assert "which the list of versions does not allow" in str(caught.value)
+    assert [name for name in names(tmp_path / "cache") if not name.endswith(".lock")] == []
 
 
 # --- what needs no pip

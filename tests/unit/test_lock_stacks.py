@@ -78,7 +78,7 @@ def test_a_line_has_the_hashes_of_what_fits() -> None:
         "cp311-cp311-win_amd64", "cp311-cp311-manylinux_2_17_x86_64",
         "cp310-cp310-manylinux_2_17_x86_64", "cp39-cp39-manylinux_2_17_x86_64",
     )  # fmt: skip
-    assert lock_lines([package("tool", *tags)], PYTHONS, set()) == [
+    assert lock_lines([package("tool", *tags)], PYTHONS, {}) == [
         f"tool==1.0 \\\n    --hash=sha256:{'1' * 64} \\\n    --hash=sha256:{'2' * 64}"
     ]
 
@@ -93,7 +93,7 @@ def test_a_line_has_the_hashes_of_what_fits() -> None:
     ],
 )
 def test_a_package_of_some_pythons_has_a_marker(marker: str, expected: str) -> None:
-    (line,) = lock_lines([package("tool", "py3-none-any", marker=marker)], PYTHONS, set())
+    (line,) = lock_lines([package("tool", "py3-none-any", marker=marker)], PYTHONS, {})
     assert line.split(" \\")[0] == "tool==1.0" + (f" ; {expected}" if expected else "")
     for python in PYTHONS:
         assert bool(read_lock(line, python)) == applies(marker, python)
@@ -101,33 +101,49 @@ def test_a_package_of_some_pythons_has_a_marker(marker: str, expected: str) -> N
 
 def test_a_package_of_other_systems_is_left_out() -> None:
     other = package("tool", "py3-none-any", marker='sys_platform == "win32"')
-    assert lock_lines([other, package("a", "py3-none-any")], PYTHONS, set())[0].startswith("a==")
+    assert lock_lines([other, package("a", "py3-none-any")], PYTHONS, {})[0].startswith("a==")
 
 
 def test_hashes_are_of_the_pythons_that_get_the_package() -> None:
     tags = ("cp310-cp310-linux_x86_64", "cp312-cp312-linux_x86_64")
-    (line,) = lock_lines([package("tool", *tags, marker='python_version < "3.11"')], PYTHONS, set())
+    (line,) = lock_lines([package("tool", *tags, marker='python_version < "3.11"')], PYTHONS, {})
     assert "0" * 64 in line
     assert "1" * 64 not in line
 
 
-def test_what_is_had_elsewhere_has_no_hash() -> None:
+def elsewhere(*names: str) -> dict[str, str]:
+    """The hashes of another index's files; each begins with its letter."""
+    return {name: "abcdef"[n] * 64 for n, name in enumerate(names)}
+
+
+def test_what_is_had_elsewhere_as_well_has_the_hashes_of_both() -> None:
+    other = elsewhere(
+        *(f"torch_x-1.0+cpu-cp{n}-cp{n}-manylinux_2_28_x86_64.whl" for n in (310, 311, 312)),
+        "torch_x-1.1+cpu-cp311-cp311-manylinux_2_28_x86_64.whl",
+        "torch_x-1.0+cpu-cp39-cp39-manylinux_2_28_x86_64.whl",
+    )
     packages = [package("Torch_X", "py3-none-any"), package("tool", "py3-none-any")]
-    lines = lock_lines(packages, PYTHONS, {"torch-x"})
-    assert lines[0] == "Torch_X==1.0"
-    assert "--hash" in lines[1]
+    both, usual = lock_lines(packages, PYTHONS, other)
+    assert read_lock(both, "3.11")["torch-x"].hashes == {letter * 64 for letter in "0abc"}
+    assert usual.count("--hash") == 1
+
+
+def test_a_renewed_lock_keeps_no_python_without_the_hash_from_elsewhere() -> None:
+    other = elsewhere("torch-1.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl")
+    with pytest.raises(SystemExit, match=r"no hash of torch 1\.0 for Python 3\.10 from its own in"):
+        lock_lines([package("torch", "py3-none-any")], PYTHONS, other)
 
 
 def test_a_local_version_is_read_from_its_address() -> None:
     one = package("tool", "py3-none-any", version="1.0")
     one["wheels"][0]["url"] = "https://files/tool-1.0%2Bcpu-py3-none-any.whl"
-    assert "--hash" in lock_lines([one], PYTHONS, set())[0]
+    assert "--hash" in lock_lines([one], PYTHONS, {})[0]
 
 
 @pytest.mark.parametrize("tags", [(), ("cp311-cp311-win_amd64",)])
 def test_a_package_without_a_wheel_ends_it(tags: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit, match=r"error: tool 1\.0 has no wheel for \['3.10', "):
-        lock_lines([package("tool", *tags)], PYTHONS, set())
+        lock_lines([package("tool", *tags)], PYTHONS, {})
 
 
 # --- the locks that there are
@@ -138,13 +154,20 @@ def test_a_lock_has_its_stacks_versions_for_each_python(name: str) -> None:
     stack = DOCUMENT["stacks"][name]
     text = (FILES / f"{name}.txt").read_text(encoding="utf-8")
     more = (FILES / f"{name}-cuda.txt").read_text(encoding="utf-8")
-    elsewhere = {normal(package) for package in DOCUMENT["indexes"]}
+    bare = {normal(package) for package in stack.get("unverified", ())}
     for python in minors(*stack["python"]):
         pins = read_lock(text, python)
         for package_name, version in stack["packages"].items():
             assert pins[normal(package_name)].version == version
         assert {"uv", "pip", "setuptools", "safetensors"} <= pins.keys()
-        assert {pin.name for pin in pins.values() if not pin.hashes} <= elsewhere
+        assert {pin.name for pin in pins.values() if not pin.hashes} == bare
+        theirs = {
+            DOCUMENT["hashes"][file]
+            for file in DOCUMENT["hashes"]
+            if file.startswith(f"torch-{stack['packages']['torch']}+cpu-") and fits(file, [python])
+        }
+        assert len(theirs) == 1  # PyTorch's CPU index has one such file
+        assert theirs < pins["torch"].hashes  # and the package index others
         cuda = read_lock(more, python)
         assert cuda
         assert not cuda.keys() & pins.keys()

@@ -218,10 +218,12 @@ def test_the_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "my.ftbundle").touch()
     monkeypatch.chdir(tmp_path)
     words = ("--stack", "intel-2.5", "--bundle", "my.ftbundle", "--allow-yanked", "--prune")
+    words += ("--allow-unverified",)
     assert variables(*words) == {
         "torch_stack_name": "intel-2.5",
         "torch_stack_bundle": str(tmp_path / "my.ftbundle"),
         "torch_stack_allow_yanked": True,
+        "torch_stack_allow_unverified": True,
         "ftcluster_prune": True,
     }
 

@@ -11,7 +11,7 @@ import pytest
 from ansible.errors import AnsibleActionFail
 
 from plugins.action import choose_stack, environment
-from plugins.plugin_utils.bundle import Bundle, write_bundle
+from plugins.plugin_utils.bundle import Bundle, open_bundle, write_bundle
 from plugins.plugin_utils.download import Sources, Target
 from plugins.plugin_utils.lock import read_lock
 from plugins.plugin_utils.stacks import Lists, StacksError, lists_of, read_stacks
@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 def house(tmp_path: Path) -> Wheelhouse:
     path = tmp_path / "house"
     write_wheel(path, "torch", "1.0")
-    return Wheelhouse(path, check(path, read_lock("torch==1.0", "3.11")))
+    return Wheelhouse(path, check(path, Wanted("x", "torch==1.0", allow_unverified=True), "3.11"))
 
 
 # --- the lists of a stack
@@ -108,7 +108,10 @@ def test_lists_that_cannot_be_read_or_written_are_named(folder: Path, tmp_path: 
 @pytest.fixture
 def choose(folder: Path, tmp_path: Path) -> Act:
     def act(**arguments: Any) -> dict[str, Any]:
-        given = {"folder": str(folder), "cache": str(tmp_path / "cache"), **arguments}
+        given = {
+            "folder": str(folder), "cache": str(tmp_path / "cache"), "allow_unverified": True,
+            **arguments,
+        }  # fmt: skip
         result = plugin(choose_stack, False, given).run(None, {})
         assert not result["changed"]
         found: dict[str, Any] = result["ansible_facts"]["torch_stack_choice"]
@@ -178,9 +181,26 @@ def test_a_bundle_of_another_version_of_ftcluster_is_refused(
         choose(bundle=str(bundle))
 
 
+def test_a_bundle_is_held_against_the_lock_before_anything_is_changed(
+    choose: Act, bundle: Path, folder: Path
+) -> None:
+    with pytest.raises(
+        AnsibleActionFail, match=f"not made of what is locked:\n{WHEEL} has no hash"
+    ):
+        choose(bundle=str(bundle), allow_unverified=False)
+    lock = f"torch==1.0 --hash=sha256:{'0' * 64}\n"
+    (folder / "native.txt").write_text(lock)
+    opened = open_bundle(bundle, folder)
+    digest = Wanted("native", lock, "nvidia-x==1.0\n").digest
+    write_bundle(Bundle("native", digest, TARGET, opened.house), bundle)
+    with pytest.raises(AnsibleActionFail, match=f"{WHEEL} has the sha256 .+ does not allow"):
+        choose(bundle=str(bundle))
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ({"name": "old", "allow_unverified": False}, "stack old has no lock with the hashes"),
         ({"name": "none"}, "there is no stack none; there are auto, native, old"),
         ({"name": "auto", "hosts": {"a": {**HOST, "pythons": [{"version": "3.9.2", "path": ""}]}}},
          "no stack fits all hosts: not native, because of a"),
@@ -236,7 +256,10 @@ def install(folder: Path, there: Host, house: Wheelhouse, monkeypatch: pytest.Mo
     monkeypatch.setattr(environment, "get_wheels", get_wheels)
 
     def act(check: bool = False, **arguments: Any) -> dict[str, Any]:
-        given = {"path": "/opt/x", "requirements": str(folder / "native.txt"), **arguments}
+        given = {
+            "path": "/opt/x", "requirements": str(folder / "native.txt"), "allow_unverified": True,
+            **arguments,
+        }  # fmt: skip
         action = plugin(environment, check, given)
         monkeypatch.setattr(action, "_execute_module", there.execute)
         result: dict[str, Any] = action.run(None, {})
@@ -278,7 +301,7 @@ def test_sources_and_target_are_those_that_were_given(
     )  # fmt: skip
     assert asked == [
         (
-            Wanted("native", LOCK, "nvidia-x==1.0\n", True),
+            Wanted("native", LOCK, "nvidia-x==1.0\n", True, True),
             Target("3.11", "2.36", "x86_64"),
             Sources("https://a", ("/b",), {"torch-x": "https://c"}),
             tmp_path,
@@ -334,15 +357,30 @@ def test_the_wheels_of_a_bundle_are_sent_without_an_index(
         install(wheelhouse=str(target))
 
 
-def test_wheels_that_a_host_refuses_are_downloaded_again_next_time(
+def test_wheels_that_are_not_as_they_were_downloaded_are_not_sent(
     install: Act, there: Host, house: Wheelhouse
 ) -> None:
-    there.answer = {"failed": True, "msg": "torch arrived with the sha256 ..."}
-    assert install()["failed"]
-    assert house.files[0].is_file()  # they were right here, so it was the way
     house.files[0].write_bytes(b"x" * house.wheels[WHEEL].size)
-    assert install()["failed"]
-    assert not house.folder.exists()
+    with pytest.raises(AnsibleActionFail, match=f"{WHEEL} is not as it was downloaded"):
+        install()
+    assert there.sent == []
+    assert not house.folder.exists()  # downloaded again next time
+
+
+@pytest.mark.parametrize(
+    ("lock", "words"),
+    [
+        ("torch==1.0\n", f"{WHEEL} has no hash in the list of versions"),
+        (f"torch==1.0 --hash=sha256:{'0' * 64}\n", f"{WHEEL} has the sha256 .+ does not allow"),
+    ],
+)
+def test_wheels_that_are_not_locked_are_not_sent(
+    install: Act, there: Host, folder: Path, lock: str, words: str
+) -> None:
+    (folder / "native.txt").write_text(lock)
+    with pytest.raises(AnsibleActionFail, match=words):
+        install(allow_unverified=False)
+    assert there.sent == []
 
 
 def test_a_layer_is_made_of_the_wheels_that_are_given(

@@ -35,6 +35,7 @@ STACKS = {
     "listed": stack("documented", "3.8", "3.11"),
     "yanked": stack("documented", "3.8", "3.12", yanked=["ipex"]),
     "ancient": stack("documented", "3.6", "3.9"),
+    "bare": {**stack("supported", "3.10", "3.13", unverified=["ccl"]), "packages": {"ccl": "1.2"}},
 }
 
 
@@ -78,7 +79,6 @@ BOTH = host("3.10.12", "3.12.1")
         ("", [NEW], "native", "it is the default"),
         ("", [OLD], "native", "it is the default"),  # with a problem: it was not asked to look
         ("intel", [NEW], "intel", "as asked for"),
-        ("listed", [NEW], "listed", "as asked for"),
         ("auto", [], "native", "it is the default"),
         ("auto", [{}], "native", "it is the default"),
         ("auto", [NEW], "native", "it is the default"),
@@ -120,7 +120,7 @@ def test_where_no_stack_fits_all_hosts_each_is_told_with_its_reason(
 
 def test_an_unknown_stack_names_those_that_are_there() -> None:
     assert refused(Wish("nativ"), a=NEW) == (
-        "there is no stack nativ; there are auto, native, intel, listed, yanked, ancient"
+        "there is no stack nativ; there are auto, native, intel, listed, yanked, ancient, bare"
     )
 
 
@@ -129,8 +129,23 @@ def test_releases_that_were_taken_back_need_a_word(wish: Wish) -> None:
     message = refused(wish, a=NEW)
     assert "stack yanked has ipex 1.1, which its makers took back" in message
     assert "--allow-yanked (torch_stack_allow_yanked=true)" in message
-    allowed = chosen(Wish(wish.stack, wish.bundle, allow_yanked=True), a=NEW)
+    allowed = chosen(Wish(wish.stack, wish.bundle, allow_yanked=True, allow_unverified=True), a=NEW)
     assert (allowed.stack, allowed.problems) == ("yanked", {"a": []})
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        (Wish("listed"), "stack listed has no lock with the hashes of its packages, so nothing"),
+        (Wish("", bundle("listed")), "stack listed has no lock with the hashes"),
+        (Wish("bare"), "stack bare has no hash of ccl 1.2, so nothing"),
+    ],
+)
+def test_packages_without_a_hash_need_a_word(wish: Wish, told: str) -> None:
+    message = refused(wish, a=NEW)
+    assert message.startswith(told)
+    assert message.endswith("--allow-unverified (torch_stack_allow_unverified=true)")
+    assert chosen(Wish(wish.stack, wish.bundle, allow_unverified=True), a=NEW).problems == {"a": []}
 
 
 def test_the_word_allows_and_does_not_choose() -> None:
@@ -149,7 +164,7 @@ def test_what_is_worth_knowing_of_a_stack() -> None:
     assert chosen(Wish("intel")).notices == ["stack intel: it is old (its page)"]
     auto = chosen(Wish("auto")).notices
     assert auto == ["stack native, because it is the default"]
-    (notice,) = chosen(Wish("listed")).notices
+    (notice,) = chosen(Wish("listed", allow_unverified=True)).notices
     assert "stack listed is only documented" in notice
 
 
@@ -286,7 +301,7 @@ def test_what_auto_takes_of_the_real_ones(pythons: str, flags: list[str], name: 
 
 @pytest.mark.parametrize("name", REAL["stacks"])
 def test_each_real_stack_can_be_chosen_or_says_why_not(name: str) -> None:
-    wish, hosts = Wish(name, allow_yanked=True), {"a": host("3.10.12", "3.11.2")}
+    wish, hosts = Wish(name, None, True, True), {"a": host("3.10.12", "3.11.2")}
     if REAL["stacks"][name]["python"][1] in ("3.7", "3.9"):
         with pytest.raises(ChoiceError, match=f"stack {name} ends with Python 3"):
             choose(REAL["stacks"], REAL["warnings"], wish, hosts)

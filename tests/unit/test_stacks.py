@@ -532,7 +532,8 @@ def test_one_stack_with_its_warnings_and_how_to_install_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out, _ = stacks(capsys, "intel-2.7")
-    assert "ftcluster setup --stack intel-2.7\n" in out
+    assert "ftcluster setup --stack intel-2.7 --allow-unverified\n" in out
+    assert "there is no hash of oneccl_bind_pt 2.7.0: setup wants --allow-unverified" in out
     for note in STACKS["intel-2.7"].warnings:
         assert f"{note.text} ({note.source})" in out
 
@@ -557,7 +558,7 @@ def test_old_sets_that_no_host_can_have_say_so(capsys: pytest.CaptureFixture[str
 def test_a_wish_that_can_be_had_is_0(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = stacks(capsys, "--torch", "2.4", "--ipex", "--ccl")
     assert out.startswith("torch 2.4, IPEX and oneccl_bind_pt: yes\n")
-    assert "ftcluster setup --stack intel-2.4 --allow-yanked" in out
+    assert "ftcluster setup --stack intel-2.4 --allow-yanked --allow-unverified" in out
 
 
 def test_a_wish_that_cannot_be_had_is_1_with_the_answer_on_stdout(
@@ -604,7 +605,7 @@ def test_json_of_all_and_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     one = json.loads(stacks(capsys, "intel-2.5", "--json")[0])
     assert one in everything
     assert one["packages"] == STACKS["intel-2.5"].packages
-    assert one["install"] == "ftcluster setup --stack intel-2.5 --allow-yanked"
+    assert one["install"] == "ftcluster setup --stack intel-2.5 --allow-yanked --allow-unverified"
     assert all(warning["source"] for warning in one["warnings"])
 
 

@@ -2,7 +2,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ import pytest
 
 from plugins.plugin_utils import wheelhouse
 from plugins.plugin_utils.download import DownloadError, Sources, Target
-from plugins.plugin_utils.lock import Pin, read_lock
+from plugins.plugin_utils.lock import Pin
 from plugins.plugin_utils.wheelhouse import (
     SPARE_BYTES,
     Wanted,
@@ -19,10 +19,10 @@ from plugins.plugin_utils.wheelhouse import (
     WheelhouseError,
     cache_dir,
     check,
-    drop_if_damaged,
     get_wheels,
     larger_build,
     read_wheelhouse,
+    verify,
 )
 from tests.unit.wheels import write_wheel
 
@@ -30,7 +30,7 @@ TARGET = Target("3.11", "2.36", "x86_64")
 LOCK = "# made by a tool\nTool_Kit==1.0\nother==2.0+cpu\n"
 TOOL, OTHER = "tool_kit-1.0-py3-none-any.whl", "other-2.0+cpu-py3-none-any.whl"
 NVIDIA = "nvidia_x-1.0-py3-none-any.whl"
-WANTED = Wanted("stack", LOCK)
+WANTED = Wanted("stack", LOCK, allow_unverified=True)
 SIZES = "# download {} bytes, unpacked {} bytes\n"
 
 
@@ -92,9 +92,14 @@ def folder_with(folder: Path, *names: str) -> Path:
     return folder
 
 
-def pins(text: str) -> dict[str, Pin]:
-    found: dict[str, Pin] = read_lock(text, "3.11")
+def checked(folder: Path, lock: str, resolve: bool = False) -> dict[str, Wheel]:
+    wanted = Wanted("stack", lock, resolve=resolve, allow_unverified=True)
+    found: dict[str, Wheel] = check(folder, wanted, "3.11")
     return found
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 # --- what was downloaded, compared with the lock
@@ -102,7 +107,7 @@ def pins(text: str) -> dict[str, Pin]:
 
 def test_sizes_and_hash_of_every_wheel(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "a", TOOL, OTHER)
-    found = check(folder, pins(LOCK))
+    found = checked(folder, LOCK)
     assert list(found) == [OTHER, TOOL]
     content = (folder / TOOL).read_bytes()
     assert found[TOOL].size == len(content)
@@ -114,48 +119,49 @@ def test_one_of_several_hashes_is_enough(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "a", TOOL)
     digest = hashlib.sha256((folder / TOOL).read_bytes()).hexdigest()
     hashes = f"--hash=sha256:{'0' * 64} --hash=sha256:{digest}"
-    assert list(check(folder, pins(f"tool-kit==1.0 {hashes}"))) == [TOOL]
+    assert list(checked(folder, f"tool-kit==1.0 {hashes}")) == [TOOL]
 
 
 def test_a_local_version_is_a_build_of_the_same_version(tmp_path: Path) -> None:
-    assert list(check(folder_with(tmp_path / "a", OTHER), pins("other==2.0\n"))) == [OTHER]
+    assert list(checked(folder_with(tmp_path / "a", OTHER), "other==2.0\n")) == [OTHER]
 
 
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ([TOOL], "pip did not download other"),
-        ([], "pip did not download other, tool-kit"),
+        ([TOOL], "other is missing"),
+        ([], "other, tool-kit is missing"),
         ([TOOL, OTHER, "extra-1.0-py3-none-any.whl"],
-         "pip downloaded extra-1.0-py3-none-any.whl, which the list does not name"),
-        ([TOOL, OTHER, "README"], "pip downloaded README, which the list does not name"),
+         "extra-1.0-py3-none-any.whl is not in the list of versions"),
+        ([TOOL, OTHER, "README"], "README is not in the list of versions"),
         (["tool_kit-1.1-py3-none-any.whl", OTHER],
-         "pip downloaded tool_kit-1.1-py3-none-any.whl, the list has 1.0"),
-        ([TOOL, "other"], "pip downloaded other, the list has 2.0+cpu"),
+         "tool_kit-1.1-py3-none-any.whl is not 1.0, which the list of versions has"),
+        ([TOOL, "other"], "other is not 2.0+cpu, which the list of versions has"),
     ],
 )  # fmt: skip
 def test_what_is_not_as_the_lock_says_is_named(
     tmp_path: Path, names: list[str], words: str
 ) -> None:
     with pytest.raises(WheelhouseError) as caught:
-        check(folder_with(tmp_path / "a", *names), pins(LOCK))
-    assert str(caught.value) == words
+        checked(folder_with(tmp_path / "a", *names), LOCK)
+    problem, advice = str(caught.value).splitlines()
+    assert problem == words
+    assert "pip config list" in advice
 
 
 def test_all_problems_are_told_together(tmp_path: Path) -> None:
     lock = f"tool_kit==1.0 --hash=sha256:{'0' * 64}\nother==1.0\nmissing==1.0\n"
     with pytest.raises(WheelhouseError) as caught:
-        check(folder_with(tmp_path / "a", TOOL, OTHER), pins(lock))
+        checked(folder_with(tmp_path / "a", TOOL, OTHER), lock)
     lines = str(caught.value).splitlines()
-    assert lines[0] == f"pip downloaded {OTHER}, the list has 1.0"
+    assert lines[0] == f"{OTHER} is not 1.0, which the list of versions has"
     assert lines[1].startswith(f"{TOOL} has the sha256 ")
-    assert lines[1].endswith("see where pip's configuration takes it from")
-    assert lines[2] == "pip did not download missing"
+    assert lines[2] == "missing is missing"
 
 
 def test_what_pip_added_is_taken_where_the_lock_is_not_complete(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "a", TOOL, "extra-1.0-py3-none-any.whl")
-    found = check(folder, pins("tool-kit==1.0"), resolved=True)
+    found = checked(folder, "tool-kit==1.0", resolve=True)
     assert list(found) == ["extra-1.0-py3-none-any.whl", TOOL]
 
 
@@ -163,7 +169,7 @@ def test_a_file_that_is_no_zip_file_is_no_wheel(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "a", TOOL)
     (folder / TOOL).write_text("<html>")
     with pytest.raises(DownloadError, match=f"{TOOL} is no wheel"):
-        check(folder, pins("tool-kit==1.0"))
+        checked(folder, "tool-kit==1.0")
 
 
 # --- wheelhouses
@@ -184,8 +190,8 @@ def test_another_list_or_another_host_has_wheels_of_its_own(source: Source, cach
         (WANTED, TARGET),
         (WANTED, Target("3.12", "2.36", "x86_64")),
         (WANTED, Target("3.11", "2.28", "x86_64")),
-        (Wanted("stack", f"{LOCK}# changed\n"), TARGET),
-        (Wanted("stack", LOCK, more="nvidia-x==1.0\n"), TARGET),
+        (Wanted("stack", f"{LOCK}# changed\n", allow_unverified=True), TARGET),
+        (Wanted("stack", LOCK, more="nvidia-x==1.0\n", allow_unverified=True), TARGET),
     ):
         get_wheels(wanted, target, Sources(), cache)
     assert len(source.calls) == len(left(cache)) == 5
@@ -194,7 +200,7 @@ def test_another_list_or_another_host_has_wheels_of_its_own(source: Source, cach
 def test_a_list_that_is_not_complete_is_downloaded_with_dependencies(
     source: Source, cache: Path
 ) -> None:
-    wanted = Wanted("stack", "tool-kit==1.0\n", resolve=True)
+    wanted = Wanted("stack", "tool-kit==1.0\n", resolve=True, allow_unverified=True)
     assert list(get_wheels(wanted, TARGET, Sources(), cache).wheels) == [OTHER, TOOL]
     assert source.calls == [(["tool-kit==1.0"], True)]
 
@@ -202,7 +208,7 @@ def test_a_list_that_is_not_complete_is_downloaded_with_dependencies(
 def test_the_second_list_is_for_builds_that_ask_for_it(source: Source, cache: Path) -> None:
     source.gives, source.gives_next = ["torch-1.0-py3-none-any.whl"], [NVIDIA]
     source.refuses = {"torch": "https://cpu: it is away"}
-    wanted = Wanted("stack", "torch==1.0\n", more="nvidia-x==1.0\n")
+    wanted = Wanted("stack", "torch==1.0\n", more="nvidia-x==1.0\n", allow_unverified=True)
     house = get_wheels(wanted, TARGET, Sources(), cache)
     assert source.calls == [(["torch==1.0"], False), (["nvidia-x==1.0"], False)]
     assert list(house.wheels) == [NVIDIA, "torch-1.0-py3-none-any.whl"]
@@ -211,7 +217,7 @@ def test_the_second_list_is_for_builds_that_ask_for_it(source: Source, cache: Pa
 
 
 def test_other_builds_do_without_the_second_list(source: Source, cache: Path) -> None:
-    wanted = Wanted("stack", LOCK, more="nvidia-x==1.0\n")
+    wanted = Wanted("stack", LOCK, more="nvidia-x==1.0\n", allow_unverified=True)
     house = get_wheels(wanted, TARGET, Sources(), cache)
     assert len(source.calls) == 1
     assert house.notices == ()
@@ -231,7 +237,7 @@ def test_another_list_takes_the_wheels_that_are_there(source: Source, cache: Pat
     first = get_wheels(WANTED, TARGET, Sources(), cache)
     source.gives_next = ["torch-1.0-py3-none-any.whl"]
     lock = hashed(source, TOOL, OTHER) + "\ntorch==1.0\n"
-    house = get_wheels(Wanted("stack", lock), TARGET, Sources(), cache)
+    house = get_wheels(Wanted("stack", lock, allow_unverified=True), TARGET, Sources(), cache)
     assert [names for names, _ in source.calls] == [
         ["tool-kit==1.0", "other==2.0+cpu"], ["torch==1.0"]
     ]  # fmt: skip
@@ -264,7 +270,8 @@ def test_wheels_that_are_damaged_or_of_another_hash_are_downloaded(
 def test_wheels_that_came_from_a_second_choice_are_not_taken(source: Source, cache: Path) -> None:
     torch = "torch-1.0-py3-none-any.whl"
     source.gives, source.gives_next = [torch], [NVIDIA]
-    get_wheels(Wanted("stack", "torch==1.0\n", "nvidia-x==1.0\n"), TARGET, Sources(), cache)
+    cuda = Wanted("stack", "torch==1.0\n", "nvidia-x==1.0\n", allow_unverified=True)
+    get_wheels(cuda, TARGET, Sources(), cache)
     source.gives_next = [torch]
     get_wheels(Wanted("stack", hashed(source, torch)), TARGET, Sources(), cache)
     assert source.calls[2][0] == ["torch==1.0"]
@@ -283,7 +290,7 @@ def test_what_a_larger_build_costs(tmp_path: Path) -> None:
     ("change", "words"),
     [
         (lambda source: setattr(source, "says", "no way"), "^stack: no way$"),
-        (lambda source: setattr(source, "gives", [TOOL]), "pip did not download other"),
+        (lambda source: setattr(source, "gives", [TOOL]), "other is missing"),
     ],
 )
 def test_a_download_that_fails_leaves_nothing(
@@ -313,7 +320,7 @@ def test_too_little_space_is_known_before_the_download(
     source: Source, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = 2_000_000_000 + SPARE_BYTES
-    wanted = Wanted("stack", SIZES.format(2_000_000_000, 5) + LOCK)
+    wanted = Wanted("stack", SIZES.format(2_000_000_000, 5) + LOCK, allow_unverified=True)
     free(monkeypatch, needed - 1)
     with pytest.raises(WheelhouseError) as caught:
         get_wheels(wanted, TARGET, Sources(), cache)
@@ -385,17 +392,68 @@ def test_a_wheelhouse_with_a_cut_or_missing_file_is_downloaded_again(
     assert len(source.calls) == 3
 
 
-def test_a_wheelhouse_that_hosts_refuse_is_dropped_if_it_is_the_cause(cache: Path) -> None:
+def test_a_wheelhouse_is_verified_before_it_is_sent_and_dropped_if_it_is_damaged(
+    cache: Path,
+) -> None:
     house = get_wheels(WANTED, TARGET, Sources(), cache)
-    drop_if_damaged(house)
+    verify(house, WANTED, "3.11")
     assert read_wheelhouse(house.folder) == house
     content = bytearray(house.files[0].read_bytes())
     content[5] ^= 1
     house.files[0].write_bytes(content)
     assert read_wheelhouse(house.folder) == house  # its size is right
-    drop_if_damaged(house)
+    with pytest.raises(
+        WheelhouseError, match=f"{OTHER[:9]}.+ is not as it was downloaded\n.+was remo"
+    ):
+        verify(house, WANTED, "3.11")
     assert left(cache) == []
-    drop_if_damaged(house)  # by another host's process meanwhile
+    with pytest.raises(WheelhouseError, match="No such file"):
+        verify(house, WANTED, "3.11")  # removed by another host's process meanwhile
+
+
+def test_a_wheel_of_the_cache_that_was_changed_with_its_manifest_is_not_sent(
+    source: Source, cache: Path
+) -> None:
+    wanted = Wanted("stack", hashed(source, TOOL, OTHER))
+    house = get_wheels(wanted, TARGET, Sources(), cache)
+    path = house.folder / TOOL
+    changed = path.read_bytes().replace(b"tool", b"evil")
+    path.write_bytes(changed)
+    manifest = house.folder / "wheels.json"
+    digest = digest_of(path)
+    manifest.write_text(manifest.read_text().replace(house.wheels[TOOL].sha256, digest))
+    again = get_wheels(wanted, TARGET, Sources(), cache)
+    with pytest.raises(WheelhouseError) as caught:
+        verify(again, wanted, "3.11")
+    assert f"{TOOL} has the sha256 {digest}, which the list of versions does not" in str(
+        caught.value
+    )
+    assert left(cache) == []
+
+
+def test_a_file_without_a_hash_in_the_list_needs_a_word(source: Source, cache: Path) -> None:
+    strict = Wanted("stack", hashed(source, TOOL) + "\nother==2.0\n")
+    with pytest.raises(WheelhouseError) as caught:
+        get_wheels(strict, TARGET, Sources(), cache)
+    assert f"{OTHER} has no hash in the list of versions; add the hash, or" in str(caught.value)
+    assert "torch_stack_allow_unverified (--allow-unverified)" in str(caught.value)
+    assert TOOL not in str(caught.value)
+    house = get_wheels(replace(strict, allow_unverified=True), TARGET, Sources(), cache)
+    with pytest.raises(WheelhouseError, match="has no hash"):
+        verify(house, strict, "3.11")  # the word was for another time
+
+
+def test_the_word_is_for_files_without_a_hash_only(cache: Path) -> None:
+    lock = f"tool_kit==1.0 --hash=sha256:{'0' * 64}\nother==2.0\n"
+    with pytest.raises(WheelhouseError, match="which the list of versions does not allow"):
+        get_wheels(Wanted("stack", lock, allow_unverified=True), TARGET, Sources(), cache)
+
+
+def test_wheels_for_another_python_are_not_taken(source: Source, cache: Path) -> None:
+    wanted = Wanted("stack", hashed(source, TOOL, OTHER))
+    get_wheels(wanted, TARGET, Sources(), cache)
+    get_wheels(wanted, Target("3.12", "2.36", "x86_64"), Sources(), cache)
+    assert len(source.calls[1][0]) == 2
 
 
 def test_a_wheelhouse_without_a_readable_list_is_none(tmp_path: Path) -> None:

@@ -63,6 +63,9 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--allow-yanked", action="store_true", help="also releases that their makers took back"
     )
+    parser.add_argument(
+        "--allow-unverified", action="store_true", help="also packages of which no lock has a hash"
+    )
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")
     parser.set_defaults(run=run)
 
@@ -80,13 +83,19 @@ def run(options: argparse.Namespace) -> int:
             f"{', '.join(f'{p} {stack.packages[p]}' for p in stack.yanked)}",
             "to bundle it all the same: --allow-yanked",
         )
+    if stack.bare and not options.allow_unverified:
+        raise FtclusterError(
+            f"stack {stack.name} has {stack.bare}, so nothing tells whether what an index gives is "
+            "what it should be",
+            "to bundle it all the same: --allow-unverified",
+        )
     output = Path(options.output or f"{stack.name}-py{target.python}.ftbundle")
     if output.is_dir():
         raise UsageError(f"{output} is a folder; -o takes the name of a file")
     try:
         folder = collection() / "roles/torch_stack/files"
         document = read_stacks(folder)
-        lists: Lists = lists_of(folder, document, stack.name, cache_dir())
+        lists: Lists = lists_of(folder, document, stack.name, cache_dir(), options.allow_unverified)
         indexes = {normal(name): url for name, url in document["indexes"].items()}
         sources = Sources(options.index_url, tuple(options.find_links), indexes)
         house: Wheelhouse = get_wheels(lists.wanted, target, sources, cache_dir())

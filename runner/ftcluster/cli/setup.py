@@ -54,6 +54,11 @@ def add_parser(verbs: Any) -> None:
         help="also a stack with releases that their makers took back",
     )
     parser.add_argument(
+        "--allow-unverified",
+        action="store_true",
+        help="also a stack with packages of which no lock has a hash",
+    )
+    parser.add_argument(
         "--prune",
         action="store_true",
         help="remove stacks that are neither the current nor the former one",
@@ -120,6 +125,8 @@ def stack_variables(
         found["torch_stack_bundle"] = str(path)
     if options.allow_yanked:
         found["torch_stack_allow_yanked"] = True
+    if options.allow_unverified:
+        found["torch_stack_allow_unverified"] = True
     if options.prune:
         found["ftcluster_prune"] = True
     return found

@@ -107,7 +107,8 @@ def install_command(stack: Stack) -> str:
     """The command that installs a stack, or "" where setup cannot."""
     if stack.host_python is None:
         return ""
-    return f"ftcluster setup --stack {stack.name}{' --allow-yanked' * bool(stack.yanked)}"
+    words = ["--allow-yanked"] * bool(stack.yanked) + ["--allow-unverified"] * bool(stack.bare)
+    return " ".join(["ftcluster setup --stack", stack.name, *words])
 
 
 def cautions(stack: Stack) -> list[str]:
@@ -126,9 +127,9 @@ def cautions(stack: Stack) -> list[str]:
         taken = listed([f"{package} {stack.packages[package]}" for package in stack.yanked])
         found.append(f"{taken} was taken back by its makers: setup wants --allow-yanked")
     if stack.state == "documented":
-        found.append(
-            "only documented: its parts match, but ftcluster has no lock and has not tried it"
-        )
+        found.append("only documented: its parts match, but ftcluster has not tried it")
+    if stack.bare:
+        found.append(f"there is {stack.bare}: setup wants --allow-unverified")
     return found
 
 
@@ -194,6 +195,7 @@ def stack_document(stack: Stack) -> dict[str, Any]:
         "backends": list(stack.backends),
         "cpu_flags": list(stack.cpu_flags),
         "yanked": list(stack.yanked),
+        "unverified": list(stack.unverified),
         "tried": stack.tried,
         "indexes": stack.indexes,
         "warnings": [{"text": note.text, "source": note.source} for note in stack.warnings],
