@@ -26,6 +26,7 @@ from plugins.plugin_utils.wheelhouse import Wanted, WheelhouseError, get_wheels
 from tests.unit.wheels import Indexes, serve, write_wheel
 
 TARGET = Target("3.11", "2.36", "x86_64")
+LOCKS = Path(__file__).parents[2] / "roles/torch_stack/files"
 CP311 = "cp311-cp311-{}_x86_64"
 NVIDIA = 'nvidia-x==1.0 ; platform_system == "Linux"'
 
@@ -53,7 +54,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_wheel(main, "torch", "1.0", NVIDIA)
     write_wheel(main, "nvidia_x", "1.0")
     write_wheel(root / "cpu", "torch", "1.0+cpu", tag=CP311.format("linux"))
-    write_wheel(root / "evil", "torch", "1.0+cpu", "evil", tag=CP311.format("linux"))
+    write_wheel(root / "evil", "torch", "2.13.0+cpu", tag=CP311.format("manylinux_2_28"))
     write_wheel(root / "cpu", "choosy", "1.0", "dependency<1.2")
     cut = write_wheel(main, "cut", "1.0")
     cut.write_bytes(cut.read_bytes()[:300])
@@ -266,26 +267,19 @@ def test_a_wrong_hash_names_the_file_and_leaves_nothing(tmp_path: Path, root: Pa
     assert [name for name in names(tmp_path) if not name.endswith(".lock")] == []
 
 
-def test_torch_of_another_build_than_the_locked_ones_is_refused(
-    tmp_path: Path, root: Path, indexes: Indexes
+def test_a_torch_that_the_real_lock_does_not_have_is_refused_by_its_name(
+    tmp_path: Path, indexes: Indexes
 ) -> None:
-    ours = root / "cpu" / f"torch-1.0+cpu-{CP311.format('linux')}.whl"
-    lock = "torch==1.0" + "".join(
-        f" --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-        for path in (ours, root / "main" / "torch-1.0-py3-none-any.whl")
-    )
-    more = hashlib.sha256(
-        (root / "main" / "nvidia_x-1.0-py3-none-any.whl").read_bytes()
-    ).hexdigest()
-    wanted = Wanted("stack", lock, f"nvidia-x==1.0 --hash=sha256:{more}\n")
-    cpu, evil = (Sources(indexes={"torch": indexes.url(name)}) for name in ("cpu", "evil"))
-    for number, (sources, files) in enumerate([(cpu, 1), (Sources(), 2)]):  # both of the lock's
-        assert len(get_wheels(wanted, TARGET, sources, tmp_path / str(number)).wheels) == files
+    lines = (LOCKS / "native.txt").read_text().replace("\\\n", " ").splitlines()
+    (lock,) = (line for line in lines if line.startswith("torch=="))
+    sources = Sources(indexes={"torch": indexes.url("evil")})
     with pytest.raises(WheelhouseError) as caught:
-        get_wheels(wanted, TARGET, evil, tmp_path / "cache")
-    assert f"{ours.name} has the sha256 " in str(caught.value)
+        get_wheels(Wanted("native", lock), TARGET, sources, tmp_path)
+    assert "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl has the sha256" in str(
+        caught.value
+    )
     assert "which the list of versions does not allow" in str(caught.value)
-    assert [name for name in names(tmp_path / "cache") if not name.endswith(".lock")] == []
+    assert [name for name in names(tmp_path) if not name.endswith(".lock")] == []
 
 
 # --- what needs no pip
