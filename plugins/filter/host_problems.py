@@ -16,7 +16,8 @@ options:
     required: true
   requirements:
     description:
-      - Keys C(machine), C(python), C(memory_bytes), C(free_bytes).
+      - Keys C(machine), C(python), C(memory_bytes), C(free_bytes), and where it is needed C(root)
+        or C(firewall), which needs root.
     type: dict
     required: true
 """
@@ -46,9 +47,23 @@ def gigabytes(size):
 def host_problems(facts, requirements):
     """Every problem of one host, as sentences that end with what to do."""
     problems = []
+    because = facts.get("no_root_because") or "ftcluster_root is false"
+    give = "give it (-K asks for a password)"
     elsewhere = "choose another folder with -e ftcluster_prefix=DIR"
     machine, prefix = facts["machine"], facts["prefix"]
     pythons = [python["version"] for python in facts["pythons"]]
+    if facts.get("wrong_password"):
+        problems.append("sudo refuses the password that was given; give the right one, or none")
+    elif requirements.get("root") and not facts["can_become_root"]:
+        problems.append(
+            f"root is required, but cannot be had here: {because}; {give}, or do without it with "
+            "ftcluster_root=true"
+        )
+    elif requirements.get("firewall") and not facts["can_become_root"]:
+        problems.append(
+            f"the firewall is required and needs root, which cannot be had here: {because}; "
+            f"{give}, or do without it with ftcluster_firewall=true"
+        )
     if machine != requirements["machine"]:
         problems.append(
             f"its architecture is {machine}, the stacks are built for {requirements['machine']}; "

@@ -254,6 +254,20 @@ facts:
       description: Path of Intel's OpenMP library, of the stack in use or the host's own.
       type: str
       sample: /opt/ftcluster/current/lib/libiomp5.so
+    local_ports:
+      description:
+        - The TCP ports that the kernel gives to programs that ask for any, ranges of
+          C(net.ipv4.ip_local_port_range) without C(net.ipv4.ip_local_reserved_ports).
+      type: list
+      elements: str
+      sample: [32768-60999]
+    services:
+      description:
+        - At which of these, or of 29500 to 29999, programs of other accounts than O(rank_user)
+          listen for other hosts, with the account. The port that SSH came in by is left out.
+      type: list
+      elements: dict
+      sample: [{port: 40000, user: statd}]
     clock_offset_seconds:
       description: The host's clock minus the control node's; none where it could not be measured.
       type: float
@@ -284,6 +298,11 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
     find_ssh_connection,
     interfaces,
 )
+from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import (  # noqa: E402
+    listeners,
+    local_ports,
+    port_list,
+)
 
 # what oneDNN chooses its kernels by, names as in /proc/cpuinfo
 FLAGS = (
@@ -295,6 +314,7 @@ MINORS = range(8, 16)  # Python 3.8 is the oldest that Ansible runs with on a ho
 # with the profiler or without it; where the distributions' packages put them
 TCMALLOC = ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 OPENMP = ("libiomp5.so",)
+OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -529,12 +549,12 @@ def libc():
         return " ".join(platform.libc_ver()).strip()
 
 
-def user_name():
-    """The name of this process's user, or its number where it has none."""
+def user_name(number):
+    """The name of a user, or the number where it has none."""
     try:
-        return pwd.getpwuid(os.geteuid()).pw_name
+        return pwd.getpwuid(number).pw_name
     except KeyError:
-        return str(os.geteuid())
+        return str(number)
 
 
 def number(text):
@@ -566,10 +586,11 @@ def network_facts(module):
     program = module.get_bin_path("ip")
     listing = module.run_command([program, "-json", "address"])[1] if program else ""
     nics = interfaces(listing, read)
+    connection = find_ssh_connection(os.environ, os.getppid(), read)
     address, interface, why = choose_address(
         [("set", module.params["address"]), ("inventory", module.params["inventory_address"])],
         nics,
-        find_ssh_connection(os.environ, os.getppid(), read),
+        connection,
         default_source(),
     )
     return {
@@ -577,6 +598,24 @@ def network_facts(module):
         "network_address": address,
         "network_interface": interface,
         "network_why": why,
+        **port_facts(connection, module.params["rank_user"]),
+    }
+
+
+def port_facts(ssh_connection, rank_user):
+    """The ports that ranks may listen at, and those of them that others' programs have."""
+    given = local_ports(read)
+    ours = port_list(",".join([OUR_PORTS, *given]))
+    ssh_port = number(ssh_connection.rpartition(" ")[2])
+    return {
+        "local_ports": given,
+        "services": [
+            {"port": port, "user": user}
+            for port, users in sorted(listeners(read).items())
+            if port in ours and port != ssh_port
+            for user in [", ".join(sorted(map(user_name, users)))]
+            if user != rank_user
+        ],
     }
 
 
@@ -689,7 +728,7 @@ def main():
         "free_bytes": free_bytes(prefix),
         "python": available[0]["version"],
         "pythons": available,
-        "user": user_name(),
+        "user": user_name(os.geteuid()),
         "rank_user_exists": has_user(module.params["rank_user"]),
         "is_root": os.geteuid() == 0,
         "tcmalloc": library(TCMALLOC),

@@ -36,7 +36,7 @@ def test_every_problem_of_every_host_before_anything_is_changed(cluster: Cluster
     inventory = control.inventory(
         "bad.ini", NAMES, lambda host, line: f"{line} ftcluster_prefix={folder[host]}"
     )
-    needs = json.dumps({"preflight_requirements": {
+    needs = json.dumps({"ftcluster_requirements": {
         "machine": "x86_64", "python": "3.99", "free_bytes": 5e9,
         "memory_bytes": 3e9, "clock_seconds": 5}})  # fmt: skip
     try:

@@ -1,0 +1,60 @@
+# Apache-2.0 (see LICENSE)
+"""Which TCP ports a host gives to programs that ask for any, and which of its own are taken."""
+
+from __future__ import annotations
+
+USUAL = "32768\t60999"  # Linux, Documentation/networking/ip-sysctl.rst: ip_local_port_range
+LISTEN = "0A"  # Linux, include/net/tcp_states.h
+
+
+def port_list(text):
+    """The numbers of a kernel list such as 8080,9148-9150."""
+    numbers = set()
+    for part in text.strip().split(","):
+        first, dash, last = part.partition("-")
+        if first.isdigit():
+            numbers.update(range(int(first), int(last if dash else first) + 1))
+    return numbers
+
+
+def ranges(numbers):
+    """The inverse of port_list, as a list: ["8080", "9148-9150"]."""
+    runs = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return [f"{first}-{last}" if last > first else str(first) for first, last in runs]
+
+
+def local_ports(read):
+    """The ports that the kernel gives away by itself, without those that are reserved; ranges.
+
+    Takes a function that reads a file of /proc and returns "" where it cannot.
+    """
+    folder = "/proc/sys/net/ipv4"
+    low, high = (read(f"{folder}/ip_local_port_range") or USUAL).split()
+    reserved = port_list(read(f"{folder}/ip_local_reserved_ports"))
+    return ranges(set(range(int(low), int(high) + 1)) - reserved)
+
+
+def is_loopback(address):
+    """Whether only this host reaches an address of /proc/net/tcp or tcp6."""
+    if len(address) == 8:
+        return address.endswith("7F")
+    mapped = address.startswith("0000000000000000FFFF0000") and address.endswith("7F")
+    return mapped or address == "0" * 24 + "01000000"
+
+
+def listeners(read):
+    """The ports at which programs listen for other hosts, each with the numbers of their users."""
+    found = {}
+    for name in ("tcp", "tcp6"):
+        for line in read(f"/proc/net/{name}").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 7 and fields[3] == LISTEN:
+                address, _, port = fields[1].partition(":")
+                if not is_loopback(address):
+                    found.setdefault(int(port, 16), set()).add(int(fields[7]))
+    return found
