@@ -14,6 +14,11 @@ options:
     description: The document that C(python -m ftcluster_train.verify) prints.
     type: dict
     required: true
+  reached:
+    description: >-
+      The hosts that the control node reaches by itself, RV(ftcluster.cluster.prove#module:reached).
+    type: list
+    elements: str
   facts:
     description: RV(ftcluster.cluster.host_facts#module:facts) of each host, by its inventory name.
     type: dict
@@ -21,7 +26,7 @@ options:
 """
 
 EXAMPLES = r"""
-table: "{{ verify_report | ftcluster.cluster.proof_table(all_facts) }}"
+table: "{{ verify_report | ftcluster.cluster.proof_table(all_facts, ['node1', 'node2']) }}"
 """
 
 RETURN = r"""
@@ -35,6 +40,7 @@ HEADS = (
     "host", "answers as", "address", "CPU", "cores", "memory", "network", "python", "torch",
     "computes with",
 )  # fmt: skip
+PROOF_SECONDS = 2.0  # a call is made at least once a second
 MEASURED = ("bf16 GFLOP/s", "fp32 GFLOP/s", "of median")
 
 
@@ -89,7 +95,34 @@ def network(links):
     )
 
 
-def proof_table(report, facts):
+def guard(hosts, reached):
+    """The line of what the control node's calls came to, or none where nobody was called."""
+    called = [host for host in hosts if (host.get("calls") or {}).get("came")]
+    open_ones = [host for host in called if any(host["calls"]["came"].values())]
+    if not called:
+        return []
+    unsure = [
+        host["name"]
+        for host in called
+        if host["name"] not in reached or host["calls"]["seconds"] < PROOF_SECONDS
+    ]
+    ours = {host["address"] for host in hosts}
+    callers = {who for host in open_ones for whos in host["calls"]["came"].values() for who in whos}
+    if callers and callers <= ours:
+        return [
+            "not proved that their ports are closed to others: this machine is one of the hosts"
+        ]
+    if open_ones:
+        return []  # that is a finding
+    if unsure:
+        return [
+            "not proved that their ports are closed to others: this machine does not reach "
+            f"{', '.join(unsure)} by itself"
+        ]
+    return ["their ports are closed to this machine, which is not one of them"]
+
+
+def proof_table(report, facts, reached=()):
     """The lines of the table, and those for what concerns all hosts."""
     rows = [HEADS, *(row(host, facts.get(host["name"], {})) for host in report["hosts"])]
     if any(host.get("speed") for host in report["hosts"]):
@@ -107,6 +140,7 @@ def proof_table(report, facts):
             f", an all-reduce over all is right ({report['all_reduce_ms']:.1f} ms for 4 MiB)"
         )
     lines.append(f"mpirun reached {count} host{'s' * (count > 1)}, {together}")
+    lines += guard(report["hosts"], reached)
     return [*lines, network(report["links"])] if report.get("links") else lines
 
 

@@ -156,7 +156,15 @@ def test_the_page_has_every_kind() -> None:
     sources = [*(ROOT / "train/ftcluster_train").glob("*.py"), ROOT / "runner/ftcluster/check"]
     kinds = set(re.findall(r"^\| `(\w+)` \|", PAGE.split("| kind | problem |")[1], re.MULTILINE))
     named = "unreachable ansible preflight stack ssh network launch packages kernel result"
-    assert kinds == {*named.split(), "straggler", "link", "busy", "allocator", "unmeasured"}
+    assert kinds == {
+        *named.split(),
+        "straggler",
+        "link",
+        "busy",
+        "firewall",
+        "allocator",
+        "unmeasured",
+    }
     text = "".join(
         path.read_text(encoding="utf-8")
         for source in sources

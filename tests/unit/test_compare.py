@@ -125,6 +125,7 @@ def test_a_row_has_the_inventorys_name_and_the_versions_that_are_shown() -> None
             "kernel": "brg_matmul:avx10_1_512_amx",
             "versions": {"torch": "2.8.0+cpu", "transformers": "", "ftcluster-train": ""},
             "interface": "eth0", "interface_mbits": 25000, "speed": None,
+            "calls": None,
         }
     ]  # fmt: skip
 

@@ -181,3 +181,18 @@ def test_a_head_without_a_free_port_is_a_problem_of_the_head(
     assert (problem["host"], problem["kind"]) == ("node1", "network")
     assert f"no TCP port from {port} to {port} is free" in problem["what"]
     assert "ss -ltnp" in problem["hint"]
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_host_that_lets_others_in_is_a_problem_where_the_firewall_is_required(
+    required: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = {"seconds": 3.0, "came": {"29900": ["198.51.100.7"]}}
+    answer = {"rank": 0, "error": "", "packages": {}, "calls": calls}
+    monkeypatch.setattr(verify, "launch", lambda _: ([answer], []))
+    report = verify.verify(Request(HOSTS[:1], "", "", firewall=required))
+    found, others = report.problems, report.warnings
+    if not required:
+        found, others = others, found
+    assert [finding.kind for finding in found] == ["firewall"]
+    assert others == []

@@ -10,7 +10,8 @@ from ftcluster_train.probe import PROMISES
 from ftcluster_train.reach import Host
 
 SHOWN = ("torch", "transformers", "ftcluster-train")
-PORTS = "29500-29999 and 32768-60999"  # what training uses, and the role firewall opens
+# what training uses, and the role firewall opens
+PORTS = "29500-29999 and the hosts' local ports (32768-60999 unless sysctl says otherwise)"
 SETUP = "run ftcluster setup"
 
 Answer = Mapping[str, Any]  # what one rank says, as `probe` makes it
@@ -83,6 +84,33 @@ def promise(flags: Sequence[str]) -> str:
     return next((kernel for flag, kernel in PROMISES if flag in flags), "")
 
 
+def strangers(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+    """Hosts whose ports were called by somebody who is not one of the cluster."""
+    ours = {host.address for host in hosts}
+    open_to: dict[str, dict[str, list[str]]] = {}
+    for answer in answers:
+        for port, callers in answer.get("calls", {}).get("came", {}).items():
+            for caller in set(callers) - ours:
+                open_to.setdefault(caller, {}).setdefault(hosts[answer["rank"]].name, []).append(
+                    port
+                )
+    hint = (
+        f"have the network or the hosts' firewall close the ports {PORTS} to all but the cluster; "
+        "with root ftcluster setup does"
+    )
+    return [
+        Finding(
+            name,
+            f"TCP ports of training are open to {caller}, which is not one of the cluster: it "
+            f"reached {' and '.join(ports)}",
+            hint,
+            "firewall",
+        )
+        for caller, found in sorted(open_to.items())
+        for name, ports in found.items()
+    ]
+
+
 def rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """One row a host that answered."""
     found: list[dict[str, Any]] = [
@@ -96,6 +124,7 @@ def rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any
             "interface": answer.get("interface", ""),
             "interface_mbits": answer.get("interface_mbits"),
             "speed": answer.get("speed"),
+            "calls": answer.get("calls"),
         }
         for answer in answers
     ]

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ftcluster_train.calls import take_calls
 from ftcluster_train.meeting import WAIT_SECONDS, meet, together
 from ftcluster_train.speed import measure_speed, read
 
@@ -54,11 +55,13 @@ class Errand:
         addresses: of each rank's host.
         cores: physical cores of each rank's host, 0 where they are not known.
         measure: whether speeds are measured.
+        ports: at each rank's host, those that somebody else calls.
     """
 
     addresses: tuple[str, ...]
     cores: tuple[int, ...]
     measure: bool
+    ports: tuple[tuple[int, ...], ...] = ()
 
     def write(self) -> str:
         """As JSON."""
@@ -68,7 +71,12 @@ class Errand:
     def read(cls, text: str) -> "Errand":
         """The inverse of `write`."""
         data = json.loads(text)
-        return cls(tuple(data["addresses"]), tuple(data["cores"]), data["measure"])
+        return cls(
+            addresses=tuple(data["addresses"]),
+            cores=tuple(data["cores"]),
+            measure=data["measure"],
+            ports=tuple(map(tuple, data["ports"])),
+        )
 
 
 def find_out(errand: Errand, rank: int, answer: dict[str, Any]) -> None:
@@ -255,10 +263,13 @@ def main() -> int:
     signal.alarm(LIMIT_SECONDS)
     rank = int(os.environ["PMI_RANK"])
     answer: dict[str, Any] = {"rank": rank, "error": ""}
+    errand = Errand.read(os.environ[ERRAND])
     try:
-        find_out(Errand.read(os.environ[ERRAND]), rank, answer)
+        with take_calls(errand.ports[rank] if errand.ports else ()) as calls:
+            find_out(errand, rank, answer)
     except Exception as error:
         answer["error"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    answer["calls"] = asdict(calls)
     for line in pieces(rank, answer):
         sys.stdout.write(line)
         sys.stdout.flush()  # one write each, so that the lines of several ranks do not mix

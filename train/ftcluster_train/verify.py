@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster_train.compare import PORTS, SETUP, at_work, compare, links, rows
+from ftcluster_train.compare import PORTS, SETUP, at_work, compare, links, rows, strangers
 from ftcluster_train.errors import TrainError
 from ftcluster_train.findings import Finding
 from ftcluster_train.judge import slow_links, stragglers
@@ -46,6 +46,8 @@ class Request:
         interface: the head's network interface with its address, or "".
         measure: whether to measure speeds as well.
         cores: physical cores of hosts by name, as far as they are known.
+        ports: those of hosts by name that the control node calls meanwhile.
+        firewall: whether a host that lets it in cannot take part.
     """
 
     hosts: tuple[Host, ...]
@@ -53,6 +55,8 @@ class Request:
     interface: str
     measure: bool = False
     cores: dict[str, int] = field(default_factory=dict)
+    ports: dict[str, list[int]] = field(default_factory=dict)
+    firewall: bool = False
 
     @classmethod
     def read(cls, text: str) -> "Request":
@@ -65,6 +69,8 @@ class Request:
             interface=data["interface"],
             measure=data.get("measure", False),
             cores=data.get("cores", {}),
+            ports=data.get("ports", {}),
+            firewall=data.get("firewall", False),
         )
 
 
@@ -74,7 +80,8 @@ class Report:
 
     Attributes:
         hosts: one row a host that answered: name, address, hostname, python, versions, kernel,
-            speed (None where it was not measured), interface, interface_mbits.
+            speed (None where it was not measured), interface, interface_mbits, calls (what came in
+            at the ports that were open for the control node, as `calls.Calls`).
         problems: none means that the hosts can train together.
         warnings: what makes them slower than they could be.
         packages: number of packages that are the same on every host.
@@ -99,11 +106,14 @@ def verify(request: Request) -> Report:
         there = tuple(host for host in request.hosts if host.name not in out)
         request = replace(request, hosts=there)
     answers, problems = launch(request)
+    let_in = strangers(request.hosts, answers)
     report.problems += problems + compare(request.hosts, answers)
+    report.problems += let_in if request.firewall else []
     report.hosts = rows(request.hosts, answers)
     report.links = links(request.hosts, answers)
     mbits = {row["name"]: row["interface_mbits"] for row in report.hosts}
     report.warnings = [
+        *([] if request.firewall else let_in),
         *(at_work(request.hosts, answers) if request.measure else []),
         *stragglers(report.hosts),
         *slow_links(report.links, mbits),
@@ -145,6 +155,7 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
         addresses=tuple(host.address for host in request.hosts),
         cores=tuple(request.cores.get(host.name, 0) for host in request.hosts),
         measure=request.measure,
+        ports=tuple(tuple(request.ports.get(host.name, ())) for host in request.hosts),
     )
     with tempfile.TemporaryDirectory(prefix="ftcluster-") as scratch:
         machinefile = Path(scratch) / "machinefile"
