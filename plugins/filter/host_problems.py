@@ -76,6 +76,8 @@ def host_problems(facts, requirements):
         )
     if not facts["prefix_writable"]:
         problems.append(f"{prefix} cannot be written; {elsewhere}")
+    if facts["prefix_refused"]:
+        problems.append(facts["prefix_refused"])
     needed = requirements["free_bytes"]
     if facts["free_bytes"] < needed:
         problems.append(

@@ -110,6 +110,10 @@ import zipfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
+    refuse_unguarded,
+    write_text,
+)
 
 BLOCK_BYTES = 1 << 20
 LOCK_SECONDS = 300
@@ -215,9 +219,7 @@ def unpack_uv(staging):
 
 def finish(path, layer, digest):
     """Write the marker, last of all and whole."""
-    temporary = path / ".complete.new"
-    temporary.write_text(f"{digest} {boot()}\n", encoding="ascii")
-    temporary.replace(marker(path, layer))
+    write_text(marker(path, layer), f"{digest} {boot()}\n", 0o644)
 
 
 def install(module, path, staging):
@@ -332,6 +334,10 @@ def main():
         supports_check_mode=True,
     )
     path = Path(module.params["path"])
+    try:
+        refuse_unguarded(path)
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename}: {error.strerror}")
     if module.params["sha256"]:
         changed = install(module, path, Path(module.params["staging"]))
         module.exit_json(changed=changed, sha256=module.params["sha256"])

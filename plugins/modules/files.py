@@ -12,6 +12,9 @@ description:
   - Does in one round trip what M(ansible.builtin.file) and M(ansible.builtin.copy) need one or two
     for each of, which is most of the time of a run that finds nothing to do.
   - A file is replaced as a whole by renaming, so a reader sees the old text or the new one.
+  - Refuses links that a less trusted user may have made, in every part of a path, and what is
+    not a folder or a file of one name; root also refuses to keep files of its own in a folder that
+    others may change.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -72,92 +75,106 @@ changed_paths:
 import grp  # noqa: E402
 import os  # noqa: E402
 import pwd  # noqa: E402
-import shutil  # noqa: E402
-import tempfile  # noqa: E402
-from pathlib import Path  # noqa: E402
+import stat  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
+    RefusedPath,
+    make_folder,
+    opened,
+    read_text,
+    refuse_unguarded,
+    remove,
+    status,
+    trusted,
+    write_text,
+)
+
+KEEP, UNKNOWN = -1, -2  # instead of the number of a user or group
 
 
-def text_of(path):
-    """The text of a file, or None where there is none."""
+def number_of(name, find, check_mode):
+    """The number of a user or group, or KEEP without a name.
+
+    Raises:
+        LookupError: there is none of that name. In check mode it is UNKNOWN: it is made before.
+    """
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def write(path, text, mode):
-    """Write a file under another name, sync and rename it."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".ftcluster-")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink()
-        raise
-
-
-def remove(path):
-    """Remove a file, a link or a folder with all that is in it."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def attributes_differ(path, entry):
-    """Whether mode, owner or group are not as they shall be."""
-    try:
-        found = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    if entry["mode"] and (found.st_mode & 0o7777) != int(entry["mode"], 8):
-        return True
-    try:
-        if entry["owner"] and pwd.getpwnam(entry["owner"]).pw_uid != found.st_uid:
-            return True
-        if entry["group"] and grp.getgrnam(entry["group"]).gr_gid != found.st_gid:
-            return True
+        return find(name)[2] if name else KEEP
     except KeyError:
-        return True  # in check mode the account may not be there yet
-    return False
+        if check_mode:
+            return UNKNOWN
+        raise LookupError(f"no such user or group: {name!r}") from None
+
+
+def attributes_differ(found, mode, uid, gid):
+    """Whether mode, owner or group are not as they shall be."""
+    return (
+        found is None
+        or (mode is not None and stat.S_IMODE(found.st_mode) != mode)
+        or uid not in (KEEP, found.st_uid)
+        or gid not in (KEEP, found.st_gid)
+    )
+
+
+def set_attributes(path, is_kind, mode, uid, gid):
+    """Set owner, group and mode of what is there.
+
+    Raises:
+        RefusedPath: it is no longer of its kind, or may be a file of the system by another name.
+    """
+    with opened(path) as descriptor:
+        found = os.fstat(descriptor)
+        if not is_kind(found.st_mode):
+            raise RefusedPath(path, "was exchanged meanwhile; look who did it, and run this again")
+        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            raise RefusedPath(
+                path,
+                f"is one of {found.st_nlink} names (hard links) of a file, so it may be another "
+                "user's; remove it and run this again",
+            )
+        os.fchown(descriptor, uid, gid)
+        if mode is not None:
+            os.fchmod(descriptor, mode)
 
 
 def settle(entry, check_mode):
     """Bring one path into its state; returns (changed, text before, text after)."""
-    path, state = Path(entry["path"]), entry["state"]
+    path, state, content = entry["path"], entry["state"], entry["content"]
     if state == "absent":
-        if not os.path.lexists(path):
+        found = status(path, follow=False)
+        if found is None:
             return False, None, None
-        before = text_of(path) if path.is_file() else None
+        before = read_text(path) if stat.S_ISREG(found.st_mode) else None
         if not check_mode:
             remove(path)
         return True, before or "", ""
-    before = after = None
-    changed = attributes_differ(path, entry)
+    mode = int(entry["mode"], 8) if entry["mode"] else None
+    uid = number_of(entry["owner"], pwd.getpwnam, check_mode)
+    gid = number_of(entry["group"], grp.getgrnam, check_mode)
+    if uid == KEEP or trusted(uid):
+        refuse_unguarded(path)
+    found = status(path)
+    changed = attributes_differ(found, mode, uid, gid)
     if state == "directory":
-        changed = changed or not path.is_dir()
-        if not check_mode and not path.is_dir():
-            path.mkdir(mode=int(entry["mode"] or "0755", 8), parents=True)
-    elif entry["content"] is not None:
-        before, after = text_of(path), entry["content"]
-        if before != after:
-            changed = True
+        changed = changed or not stat.S_ISDIR(found.st_mode)
+        if changed and not check_mode:
+            make_folder(path)
+            new_mode = 0o755 if found is None and mode is None else mode
+            set_attributes(path, stat.S_ISDIR, new_mode, uid, gid)
+        return changed, "", ""
+    if content is not None:
+        before = read_text(path)
+        if changed or before != content:
             if not check_mode:
-                write(path, after, int(entry["mode"] or "0644", 8))
-    elif not path.exists():
+                write_text(path, content, 0o644 if mode is None else mode, uid, gid)
+            return True, before or "", content
+        return False, before, content
+    if found is None:
         return False, None, None
     if changed and not check_mode:
-        if entry["owner"] or entry["group"]:
-            shutil.chown(path, entry["owner"] or None, entry["group"] or None)
-        if entry["mode"]:
-            path.chmod(int(entry["mode"], 8))
-    return changed, before or "", after or ""
+        set_attributes(path, stat.S_ISREG, mode, uid, gid)
+    return changed, "", ""
 
 
 def main():
@@ -182,7 +199,8 @@ def main():
             changed, before, after = settle(entry, module.check_mode)
         except (OSError, LookupError) as error:
             module.fail_json(
-                msg=f"{entry['path']}: {getattr(error, 'strerror', None) or error}",
+                msg=f"{getattr(error, 'filename', None) or entry['path']}: "
+                f"{getattr(error, 'strerror', None) or error}",
                 changed_paths=changed_paths,
                 changed=bool(changed_paths),
             )

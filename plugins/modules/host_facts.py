@@ -212,6 +212,10 @@ facts:
       description: Whether this folder can be made and filled.
       type: bool
       sample: true
+    prefix_refused:
+      description: Why root must not install there, and what to do; empty where it may.
+      type: str
+      sample: ""
     has_stack:
       description: Whether a stack is there already.
       type: bool
@@ -302,6 +306,10 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import (  
     listeners,
     local_ports,
     port_list,
+)
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
+    RefusedPath,
+    opened_parent,
 )
 
 # what oneDNN chooses its kernels by, names as in /proc/cpuinfo
@@ -523,6 +531,17 @@ def writable(folder, has_root=False):
     return top not in ("proc", "sys") and not os.statvfs(there).f_flag & os.ST_RDONLY
 
 
+def refusal(folder):
+    """Why root must not install in a folder, because another user could exchange it there."""
+    try:
+        with opened_parent(folder, guarded=True):
+            return ""
+    except RefusedPath as error:
+        return f"{error.filename}: {error.strerror}"
+    except OSError:  # it is missing, or this user may not look, and root will
+        return ""
+
+
 def chosen(text):
     """The word in brackets, as /sys marks the one of several that is in force."""
     return text.partition("[")[2].partition("]")[0]
@@ -722,6 +741,7 @@ def main():
         "thp_read_only": is_read_only("/sys"),
         "prefix": str(prefix),
         "prefix_writable": writable(prefix, has_root),
+        "prefix_refused": refusal(prefix / "stacks") if has_root else "",
         "has_stack": exists(prefix / "current"),
         "current": current_stack(prefix),
         "stacks": finished_stacks(prefix),

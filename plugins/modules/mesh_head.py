@@ -85,12 +85,13 @@ address:
 """
 
 import json  # noqa: E402
-import os  # noqa: E402
 import socket  # noqa: E402
-import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
+    write_text,
+)
 
 KEY = "id_ed25519"
 # A host without power says nothing: these end a connection to it in seconds instead of minutes.
@@ -152,20 +153,6 @@ def read(path):
         return path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def write(path, text):
-    """Write a private file under another name, sync and rename it."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".ftcluster-")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink()
-        raise
 
 
 def make_key(module, folder):
@@ -230,7 +217,7 @@ def main():
                     diff.append({"before_header": header, "after_header": header,
                                  "before": found or "", "after": text})  # fmt: skip
                     if not module.check_mode:
-                        write(folder / name, text)
+                        write_text(folder / name, text)
     except OSError as error:
         module.fail_json(msg=f"{error.filename or folder}: {error.strerror}")
     public_key = (read(folder / f"{KEY}.pub") or "").strip()

@@ -52,10 +52,12 @@ host_keys:
 
 import os  # noqa: E402
 import pwd  # noqa: E402
-import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
+    write_text,
+)
 
 MARK = "ftcluster-mesh@"  # how the key's comment begins
 KEYS = "/etc/ssh/ssh_host_*_key.pub"
@@ -83,20 +85,6 @@ def host_keys():
     return found
 
 
-def write(path, text):
-    """Replace a private file by renaming."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".ftcluster-")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink()
-        raise
-
-
 def main():
     """Ansible's entry point."""
     module = AnsibleModule(
@@ -118,7 +106,7 @@ def main():
         if changed and not module.check_mode:
             folder.mkdir(mode=0o700, exist_ok=True)
             if after or path.exists():
-                write(path, after)
+                write_text(path, after)
         keys = host_keys()
     except OSError as error:
         module.fail_json(msg=f"{error.filename or path}: {error.strerror}")

@@ -55,6 +55,11 @@ import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
+    make_folder,
+    refuse_unguarded,
+    write_text,
+)
 
 NAME = ".setup"
 
@@ -108,15 +113,13 @@ def alone_in(folder):
 
 def take(path, mine, may_take):
     """Write a lock, unless there is one that may not be taken, which is returned."""
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_folder(path.parent)
     with alone_in(path.parent):
         lock = read_lock(path)
         if not may_take(lock):
             return lock
         if lock.get("owner") != mine["owner"]:
-            temporary = path.with_name(f"{NAME}.new")
-            temporary.write_text(json.dumps(mine) + "\n", encoding="utf-8")
-            temporary.replace(path)
+            write_text(path, json.dumps(mine) + "\n", 0o644)
     return None
 
 
@@ -156,6 +159,7 @@ def main():
         return given["take_over"] or is_free(lock, owner, alive, lease, now, booted)
 
     try:
+        refuse_unguarded(path.parent)
         if module.check_mode:
             lock = read_lock(path)
             other = lock if given["state"] == "taken" and not may_take(lock) else None

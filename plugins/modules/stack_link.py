@@ -57,6 +57,9 @@ import shutil  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
+    refuse_unguarded,
+)
 
 
 def target(link):
@@ -115,6 +118,10 @@ def main():
         supports_check_mode=True,
     )
     prefix = Path(module.params["prefix"])
+    try:
+        refuse_unguarded(prefix / "stacks")
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename}: {error.strerror}")
     if module.params["state"] == "pruned":
         prune(module, prefix)
     current, former = target(prefix / "current"), target(prefix / "former")

@@ -75,8 +75,9 @@ def render(
         "MASTER_ADDR": plan.master_address,
         "I_MPI_PIN": "0",  # ftcluster_train.bind does it, on each host by that host's own plan
         "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
-        "PYTHONPYCACHEPREFIX": f"{plan.prefix}/cache",  # the stack is not the ranks' to write
     }
+    if plan.rank_user:  # the stack is not the account's to write
+        env["PYTHONPYCACHEPREFIX"] = f"{plan.prefix}/cache"
     if plan.backend == oneccl.BACKEND:
         env |= oneccl.variables()
     if len(plan.hosts) > 1:

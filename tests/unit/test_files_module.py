@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from plugins.modules.files import settle, write
+from plugins.module_utils.safe_path import write_text
+from plugins.modules.files import settle
 
 EMPTY = {"state": "file", "content": None, "mode": None, "owner": "", "group": ""}
 
@@ -64,7 +65,7 @@ def test_a_write_that_is_broken_off_leaves_the_old_file_and_nothing_else(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        write(path, "new", 0o644)
+        write_text(path, "new", 0o644)
     assert [found.name for found in tmp_path.iterdir()] == ["a"]
     assert path.read_text() == "old"
 

@@ -8,7 +8,7 @@ from plugins.filter.host_problems import host_problems
 
 GOOD = {
     "machine": "x86_64", "pythons": [{"version": "3.11.2"}],
-    "prefix": "/opt/ftcluster", "prefix_writable": True,
+    "prefix": "/opt/ftcluster", "prefix_writable": True, "prefix_refused": "",
     "free_bytes": 9 * 10**9, "memory_bytes": 16 * 10**9,
     "cpu_generation": "Sapphire Rapids", "amx": "usable", "kernel": "6.1.0-18-amd64",
 }  # fmt: skip

@@ -377,5 +377,12 @@ def test_the_launch_of_this_machine() -> None:
         "MASTER_ADDR": "127.0.0.1",
         "I_MPI_PIN": "0",
         "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPYCACHEPREFIX": "/opt/ftcluster/cache",
     }
+
+
+@pytest.mark.parametrize(("user", "cache"), [("ftcluster", "/opt/ftcluster/cache"), ("", None)])
+def test_only_the_account_runs_code_from_the_cache_that_it_may_write(
+    user: str, cache: str | None
+) -> None:
+    launch = render(plan(cluster(replace(VM, rank_user=user)), RECIPE, STACKS), "r-1")
+    assert launch.env.get("PYTHONPYCACHEPREFIX") == cache

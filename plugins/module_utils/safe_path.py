@@ -1,0 +1,221 @@
+# Apache-2.0 (see LICENSE)
+"""Files and folders, changed by descriptor and never through the links of a less trusted user.
+
+Root sets up what belongs to the account that trains: its home, its keys, its folders below the
+prefix. A link that the account has put there would lead root to any folder of the system. So a path
+is walked part by part, each part opened without following links in the folder opened before it, and
+its end is changed by that descriptor: what is exchanged meanwhile makes no difference. Links are
+followed only where nobody else can have made them: /var may be one, or the prefix, to another disk.
+
+Trusted are root, who runs this, and who became that by sudo. Every function raises OSErrors with
+the whole path as filename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import secrets
+import stat
+import subprocess
+from collections import deque
+from pathlib import Path
+
+LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would wait for a writer
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+LINKS = 40  # as many as the kernel follows
+
+
+class RefusedPath(OSError):
+    """A path that a less trusted user may have made another one of."""
+
+    def __init__(self, path, text):
+        super().__init__(errno.EPERM, text, str(path))
+
+
+def trusted(uid):
+    """Whether a user can do already what this process can."""
+    return uid in (0, os.geteuid()) or str(uid) == os.environ.get("SUDO_UID")
+
+
+def user_name(uid):
+    """A user's name, or the number of one without a name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _others_may_write(folder, groups):
+    by_group = folder.st_mode & stat.S_IWGRP and folder.st_gid not in groups
+    return bool(by_group or folder.st_mode & stat.S_IWOTH)
+
+
+def _check_link(place, target, link, folder):
+    """Refuse a link that somebody else may have made, or that he may have moved there."""
+    strangers = [user_name(state.st_uid) for state in (link, folder) if not trusted(state.st_uid)]
+    if not strangers and not _others_may_write(folder, (0, os.getegid())):
+        return
+    maker = strangers[0] if strangers else "another user"
+    raise RefusedPath(
+        place,
+        f"is a link to {target} that {maker} may have made, so it is not followed; remove it and "
+        "run this again",
+    )
+
+
+def _check_guarded(place, folder):
+    """Refuse a folder in which somebody else can exchange what is there."""
+    mend = ""
+    if not trusted(folder.st_uid):
+        who, mend = user_name(folder.st_uid), "chown root"
+    elif _others_may_write(folder, (0,)) and not folder.st_mode & stat.S_ISVTX:
+        who, mend = "more users than root", "chmod go-w"
+    if mend:
+        raise RefusedPath(
+            place,
+            f"{who} may write here, and could exchange what root installs; choose another folder, "
+            f"or: sudo {mend} {place}",
+        )
+
+
+def _walk(stack, path, follow, make, guarded):
+    """See opened_parent; the stack closes all descriptors."""
+
+    def opened(name, folder=None):
+        descriptor = os.open(name, LOOK, dir_fd=folder)
+        stack.callback(os.close, descriptor)
+        return descriptor
+
+    names, place, links = deque(Path(path).absolute().parts), Path("/"), 0
+    folder = opened("/")
+    while True:
+        name = names.popleft()
+        try:
+            found = opened(name, folder)
+        except FileNotFoundError:
+            if not names:
+                return folder, name
+            if not make:
+                raise
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=folder)
+            found = opened(name, folder)
+        state = os.fstat(found)
+        if stat.S_ISLNK(state.st_mode) and (names or follow):
+            target = os.readlink("", dir_fd=found)
+            _check_link(place / name, target, state, os.fstat(folder))
+            links += 1
+            if links > LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            names.extendleft(reversed(Path(target).parts or (".",)))
+            continue
+        if guarded and stat.S_ISDIR(state.st_mode):
+            _check_guarded(place / name, state)
+        if not names:
+            return folder, name
+        folder, place = found, place / name
+
+
+@contextlib.contextmanager
+def opened_parent(path, follow=True, make=False, guarded=False):
+    """The folder that a path's last part is in: its descriptor, and the name of that part in it.
+
+    Args:
+        path: the path, of which the last part may be missing.
+        follow: whether the last part may be a link, too; then its target's folder is given.
+        make: make the folders on the way that are missing.
+        guarded: refuse a way that a less trusted user could change.
+
+    Raises:
+        RefusedPath: names the part, whose it is and what to do.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            yield _walk(stack, path, follow, make, guarded)
+    except RefusedPath:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def refuse_unguarded(path):
+    """As root, refuse a place where a less trusted user could exchange what is put or run there."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(FileNotFoundError), opened_parent(path, guarded=True):
+            pass
+
+
+def status(path, follow=True):
+    """What os.lstat says at a path, or None where nothing is."""
+    try:
+        with opened_parent(path, follow) as (folder, name):
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+@contextlib.contextmanager
+def opened(path):
+    """A file or folder, open for reading and for what changes its owner and mode."""
+    with opened_parent(path) as (folder, name):
+        descriptor = os.open(name, READ, dir_fd=folder)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def read_text(path):
+    """The text of a regular file, or None where there is none."""
+    try:
+        with opened(path) as descriptor:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise RefusedPath(path, "is no regular file; remove it and run this again")
+            with os.fdopen(descriptor, encoding="utf-8", errors="replace", closefd=False) as file:
+                return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def make_folder(path, mode=0o755):
+    """Make a folder that is missing, and those above it."""
+    with opened_parent(path, make=True) as (folder, name):
+        try:
+            os.mkdir(name, mode, dir_fd=folder)
+        except FileExistsError:
+            os.close(os.open(name, LOOK | os.O_DIRECTORY, dir_fd=folder))
+
+
+def write_text(path, text, mode=0o600, uid=-1, gid=-1):
+    """Write a file under another name, sync and rename it, so that readers see it whole."""
+    with opened_parent(path) as (folder, name):
+        temporary = f".ftcluster-{secrets.token_hex(8)}"
+        descriptor = os.open(temporary, NEW, 0o600, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fchown(descriptor, uid, gid)
+                os.fchmod(descriptor, mode)
+                os.fsync(descriptor)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+
+
+def remove(path):
+    """Remove a file, a link, or a folder with all that is in it on its file system."""
+    with opened_parent(path, follow=False) as (folder, name):
+        # rm's own walk follows no links either, and any depth of folders is removed
+        argv = ["rm", "-rf", "--one-file-system", "--", f"./{name}"]
+        done = subprocess.run(
+            argv, cwd=f"/proc/self/fd/{folder}", stderr=subprocess.PIPE, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise OSError(errno.EIO, done.stderr.strip().replace("\n", "; "))
