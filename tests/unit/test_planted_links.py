@@ -4,6 +4,7 @@ import contextlib
 import os
 import pwd
 import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,6 +154,24 @@ def test_who_became_root_by_sudo_may_have_links(
     monkeypatch.setenv("SUDO_UID", str(STRANGER.pw_uid))
     assert settled(home / "prefix" / "runs", state="directory", mode="0755")
     assert (tmp_path / "disk" / "runs").is_dir()
+
+
+def test_an_ordinary_users_links_are_his_own_business() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # pytest's own folders are closed
+        folder = Path(name)
+        os.chown(folder, STRANGER.pw_uid, STRANGER.pw_gid)
+        folder.chmod(0o775)
+        os.setegid(STRANGER.pw_gid)
+        os.seteuid(STRANGER.pw_uid)
+        try:
+            (folder / "disk").mkdir()
+            (folder / "prefix").symlink_to("disk")
+            assert settled(folder / "prefix" / "runs", state="directory", mode="0700")
+            assert settled(folder / "prefix" / "runs" / "a", content="x")
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+        assert (folder / "disk" / "runs" / "a").owner() == "nobody"
 
 
 def test_links_in_a_circle_end(tmp_path: Path) -> None:
