@@ -10,6 +10,7 @@ import socket
 from pathlib import Path
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import sha256_of
 
 MODULE = "ftcluster.cluster.setup_lock"
 
@@ -17,7 +18,7 @@ MODULE = "ftcluster.cluster.setup_lock"
 class ActionModule(ActionBase):
     """Adds owner, who and alive to the arguments."""
 
-    _VALID_ARGS = frozenset(("prefix", "state", "take_over", "lease"))
+    _VALID_ARGS = frozenset(("prefix", "state", "take_over", "lease", "stacks", "node_package"))
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
@@ -26,8 +27,10 @@ class ActionModule(ActionBase):
         # the command that runs several playbooks for one setup, else ansible-playbook itself
         play = int(os.environ.get("FTCLUSTER_PID") or os.getppid())
         control = control_id()
+        wheel = self._task.args.get("node_package")
         arguments = {
-            **self._task.args,
+            **{key: value for key, value in self._task.args.items() if key != "node_package"},
+            "digest": sha256_of(Path(wheel)) if wheel and Path(wheel).is_file() else "",
             "owner": f"{control} {play} {started(play)}",
             "who": f"{user()} on {socket.gethostname()} (process {play})",
             "alive": [f"{control} {pid} {started(pid)}" for pid in plays()],

@@ -15,6 +15,7 @@ description:
     broken off, it is made anew.
   - uv, which must be in the list, installs. Neither pip nor the venv module is needed on the host.
   - With O(layer), adds wheels to an environment that is there, and replaces them when they differ.
+  - An environment that a run uses is not changed; the module fails with the run's name.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -110,6 +111,9 @@ import zipfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import (  # noqa: E402
+    without_runs,
+)
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
     refuse_unguarded,
     write_text,
@@ -232,8 +236,9 @@ def install(module, path, staging):
             remove_stale(path)
             if digest_found(path, layer, check_mode=True) == digest:
                 return False  # by another control node meanwhile
-            fill(module, path, staging, layer)
-            finish(path, layer, digest)
+            with without_runs(path):
+                fill(module, path, staging, layer)
+                finish(path, layer, digest)
             return True
     except (ValueError, LookupError) as error:
         module.fail_json(msg=str(error))

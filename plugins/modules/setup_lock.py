@@ -28,6 +28,18 @@ options:
     description: Take it whoever has it.
     type: bool
     default: false
+  stacks:
+    description:
+      - Stacks that are about to be changed or removed. While a run uses one of them, the lock is
+        refused with the run's name.
+    type: list
+    elements: path
+    default: []
+  node_package:
+    description:
+      - The wheel on the control node that is about to be installed into O(stacks). Those that have
+        it already are not changed, and may be used.
+    type: path
   lease:
     description: After so many seconds another control node may take it.
     type: int
@@ -55,6 +67,10 @@ import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import (  # noqa: E402
+    InUse,
+    without_runs,
+)
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
     make_folder,
     refuse_unguarded,
@@ -130,6 +146,31 @@ def release(path, owner):
             path.unlink()
 
 
+def in_use(stacks, digest):
+    """Why stacks cannot be changed now, one line for each that a run uses.
+
+    Takes their folders, and the digest of the node package that they are to have.
+    """
+    found = []
+    for stack in stacks:
+        if digest and node_package(Path(stack)) == digest:
+            continue
+        try:
+            with without_runs(stack):
+                pass
+        except InUse as error:
+            found.append(str(error))
+    return found
+
+
+def node_package(stack):
+    """The digest of the node package that a stack has, see the module environment."""
+    try:
+        return (stack / ".complete-node_agent").read_text(encoding="ascii").partition(" ")[0]
+    except OSError:
+        return ""
+
+
 def main():
     """Ansible's entry point."""
     module = AnsibleModule(
@@ -137,6 +178,8 @@ def main():
             "prefix": {"type": "path", "required": True},
             "state": {"choices": ["taken", "released"], "default": "taken"},
             "take_over": {"type": "bool", "default": False},
+            "stacks": {"type": "list", "elements": "path", "default": []},
+            "digest": {"type": "str", "default": ""},
             "lease": {"type": "int", "default": 3600},
             "owner": {"type": "str", "required": True},
             "who": {"type": "str", "required": True},
@@ -160,6 +203,8 @@ def main():
 
     try:
         refuse_unguarded(path.parent)
+        if problems := in_use(given["stacks"], given["digest"]):
+            module.fail_json(msg="\n".join(problems))
         if module.check_mode:
             lock = read_lock(path)
             other = lock if given["state"] == "taken" and not may_take(lock) else None

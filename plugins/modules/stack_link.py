@@ -23,9 +23,10 @@ options:
   state:
     description:
       - V(former) exchanges the two links.
-      - V(pruned) removes the stacks that neither of them points to.
+      - V(pruned) removes the stacks that neither of them points to and that no run uses.
+      - V(removed) removes all stacks and both links, or nothing where a run uses one of them.
     type: str
-    choices: [current, former, pruned]
+    choices: [current, former, pruned, removed]
     default: current
 attributes:
   check_mode:
@@ -47,6 +48,11 @@ current:
   type: str
 removed:
   description: The folders that were removed.
+  returned: with O(state=pruned) and O(state=removed)
+  type: list
+  elements: str
+kept:
+  description: Why others were not, one line each.
   returned: with O(state=pruned)
   type: list
   elements: str
@@ -57,6 +63,10 @@ import shutil  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import (  # noqa: E402
+    InUse,
+    without_runs,
+)
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
     refuse_unguarded,
 )
@@ -94,16 +104,48 @@ def unused(prefix):
 
 def prune(module, prefix):
     """Remove what is not used, and end the module."""
-    found = unused(prefix)
-    for path in [] if module.check_mode else found:
-        with contextlib.suppress(OSError):  # first, for what is broken off here to be made anew
-            (path / ".complete").unlink()
-        shutil.rmtree(path, ignore_errors=True)
-    left = [] if module.check_mode else [str(path) for path in found if path.exists()]
+    removed, kept, left = [], [], []
+    for path in unused(prefix):
+        try:
+            with without_runs(path):
+                if module.check_mode or remove(path):
+                    removed.append(path.name)
+                else:
+                    left.append(str(path))
+        except InUse as error:
+            kept.append(str(error))
     if left:
         module.fail_json(msg=f"{', '.join(left)} cannot be removed")
-    removed = [path.name for path in found]
-    module.exit_json(changed=bool(found), removed=removed, current=target(prefix / "current"))
+    current = target(prefix / "current")
+    module.exit_json(changed=bool(removed), removed=removed, kept=kept, current=current)
+
+
+def remove_all(module, prefix):
+    """Remove all stacks and the links, if no run uses any, and end the module."""
+    stacks = sorted(prefix.glob("stacks/*"))
+    links = [prefix / name for name in ("current", "former") if target(prefix / name)]
+    changed = bool(links) or (prefix / "stacks").exists()
+    try:
+        with contextlib.ExitStack() as held:
+            for path in stacks:
+                held.enter_context(without_runs(path))
+            if not module.check_mode and changed:
+                for link in links:
+                    link.unlink()
+                for path in stacks:
+                    remove(path)
+                shutil.rmtree(prefix / "stacks")
+    except (InUse, OSError) as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=changed, removed=[path.name for path in stacks], current="")
+
+
+def remove(path):
+    """Remove a folder with all that is in it; returns whether it is gone."""
+    with contextlib.suppress(OSError):  # first, for what is broken off here to be made anew
+        (path / ".complete").unlink()
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
 
 
 def main():
@@ -112,7 +154,7 @@ def main():
         argument_spec={
             "prefix": {"type": "path", "required": True},
             "path": {"type": "path"},
-            "state": {"choices": ["current", "former", "pruned"], "default": "current"},
+            "state": {"choices": ["current", "former", "pruned", "removed"], "default": "current"},
         },
         required_if=[("state", "current", ["path"])],
         supports_check_mode=True,
@@ -124,6 +166,8 @@ def main():
         module.fail_json(msg=f"{error.filename}: {error.strerror}")
     if module.params["state"] == "pruned":
         prune(module, prefix)
+    if module.params["state"] == "removed":
+        remove_all(module, prefix)
     current, former = target(prefix / "current"), target(prefix / "former")
     wanted = module.params["path"] if module.params["state"] == "current" else former
     if module.params["state"] == "former" and not is_finished(former):

@@ -20,7 +20,7 @@ from ftcluster.plan import LaunchPlan
 from ftcluster.playbooks import Outcome, TaskEvent, run_playbook
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
-from ftcluster.render import Launch, run_dir, stack_bin
+from ftcluster.render import Launch, run_dir, stack_bin, stack_link
 
 RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may last; the playbook only follows it
 STOP_LIMIT_SECONDS = 120
@@ -200,7 +200,7 @@ def _variables(job: Job) -> dict[str, Any]:
         "train_rank_user": job.plan.rank_user,
         "train_run": job.id,
         "train_run_dir": run_dir(job.plan, job.id),
-        "train_stack": f"{job.plan.prefix}/current",
+        "train_stack": stack_link(job.plan),
         "train_events": str(events_file(job.id)),
         **job.variables(),
     }

@@ -20,6 +20,7 @@ from ftcluster.stacks import Stack
 BF16_FLAG, AMX_FLAG = "avx512_bf16", "amx_bf16"
 WORTH_LEAVING_OUT = 1.2  # how much faster the others alone have to be for the plan to say so
 LOOPBACKS = ("127.", "::1", "localhost")
+LOOPBACK = "127.0.0.1"
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -159,6 +160,7 @@ def plan(
             ranks; the recipe asks for what the stack lacks. All of it at once, with every host that
             it is about and what it has.
     """
+    facts = _by_loopback(facts)
     problems = _Problems()
     problems.of(_check_addresses, facts)
     stack = problems.of(stack_of, facts, stacks)
@@ -231,6 +233,14 @@ def plan(
         rank_user=facts.head.rank_user,
         decisions=decided.grouped(),
     )
+
+
+def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
+    """The same, but ranks that are all on one host meet where no other host reaches them."""
+    if len(facts.hosts) > 1:
+        return facts
+    head = replace(facts.head, network_address=LOOPBACK, network_interface="lo")
+    return ClusterFacts((head,))
 
 
 def _of_host(

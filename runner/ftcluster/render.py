@@ -25,6 +25,7 @@ class Launch:
         hostfile: the text of the hostfile.
         hosts: name and address of each host, the head first.
         ssh_config: the mesh's SSH configuration on the head, or "" for one host.
+        stack: the link to the stack in use, which the supervisor puts the real folder in place of.
     """
 
     argv: tuple[str, ...]
@@ -32,6 +33,7 @@ class Launch:
     hostfile: str
     hosts: tuple[tuple[str, str], ...]
     ssh_config: str
+    stack: str
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready data, as launch.json has it."""
@@ -41,12 +43,18 @@ class Launch:
             "hostfile": self.hostfile,
             "hosts": [{"name": name, "address": address} for name, address in self.hosts],
             "ssh_config": self.ssh_config,
+            "stack": self.stack,
         }
 
 
+def stack_link(plan: LaunchPlan) -> str:
+    """The link to the stack in use, the same on every host."""
+    return f"{plan.prefix}/current"
+
+
 def stack_bin(plan: LaunchPlan) -> str:
-    """The folder with the stack's programs, the same on every host."""
-    return f"{plan.prefix}/current/bin"
+    """The folder with the stack's programs, by the link."""
+    return f"{stack_link(plan)}/bin"
 
 
 def run_dir(plan: LaunchPlan, run: str) -> str:
@@ -74,6 +82,7 @@ def render(
         "FTCLUSTER_PLACEMENT": placement_text(plan),
         "MASTER_ADDR": plan.master_address,
         "I_MPI_PIN": "0",  # ftcluster_train.bind does it, on each host by that host's own plan
+        "I_MPI_PORT_RANGE": "29600:29799",  # within what the firewall guards
         "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
     }
     if plan.rank_user:  # the stack is not the account's to write
@@ -93,7 +102,10 @@ def render(
     hostfile = "".join(f"{host.address}:{host.ranks}\n" for host in plan.hosts)
     hosts = tuple((host.name, host.address) for host in plan.hosts)
     ssh_config = _ssh_config(plan) if len(hosts) > 1 else ""
-    return Launch(argv=argv, env=env, hostfile=hostfile, hosts=hosts, ssh_config=ssh_config)
+    return Launch(
+        argv=argv, env=env, hostfile=hostfile, hosts=hosts, ssh_config=ssh_config,
+        stack=stack_link(plan),
+    )  # fmt: skip
 
 
 def placement_text(plan: LaunchPlan) -> str:
@@ -156,7 +168,6 @@ def _mesh(plan: LaunchPlan) -> dict[str, str]:
         "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {_ssh_config(plan)}",
         # the head starts every host itself: no other host has the key
         "I_MPI_HYDRA_BRANCH_COUNT": "4096",
-        "I_MPI_PORT_RANGE": "29600:29799",  # within what the firewall opens
     }
     if plan.interface:
         # else Hydra tells the hosts to call back at the head's name, which they may not know
@@ -192,7 +203,7 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
             ssh = f"ssh -F {shlex.quote(launch.ssh_config)}"
             lines.append(f"for host in {others}; do {ssh} $host {there} < {folder}/job.json; done")
     if plan.backend == oneccl.BACKEND:  # the supervisor sources it by itself
-        lines.append(f". {shlex.quote(plan.prefix)}/current/lib/python3*/site-packages/{SETVARS}")
+        lines.append(f". {shlex.quote(stack_link(plan))}/lib/python3*/site-packages/{SETVARS}")
     fetched = {"HF_HUB_OFFLINE": "1"} if job is not None else {}
     variables = sorted({**launch.env, **fetched}.items())
     lines += [

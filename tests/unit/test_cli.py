@@ -116,13 +116,24 @@ def test_two_control_nodes_do_not_give_two_runs_the_same_id(
         assert re.fullmatch(r"quickstart-20260131-120000-[0-9a-f]{4}", run)
 
 
-def test_a_launch_does_not_take_the_folder_of_another_run(tmp_path: Path) -> None:
-    [task] = yaml.safe_load((ROOT / "playbooks/tasks/new-run.yml").read_text())
-    folder = tmp_path / "prefix/runs/quickstart-20260131-101500-7f3a"
-    words = task["ansible.builtin.command"]["argv"]
-    argv = [word.replace("{{ train_run_dir }}", str(folder)) for word in words]
-    subprocess.run(argv, check=True)
-    again = subprocess.run(argv, check=False, capture_output=True, text=True)
+def test_a_launch_takes_the_stack_in_use_and_not_the_folder_of_another_run(tmp_path: Path) -> None:
+    prefix = tmp_path / "prefix"
+    folder, link = prefix / "runs/quickstart-20260131-101500-7f3a", prefix / "current"
+    find, _ = yaml.safe_load((ROOT / "playbooks/tasks/new-run.yml").read_text())
+    values = {"{{ train_run_dir }}": str(folder), "{{ train_stack }}": str(link)}
+
+    def launch() -> "subprocess.CompletedProcess[str]":
+        argv = [values.get(word, word) for word in find["ansible.builtin.command"]["argv"]]
+        return subprocess.run(argv, check=False, capture_output=True, text=True)
+
+    none = launch()
+    assert none.returncode == 1
+    assert none.stderr == f"{link} leads to no stack: run ftcluster setup\n"
+    (prefix / "stacks/native-1").mkdir(parents=True)
+    link.symlink_to(prefix / "stacks/native-1")
+    assert launch().stdout == f"{prefix}/stacks/native-1\n"
+    assert folder.is_dir()
+    again = launch()
     assert again.returncode != 0
     assert "File exists" in again.stderr
     for name in ("train", "run"):

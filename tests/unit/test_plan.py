@@ -376,6 +376,7 @@ def test_the_launch_of_this_machine() -> None:
         '"memory":[]},{"cpus":"1","threads":1,"memory":[]}]}],"hosts":[[0,1]]}',
         "MASTER_ADDR": "127.0.0.1",
         "I_MPI_PIN": "0",
+        "I_MPI_PORT_RANGE": "29600:29799",
         "TOKENIZERS_PARALLELISM": "false",
     }
 

@@ -9,6 +9,7 @@ import pytest
 from ftcluster.plan import plan
 from ftcluster.recipe import parse_recipe
 from ftcluster.render import Launch, as_shell, render
+from ftcluster_train.bind import find_place
 from tests.unit.clusters import STACKS, VM, cluster, host
 
 RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")
@@ -98,7 +99,16 @@ def test_one_host_has_no_mesh() -> None:
     launch = render(plan(cluster(VM), RECIPE, STACKS), "r-1")
     assert launch.ssh_config == ""
     assert launch.hosts == (("localhost", "127.0.0.1"),)
-    assert not any("HYDRA" in name or "PORT" in name for name in launch.env)
+    assert not any("HYDRA" in name for name in launch.env)
+
+
+def test_ranks_of_one_host_meet_where_no_other_host_reaches_them() -> None:
+    alone = host("node1", network_address="10.0.0.1", network_interface="eth0")
+    launch = render(plan(cluster(alone), RECIPE, STACKS), "r-1")
+    assert launch.env["MASTER_ADDR"] == "127.0.0.1"
+    place = find_place(json.loads(launch.env["FTCLUSTER_PLACEMENT"]), 0)
+    assert place.env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "10.0.0.1" not in json.dumps(launch.to_dict())
 
 
 def test_the_launch_as_the_supervisor_reads_it() -> None:
@@ -108,7 +118,8 @@ def test_the_launch_as_the_supervisor_reads_it() -> None:
         {"name": "node2", "address": "10.0.0.2"},
     ]
     assert document["ssh_config"] == "/opt/ftcluster/mesh/ssh_config"
-    assert sorted(document) == ["argv", "env", "hostfile", "hosts", "ssh_config"]
+    assert sorted(document) == ["argv", "env", "hostfile", "hosts", "ssh_config", "stack"]
+    assert document["stack"] == "/opt/ftcluster/current"
 
 
 def test_the_mesh_stands_in_what_a_person_pastes() -> None:

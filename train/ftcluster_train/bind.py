@@ -23,6 +23,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ftcluster_train.errors import TrainError, error_line
+from ftcluster_train.in_use import hold_stack, own_stack
+
 PLACEMENT = "FTCLUSTER_PLACEMENT"
 
 # Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/linux/mempolicy.h
@@ -217,6 +220,11 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    try:
+        hold_stack(own_stack(), inherited=True)
+    except TrainError as error:
+        print(error_line(error), flush=True)
+        return 1
     place = find_place(json.loads(text), int(rank))
     problems = bind_memory(place.memory)
     threads, more = bind_cores(place)

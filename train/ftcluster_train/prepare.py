@@ -18,6 +18,7 @@ from ftcluster_train import __version__
 from ftcluster_train.data import GENERATED, load_texts, version_of_named
 from ftcluster_train.errors import TrainError
 from ftcluster_train.fetch import fetch_model
+from ftcluster_train.in_use import hold_stack, own_stack
 from ftcluster_train.job import CausalLm, Inputs, Job, Recipe, read_job, write_inputs
 from ftcluster_train.models import (
     BY_TYPE,
@@ -90,6 +91,7 @@ def main() -> int:
     transformers_logging.set_verbosity_error()  # texts longer than the model is no warning here
     run_dir = Path(sys.argv[1])
     try:
+        hold_stack(own_stack())
         inputs = prepare(read_job(run_dir))
     except TrainError as error:
         print(error.message)

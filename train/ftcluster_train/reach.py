@@ -1,5 +1,5 @@
 """Whether the head reaches the other hosts over the mesh, found out before anything is launched,
-and whether they have the head's stack in use.
+and whether they have the run's stack.
 
 mpirun calls `ssh -q`: its own error names no host, and it waits minutes for one that is off.
 """
@@ -52,8 +52,8 @@ def unreachable(hosts: Sequence[Host], ssh_config: str, stack: Path | None = Non
     Args:
         hosts: all but the head.
         ssh_config: the mesh's SSH configuration.
-        stack: the link to the stack in use, at the same place on all hosts; those where it leads to
-            another one than on the head are among the hosts, too.
+        stack: the run's, at the same place on all hosts; those that have another one there, or
+            none, are among the hosts, too.
     """
     return [
         f"{refusal.host.name} ({refusal.host.address}): {refusal.reason}"
@@ -61,25 +61,23 @@ def unreachable(hosts: Sequence[Host], ssh_config: str, stack: Path | None = Non
     ]
 
 
-def same_stack(link: Path) -> str:
-    """A command that fails where a link does not lead to the stack that it leads to here.
+def same_stack(stack: Path) -> str:
+    """A command that fails on a host that does not have a stack as it is here.
 
     The name of a stack has a digest of its packages, but for the node package, which is listed in
-    it. "" where it is no link here.
+    it.
     """
-    if not link.is_symlink():
-        return ""
-    name, there = shlex.quote(link.readlink().name), shlex.quote(str(link))
+    there = shlex.quote(f"{stack}/bin")
     try:
-        listed = hashlib.sha256((link / NODE_PACKAGE).read_bytes()).hexdigest()
+        listed = hashlib.sha256((stack / NODE_PACKAGE).read_bytes()).hexdigest()
     except OSError:
         listed = ""
     mend = "run ftcluster setup, which makes it the same on all"
     script = (
-        f"cd {there} 2>/dev/null; is=$(readlink {there}); is=${{is##*/}}; "
-        f'if [ "$is" != {name} ] || [ ! -d {there}/bin ]; then '
-        f'echo "its stack in use is ${{is:-none}}, or not whole, and the head\'s is {name}: {mend}"'
-        f" >&2; exit 1; fi; list=$(sha256sum 2>/dev/null < {NODE_PACKAGE}); list=${{list%% *}}; "
+        f"if ! cd {there} 2>/dev/null; then "
+        f'echo "it does not have {stack.name}, the stack in use on the head: {mend}" >&2; '
+        "exit 1; fi; "
+        f"list=$(sha256sum 2>/dev/null < ../{NODE_PACKAGE}); list=${{list%% *}}; "
         f'[ "$list" = "{listed}" ] || {{ echo "its node package is another one than the head\'s: '
         f'{mend}" >&2; exit 1; }}'
     )

@@ -26,11 +26,14 @@ from typing import Any
 from ftcluster_train import oneccl
 from ftcluster_train.errors import TrainError
 from ftcluster_train.events import EventWriter
+from ftcluster_train.in_use import hold_stack, own_stack
 from ftcluster_train.lost import Connections, as_error
 from ftcluster_train.reach import Host, unreachable
 from ftcluster_train.watch import Ending, ScriptWatch, TrainingWatch, Watch
 
-PORTS = range(29500, 29600)  # for the meeting point; the firewall opens 29500 to 29999
+# For the meeting point, within what the firewall guards. Not those that torch and accelerate take
+# first: local users other than the cluster's account are kept from these.
+PORTS = range(29550, 29600)
 GRACE_SECONDS = 10.0  # for ranks that were asked to end
 PAUSE_SECONDS = 0.2
 # of the host's environment, the ranks get only what they may need; the rest is the launch's
@@ -57,6 +60,13 @@ def supervise(run_dir: Path) -> int:
 
 def _supervise(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> int:
     began = time.monotonic()
+    stack = own_stack()
+    try:
+        hold_stack(stack)
+    except TrainError as error:
+        refuse(events, error)
+        return 1
+    launch = by_real_path(launch, stack)
     environment = launch_environment(launch, events) if reaches_all(launch, events) else None
     if environment is None:
         return 1
@@ -171,8 +181,8 @@ def reaches_all(launch: dict[str, Any], events: EventWriter) -> bool:
         return True
     events.write("phase", doing="looking whether the head reaches the other hosts")
     hosts = [Host(**host) for host in launch["hosts"][1:]]
-    stack = Path(launch["argv"][0]).parents[1]
-    problems = unreachable(hosts, launch["ssh_config"], stack)
+    stack = launch.get("stack")
+    problems = unreachable(hosts, launch["ssh_config"], Path(stack) if stack else None)
     for problem in problems:
         name = problem.split()[0]
         events.write("error", message=problem, hint="no rank was started", host=name, rank=None)
@@ -187,10 +197,30 @@ def launch_environment(launch: dict[str, Any], events: EventWriter) -> dict[str,
         sourced = oneccl.variables_for(launch["env"], host_path())
         return rank_environment(launch["env"], Path(launch["argv"][0]).parent, sourced)
     except TrainError as error:
-        host = socket.gethostname()
-        events.write("error", message=error.message, hint=error.hint, host=host, rank=None)
-        events.write("end", state="failed", exit_code=1, seconds=0.0)
+        refuse(events, error)
         return None
+
+
+def refuse(events: EventWriter, error: TrainError) -> None:
+    """Write why no rank is started, and the run's end."""
+    host = socket.gethostname()
+    events.write("error", message=error.message, hint=error.hint, host=host, rank=None)
+    events.write("end", state="failed", exit_code=1, seconds=0.0)
+
+
+def by_real_path(launch: dict[str, Any], stack: Path) -> dict[str, Any]:
+    """The same launch by the real folder of its stack: the link may lead elsewhere while it lasts.
+
+    What a script is given stays as it is.
+    """
+    if "stack" not in launch:
+        return launch
+    link, real = f"{launch['stack']}/", f"{stack}/"
+    argv: list[str] = launch["argv"]
+    own = argv.index("ftcluster_train.bind") + 2  # the program's first word is the stack's as well
+    ours = [word.replace(link, real) if word.startswith(link) else word for word in argv[:own]]
+    env = {name: value.replace(link, real) for name, value in launch["env"].items()}
+    return {**launch, "argv": [*ours, *argv[own:]], "env": env, "stack": str(stack)}
 
 
 def host_path() -> str:

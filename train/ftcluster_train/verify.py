@@ -172,6 +172,7 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
                 "MASTER_ADDR": request.hosts[0].address,
                 "OMP_NUM_THREADS": "1",
                 "I_MPI_PIN": "0",  # the rank itself takes all cores of its host
+                "I_MPI_PORT_RANGE": "29600:29799",  # within what the firewall guards
                 "PYTHONPYCACHEPREFIX": sys.pycache_prefix or "",
                 "PYTHONDONTWRITEBYTECODE": "1" if sys.dont_write_bytecode else "",
                 **mesh_environment(request.ssh_config, request.interface),
@@ -215,7 +216,6 @@ def mesh_environment(ssh_config: str, interface: str) -> dict[str, str]:
         "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {ssh_config}",
         # the head starts every host itself: no other host has the key
         "I_MPI_HYDRA_BRANCH_COUNT": "4096",
-        "I_MPI_PORT_RANGE": "29600:29799",  # within what the firewall opens
     }
     # else Hydra tells the hosts to call back at the head's name, which they may not know
     return {**variables, **({"I_MPI_HYDRA_IFACE": interface} if interface else {})}

@@ -103,7 +103,7 @@ def interface(host: HostFacts, hosts: int) -> Reason:
             "it has the address that the others reach it by; gloo by itself takes the one that the "
             "host's name leads to"
             if hosts > 1
-            else "all ranks are on this host"
+            else "all ranks are on this host, and no other one reaches it"
         )
         return host.network_interface, why
     return "the ranks' own choice", "no interface is known to have its address; see ip address"
@@ -112,7 +112,7 @@ def interface(host: HostFacts, hosts: int) -> Reason:
 def meeting_point(facts: ClusterFacts) -> Reason:
     """Where ranks find each other."""
     return (
-        f"{facts.head.network_address}, a free port from 29500 on",
+        f"{facts.head.network_address}, a free port from 29550 on",
         f"{facts.head.name} is the head; the port is taken at the launch",
     )
 

@@ -1,0 +1,82 @@
+# Apache-2.0 (see LICENSE)
+"""Which runs use a stack.
+
+Their processes hold a shared lock on its folder (ftcluster_train.in_use).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from pathlib import Path
+
+
+class InUse(ValueError):
+    """A run uses the stack; the text says which one and what to do."""
+
+
+@contextlib.contextmanager
+def without_runs(stack, processes=Path("/proc")):
+    """Keep runs from starting on a stack meanwhile; one that is not there is used by none.
+
+    Raises:
+        InUse: a run uses it.
+    """
+    try:
+        descriptor = os.open(stack, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUse(words(Path(stack), runs_on(stack, processes))) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def words(stack, runs):
+    """The refusal."""
+    who = f"the run{'s' * (len(runs) > 1)} {', '.join(runs)}" if runs else "a run"
+    stop = f"{stack}/bin/python -m ftcluster_train.supervisor stop {stack.parents[1]}/runs/"
+    return (
+        f"{who} use{'s' * (len(runs) < 2)} the stack {stack.name} here, which would be changed or "
+        f"removed; wait for the end, or end it on the head: {stop}{runs[0] if runs else 'RUN'}"
+    )
+
+
+def runs_on(stack, processes=Path("/proc")):
+    """Ids of the runs whose processes have a stack's folder open, as far as they can be seen."""
+    wanted = Path(stack).stat()
+    found = set()
+    for process in processes.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+            if any(same(path, wanted) for path in (process / "fd").iterdir()):
+                run = run_of(process)
+                found |= {run} if run else set()
+    return sorted(found)
+
+
+def same(path, wanted):
+    """Whether an open file is a certain one."""
+    try:
+        return os.path.samestat(path.stat(), wanted)
+    except OSError:
+        return False
+
+
+def run_of(process):
+    """The id of the run that a process belongs to, or an empty string."""
+    for variable in (process / "environ").read_bytes().split(b"\0"):
+        name, _, value = variable.partition(b"=")
+        if name == b"FTCLUSTER_RUN":
+            return value.decode(errors="replace")
+    # what prepares or supervises a run has its folder as an argument
+    found = re.search(rb"/runs/([^/\0]+)", (process / "cmdline").read_bytes())
+    return found.group(1).decode(errors="replace") if found else ""
