@@ -1,0 +1,147 @@
+"""What others can do to a run while it lasts: setups that would change its stack, other local users."""
+
+import json
+import re
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts.cluster import ADDRESS, HEAD, OTHER, TWO, Cluster, no_rank_is_left
+from tests.programs import CONTROL
+
+LIMIT = 120
+WAITS = """\
+import os
+import pathlib
+import time
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group(os.environ["FTCLUSTER_BACKEND"])
+dist.all_reduce(torch.ones(1))
+print("ranks have met", flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.2)
+import torch.distributed.checkpoint  # of the run's stack, wherever the link leads by now
+dist.all_reduce(torch.ones(1))
+print(torch.distributed.checkpoint.__file__, flush=True)
+"""
+# another stack that was set up before, as far as a rollback looks
+FORMER = "mkdir -p {0} && touch {0}/.complete && ln -sfn {0} /opt/ftcluster/former"
+LISTENING = """\
+lines = [line.split() for line in open("/proc/net/tcp").readlines()[1:]]
+print(sorted({int(words[1].split(":")[1], 16) for words in lines if words[3] == "0A"}))
+"""
+CALL = """\
+import socket, sys
+for place in sys.argv[1:]:
+    address, port = place.split(":")
+    try:
+        socket.create_connection((address, int(port)), timeout=3).close()
+        print(place, "in")
+    except OSError as error:
+        print(place, type(error).__name__)
+"""
+
+
+@dataclass(frozen=True)
+class Live:
+    """A run of two ranks on two hosts that waits until it is told to go on."""
+
+    cluster: Cluster
+    process: "subprocess.Popen[str]"
+    run: str
+    stack: str
+
+    def on(self, host: str, command: str) -> str:
+        return self.cluster.control.bed.exec_(host, "sh", "-c", command, check=True).stdout
+
+    def let_it_end(self) -> str:
+        for name in (HEAD, OTHER):
+            self.on(name, f"touch /opt/ftcluster/runs/{self.run}/script/go")
+        out, said = self.process.communicate(timeout=LIMIT)
+        assert self.process.returncode == 0, said
+        return out
+
+
+@pytest.fixture(scope="module")
+def live(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("waits")
+    (folder / "waits.py").write_text(WAITS)
+    control = cluster.control
+    process = control.start("run", *TWO, "--", str(folder / "waits.py"))
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "ranks have met\n"
+        found = control.bed.exec_(HEAD, "sh", "-c", "ls -t /opt/ftcluster/runs | head -1; "
+                                  "readlink /opt/ftcluster/current", check=True)  # fmt: skip
+        yield Live(cluster, process, *found.stdout.split())
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=LIMIT)
+
+
+def test_other_local_users_do_not_get_at_the_rendezvous(live: Live) -> None:
+    ports = json.loads(live.on(HEAD, f"python3 -c '{LISTENING}'"))
+    ours = [port for port in ports if 29550 <= port <= 29799]
+    assert len(ours) >= 2, ports  # torch's store, and mpirun's
+    near = [f"{address}:{port}" for address in ("127.0.0.1", ADDRESS[HEAD]) for port in ours]
+    far = [f"{ADDRESS[HEAD]}:{port}" for port in ours]
+    for host, places in ((HEAD, near), (OTHER, far)):
+        for user, answer in (("nobody", "ConnectionRefusedError"), ("ftcluster", "in")):
+            argv = ("runuser", "-u", user, "--", "python3", "-c", CALL, *places)
+            said = live.cluster.control.bed.exec_(host, *argv, check=True).stdout.splitlines()
+            if user == "nobody":
+                assert said == [f"{place} {answer}" for place in places], host
+            else:  # mpirun listens only until the ranks are there
+                assert any(line.endswith(answer) for line in said), (host, said)
+    # what others have at other ports is theirs, torch's own among them
+    live.on(HEAD, "runuser -u nobody -- python3 -c 'import socket; "
+            's = socket.create_server(("", 29500)); '
+            "socket.create_connection((\"127.0.0.1\", 29500))'")  # fmt: skip
+
+
+def test_a_run_keeps_its_stack_until_it_has_ended(live: Live, tmp_path: Path) -> None:
+    cluster, control = live.cluster, live.cluster.control
+    # the same package in another file
+    [wheel] = CONTROL.parent.rglob("node_agent/files/ftcluster_train-*.whl")
+    other = Path(shutil.copy(wheel, tmp_path))
+    with zipfile.ZipFile(other, "a") as archive:
+        archive.comment = b"other"
+    before = {name: control.snapshot(name) for name in (HEAD, OTHER)}
+    change = ("-e", f"node_agent_wheel={other}")
+    for verb, words in (("setup", change), ("teardown", ())):
+        refused = control.run(verb, cluster.inventory, *words)
+        assert refused.returncode == 1, refused.stdout
+        for name in (HEAD, OTHER):
+            line = rf"^  {name}: .*: the run {live.run} uses the stack {Path(live.stack).name} here"
+            assert re.search(line, refused.stderr, re.MULTILINE), refused.stderr
+        assert "nothing was changed" in refused.stderr
+    for name in (HEAD, OTHER):
+        assert control.snapshot(name) == before[name], name
+        assert live.on(name, "ls -A /opt/ftcluster").count(".setup") == 0
+    # a rollback moves the link alone
+    for name in cluster.before:
+        live.on(name, FORMER.format("/opt/ftcluster/stacks/native-0"))
+    for stack in ("/opt/ftcluster/stacks/native-0", live.stack):
+        back = control.run("setup", cluster.inventory, "--rollback")
+        assert back.returncode == 0, back.stderr
+        assert live.on(HEAD, "readlink /opt/ftcluster/current").strip() == stack
+        if stack != live.stack:
+            assert (
+                live.let_it_end()
+                == f"{live.stack}/lib/python3.11/site-packages/torch/distributed/checkpoint/__init__.py\n"
+            )
+    no_rank_is_left(cluster)
+    for name in cluster.before:
+        live.on(name, "rm -r /opt/ftcluster/stacks/native-0 /opt/ftcluster/former")
+    for wanted in (change, ()):
+        done = control.run("setup", cluster.inventory, "--tags", "stack", *wanted)
+        assert done.returncode == 0, done.stderr
