@@ -33,7 +33,7 @@ class ActionModule(ActionBase):
         files = [(source / name, name) for name in names]
         new = shlex.quote(f"{path}.new")
         push_files(self, files, f"{path}.new")
-        command = f"sync {new} && chmod 0755 {new} && mv -T {new} {there}"
+        command = f"sync {new} && chmod 0700 {new} && mv -T {new} {there}"
         done = execute(self, command)
         if done["rc"] != 0:
             raise AnsibleActionFail(f"{path} cannot be made: {done['stderr'].strip()}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ftcluster.errors import FtclusterError
 from ftcluster.facts import ClusterFacts
-from ftcluster.paths import state_dir, write_atomically
+from ftcluster.paths import make_state_dir, state_dir, write_atomically
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ def remember(cluster: Cluster) -> None:
         "options": cluster.options,
         "facts": cluster.facts.to_dict(),
     }
+    make_state_dir(state_dir())
     write_atomically(_file(), json.dumps(document, indent=1) + "\n")
 
 

@@ -1,6 +1,6 @@
 """A training by a recipe: what is launched for it, and what came of it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class Run:
         plan: who runs where.
         launch: the command.
         folders: folders of this machine and where they are copied to on the hosts.
+        hub_token: what each host fetches model and data with, or "".
     """
 
     id: str
@@ -33,6 +34,7 @@ class Run:
     plan: LaunchPlan
     launch: Launch
     folders: tuple[tuple[str, str], ...] = ()
+    hub_token: str = field(default="", repr=False)
 
     playbook = "train"
 
@@ -94,6 +96,7 @@ def _variables(run: Run) -> dict[str, Any]:
         "train_folders": [{"source": source, "path": path} for source, path in run.folders],
         "train_launch": run.launch.to_dict(),
         "train_job": run.job,
+        "train_hub_token": run.hub_token,
     }
 
 

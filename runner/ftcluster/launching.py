@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from ftcluster.cluster import Cluster
 from ftcluster.errors import FtclusterError
 from ftcluster.interrupts import Interrupts
-from ftcluster.paths import state_dir, write_atomically
+from ftcluster.paths import PRIVATE_FILE, make_state_dir, state_dir, write_atomically
 from ftcluster.plan import LaunchPlan
 from ftcluster.playbooks import Outcome, TaskEvent, run_playbook
 from ftcluster.progress.state import RunProgress
@@ -119,8 +119,9 @@ def carry_out(
         FtclusterError: it was to be stopped, and may still be running.
     """
     events = events_file(job.id)
+    make_state_dir(events.parent)
     write_atomically(events.with_name("run.json"), _record(job))
-    events.touch()
+    events.touch(mode=PRIVATE_FILE)
     progress = RunProgress(run=job.id)
     reader = _EventReader(events)
     failures: list[TaskEvent] = []

@@ -5,6 +5,8 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+
 
 def bundled(folder: str) -> Path:
     """The folder of recipes or inventories that came with the package."""
@@ -36,7 +38,13 @@ def memory_dir() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def write_atomically(path: Path, text: str) -> None:
+def make_state_dir(path: Path) -> None:
+    """Make a folder in the state folder, which other users of this machine cannot enter."""
+    path.mkdir(parents=True, exist_ok=True)
+    state_dir().chmod(PRIVATE_FOLDER)
+
+
+def write_atomically(path: Path, text: str, mode: int = PRIVATE_FILE) -> None:
     """Write a file that a reader sees either as it was or whole, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -44,7 +52,7 @@ def write_atomically(path: Path, text: str) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         Path(name).replace(path)
     except BaseException:

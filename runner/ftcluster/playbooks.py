@@ -117,6 +117,11 @@ def run_playbook(
     words: list[str] = []
 
     def receive(raw: dict[str, Any]) -> bool:
+        if raw.get("event") == "playbook_on_start":
+            # they have been read. Where this process is killed, nobody else removes them, and the
+            # second, ansible-runner's own, has our whole environment
+            for path in (variables, *scratch.glob("artifacts/*/command")):
+                path.unlink(missing_ok=True)
         event = read_event(raw)
         if event:
             events.put(event)

@@ -175,36 +175,41 @@ def _mesh(plan: LaunchPlan) -> dict[str, str]:
     return variables
 
 
-def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = None) -> str:
+def as_shell(
+    launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = None, fetch: bool = True
+) -> str:
     """The launch as a person would paste it into a shell on the head.
 
     Args:
         launch: what runs.
         plan: what it was made from.
         job: what job.json shall hold; left out, nothing is prepared for the ranks.
+        fetch: whether each host fetches what the job names, as a training needs it.
     """
     folder = shlex.quote(str(PurePosixPath(_hostfile(launch)).parent))
     python = shlex.quote(f"{stack_bin(plan)}/python")
     user = f", as the user {plan.rank_user}" if plan.rank_user else ""
     lines = [
         f"# on {plan.hosts[0].name}{user}",
+        *(["umask 077"] if job is not None else []),
         f"mkdir -p {folder}",
         f"printf %s {shlex.quote(launch.hostfile)} > {shlex.quote(_hostfile(launch))}",
     ]
     if job is not None:
-        prepare = f"{python} -m ftcluster_train.prepare {folder}"
+        prepare = [f"{python} -m ftcluster_train.prepare {folder}"] if fetch else []
         lines += [
             f"printf %s {shlex.quote(json.dumps(job))} > {folder}/job.json",
-            prepare,
+            *prepare,
         ]
         others = " ".join(shlex.quote(address) for _, address in launch.hosts[1:])
         if others:
-            there = shlex.quote(f"mkdir -p {folder} && cat > {folder}/job.json && {prepare}")
+            here = ["umask 077", f"mkdir -p {folder}", f"cat > {folder}/job.json", *prepare]
+            there = shlex.quote(" && ".join(here))
             ssh = f"ssh -F {shlex.quote(launch.ssh_config)}"
             lines.append(f"for host in {others}; do {ssh} $host {there} < {folder}/job.json; done")
     if plan.backend == oneccl.BACKEND:  # the supervisor sources it by itself
         lines.append(f". {shlex.quote(stack_link(plan))}/lib/python3*/site-packages/{SETVARS}")
-    fetched = {"HF_HUB_OFFLINE": "1"} if job is not None else {}
+    fetched = {"HF_HUB_OFFLINE": "1"} if job is not None and fetch else {}
     variables = sorted({**launch.env, **fetched}.items())
     lines += [
         f"port=$({python} -c {shlex.quote(FREE_PORT)})",

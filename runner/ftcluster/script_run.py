@@ -1,11 +1,12 @@
 """A run of a user's own script: what is launched for it, and what came of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ftcluster.cluster import Cluster
 from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.hub_token import rank_variables
 from ftcluster.launching import carry_out, failure
 from ftcluster.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
@@ -26,6 +27,7 @@ class ScriptRun:
         plan: who runs where.
         launch: the command.
         copied: the files of this machine that the ranks get a copy of, or None.
+        hub_token: what the ranks' huggingface_hub finds while they run, or "".
     """
 
     id: str
@@ -34,6 +36,7 @@ class ScriptRun:
     plan: LaunchPlan
     launch: Launch
     copied: Copied | None
+    hub_token: str = field(default="", repr=False)
 
     playbook = "run"
 
@@ -41,6 +44,13 @@ class ScriptRun:
     def logs(self) -> str:
         """The folder on the head with what each rank says."""
         return f"{run_dir(self.plan, self.id)}/logs"
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """What job.json on the hosts holds."""
+        start = start_folder(self.plan, self.id, self.script)
+        script = {"program": list(self.script.program), "start": start}
+        return {"run": self.id, "prefix": self.plan.prefix, "script": script}
 
     def variables(self) -> dict[str, Any]:
         """See Job."""
@@ -55,7 +65,8 @@ class ScriptRun:
         launch = self.launch.to_dict() | {"script": {"world_size": self.plan.world_size}}
         return {
             "train_launch": launch,
-            "train_job": {"run": self.id, "prefix": self.plan.prefix},
+            "train_job": self.job,
+            "run_hub_token": self.hub_token,
             "run_script": document,
         }
 
@@ -82,27 +93,27 @@ class ScriptFailed(FtclusterError):
         self.exit_code = exit_code
 
 
-def render_script(plan: LaunchPlan, run: str, script: Script) -> Launch:
+def render_script(plan: LaunchPlan, run: str, hub_token: bool = False) -> Launch:
     """The one mpirun of a script's run: a training's, with another program and other labels.
 
     The labels have the run's name in them: a script may print `[1] ` itself.
+
+    Args:
+        plan: who runs where.
+        run: the run's id.
+        hub_token: whether the ranks have a token for the Hub.
     """
     program = (
-        f"{stack_bin(plan)}/python", "-m", "ftcluster_train.script", "run",
-        start_folder(plan, run, script), *map(_no_separator, script.program),
+        f"{stack_bin(plan)}/python", "-m", "ftcluster_train.script", "run", run_dir(plan, run)
     )  # fmt: skip
     launch = render(plan, run, program, ("-prepend-pattern", f"[{run} %r] "))
-    return replace(launch, env=launch.env | _script_environment(plan))
+    token = rank_variables(run_dir(plan, run)) if hub_token else {}
+    return replace(launch, env=launch.env | _script_environment(plan) | token)
 
 
 def start_folder(plan: LaunchPlan, run: str, script: Script) -> str:
     """The folder that the ranks start in."""
     return script.start or f"{run_dir(plan, run)}/script"
-
-
-def _no_separator(word: str) -> str:
-    """mpirun takes the word `:` for the beginning of another program."""
-    return f":{word}" if set(word) == {":"} else word
 
 
 def _script_environment(plan: LaunchPlan) -> dict[str, str]:

@@ -157,6 +157,15 @@ def test_cores_that_are_not_allowed_are_said_in_one_line_and_survived() -> None:
     assert environment["OMP_NUM_THREADS"] == str(len(allowed))
 
 
+def test_what_the_program_writes_is_not_for_everybody() -> None:
+    before = os.umask(0)  # an SSH session has what the host's administrator likes
+    try:
+        done = start([{"cpus": "0", "threads": 1, "memory": []}], "sh", "-c", "umask")
+    finally:
+        os.umask(before)
+    assert done.stdout.strip() == "0027"
+
+
 def test_the_programs_exit_code_comes_through() -> None:
     rank = [{"cpus": "0-1023", "threads": 1, "memory": []}]
     assert start(rank, "/bin/sh", "-c", "exit 7").returncode == 7

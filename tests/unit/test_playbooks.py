@@ -127,6 +127,29 @@ def test_a_playbook_that_takes_too_long_is_ended_with_all_it_started(
     assert commands_with(f"echo {tmp_path}") == []
 
 
+def test_nothing_secret_is_in_a_file_while_a_playbook_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(playbooks, "memory_dir", lambda: memory)
+    monkeypatch.setenv("HF_TOKEN", "in-the-environment")
+    playbook, inventory = write_playbook(tmp_path, "test {{ planted | length }} = 15; sleep 1")
+    looked: list[str] = []
+
+    def look(event: TaskEvent) -> None:
+        if event.kind == "started":
+            looked.extend(path.read_text() for path in memory.rglob("*") if path.is_file())
+
+    outcome = run_playbook(
+        playbook, inventory, {"planted": "among-variables"}, look, time_limit_seconds=100
+    )
+    assert outcome.state == "done", outcome.output
+    assert looked, "its settings, at least"
+    assert not any("in-the-environment" in text or "among-variables" in text for text in looked)
+    assert list(memory.iterdir()) == []
+
+
 def test_a_playbook_that_is_cancelled_while_it_is_silent_is_ended_at_once(tmp_path: Path) -> None:
     running = tmp_path / "running"
     playbook, inventory = write_playbook(tmp_path, f"touch {running}; sleep 300")

@@ -1,6 +1,7 @@
 """The command `run` up to the launch, and what it makes of a run's end."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 def program(document: dict[str, Any]) -> list[str]:
     """What each rank becomes, from its folder on."""
-    argv: list[str] = document["launch"]["argv"]
-    return argv[argv.index("ftcluster_train.script") + 2 :]
+    script = document["script"]
+    return [script["start"], *script["program"]]
 
 
 @pytest.mark.parametrize(
@@ -69,10 +70,12 @@ def test_what_every_rank_gets(capsys: pytest.CaptureFixture[str], project: Path)
     assert document["script"]["copied_to"].startswith("/opt/ftcluster/scripts/project-")
 
 
-def test_a_word_that_mpirun_would_keep_for_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program(planned(capsys, "--", "train.py", ":", "::", "a:b", ""))[1:] == [
-        "train.py", "::", ":::", "a:b", "",
-    ]  # fmt: skip
+def test_words_are_not_in_mpiruns_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    document = planned(capsys, "--", "train.py", "--key", "s3cret", ":")
+    assert program(document)[1:] == ["train.py", "--key", "s3cret", ":"]
+    assert "s3cret" not in json.dumps(document["launch"])
+    run_dir = f"/opt/ftcluster/runs/{document['run']}"
+    assert document["launch"]["argv"][-3:] == ["ftcluster_train.script", "run", run_dir]
 
 
 def test_a_module_and_a_path_of_the_hosts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +91,7 @@ def test_a_dry_run_for_people(capsys: pytest.CaptureFixture[str], project: Path)
     assert main(["run", "--dry-run", "--", "train.py", "a b"]) == 0
     out = capsys.readouterr().out
     assert f"# copied to the hosts: {project} (1 files, 0.0 MB, without .git)" in out
-    assert "train.py 'a b'" in out
+    assert '"program": ["train.py", "a b"]' in out
     assert "/opt/ftcluster/current/bin/mpirun" in out
     assert "# ranks on localhost: " in out
 
@@ -264,3 +267,31 @@ def test_every_kind_of_run_is_recorded(hosts: Hosts, tmp_path: Path) -> None:
     record = json.loads(path.read_text())
     assert record["kind"] == "run"
     assert record["script"]["program"] == ["train.py", "--lr", "1"]
+
+
+def test_other_users_can_read_nothing_of_a_run_here(hosts: Hosts, tmp_path: Path) -> None:
+    hosts.events = [{"event": "end", "state": "done", "exit_code": 0, "seconds": 1.0}]
+    state = tmp_path / "state/ftcluster"
+    state.chmod(0o755)
+    before = os.umask(0)
+    try:
+        assert main(["run", "--", "train.py", "s3cret"]) == 0
+    finally:
+        os.umask(before)
+    assert state.stat().st_mode & 0o777 == 0o700
+    modes = {path.name: path.stat().st_mode & 0o777 for path in state.rglob("*.json*")}
+    assert modes == {"cluster.json": 0o600, "run.json": 0o600, "events.jsonl": 0o600}
+
+
+def test_a_token_for_the_hub_goes_to_the_hosts_if_it_is_asked_for(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_s3cret")
+    hosts.events = [{"event": "end", "state": "done", "exit_code": 0, "seconds": 1.0}]
+    assert main(["run", "--", "train.py"]) == 0
+    assert "hf_s3cret" not in str(hosts.variables)
+    assert main(["run", "--hf-token", "--", "train.py"]) == 0
+    assert hosts.variables.pop("run_hub_token") == "hf_s3cret"
+    assert "hf_s3cret" not in str(hosts.variables)
+    for path in (tmp_path / "state").rglob("*.json*"):
+        assert "hf_s3cret" not in path.read_text()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster_train.errors import TrainError, error_line, read_error_line
-from ftcluster_train.supervisor import rank_environment
+from ftcluster_train.supervisor import rank_environment, without_credentials
 
 TRAIN = Path(__file__).parents[2] / "train"
 NODES = [{"name": f"node{n}", "address": f"10.0.0.1{n}"} for n in (1, 2, 3)]
@@ -24,10 +24,11 @@ IMPATIENT = (
 
 
 def supervisor(
-    verb: str, run_dir: Path, site_packages: str = ""
+    verb: str, run_dir: Path, site_packages: str = "", token: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", IMPATIENT, verb, str(run_dir)],
+        [sys.executable, "-c", IMPATIENT, verb, str(run_dir), *(["--hub-token"] if token else [])],
+        input=token,
         env={**os.environ, "PYTHONPATH": f"{TRAIN}:{site_packages}", "SECRET": "s3cret"},
         capture_output=True,
         text=True,
@@ -36,13 +37,13 @@ def supervisor(
     )
 
 
-def launch(run_dir: Path, script: str, **mesh: object) -> None:
+def launch(run_dir: Path, script: str, token: str = "", **mesh: object) -> None:
     document = {
         "argv": ["/bin/sh", "-c", script], "env": {"FTCLUSTER_RUN": run_dir.name},
         "hostfile": "", "hosts": [], "ssh_config": "", **mesh,
     }  # fmt: skip
     (run_dir / "launch.json").write_text(json.dumps(document))
-    supervisor("start", run_dir)
+    supervisor("start", run_dir, token=token)
 
 
 def events(run_dir: Path) -> list[dict[str, object]]:
@@ -253,3 +254,102 @@ def test_the_environment_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["MLFLOW_TRACKING_URI"] == "http://tracking:5000"
     assert found["PATH"].startswith("/stack/bin:")
     assert 1024 <= int(found["MASTER_PORT"]) <= 65535
+
+
+def test_other_users_can_read_nothing_of_a_run(run_dir: Path) -> None:
+    before = os.umask(0)
+    try:
+        launch(run_dir, f"mkdir {run_dir}/made; touch {run_dir}/made/file; echo hello")
+        until_end(run_dir)
+    finally:
+        os.umask(before)
+    left = [path for path in run_dir.rglob("*") if path.name != "launch.json"]
+    assert {"events.jsonl", "ranks.log", "supervisor.log"} <= {path.name for path in left}
+    assert [path for path in left if path.stat().st_mode & 0o027] == []
+
+
+MESH = {"hosts": NODES, "ssh_config": "/opt/mesh/ssh_config"}
+# keeps what it is called with and what it is given, as the other hosts would
+HOSTS = 'echo "$@" >> "{folder}/argv"; cat >> "{folder}/$3.stdin"'
+
+
+def test_ranks_have_the_token_for_as_long_as_they_run(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh_on_path(tmp_path, monkeypatch, HOSTS.format(folder=tmp_path))
+    file = run_dir / "hub_token"
+    launch(run_dir, f"stat -c %a {file}; cat {file}; env; echo; ps -ef", token="hf_s3cret", **MESH)
+    assert until_end(run_dir)["state"] == "done"
+    said = (run_dir / "ranks.log").read_text()
+    assert said.startswith("600\nhf_s3cret")
+    assert said.count("hf_s3cret") == 1, "in the file, not in the environment nor in arguments"
+    for host in NODES[1:]:
+        assert (tmp_path / f"{host['address']}.stdin").read_text() == "hf_s3cret"
+    asked = (tmp_path / "argv").read_text()
+    assert asked.count(f"umask 077 && cat > {file}\n") == 2
+    assert asked.count(f"rm -f {file}\n") == 2
+    assert "hf_s3cret" not in asked
+    (run_dir / "ranks.log").unlink()  # where this test has put it itself
+    assert not any("hf_s3cret" in path.read_text() for path in run_dir.iterdir())
+
+
+def test_a_token_does_not_outlast_a_run_that_is_stopped(run_dir: Path) -> None:
+    launch(run_dir, "sleep 300", token="hf_s3cret")
+    wait_for(run_dir / "hub_token")
+    assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    assert not (run_dir / "hub_token").exists()
+
+
+def test_a_token_of_a_supervisor_that_was_killed_goes_with_stop_and_sweep(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh_on_path(tmp_path, monkeypatch, HOSTS.format(folder=tmp_path))
+    launch(run_dir, "sleep 300", token="hf_s3cret", **MESH)
+    wait_for(run_dir / "ranks.log")
+    os.kill(int((run_dir / "supervisor.pid").read_text()), signal.SIGKILL)
+    assert (run_dir / "hub_token").exists()
+    while supervisor("stop", run_dir).stdout.strip() != "not running":
+        pass
+    assert not (run_dir / "hub_token").exists()
+    assert (tmp_path / "argv").read_text().count("rm -f ") == 2
+    (run_dir / "hub_token").touch()
+    supervisor("sweep", run_dir)
+    assert not (run_dir / "hub_token").exists()
+    assert processes_of(run_dir.name) == []
+
+
+def test_a_host_that_cannot_take_the_token_ends_the_run_before_a_rank_starts(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+    full = "case $* in *10.0.0.13*cat*) echo 'No space left on device' >&2; exit 1;; esac"
+    ssh_on_path(tmp_path, monkeypatch, full)
+    launch(run_dir, f"touch {started}", token="hf_s3cret", **MESH)
+    assert until_end(run_dir)["state"] == "failed"
+    [error] = [event for event in events(run_dir) if event["event"] == "error"]
+    assert error["host"] == "node3"
+    assert "token for the Hub cannot be written: No space left on device" in str(error["message"])
+    assert not (run_dir / "hub_token").exists()
+    assert not started.exists()
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_credentials_of_this_host_are_not_sent_to_others() -> None:
+    environment = {
+        "HF_TOKEN": "a", "HF_HOME": "/b", "HF_TOKEN_PATH": "/c", "MLFLOW_TRACKING_PASSWORD": "d",
+        "MLFLOW_TRACKING_URI": "e", "https_proxy": "http://me:f@proxy", "http_proxy": "http://g",
+    }  # fmt: skip
+    argv = ["/stack/bin/mpirun", "-n", "2", "python"]
+    assert without_credentials(argv, environment, {"OMP_NUM_THREADS": "1"}) == [
+        "/stack/bin/mpirun", "-genvexcl", "HF_TOKEN,MLFLOW_TRACKING_PASSWORD,https_proxy",
+        "-n", "2", "python",
+    ]  # fmt: skip
+    assert without_credentials(argv, {"HF_HOME": "/b"}, {}) == argv
+    # an empty one of the launch, which hides those of the hosts, has to get there
+    assert without_credentials(argv, {"HF_TOKEN": ""}, {"HF_TOKEN": ""}) == argv

@@ -25,6 +25,7 @@ from typing import Any
 
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.in_use import hold_stack, own_stack
+from ftcluster_train.permissions import GROUP_READS
 
 PLACEMENT = "FTCLUSTER_PLACEMENT"
 
@@ -232,6 +233,7 @@ def main() -> int:
         # one write, so that the lines of several ranks do not mix
         os.write(2, f"ftcluster: rank {rank} on {os.uname().nodename}: {problem}\n".encode())
     os.environ.update(variables(place, threads))
+    os.umask(GROUP_READS)  # here, because on other hosts it is that of an SSH session
     program = sys.argv[1:]
     try:
         os.execvp(program[0], program)

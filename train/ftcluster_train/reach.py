@@ -84,21 +84,24 @@ def same_stack(stack: Path) -> str:
     return f"sh -c {shlex.quote(script)}"
 
 
-def refusals(hosts: Sequence[Host], ssh_config: str, command: str = "") -> list[Refusal]:
+def refusals(
+    hosts: Sequence[Host], ssh_config: str, command: str = "", data: str = ""
+) -> list[Refusal]:
     """Hosts on which a command over the mesh does not succeed, all tried at the same time.
 
     Args:
         hosts: all but the head.
         ssh_config: the mesh's SSH configuration.
         command: for a shell on the host; "" only looks whether ssh gets there.
+        data: what the command finds on its stdin.
     """
 
     def probe(host: Host) -> Refusal | None:
         argv = ["ssh", "-F", ssh_config, host.address, command or "true"]
         try:
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=PROBE_SECONDS, check=False,
+                argv, input=data, capture_output=True, text=True, timeout=PROBE_SECONDS,
+                check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Refusal(host, "ssh from the head got no answer in time", True)

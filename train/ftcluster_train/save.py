@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ftcluster_train.durable import sync
 from ftcluster_train.errors import TrainError
+from ftcluster_train.permissions import GROUP_READS
 
 MARGIN = 1.2  # tokenizer and configuration, and a file system's own needs
 
@@ -44,6 +45,8 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         for path in [*partial.rglob("*"), partial]:
+            if path.is_file():
+                path.chmod(0o666 & ~GROUP_READS)  # safetensors makes them for the account only
             sync(path)
         partial.rename(folder)
         sync(folder.parent)

@@ -1,10 +1,11 @@
 """One rank of a user's script.
 
-    python -m ftcluster_train.script run FOLDER PROGRAM ...    run it there, tell how it ended
-    python -m ftcluster_train.script look PROGRAM ...          say why it cannot be run here
+    python -m ftcluster_train.script run RUN_DIR        run it, tell how it ended
+    python -m ftcluster_train.script look PROGRAM ...   say why it cannot be run here
 
-PROGRAM is what Python takes: a path, or -m and a module; a word of nothing but colons has one more,
-because mpirun keeps `:` for itself. The script is a child of this process, which tells the
+PROGRAM is what Python takes: a path, or -m and a module. What is run stands in RUN_DIR/job.json,
+which only the account can read: mpirun's arguments can be read by all users of the host, and mpirun
+sends them over the network unencrypted. The script is a child of this process, which tells the
 supervisor how it ended: mpirun by itself waits for the other ranks when one of them has failed,
 which may be for ever, and has one exit code for all signals.
 
@@ -14,6 +15,7 @@ Standard library only: it should not cost a rank any time or memory.
 import contextlib
 import ctypes
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -98,7 +100,8 @@ def main() -> int:
         problem = why_not(words)
         print(problem)
         return 1 if problem else 0
-    return run(words[0], [word[1:] if set(word) == {":"} else word for word in words[1:]])
+    job = json.loads((Path(words[0]) / "job.json").read_text(encoding="utf-8"))
+    return run(job["script"]["start"], job["script"]["program"])
 
 
 if __name__ == "__main__":

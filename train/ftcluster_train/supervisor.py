@@ -2,7 +2,9 @@
 
     python -m ftcluster_train.supervisor start RUN_DIR   go to the background and launch
     python -m ftcluster_train.supervisor stop RUN_DIR    end the run, say whether it was running
-    python -m ftcluster_train.supervisor sweep RUN       end what is left of the run on this host
+    python -m ftcluster_train.supervisor sweep RUN_DIR   end what is left of the run on this host
+
+`start RUN_DIR --hub-token` gives the ranks the token for the Hugging Face Hub that is on stdin.
 
 Standard library only: it starts at once and does not depend on what it watches.
 """
@@ -11,6 +13,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import selectors
 import signal
 import socket
@@ -18,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,8 +29,10 @@ from typing import Any
 from ftcluster_train import oneccl
 from ftcluster_train.errors import TrainError
 from ftcluster_train.events import EventWriter
+from ftcluster_train.hub_token import give, take_back, token_file
 from ftcluster_train.in_use import hold_stack, own_stack
 from ftcluster_train.lost import Connections, as_error
+from ftcluster_train.permissions import GROUP_READS
 from ftcluster_train.reach import Host, unreachable
 from ftcluster_train.watch import Ending, ScriptWatch, TrainingWatch, Watch
 
@@ -39,26 +44,35 @@ PAUSE_SECONDS = 0.2
 # of the host's environment, the ranks get only what they may need; the rest is the launch's
 INHERITED = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 INHERITED_PREFIXES = ("HF_", "MLFLOW_")
+CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of variables
 
 
 class Stopped(Exception):
     """SIGTERM or SIGINT has come."""
 
 
-def supervise(run_dir: Path) -> int:
-    """Launch, wait, report and clean up; returns mpirun's exit code."""
+def supervise(run_dir: Path, hub_token: str = "") -> int:
+    """Launch, wait, report and clean up; returns mpirun's exit code.
+
+    Args:
+        run_dir: has the launch.
+        hub_token: on all hosts while the ranks are; "" for none.
+    """
     events = EventWriter(run_dir)
     launch = json.loads((run_dir / "launch.json").read_text(encoding="utf-8"))
     os.environ["FTCLUSTER_RUN"] = launch["env"]["FTCLUSTER_RUN"]  # what `sweep` knows ours by
     try:
-        return _supervise(run_dir, launch, events)
+        return _supervise(run_dir, launch, events, hub_token)
     except Stopped:  # outside of what looks after mpirun
         sweep(launch["env"]["FTCLUSTER_RUN"])
+        forget_token(run_dir)
         events.write("end", state="stopped", exit_code=130, seconds=0.0)
         return 130
+    finally:
+        forget_token(run_dir)  # also after what nobody has thought of
 
 
-def _supervise(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> int:
+def _supervise(run_dir: Path, launch: dict[str, Any], events: EventWriter, hub_token: str) -> int:
     began = time.monotonic()
     stack = own_stack()
     try:
@@ -70,6 +84,9 @@ def _supervise(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> in
     environment = launch_environment(launch, events) if reaches_all(launch, events) else None
     if environment is None:
         return 1
+    others = [Host(**host) for host in launch["hosts"][1:]]
+    if hub_token and not has_token(hub_token, run_dir, others, launch["ssh_config"], events):
+        return 1
     run = environment["FTCLUSTER_RUN"]
     if "script" not in launch:
         environment["HF_HUB_OFFLINE"] = "1"  # model and data have been fetched by `prepare`
@@ -77,14 +94,13 @@ def _supervise(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> in
     ending = Ending("failed", 1, [])
     events.write("phase", doing="starting the ranks")
     process = subprocess.Popen(
-        launch["argv"],
+        without_credentials(launch["argv"], environment, launch["env"]),
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE if "script" in launch else subprocess.STDOUT,
         start_new_session=True,
     )
-    others = [Host(**host) for host in launch["hosts"][1:]]
     try:
         lost = _read(process, watch, Connections(others, lambda: processes_of(run)))
         ending = watch.ending(process.wait())
@@ -99,6 +115,7 @@ def _supervise(run_dir: Path, launch: dict[str, Any], events: EventWriter) -> in
         if ending.state != "done":
             wait_for_the_end(run)
         sweep(run)
+        forget_token(run_dir)
         if ending.state == "stopped":
             _read_the_rest(process, watch)
         for message in {str(error["message"]): error for error in ending.errors}.values():
@@ -183,12 +200,34 @@ def reaches_all(launch: dict[str, Any], events: EventWriter) -> bool:
     hosts = [Host(**host) for host in launch["hosts"][1:]]
     stack = launch.get("stack")
     problems = unreachable(hosts, launch["ssh_config"], Path(stack) if stack else None)
+    return _no_problem(problems, events)
+
+
+def has_token(
+    token: str, run_dir: Path, others: Sequence[Host], ssh_config: str, events: EventWriter
+) -> bool:
+    """Whether all hosts have got the token; if not, writes why and the run's end."""
+    problems = give(token, run_dir, others, ssh_config)
+    if problems:
+        take_back(run_dir, others, ssh_config)
+    return _no_problem(problems, events)
+
+
+def _no_problem(problems: Sequence[str], events: EventWriter) -> bool:
     for problem in problems:
         name = problem.split()[0]
         events.write("error", message=problem, hint="no rank was started", host=name, rank=None)
     if problems:
         events.write("end", state="failed", exit_code=1, seconds=0.0)
     return not problems
+
+
+def forget_token(run_dir: Path) -> None:
+    """Remove the run's token for the Hub, where it has one, from all hosts."""
+    if token_file(run_dir).exists():
+        launch = json.loads((run_dir / "launch.json").read_text(encoding="utf-8"))
+        others = [Host(**host) for host in launch["hosts"][1:]]
+        take_back(run_dir, others, launch["ssh_config"])
 
 
 def launch_environment(launch: dict[str, Any], events: EventWriter) -> dict[str, str] | None:
@@ -257,6 +296,24 @@ def rank_environment(
     }
 
 
+def without_credentials(
+    argv: Sequence[str], environment: Mapping[str, str], launch: Mapping[str, str]
+) -> list[str]:
+    """mpirun's command line, so that credentials of this host's environment stay on this host.
+
+    Ranks of this host have them from mpirun itself. To other hosts Hydra sends the environment
+    unencrypted (seen with Intel MPI 2021.18); ranks there have what their own host gives an SSH
+    session.
+    """
+    kept = sorted(
+        name
+        for name, value in environment.items()
+        if name not in launch
+        and (CREDENTIAL.search(name) or (name.lower().endswith("_proxy") and "@" in value))
+    )
+    return [argv[0], *(["-genvexcl", ",".join(kept)] if kept else []), *argv[1:]]
+
+
 def free_port() -> int:
     """A TCP port of the cluster's own range that is free on this host now.
 
@@ -323,8 +380,9 @@ def processes_of(run: str) -> list[int]:
     return found
 
 
-def start(run_dir: Path) -> int:
+def start(run_dir: Path, hub_token: str = "") -> int:
     """Go to the background, in a session of its own, and supervise there."""
+    os.umask(GROUP_READS)
     if os.fork():
         pid_file = run_dir / "supervisor.pid"
         while not pid_file.exists():
@@ -333,7 +391,7 @@ def start(run_dir: Path) -> int:
     os.setsid()
     if os.fork():
         os._exit(0)
-    log = os.open(run_dir / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    log = os.open(run_dir / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(log, 1)
@@ -342,7 +400,7 @@ def start(run_dir: Path) -> int:
     signal.signal(signal.SIGINT, _raise_stopped)
     _write_pid(run_dir / "supervisor.pid")
     try:
-        code = supervise(run_dir)
+        code = supervise(run_dir, hub_token)
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -387,13 +445,15 @@ def stop(run_dir: Path) -> str:
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    verb, what = sys.argv[1:3]
+    verb, run_dir, *options = sys.argv[1:]
     if verb == "start":
-        return start(Path(what))
+        return start(Path(run_dir), sys.stdin.read().strip() if "--hub-token" in options else "")
     if verb == "sweep":
-        print(f"ended {len(sweep(what))}")
+        print(f"ended {len(sweep(Path(run_dir).name))}")
+        token_file(Path(run_dir)).unlink(missing_ok=True)
     else:
-        print(stop(Path(what)))
+        print(stop(Path(run_dir)))
+        forget_token(Path(run_dir))  # where the supervisor was killed
     return 0
 
 

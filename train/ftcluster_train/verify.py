@@ -31,7 +31,13 @@ from ftcluster_train.probe import (
     read_answers,
 )
 from ftcluster_train.reach import Host, refusals
-from ftcluster_train.supervisor import end_group, free_port, rank_environment, sweep
+from ftcluster_train.supervisor import (
+    end_group,
+    free_port,
+    rank_environment,
+    sweep,
+    without_credentials,
+)
 
 LAST_LINES = 12
 
@@ -180,8 +186,9 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
             bin_dir,
         )
         process = subprocess.Popen(
-            argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            without_credentials(argv, environment, {}), env=environment,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
         )  # fmt: skip
         try:
             output, _ = process.communicate(timeout=LIMIT_SECONDS)

@@ -12,6 +12,7 @@ from ftcluster.cluster import recall
 from ftcluster.errors import UsageError
 from ftcluster.extensions import stack_of
 from ftcluster.facts import ClusterFacts
+from ftcluster.hub_token import add_option, find_token
 from ftcluster.launching import new_run_id
 from ftcluster.old_scripts import Finding, find_old
 from ftcluster.plan import first_hosts, plan
@@ -53,6 +54,7 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--force", action="store_true", help="run it although its versions do not fit the stack's"
     )
+    add_option(parser)
     parser.add_argument("--dry-run", action="store_true", help="only say what would run, and why")
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")
     add_options(parser, ("--extra-vars", *CONNECTION))
@@ -85,8 +87,9 @@ def run(options: argparse.Namespace) -> int:
     copied = choose_files(script.folder, Path.home()) if script.folder else None
     decided = plan(facts, None, load_stacks(), options.ranks_per_host)
     run_id = new_run_id(script)
-    launch = render_script(decided, run_id, script)
-    prepared = ScriptRun(run_id, cluster, script, decided, launch, copied)
+    launch = render_script(decided, run_id, options.hf_token)
+    token = find_token() if options.hf_token else ""
+    prepared = ScriptRun(run_id, cluster, script, decided, launch, copied, token)
     if options.dry_run:
         show_plan(prepared, notes, options.json)
         return 0
@@ -167,7 +170,7 @@ def show_plan(run: ScriptRun, notes: Sequence[str], as_json: bool) -> None:
             "decisions": [vars(decision) for decision in run.plan.decisions],
             "notes": notes,
             "script": {
-                "program": script.program,
+                **run.job["script"],
                 "folder": str(copied.folder) if copied else None,
                 "files": copied.files if copied else [],
                 "copied_to": script_folder(run.plan, copied),
@@ -187,7 +190,7 @@ def show_plan(run: ScriptRun, notes: Sequence[str], as_json: bool) -> None:
         )
     for decision in run.plan.decisions:
         print(f"# {decision.subject}: {decision.value} ({decision.why})")
-    print(as_shell(run.launch, run.plan))
+    print(as_shell(run.launch, run.plan, run.job, fetch=False))
 
 
 def say_result(run: ScriptRun, progress: RunProgress, view: View, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from ftcluster.cli.ansible_options import CONNECTION, add_options, asked, passed
 from ftcluster.cluster import Cluster, recall
 from ftcluster.errors import UsageError
 from ftcluster.facts import ClusterFacts
+from ftcluster.hub_token import add_option, find_token
 from ftcluster.inputs import check_inputs, folder_name
 from ftcluster.jobs import Run, train
 from ftcluster.launching import new_run_id
@@ -38,6 +39,7 @@ def add_parser(verbs: Any) -> None:
         usage="ftcluster train [RECIPE] [key=value ...] [options]",
     )
     add_what_is_trained(parser)
+    add_option(parser)
     parser.add_argument("--dry-run", action="store_true", help="only say what would run, and why")
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")
     parser.add_argument("-v", "--verbose", action="store_true", help="plain lines, no live view")
@@ -79,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         show_plan(prepared, options.json)
         return 0
+    if options.hf_token:
+        prepared = replace(prepared, hub_token=find_token())
     with asked(vars(options)) as passwords:
         reach = (*prepared.cluster.options, *passed_on(vars(options)), *passwords)
         progress = train(prepared, make_view(options.verbose), reach)

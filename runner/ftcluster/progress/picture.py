@@ -28,4 +28,4 @@ def save_svg(
     console.print(run_picture(run))
     console.print()
     console.print(summary, highlight=False, markup=False)
-    write_atomically(path, console.export_svg(title="ftcluster"))
+    write_atomically(path, console.export_svg(title="ftcluster"), mode=0o644)
