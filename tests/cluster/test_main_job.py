@@ -181,22 +181,6 @@ def test_weights_that_are_damaged(machine: Machine, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_nothing_secret_is_written(machine: Machine) -> None:
-    done = machine.home.run(
-        "train", "training.max_steps=2", "data=generated:train=64,validation=8,seed=1",
-        AWS_SECRET_ACCESS_KEY="x-very-secret-x",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    for folder in (machine.home.folder / "state", machine.home.prefix / "runs"):
-        found = subprocess.run(
-            ["grep", "-rl", "x-very-secret-x", str(folder)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert found.stdout == ""
-
-
 def test_the_command_is_the_installed_one() -> None:
     assert FTCLUSTER.is_relative_to(ROOT)
 
