@@ -1,6 +1,7 @@
 """The cluster that was set up last, remembered on the control node."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,20 +15,23 @@ class Cluster:
     """A cluster that setup has finished.
 
     Attributes:
-        inventory: the inventory it was made from.
+        inventories: what it was made from.
         facts: what its hosts are.
         options: arguments of ansible-playbook that say how to reach them.
+        pattern: which hosts of the inventories it has, where that is not all.
     """
 
-    inventory: Path
+    inventories: tuple[Path, ...]
     facts: ClusterFacts
     options: tuple[str, ...] = ()
+    pattern: str = ""
 
 
 def remember(cluster: Cluster) -> None:
     """Make this the cluster that later commands use."""
     document = {
-        "inventory": str(cluster.inventory),
+        "inventories": [str(path) for path in cluster.inventories],
+        "hosts": cluster.pattern,
         "options": cluster.options,
         "facts": cluster.facts.to_dict(),
     }
@@ -44,7 +48,8 @@ def recall() -> Cluster:
     try:
         document = json.loads(_file().read_text(encoding="utf-8"))
         facts = ClusterFacts.from_dict(document["facts"])
-        return Cluster(Path(document["inventory"]), facts, tuple(document["options"]))
+        inventories = tuple(map(Path, document["inventories"]))
+        return Cluster(inventories, facts, tuple(document["options"]), document["hosts"])
     except FileNotFoundError:
         raise FtclusterError(
             "no cluster has been set up from here",
@@ -56,13 +61,20 @@ def recall() -> Cluster:
         ) from error
 
 
-def forget(inventory: Path) -> None:
-    """Remember this inventory's cluster no longer, if it is the one that is remembered."""
+def recall_of(inventories: Sequence[Path]) -> Cluster | None:
+    """The cluster that was set up last, if it was made from these inventories."""
     try:
-        if recall().inventory == inventory:
-            _file().unlink()
+        cluster = recall()
     except FtclusterError:
-        return
+        return None
+    same = cluster.inventories == tuple(path.absolute() for path in inventories)
+    return cluster if same else None
+
+
+def forget(inventories: Sequence[Path]) -> None:
+    """Remember the cluster of these inventories no longer."""
+    if recall_of(inventories):
+        _file().unlink()
 
 
 def _file() -> Path:

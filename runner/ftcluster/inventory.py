@@ -6,33 +6,50 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ftcluster.errors import FtclusterError, InventoryError
 
 HEAD_GROUP = "head"
+HOSTS_VARIABLE = "ftcluster_hosts"
 # What ansible-playbook takes and ansible-inventory needs as well: they decide who is in.
-INVENTORY_OPTIONS = ("--limit", "--vault-password-file", "--vault-id")
+INVENTORY_OPTIONS = ("--extra-vars", "--vault-password-file", "--vault-id")
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """The hosts of an inventory.
+    """The hosts of one inventory, or of several that are read together.
 
     Attributes:
-        path: the absolute path of the inventory.
-        hosts: host names in the inventory's order, the head first.
+        paths: their absolute paths, in the order in which Ansible reads them.
+        hosts: names of the hosts that are addressed, in the inventory's order, the head first.
+        cluster: names of all hosts of the cluster, also of those that `--limit` leaves out.
+        pattern: which hosts the cluster has, where that is not all: a pattern of Ansible.
     """
 
-    path: Path
+    paths: tuple[Path, ...]
     hosts: tuple[str, ...]
+    cluster: tuple[str, ...]
+    pattern: str = ""
+
+    def in_order(self, names: Sequence[str]) -> "Inventory":
+        """The same, with the cluster's hosts as a playbook names them, the head first."""
+        addressed = set(self.hosts)
+        hosts = tuple(name for name in names if name in addressed)
+        return replace(self, hosts=hosts, cluster=tuple(names))
+
+    @property
+    def name(self) -> str:
+        """The inventories for a person."""
+        return ", ".join(map(str, self.paths))
 
     @property
     def head(self) -> str:
-        """The first host of group `head`, or else the first host."""
-        return self.hosts[0]
+        """The cluster's first host of group `head`, or else its first host."""
+        return self.cluster[0]
 
 
 def program(name: str) -> str:
@@ -48,46 +65,117 @@ def program(name: str) -> str:
     return found
 
 
-def read_inventory(path: Path, options: Sequence[str] = ()) -> Inventory:
-    """Read any inventory that Ansible reads: INI, YAML, a folder, a script.
+def read_inventory(
+    paths: Sequence[Path], options: Sequence[str] = (), remembered: str = ""
+) -> Inventory:
+    """Read any inventories that Ansible reads: INI, YAML, folders, scripts.
 
     Args:
-        path: the inventory.
-        options: further arguments of ansible-inventory (`--limit`, vault options).
+        paths: the inventories.
+        options: arguments of ansible-playbook.
+        remembered: the pattern of the cluster's hosts where neither `options` nor the inventory
+            has one.
 
     Raises:
-        InventoryError: it does not exist, cannot be parsed (with file and line) or has no host.
+        InventoryError: one does not exist or cannot be parsed (with file and line), no host is
+            left, or ftcluster_hosts is not one pattern.
     """
-    if not path.exists():
+    for path in paths:
+        if not path.exists():
+            raise InventoryError(
+                f"inventory {path} does not exist",
+                "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu",
+            )
+    given = list(pairwise(options))
+    more = [part for pair in given if pair[0] in INVENTORY_OPTIONS for part in pair]
+    listing = _listing(paths, more)
+    pattern = _pattern(listing, paths) or remembered
+    everyone = _hosts_in_order(listing)
+    where = ", ".join(map(str, paths))
+    if not everyone:
         raise InventoryError(
-            f"inventory {path} does not exist",
+            f"inventory {where} has no host",
             "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu",
         )
+    cluster = _hosts_in_order(_listing(paths, [*more, "--limit", pattern])) if pattern else everyone
+    if not cluster:
+        raise InventoryError(
+            f"{HOSTS_VARIABLE}={pattern} names no host of inventory {where}",
+            f"its groups are {', '.join(_groups(listing))}",
+        )
+    limits = [value for name, value in given if name == "--limit"]
+    hosts = cluster
+    if limits:
+        left = set(_hosts_in_order(_listing(paths, [*more, "--limit", limits[-1]])))
+        hosts = tuple(name for name in cluster if name in left)
+        if not hosts:
+            raise InventoryError(
+                f"--limit {limits[-1]} leaves no host of the cluster",
+                f"it has {', '.join(cluster)}",
+            )
+    return Inventory(tuple(path.absolute() for path in paths), hosts, cluster, pattern)
+
+
+def _listing(paths: Sequence[Path], options: Sequence[str]) -> dict[str, Any]:
+    """What ansible-inventory says."""
     environment = os.environ | {
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
         "ANSIBLE_NOCOLOR": "true",
     }
+    sources = [part for path in paths for part in ("-i", str(path))]
     process = subprocess.run(
-        [program("ansible-inventory"), "-i", str(path), "--list", *options],
+        [program("ansible-inventory"), *sources, "--list", *options],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     if process.returncode != 0:
-        raise _parse_error(path, process.stderr)
-    hosts = _hosts_in_order(json.loads(process.stdout))
-    if not hosts:
-        limited = f" that {' '.join(options)} leaves" if options else ""
+        if len(paths) > 1:
+            for path in paths:  # its error names the one that is wrong
+                _listing([path], options)
+        raise _parse_error(paths[0], process.stderr)
+    listing: dict[str, Any] = json.loads(process.stdout)
+    return listing
+
+
+def _pattern(listing: dict[str, Any], paths: Sequence[Path]) -> str:
+    """The one pattern that variables have, or an empty string.
+
+    It may be a variable of some hosts only, as of those that it names.
+    """
+    found = {
+        json.dumps(variables[HOSTS_VARIABLE])
+        for variables in listing["_meta"]["hostvars"].values()
+        if HOSTS_VARIABLE in variables
+    }
+    if not found:
+        return ""
+    pattern = json.loads(min(found))
+    where = ", ".join(map(str, paths))
+    if len(found) > 1:
         raise InventoryError(
-            f"inventory {path} has no host{limited}",
-            "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu",
+            f"inventory {where} has several {HOSTS_VARIABLE}: {', '.join(sorted(found))}",
+            "set it once, for all hosts; of several clusters, each has its own: "
+            f"-e {HOSTS_VARIABLE}=PATTERN",
         )
-    return Inventory(path=path.absolute(), hosts=hosts)
+    if not isinstance(pattern, str) or not pattern or "{{" in pattern or "{%" in pattern:
+        raise InventoryError(
+            f"{HOSTS_VARIABLE} is {found.pop()}, not a pattern of hosts",
+            "write the name of a group, or as in 'xeons:!xeon3'",
+        )
+    return pattern
+
+
+def _groups(listing: dict[str, Any]) -> list[str]:
+    return sorted(set(listing) - {"_meta", "all", "ungrouped"}) or ["none"]
 
 
 def _hosts_in_order(listing: dict[str, Any]) -> tuple[str, ...]:
-    """Hosts of ansible-inventory's listing, depth first as Ansible orders them, the head first."""
+    """Hosts of ansible-inventory's listing, depth first, the head first.
+
+    What order they have in the files, the listing does not say; playbooks do.
+    """
 
     def walk(group: str) -> list[str]:
         members: dict[str, Any] = listing.get(group, {})

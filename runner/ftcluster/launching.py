@@ -147,7 +147,7 @@ def carry_out(
     with Interrupts() as interrupts:
         outcome = run_playbook(
             f"ftcluster.cluster.{job.playbook}",
-            job.cluster.inventory,
+            job.cluster.inventories,
             _variables(job),
             on_task,
             options=(*_hosts_of(job), *reach),
@@ -174,7 +174,7 @@ def _stop(
     already = interrupts.count
     outcome = run_playbook(
         "ftcluster.cluster.stop",
-        job.cluster.inventory,
+        job.cluster.inventories,
         _variables(job),
         lambda _: None,
         options=(*_hosts_of(job), *reach),
@@ -212,7 +212,7 @@ def _record(job: Job) -> str:
     document = {
         "run": job.id,
         "kind": job.playbook,
-        "inventory": str(job.cluster.inventory),
+        "inventories": [str(path) for path in job.cluster.inventories],
         "plan": asdict(job.plan),
         "launch": job.launch.to_dict(),
         **job.record(),

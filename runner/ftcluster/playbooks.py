@@ -26,7 +26,7 @@ from ftcluster.errors import FtclusterError
 from ftcluster.inventory import program
 from ftcluster.paths import memory_dir
 
-Kind = Literal["play", "task", "started", "ok", "changed", "skipped", "failed", "unreachable"]
+Kind = Literal["task", "started", "ok", "changed", "skipped", "failed", "unreachable"]
 GRACE_SECONDS = 5.0  # for processes that were asked to end
 POLL_SECONDS = 0.1
 FORKS = 32  # hosts at a time
@@ -54,7 +54,7 @@ class TaskEvent:
         kind: what happened.
         stage: the play's name in lower case: preflight, system, ...
         task: the task's name.
-        host: the host it happened on; empty for plays and tasks.
+        host: the host it happened on; empty for tasks.
         message: what a failed task or a debug task says.
         action: the module, fully qualified.
         result: the module's result, empty but for `ok` and `changed`.
@@ -84,7 +84,7 @@ class Outcome:
 
 def run_playbook(
     playbook: str,
-    inventory: Path,
+    inventories: Sequence[Path],
     extra_vars: Mapping[str, Any],
     on_event: Callable[[TaskEvent], None],
     *,
@@ -98,7 +98,7 @@ def run_playbook(
 
     Args:
         playbook: fully qualified, e.g. "ftcluster.cluster.setup".
-        inventory: any inventory that Ansible takes.
+        inventories: any that Ansible takes.
         extra_vars: data for the playbook, which Ansible takes for no template at any depth; above
             all variables but those of the user's own -e among the options.
         on_event: called for each event.
@@ -125,7 +125,7 @@ def run_playbook(
         event = read_event(raw)
         if event:
             events.put(event)
-        elif raw.get("event") == "verbose" and raw.get("stdout"):
+        elif raw.get("event") in ("verbose", "error") and raw.get("stdout"):
             words.append(raw["stdout"])
         return False  # ansible-runner need not keep it
 
@@ -154,7 +154,7 @@ def run_playbook(
             private_data_dir=str(scratch),
             project_dir=str(Path.cwd()),
             playbook=playbook,
-            inventory=str(inventory),
+            inventory=[str(path) for path in inventories],
             # before the user's own -e, which have the last word
             cmdline=shlex.join(["--extra-vars", f"@{variables}", *options]),
             envvars=ansible_environment(settings),
@@ -242,8 +242,6 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
     stage = str(data.get("play", "")).lower()
     task = str(data.get("task", ""))
     name = raw.get("event")
-    if name == "playbook_on_play_start":
-        return TaskEvent("play", stage)
     if name in ("playbook_on_task_start", "playbook_on_handler_task_start"):
         return TaskEvent("task", stage, task)
     host = str(data.get("host", ""))

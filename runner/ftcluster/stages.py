@@ -3,14 +3,14 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ftcluster.cluster import recall_of
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.facts import HostFacts
 from ftcluster.interrupts import Interrupts
-from ftcluster.inventory import INVENTORY_OPTIONS, Inventory, read_inventory
+from ftcluster.inventory import HOSTS_VARIABLE, Inventory, read_inventory
 from ftcluster.playbooks import TaskEvent, run_playbook
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
@@ -44,7 +44,7 @@ class StagesResult:
 
 def run_stages(
     playbook: str,
-    path: Path,
+    paths: Sequence[Path],
     options: Sequence[str],
     view: View,
     variables: Mapping[str, Any] | None = None,
@@ -54,7 +54,7 @@ def run_stages(
 
     Args:
         playbook: its name in the collection, which is also what messages call it.
-        path: the inventory.
+        paths: the inventories.
         options: arguments of ansible-playbook.
         view: where the progress is shown.
         variables: data for the playbook; the user's own -e among the options go before them.
@@ -64,9 +64,11 @@ def run_stages(
         FtclusterError: a host failed or does not answer; names each with its reason.
         Interrupted: the user stopped it.
     """
-    inventory = read_inventory(path, inventory_options(options))
+    inventory, known = address(paths, options)
     result = StagesResult(inventory)
     progress = result.progress
+    if inventory.pattern:
+        view.say(f"hosts: {inventory.pattern} ({len(inventory.cluster)})")
     began = time.monotonic()
     locked = False
 
@@ -76,6 +78,8 @@ def run_stages(
         found = event.result.get("ansible_facts", {})
         if "preflight_facts" in found:
             result.facts[event.host] = HostFacts.from_dict(found["preflight_facts"])
+        if "cluster_hosts" in found:
+            result.inventory = inventory.in_order(found["cluster_hosts"])
         result.stack_why = found.get("torch_stack_choice", {}).get("why", result.stack_why)
         if event.action.endswith(".stack_link") and "current" in event.result:
             result.stack = stack_name(event.result["current"])
@@ -86,8 +90,8 @@ def run_stages(
     with Interrupts() as interrupts:
         outcome = run_playbook(
             f"ftcluster.cluster.{playbook}",
-            inventory.path,
-            variables or {},
+            inventory.paths,
+            {**(variables or {}), **known},
             on_event,
             options=options,
             on_tick=view.tick,
@@ -95,7 +99,7 @@ def run_stages(
             time_limit_seconds=time_limit_seconds,
         )
     if locked and outcome.state != "done":
-        _unlock(inventory, options)
+        _unlock(inventory, known, options)
     progress.finished = outcome.state == "done"
     view.close()
     result.seconds = time.monotonic() - began
@@ -119,12 +123,12 @@ def run_stages(
     return result
 
 
-def _unlock(inventory: Inventory, options: Sequence[str]) -> None:
+def _unlock(inventory: Inventory, known: Mapping[str, Any], options: Sequence[str]) -> None:
     """Let the next setup in on all hosts that answer; what went wrong before is told anyway."""
     run_playbook(
         "ftcluster.cluster.unlock",
-        inventory.path,
-        {},
+        inventory.paths,
+        known,
         lambda _: None,
         options=[*options, "--tags", "verify"],
         time_limit_seconds=UNLOCK_SECONDS,
@@ -140,14 +144,33 @@ def stack_name(folder: str) -> str:
     return Path(folder).name.rpartition("-")[0]
 
 
-def inventory_options(options: Sequence[str], without: str = "") -> list[str]:
-    """Those arguments of ansible-playbook that ansible-inventory needs as well."""
-    return [
-        part
-        for name, value in pairwise(options)
-        if name in INVENTORY_OPTIONS and name != without
-        for part in (name, value)
-    ]
+def address(paths: Sequence[Path], options: Sequence[str]) -> tuple[Inventory, dict[str, Any]]:
+    """The hosts that are meant, and what a playbook has to know of them.
+
+    Which hosts are the cluster's is told by the options or the inventory; else they are the same as
+    at the last setup. What was found then of hosts that are left out now still holds.
+
+    Args:
+        paths: the inventories.
+        options: arguments of ansible-playbook.
+
+    Returns:
+        The hosts, and variables of a playbook.
+
+    Raises:
+        InventoryError: see read_inventory.
+    """
+    before = recall_of(paths)
+    inventory = read_inventory(paths, options, before.pattern if before else "")
+    known: dict[str, Any] = {HOSTS_VARIABLE: inventory.pattern} if inventory.pattern else {}
+    left_out = set(inventory.cluster) - set(inventory.hosts)
+    if before and left_out:
+        known["cluster_known_addresses"] = {
+            host.name: host.network_address
+            for host in before.facts.hosts
+            if host.name in left_out and host.network_address
+        }
+    return inventory, known
 
 
 def _advice(playbook: str, progress: SetupProgress) -> str:

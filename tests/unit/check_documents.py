@@ -64,4 +64,4 @@ def found(count: int, **changes: Any) -> Found:
         "seconds": 9.04,
         **changes,
     }
-    return Found(Inventory(Path("/inventory.ini"), tuple(everyone)), **values)
+    return Found(Inventory((Path("/inventory.ini"),), tuple(everyone), tuple(everyone)), **values)

@@ -44,12 +44,16 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         monkeypatch.setattr(collecting, "run_playbook", run_playbook)
         return ran
 
-    monkeypatch.setattr(collecting, "read_inventory", lambda path, _: Inventory(path, ("a", "b")))
+    monkeypatch.setattr(
+        collecting,
+        "address",
+        lambda paths, _: (Inventory(paths, ("a", "b"), ("a", "b")), {}),
+    )
     return prepare
 
 
 def ask(*options: str) -> Found:
-    return collect(Path("/i.ini"), options, PlainView(Console(quiet=True), verbose=False))
+    return collect((Path("/i.ini"),), options, PlainView(Console(quiet=True), verbose=False))
 
 
 def test_everything_that_hosts_say_is_kept(playbook: Callable[..., dict[str, Any]]) -> None:
@@ -111,16 +115,18 @@ def test_a_check_that_could_not_be_made(
 
 # --- the command
 
+Asked = list[tuple[tuple[Path, ...], Sequence[str]]]
+
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, Sequence[str]]]:
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What the hosts were asked; they are without a fault."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    calls: list[tuple[Path, Sequence[str]]] = []
+    calls: Asked = []
 
-    def collect(path: Path, options: Sequence[str], _: object) -> Found:
-        calls.append((path, options))
+    def collect(paths: tuple[Path, ...], options: Sequence[str], _: object) -> Found:
+        calls.append((paths, options))
         return found(2)
 
     monkeypatch.setattr(check, "collect", collect)
@@ -128,21 +134,21 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, S
 
 
 def test_without_an_inventory_the_last_cluster_is_checked_as_it_was_set_up(
-    asked: list[tuple[Path, Sequence[str]]],
+    asked: Asked,
 ) -> None:
-    remember(Cluster(Path("/inventory.ini"), cluster(VM), ("--user", "ops")))
+    remember(Cluster((Path("/inventory.ini"),), cluster(VM), ("--user", "ops")))
     assert main(["check", "--limit", "node1"]) == 0
     assert main(["check", "/inventory.ini", "--user", "me"]) == 0
     assert main(["check", "/other.ini", "-e", "x=1"]) == 0
     assert asked == [
-        (Path("/inventory.ini"), ("--user", "ops", "--limit", "node1")),
-        (Path("/inventory.ini"), ("--user", "ops", "--user", "me")),
-        (Path("/other.ini"), ("--extra-vars", "x=1")),
+        ((Path("/inventory.ini"),), ("--user", "ops", "--limit", "node1")),
+        ((Path("/inventory.ini"),), ("--user", "ops", "--user", "me")),
+        ((Path("/other.ini"),), ("--extra-vars", "x=1")),
     ]
 
 
 def test_with_no_cluster_there_is_nothing_to_check(
-    asked: list[tuple[Path, Sequence[str]]], capsys: pytest.CaptureFixture[str]
+    asked: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check"]) == 1
     assert "no cluster has been set up from here" in capsys.readouterr().err
@@ -157,9 +163,7 @@ def test_the_result_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["state"] == "fit"
 
 
-def test_exit_codes(
-    asked: list[tuple[Path, Sequence[str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exit_codes(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["check", "a.ini", "b.ini"]) == 2
     with pytest.raises(SystemExit) as caught:
         main(["check", "--tags", "x"])

@@ -28,7 +28,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def remembered() -> None:
-    remember(Cluster(inventory=Path("/inventory.ini"), facts=cluster(VM)))
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(VM)))
 
 
 def test_options_of_ansible_go_through_unchanged() -> None:
@@ -185,7 +185,9 @@ def test_data_of_another_name_drops_the_recipes_configuration() -> None:
 
 
 def test_folders_are_copied_to_hosts_under_a_name_that_changes_with_them(tmp_path: Path) -> None:
-    remember(Cluster(inventory=Path("/inventory.ini"), facts=cluster(host("node0"), host("node1"))))
+    remember(
+        Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(host("node0"), host("node1")))
+    )
     data = tmp_path / "pairs"
     data.mkdir()
     for split in ("train", "validation"):

@@ -22,7 +22,7 @@ def written_and_read(
     facts = cluster(host("node0", stack=stack))
     recipe = load_recipe(recipe_name, overrides)
     decided = plan(facts, recipe, STACKS)
-    run = Run("r-1", Cluster(Path("/i.ini"), facts), recipe, decided, render(decided, "r-1"))
+    run = Run("r-1", Cluster((Path("/i.ini"),), facts), recipe, decided, render(decided, "r-1"))
     (folder / "job.json").write_text(json.dumps(_variables(run)["train_job"]))
     return read_job(folder)
 

@@ -21,7 +21,7 @@ TWO = cluster(
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    remember(Cluster(inventory=Path("/inventory.ini"), facts=TWO))
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=TWO))
 
 
 def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def run(folder: Path, tasks: str, variables: dict[str, Any], *options: str) -> l
     playbook.write_text(tasks)
     events: list[TaskEvent] = []
     outcome = run_playbook(
-        str(playbook), inventory_of(folder), variables, events.append, options=options,
+        str(playbook), (inventory_of(folder),), variables, events.append, options=options,
         time_limit_seconds=100,
     )  # fmt: skip
     failed = [event.message for event in events if event.kind == "failed"]
@@ -136,7 +136,7 @@ def test_variables_are_in_no_argument_but_in_a_file_that_nobody_else_reads(
         return thread, SimpleNamespace(status="successful")
 
     monkeypatch.setattr(playbooks.ansible_runner, "run_async", run_async)
-    run_playbook("p.yml", tmp_path, {"a": "s3cret"}, lambda _: None, time_limit_seconds=9)
+    run_playbook("p.yml", (tmp_path,), {"a": "s3cret"}, lambda _: None, time_limit_seconds=9)
     [(mode, path)] = given.pop("files")
     assert mode == 0o600
     assert given.pop("folder") == 0o700

@@ -121,7 +121,7 @@ def test_a_playbook_that_takes_too_long_is_ended_with_all_it_started(
 
     # the limit is over as soon as the task runs, however slow Ansible starts
     monkeypatch.setattr(playbooks, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
-    outcome = run_playbook(playbook, inventory, {}, events.append, time_limit_seconds=100)
+    outcome = run_playbook(playbook, (inventory,), {}, events.append, time_limit_seconds=100)
     assert outcome.state == "timeout", outcome.output
     assert events[-1].kind == "started"
     assert commands_with(f"echo {tmp_path}") == []
@@ -165,7 +165,7 @@ def test_a_playbook_that_is_cancelled_while_it_is_silent_is_ended_at_once(tmp_pa
             cancelled_at = time.monotonic() + 0.5
 
     outcome = run_playbook(
-        playbook, inventory, {}, lambda _event: None,
+        playbook, (inventory,), {}, lambda _event: None,
         on_tick=tick, cancelled=cancelled, time_limit_seconds=100,
     )  # fmt: skip
     assert time.monotonic() - cancelled_at < 3

@@ -23,7 +23,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "train.py").write_text("import torch\n")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(folder)
-    remember(Cluster(inventory=Path("/inventory.ini"), facts=cluster(VM)))
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(VM)))
     return folder
 
 
@@ -147,7 +147,7 @@ def test_what_is_no_python(capsys: pytest.CaptureFixture[str], project: Path) ->
 def test_notes_do_not_keep_it_from_running(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    remember(Cluster(Path("/i.ini"), cluster(host("node1"), host("node2"))))
+    remember(Cluster((Path("/i.ini"),), cluster(host("node1"), host("node2"))))
     (tmp_path / "model").mkdir()
     [note] = planned(capsys, "--", "train.py", str(tmp_path / "model"))["notes"]
     assert "outside of the script's folder" in note

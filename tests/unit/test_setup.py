@@ -18,8 +18,9 @@ from tests.unit.clusters import cluster, host
 HOSTS = ("a", "b", "c")
 TABLE = ["host  answers as"]
 Setup = Callable[..., None]
-# the playbook, the inventory, the options and the variables
-Given = tuple[str, Path, tuple[str, ...], dict[str, Any]]
+Paths = tuple[Path, ...]
+# the playbook, the inventories, the options and the variables
+Given = tuple[str, Paths, tuple[str, ...], dict[str, Any]]
 
 
 @pytest.fixture
@@ -31,28 +32,24 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
         *found: HostFacts,
         options: tuple[str, ...] = (),
         path: str = "/inventory.ini",
+        pattern: str = "",
         table: bool = True,
         everyone: tuple[str, ...] = HOSTS,
         passwords: tuple[str, ...] = (),
     ) -> None:
         def run_stages(
-            playbook: str, path: Path, given: tuple[str, ...], *_: object
+            playbook: str, paths: Paths, given: tuple[str, ...], *_: object
         ) -> StagesResult:
             assert (playbook, given) == ("setup", (*options, *passwords))
             names = tuple(one.name for one in found) if "--limit" in given else everyone
             return StagesResult(
-                Inventory(path, names),
+                Inventory(paths, names, everyone, pattern),
                 facts={one.name: one for one in found},
                 table=TABLE if table else [],
             )
 
-        def read_inventory(path: Path, given: list[str]) -> Inventory:
-            assert "--limit" not in given
-            return Inventory(path, everyone)
-
         monkeypatch.setattr(verb, "run_stages", run_stages)
-        monkeypatch.setattr(verb, "read_inventory", read_inventory)
-        verb.setup(Path(path), options, PlainView(Console(), verbose=False), passwords)
+        verb.setup((Path(path),), options, PlainView(Console(), verbose=False), passwords)
 
     return run
 
@@ -64,7 +61,7 @@ def names() -> list[str]:
 def test_a_cluster_that_was_proved_is_remembered_in_the_inventorys_order(setup: Setup) -> None:
     setup(host("c"), host("a"), host("b"), options=("--user", "ops", "--tags", "all"))
     assert names() == ["a", "b", "c"]
-    assert recall().inventory == Path("/inventory.ini")
+    assert recall().inventories == (Path("/inventory.ini"),)
     assert recall().options == ("--user", "ops")
 
 
@@ -98,13 +95,13 @@ def test_without_a_proof_nothing_is_remembered(setup: Setup) -> None:
         recall()
     setup(host("a"), path="/one.ini", everyone=("a",))
     setup(host("b"), path="/two.ini", everyone=("b",), table=False)
-    assert recall().inventory == Path("/one.ini")
+    assert recall().inventories == (Path("/one.ini"),)
 
 
 def test_another_inventory_replaces_the_former(setup: Setup) -> None:
     setup(host("a"), host("b"), host("c"), options=("--user", "ops"))
     setup(host("b", cores=8), path="/other.ini", everyone=("b", "d"))
-    assert recall().inventory == Path("/other.ini")
+    assert recall().inventories == (Path("/other.ini"),)
     assert [(one.name, one.cores) for one in recall().facts.hosts] == [("b", 8)]
     assert recall().options == ()
 
@@ -138,14 +135,15 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Give
 
         def run_stages(
             playbook: str,
-            path: Path,
+            paths: Paths,
             options: tuple[str, ...],
             _view: object,
             variables: dict[str, Any] | None = None,
         ) -> StagesResult:
-            calls.append((playbook, path, options, variables or {}))
+            calls.append((playbook, paths, options, variables or {}))
             facts = {"a": host("a")}
-            return StagesResult(Inventory(path, ("a",)), facts=facts, table=TABLE, stack="native")
+            inventory = Inventory(paths, ("a",), ("a",))
+            return StagesResult(inventory, facts=facts, table=TABLE, stack="native")
 
         monkeypatch.setattr(verb, "run_stages", run_stages)
         assert verb.run(build_parser().parse_args(["setup", *words])) == 0
@@ -159,14 +157,14 @@ NATIVE = {"torch_stack_name": "native"}
 
 
 def test_the_same_cluster_again_is_reached_the_same_way(given: Callable[..., Given]) -> None:
-    remember(Cluster(Path("/inventory.ini"), cluster(host("a")), ("--user", "ops")))
-    assert given() == ("setup", Path("/inventory.ini"), ("--user", "ops"), NATIVE)
-    assert given("--rollback") == ("rollback", Path("/inventory.ini"), ("--user", "ops"), {})
+    remember(Cluster((Path("/inventory.ini"),), cluster(host("a")), ("--user", "ops")))
+    assert given() == ("setup", (Path("/inventory.ini"),), ("--user", "ops"), NATIVE)
+    assert given("--rollback") == ("rollback", (Path("/inventory.ini"),), ("--user", "ops"), {})
     assert recall().options == ("--user", "ops")
 
 
 def test_what_is_given_goes_before_what_is_remembered(given: Callable[..., Given]) -> None:
-    remember(Cluster(Path("/inventory.ini"), cluster(host("a")), ("--user", "ops")))
+    remember(Cluster((Path("/inventory.ini"),), cluster(host("a")), ("--user", "ops")))
     words = ("--user", "me", "--check", "-e", "torch_stack_name=intel-2.8")
     _, _, options, variables = given(*words)
     assert options == (
@@ -179,24 +177,47 @@ def test_with_an_inventory_the_way_to_reach_it_is_not_taken_from_the_last_time(
     given: Callable[..., Given], tmp_path: Path
 ) -> None:
     path = tmp_path / "inventory.ini"
-    remember(Cluster(path, cluster(host("a")), ("--user", "ops")))
-    assert given(str(path), "--rollback") == ("rollback", path, (), {})
-    assert given(str(path)) == ("setup", path, (), NATIVE)
+    remember(Cluster((path,), cluster(host("a")), ("--user", "ops")))
+    assert given(str(path), "--rollback") == ("rollback", (path,), (), {})
+    assert given(str(path)) == ("setup", (path,), (), NATIVE)
     assert recall().options == ()
 
 
+def test_the_same_inventories_are_the_same_cluster_however_they_are_named(
+    given: Callable[..., Given], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = Cluster((tmp_path / "a", tmp_path / "b"), cluster(host("x", stack="intel-2.8")))
+    remember(known)
+    kept = {"torch_stack_name": "intel-2.8"}
+    assert given("--inventory", "a", "-i", str(tmp_path / "b"))[3] == kept
+    remember(known)
+    assert given("-i", "b", "-i", "a")[3] == {}  # in another order other variables hold
+    remember(known)
+    assert given("a")[3] == {}
+    with pytest.raises(UsageError) as caught:
+        given("a", "-i", "b")
+    assert "-i a -i b" in str(caught.value)
+
+
+def test_which_hosts_are_meant_is_remembered(setup: Setup) -> None:
+    setup(host("a"), host("b"), pattern="a,b", everyone=("a", "b"))
+    assert recall().pattern == "a,b"
+    assert names() == ["a", "b"]
+
+
 def test_without_anything_remembered_it_is_this_machine(given: Callable[..., Given]) -> None:
-    playbook, path, options, variables = given()
+    playbook, (path,), options, variables = given()
     assert (playbook, path.name, options, variables) == ("setup", "localhost.ini", (), {})
 
 
 # --- the stack
 
 
-def variables(*words: str, before: Cluster | None = None, path: str = "/i.ini") -> dict[str, Any]:
+def variables(*words: str, before: Cluster | None = None) -> dict[str, Any]:
     """The variables of the playbook that `ftcluster setup` makes of the words."""
     options = build_parser().parse_args(["setup", *words])
-    return verb.stack_variables(options, Path(path), before)
+    return verb.stack_variables(options, before)
 
 
 def test_without_a_word_the_playbook_chooses() -> None:
@@ -234,41 +255,28 @@ def test_a_bundle_that_is_not_there_is_wrong_usage(name: str, tmp_path: Path) ->
         variables("--bundle", str(tmp_path / name))
 
 
-def test_a_cluster_keeps_the_stack_that_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = Cluster(tmp_path / "i.ini", cluster(host("a", stack="intel-2.8")), ())
+def test_a_cluster_keeps_the_stack_that_it_has(tmp_path: Path) -> None:
+    before = Cluster((Path("/i.ini"),), cluster(host("a", stack="intel-2.8")), ())
     kept = {"torch_stack_name": "intel-2.8"}
-    assert variables(before=before, path=str(tmp_path / "i.ini")) == kept
-    assert variables(before=before, path="i.ini") == kept  # the same file
-    assert variables(before=before, path="other.ini") == {}
-    assert variables("--stack", "native", before=before, path="i.ini") == {
-        "torch_stack_name": "native"
-    }
-    assert variables("--prune", before=before, path="i.ini") == {**kept, "ftcluster_prune": True}
-
-
-def test_a_bundle_says_the_stack_of_a_cluster_that_had_another(tmp_path: Path) -> None:
-    (tmp_path / "my.ftbundle").touch()
-    before = Cluster(tmp_path / "i.ini", cluster(host("a", stack="intel-2.8")), ())
-    words = ("--bundle", str(tmp_path / "my.ftbundle"))
-    assert variables(*words, before=before, path=str(tmp_path / "i.ini")).keys() == {
-        "torch_stack_bundle"
-    }
+    assert variables(before=before) == kept
+    assert variables("--stack", "native", before=before) == {"torch_stack_name": "native"}
+    assert variables("--prune", before=before) == {**kept, "ftcluster_prune": True}
+    bundle = tmp_path / "my.ftbundle"  # says the stack of a cluster that had another
+    bundle.touch()
+    assert variables("--bundle", str(bundle), before=before).keys() == {"torch_stack_bundle"}
 
 
 def stack_after(monkeypatch: pytest.MonkeyPatch, stack: str, *words: str) -> dict[str, str]:
     """The stack that each host is remembered with when stages found this one in use."""
     path = Path("/inventory.ini")
+    both = ("a", "b")
     names = ("b",) if "--limit" in words else ("a", "b")
 
     def run_stages(*_: object) -> StagesResult:
         facts = {name: host(name) for name in names}
-        return StagesResult(Inventory(path, names), facts=facts, table=TABLE, stack=stack)
+        return StagesResult(Inventory((path,), names, both), facts=facts, table=TABLE, stack=stack)
 
     monkeypatch.setattr(verb, "run_stages", run_stages)
-    monkeypatch.setattr(verb, "read_inventory", lambda *_: Inventory(path, ("a", "b")))
     assert verb.run(build_parser().parse_args(["setup", str(path), *words])) == 0
     return {one.name: one.stack for one in recall().facts.hosts}
 

@@ -6,55 +6,40 @@ import pytest
 from rich.console import Console
 
 from ftcluster import stages
+from ftcluster.cluster import Cluster, remember
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.inventory import Inventory
 from ftcluster.playbooks import Outcome, TaskEvent
 from ftcluster.progress.plain import PlainView
-from ftcluster.stages import StagesResult, inventory_options, run_stages, stack_name
-
-GIVEN = (
-    "--limit", "a,b", "--tags", "stack", "--user", "ops", "--vault-id", "prod@file",
-    "--vault-password-file", "pass", "--extra-vars", "x=1", "--check", "--diff",
-)  # fmt: skip
-
-
-def test_the_inventory_gets_what_decides_who_is_in() -> None:
-    assert inventory_options(GIVEN) == [
-        "--limit", "a,b", "--vault-id", "prod@file", "--vault-password-file", "pass",
-    ]  # fmt: skip
-    assert inventory_options(("--check",)) == inventory_options(()) == []
-
-
-def test_one_option_can_be_left_out() -> None:
-    assert inventory_options(GIVEN, without="--limit") == [
-        "--vault-id", "prod@file", "--vault-password-file", "pass",
-    ]  # fmt: skip
-
-
-def test_an_option_that_is_given_twice_stays_twice() -> None:
-    twice = ["--vault-id", "a@f", "--vault-id", "b@g"]
-    assert inventory_options(twice) == twice
-
+from ftcluster.stages import StagesResult, run_stages, stack_name
+from tests.unit.clusters import cluster, host
 
 # --- what the stages tell
 
 LOCKED = TaskEvent("ok", "preflight", host="a", action="ftcluster.cluster.setup_lock")
 FAILED = TaskEvent("failed", "stack", task="Install", host="a", message="no space")
-Playbooks = Callable[..., list[tuple[str, list[str]]]]
+Ran = list[tuple[str, list[str], dict[str, Any]]]
+Playbooks = Callable[..., Ran]
+
+
+def read_inventory(paths: tuple[Path, ...], _: object, pattern: str) -> Inventory:
+    return Inventory(paths, ("a", "b"), ("a", "b", "c"), pattern)
 
 
 @pytest.fixture
-def playbooks(monkeypatch: pytest.MonkeyPatch) -> Playbooks:
-    """Playbooks that have these events and end so; tells which were run with which options."""
+def playbooks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Playbooks:
+    """Playbooks that have these events and end so; tells with what they were run."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
-    def prepare(*events: TaskEvent, state: Any = "done") -> list[tuple[str, list[str]]]:
-        ran: list[tuple[str, list[str]]] = []
+    def prepare(*events: TaskEvent, state: Any = "done") -> Ran:
+        ran: Ran = []
 
         def run_playbook(
-            playbook: str, _path: Path, _vars: object, on_event: Callable[[TaskEvent], None],
+            playbook: str, _paths: object, variables: dict[str, Any],
+            on_event: Callable[[TaskEvent], None],
             *, options: list[str], **_: object,
         ) -> Outcome:  # fmt: skip
-            ran.append((playbook.rpartition(".")[2], list(options)))
+            ran.append((playbook.rpartition(".")[2], list(options), variables))
             for event in events if len(ran) == 1 else ():
                 on_event(event)
             return Outcome(state if len(ran) == 1 else "failed", "said")
@@ -62,12 +47,12 @@ def playbooks(monkeypatch: pytest.MonkeyPatch) -> Playbooks:
         monkeypatch.setattr(stages, "run_playbook", run_playbook)
         return ran
 
-    monkeypatch.setattr(stages, "read_inventory", lambda path, _: Inventory(path, ("a", "b")))
+    monkeypatch.setattr(stages, "read_inventory", read_inventory)
     return prepare
 
 
 def run(*options: str) -> StagesResult:
-    return run_stages("setup", Path("/i.ini"), options, PlainView(Console(), verbose=False))
+    return run_stages("setup", (Path("/i.ini"),), options, PlainView(Console(), verbose=False))
 
 
 def test_the_stack_in_use_and_why_it_was_chosen(playbooks: Playbooks) -> None:
@@ -79,6 +64,38 @@ def test_the_stack_in_use_and_why_it_was_chosen(playbooks: Playbooks) -> None:
     )
     result = run()
     assert (result.stack, result.stack_why) == ("intel-2.8", "it is the default")
+
+
+def test_the_playbook_says_who_is_the_head(playbooks: Playbooks) -> None:
+    told = {"cluster_hosts": ["c", "b", "a"], "cluster_head": "c"}
+    playbooks(TaskEvent("ok", "preflight", host="a", result={"ansible_facts": told}))
+    inventory = run().inventory
+    assert (inventory.head, inventory.hosts) == ("c", ("b", "a"))
+
+
+def test_the_hosts_that_are_meant_stay_so(playbooks: Playbooks) -> None:
+    found = (host("a"), host("b"), host("c", network_address="10.0.0.3"))
+    remember(Cluster((Path("/i.ini"),), cluster(*found), (), "xeons"))
+    ran = playbooks(LOCKED, FAILED, state="failed")
+    with pytest.raises(FtclusterError):
+        run("--user", "ops")
+    known = {"ftcluster_hosts": "xeons", "cluster_known_addresses": {"c": "10.0.0.3"}}
+    assert [(name, variables) for name, _, variables in ran] == [
+        ("setup", known),
+        ("unlock", known),
+    ]
+    ran = playbooks()
+    run_stages("teardown", (Path("/other.ini"),), (), PlainView(Console(), verbose=False))
+    assert ran == [("teardown", [], {})]
+
+
+def test_what_was_found_of_hosts_that_are_left_out_still_holds(playbooks: Playbooks) -> None:
+    found = (host("c", network_address="10.0.0.3"), host("a"), host("b"), host("gone"))
+    remember(Cluster((Path("/i.ini"),), cluster(*found)))
+    ran = playbooks()
+    run("--limit", "a,b")
+    known = {"cluster_known_addresses": {"c": "10.0.0.3"}}
+    assert ran == [("setup", ["--limit", "a,b"], known)]
 
 
 def test_where_no_stage_looked_no_stack_is_told(playbooks: Playbooks) -> None:
@@ -115,7 +132,10 @@ def test_a_setup_that_does_not_end_well_lets_the_next_one_in(
         run("--user", "ops", "--tags", "stack")
     assert words in str(caught.value)
     options = ["--user", "ops", "--tags", "stack"]
-    assert ran == [("setup", options), ("unlock", [*options, "--tags", "verify"])]
+    assert [(name, given) for name, given, _ in ran] == [
+        ("setup", options),
+        ("unlock", [*options, "--tags", "verify"]),
+    ]
 
 
 def test_one_that_was_refused_or_ended_well_has_nothing_to_give_back(playbooks: Playbooks) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.interrupts import Interrupts
-from ftcluster.inventory import Inventory, read_inventory
+from ftcluster.inventory import Inventory
 from ftcluster.paths import memory_dir
 from ftcluster.playbooks import TaskEvent, run_playbook
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
-from ftcluster.stages import inventory_options
+from ftcluster.stages import address
 
 TIME_LIMIT_SECONDS = 300  # the ranks themselves give up after 180
 
@@ -62,6 +62,8 @@ class Found:
             unreachable = event.kind == "unreachable"
             self.failures[event.host] = Failure(event.task, event.message, unreachable)
         told = event.result.get("ansible_facts", {})
+        if "cluster_hosts" in told:
+            self.inventory = self.inventory.in_order(told["cluster_hosts"])
         for name, found in (
             ("preflight_facts", self.facts),
             ("preflight_problems", self.problems),
@@ -72,11 +74,11 @@ class Found:
         self.report = told.get("verify_report", self.report)
 
 
-def collect(path: Path, options: Sequence[str], view: View) -> Found:
+def collect(paths: Sequence[Path], options: Sequence[str], view: View) -> Found:
     """Ask the hosts; one that is lost does not keep the others from being asked.
 
     Args:
-        path: the inventory.
+        paths: the inventories.
         options: arguments of ansible-playbook.
         view: where the progress is shown.
 
@@ -84,7 +86,8 @@ def collect(path: Path, options: Sequence[str], view: View) -> Found:
         FtclusterError: Ansible could not begin, or it took too long.
         Interrupted: the user stopped it.
     """
-    found = Found(read_inventory(path, inventory_options(options)))
+    inventory, known = address(paths, options)
+    found = Found(inventory)
     progress = SetupProgress()
     began = time.monotonic()
 
@@ -99,8 +102,8 @@ def collect(path: Path, options: Sequence[str], view: View) -> Found:
     with Interrupts() as interrupts, sockets as folder:
         outcome = run_playbook(
             "ftcluster.cluster.check",
-            found.inventory.path,
-            {},
+            inventory.paths,
+            known,
             on_event,
             options=options,
             on_tick=view.tick,

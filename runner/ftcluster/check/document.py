@@ -39,7 +39,7 @@ def document(found: Found) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "state": "unfit" if problems else "fit",
-        "inventory": str(found.inventory.path),
+        "inventory": found.inventory.name,
         "head": head,
         "hosts": [_host(name, found) for name in _names(found)],
         "pairs": links,

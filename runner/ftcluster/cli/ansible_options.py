@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ftcluster.errors import UsageError
 from ftcluster.paths import memory_dir
 
 SHORT = {"--limit": "-l", "--tags": "-t", "--extra-vars": "-e", "--user": "-u"}
@@ -48,6 +49,33 @@ def add_options(
         group.add_argument(
             short, name, action="store_true", dest=name, help=f"ask for the {what} here"
         )
+
+
+def add_inventories(parser: argparse.ArgumentParser, words: str) -> None:
+    """Add the inventories to a verb, as one word or by Ansible's own option."""
+    parser.add_argument("words", nargs="*", metavar="INVENTORY", help=words)
+    parser.add_argument(
+        "-i",
+        "--inventory",
+        action="append",
+        default=[],
+        metavar="INVENTORY",
+        dest="inventories",
+        help="an inventory; several are read together, in this order",
+    )
+
+
+def inventories_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """The inventories that the user names, in their order.
+
+    Raises:
+        UsageError: they are several words, or both words and options.
+    """
+    given = (*options.words, *options.inventories)
+    if len(given) > 1 and options.words:
+        several = " ".join(f"-i {name}" for name in given)
+        raise UsageError(f"one inventory, or several with an option each: {several}")
+    return given
 
 
 def passed_on(options: dict[str, Any], flags: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -7,10 +7,16 @@ from typing import Any
 from ftcluster.check.collect import collect
 from ftcluster.check.document import document
 from ftcluster.check.text import lines
-from ftcluster.cli.ansible_options import CONNECTION, add_options, asked, passed_on
-from ftcluster.cli.setup import find_inventory
-from ftcluster.cluster import Cluster, recall
-from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.cli.ansible_options import (
+    CONNECTION,
+    add_inventories,
+    add_options,
+    asked,
+    inventories_of,
+    passed_on,
+)
+from ftcluster.cli.setup import find_inventories
+from ftcluster.cluster import recall, recall_of
 from ftcluster.progress.view import make_view
 
 OPTIONS = ("--limit", "--extra-vars", "--forks", *CONNECTION)
@@ -26,11 +32,8 @@ def add_parser(verbs: Any) -> None:
         "code 0: fit; 1: unfit; 2: wrong usage.",
         usage="ftcluster check [INVENTORY] [options]",
     )
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="INVENTORY",
-        help="any Ansible inventory, or 'localhost'; left out, the cluster that was set up last",
+    add_inventories(
+        parser, "any Ansible inventory, or 'localhost'; left out, the cluster that was set up last"
     )
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")
     parser.add_argument("-v", "--verbose", action="store_true", help="a line a task and host")
@@ -40,31 +43,18 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the verb; returns the exit code."""
-    if len(options.words) > 1:
-        raise UsageError(f"one inventory at a time, not {', '.join(options.words)}")
+    given = inventories_of(options)
     arguments = passed_on(vars(options))
-    if options.words:
-        inventory = find_inventory(*options.words)
-        before = _recall_or_none()
-        known = before is not None and before.inventory == inventory.absolute()
-    else:
-        before, known = recall(), True
-        inventory = before.inventory
-    if before and known:  # what was set up is reached the same way
+    inventories = find_inventories(given) if given else recall().inventories
+    before = recall_of(inventories)
+    if before:  # what was set up is reached the same way
         arguments = (*before.options, *arguments)
     view = make_view(options.verbose)
     with asked(vars(options)) as passwords:
-        found = document(collect(inventory, (*arguments, *passwords), view))
+        found = document(collect(inventories, (*arguments, *passwords), view))
     if options.json:
         print(json.dumps(found))
     else:
         for line in lines(found):
             print(line)
     return 0 if found["state"] == "fit" else 1
-
-
-def _recall_or_none() -> Cluster | None:
-    try:
-        return recall()
-    except FtclusterError:
-        return None

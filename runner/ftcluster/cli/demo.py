@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     if options.words:
         raise UsageError(f"demo takes no argument, not {' '.join(options.words)}")
     view = make_view(options.verbose)
-    ready = setup(bundled("inventory") / "localhost.ini", (), view)
+    ready = setup((bundled("inventory") / "localhost.ini",), (), view)
     prepared = prepare_run(DEFAULT_RECIPE, [])
     progress = train(prepared, view)
     if options.svg:

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the verb; returns the exit code."""
     recipe, overrides = split_words(options.words)
     file = Path(options.facts).absolute() if options.facts else None
-    cluster = Cluster(inventory=file, facts=read_facts(file)) if file else recall()
+    cluster = Cluster(inventories=(), facts=read_facts(file)) if file else recall()
     prepared = prepare_run(
         recipe,
         overrides,

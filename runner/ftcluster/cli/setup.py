@@ -2,21 +2,28 @@
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster.cli.ansible_options import SETUP, add_options, asked, passed_on, remembered
-from ftcluster.cluster import Cluster, recall, remember
+from ftcluster.cli.ansible_options import (
+    SETUP,
+    add_inventories,
+    add_options,
+    asked,
+    inventories_of,
+    passed_on,
+    remembered,
+)
+from ftcluster.cluster import Cluster, recall, recall_of, remember
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.facts import ClusterFacts
-from ftcluster.inventory import read_inventory
 from ftcluster.paths import bundled
 from ftcluster.progress.view import View, make_view
 from ftcluster.progress.words import duration
 from ftcluster.stacks import find_stack, load_stacks
-from ftcluster.stages import StagesResult, inventory_options, run_stages
+from ftcluster.stages import StagesResult, run_stages
 
 FLAGS = ("--check", "--diff")
 
@@ -30,11 +37,9 @@ def add_parser(verbs: Any) -> None:
         "verify. A second run changes nothing.",
         usage="ftcluster setup [INVENTORY] [options]",
     )
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="INVENTORY",
-        help="any Ansible inventory, or 'localhost'; left out, the cluster that was set up last, "
+    add_inventories(
+        parser,
+        "any Ansible inventory, or 'localhost'; left out, the cluster that was set up last, "
         "else this machine",
     )
     parser.add_argument(
@@ -74,25 +79,23 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the verb; returns the exit code."""
-    if len(options.words) > 1:
-        raise UsageError(f"one inventory at a time, not {', '.join(options.words)}")
+    given = inventories_of(options)
     if options.rollback and (options.stack or options.bundle):
         raise UsageError("--rollback goes to the former stack; leave --stack and --bundle out")
-    inventory = find_inventory(*options.words)
+    inventories = find_inventories(given)
     arguments = passed_on(vars(options), FLAGS)
-    before = _recall_or_none()
-    if before and not options.words:  # the same cluster again is reached the same way
+    before = recall_of(inventories)
+    if before and not given:  # the same cluster again is reached the same way
         arguments = (*before.options, *arguments)
-    variables = {} if options.rollback else stack_variables(options, inventory, before)
+    variables = {} if options.rollback else stack_variables(options, before)
     view = make_view(options.verbose)
     with asked(vars(options)) as passwords:
         if options.rollback:
-            result = run_stages("rollback", inventory, (*arguments, *passwords), view)
-            known = before and before.inventory == result.inventory.path
-            if before and known and "--check" not in arguments:
+            result = run_stages("rollback", inventories, (*arguments, *passwords), view)
+            if before and "--check" not in arguments:
                 remember(_with_stack(before, result))
         else:
-            result = setup(inventory, arguments, view, passwords, variables)
+            result = setup(inventories, arguments, view, passwords, variables)
     if options.json:
         print(json.dumps(result_document(result)))
         return 0
@@ -102,10 +105,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def stack_variables(
-    options: argparse.Namespace, inventory: Path, before: Cluster | None
-) -> dict[str, str | bool]:
+def stack_variables(options: argparse.Namespace, before: Cluster | None) -> dict[str, str | bool]:
     """The stack that the user means, as variables of the playbook.
+
+    Args:
+        options: of the command line.
+        before: the same cluster as it is remembered.
 
     Raises:
         UsageError: there is no such stack, or no such bundle.
@@ -116,7 +121,7 @@ def stack_variables(
         if options.stack != "auto":
             find_stack(options.stack, stacks)
         found["torch_stack_name"] = options.stack
-    elif before and before.inventory == inventory.absolute() and not options.bundle:
+    elif before and not options.bundle:
         found["torch_stack_name"] = before.facts.head.stack
     if options.bundle:
         path = Path(options.bundle).absolute()
@@ -132,11 +137,17 @@ def stack_variables(
     return found
 
 
-def find_inventory(given: str | None = None) -> Path:
-    """The inventory that the user means."""
-    if given is None:
-        before = _recall_or_none()
-        return before.inventory if before else bundled("inventory") / "localhost.ini"
+def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:
+    """The inventories that the user means."""
+    if given:
+        return tuple(map(_find_inventory, given))
+    try:
+        return recall().inventories
+    except FtclusterError:
+        return (bundled("inventory") / "localhost.ini",)
+
+
+def _find_inventory(given: str) -> Path:
     path = Path(given)
     ours = bundled("inventory") / f"{path.stem}.ini"
     if not path.exists() and given == "localhost" and ours.exists():
@@ -145,7 +156,7 @@ def find_inventory(given: str | None = None) -> Path:
 
 
 def setup(
-    path: Path,
+    inventories: Sequence[Path],
     options: tuple[str, ...],
     view: View,
     passwords: tuple[str, ...] = (),
@@ -154,7 +165,7 @@ def setup(
     """Run the playbook `setup` and remember the cluster.
 
     Args:
-        path: the inventory.
+        inventories: the hosts are in these.
         options: arguments of ansible-playbook.
         view: where the progress is shown.
         passwords: further arguments that are not remembered.
@@ -164,9 +175,9 @@ def setup(
         FtclusterError: a host failed or does not answer; names each with its reason.
         Interrupted: the user stopped it.
     """
-    result = run_stages("setup", path, (*options, *passwords), view, variables)
+    result = run_stages("setup", inventories, (*options, *passwords), view, variables)
     if "--check" not in options:
-        _remember(result, options, passwords)
+        _remember(result, options)
     return result
 
 
@@ -179,33 +190,24 @@ def _with_stack(cluster: Cluster, result: StagesResult) -> Cluster:
     return replace(cluster, facts=ClusterFacts(hosts))
 
 
-def _recall_or_none() -> Cluster | None:
-    try:
-        return recall()
-    except FtclusterError:
-        return None
-
-
-def _remember(result: StagesResult, options: tuple[str, ...], passwords: tuple[str, ...]) -> None:
-    """Keep what is known of the whole inventory, also where --limit or --tags left hosts out."""
+def _remember(result: StagesResult, options: tuple[str, ...]) -> None:
+    """Keep what is known of the whole cluster, also where --limit or --tags left hosts out."""
     if not result.table:
         return  # not proved: what is remembered may be trained on
-    path = result.inventory.path
+    inventory = result.inventory
     known = {name: replace(host, stack=result.stack) for name, host in result.facts.items()}
-    before = _recall_or_none()
-    if before and before.inventory == path:
+    before = recall_of(inventory.paths)
+    if before:
         known = {host.name: host for host in before.facts.hosts} | known
-    everyone = inventory_options((*options, *passwords), without="--limit")
-    names = read_inventory(path, everyone).hosts if "--limit" in options else result.inventory.hosts
-    hosts = tuple(known[name] for name in names if name in known)
-    remember(Cluster(path, ClusterFacts(hosts), remembered(options)))
+    hosts = tuple(known[name] for name in inventory.cluster if name in known)
+    remember(Cluster(inventory.paths, ClusterFacts(hosts), remembered(options), inventory.pattern))
 
 
 def result_document(result: StagesResult) -> dict[str, Any]:
     """The result of `setup --json`."""
     return {
         "state": "done",
-        "inventory": str(result.inventory.path),
+        "inventory": result.inventory.name,
         "head": result.inventory.head,
         "stack": result.stack,
         "stack_why": result.stack_why,

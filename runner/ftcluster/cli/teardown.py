@@ -5,7 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ftcluster.cli.ansible_options import SETUP, add_options, asked, passed_on
+from ftcluster.cli.ansible_options import (
+    SETUP,
+    add_inventories,
+    add_options,
+    asked,
+    inventories_of,
+    passed_on,
+)
 from ftcluster.cluster import forget
 from ftcluster.errors import UsageError
 from ftcluster.progress.view import make_view
@@ -24,7 +31,7 @@ def add_parser(verbs: Any) -> None:
         "stay; -e ftcluster_remove_runs=true removes them as well.",
         usage="ftcluster teardown INVENTORY [options]",
     )
-    parser.add_argument("words", nargs="*", metavar="INVENTORY", help="the cluster's inventory")
+    add_inventories(parser, "the cluster's inventory")
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")
     parser.add_argument("-v", "--verbose", action="store_true", help="a line a task and host")
     add_options(parser, SETUP, FLAGS)
@@ -33,17 +40,18 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the verb; returns the exit code."""
-    if len(options.words) != 1:
+    given = inventories_of(options)
+    if not given:
         raise UsageError("name the inventory whose cluster shall be removed")
     arguments = passed_on(vars(options), FLAGS)
-    path = Path(options.words[0])
+    paths = tuple(map(Path, given))
     with asked(vars(options)) as passwords:
-        result = run_stages("teardown", path, (*arguments, *passwords), make_view(options.verbose))
+        result = run_stages("teardown", paths, (*arguments, *passwords), make_view(options.verbose))
     if "--check" not in arguments and "--limit" not in arguments:
-        forget(result.inventory.path)
+        forget(result.inventory.paths)
     changed = sum(host.changed for host in result.progress.hosts.values())
     if options.json:
-        document = {"state": "done", "inventory": str(result.inventory.path), "changed": changed,
+        document = {"state": "done", "inventory": result.inventory.name, "changed": changed,
                     "notices": result.progress.notices}  # fmt: skip
         print(json.dumps(document))
     else:
