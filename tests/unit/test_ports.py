@@ -4,12 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 from ansible.errors import AnsibleFilterError
 
+from ftcluster.plan import plan
+from ftcluster.recipe import load_recipe
+from ftcluster.render import render
+from ftcluster_train.supervisor import PORTS
 from plugins.filter.host_problems import host_problems
 from plugins.filter.services import services
 from plugins.filter.switch import switch
 from plugins.module_utils.ports import listeners, local_ports, port_list, ranges
+from tests.programs import ROOT
+from tests.unit.clusters import STACKS, VM, cluster
 from tests.unit.test_host_problems import GOOD, REQUIRED
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
@@ -112,3 +119,14 @@ def test_a_host_without_the_root_that_is_required(
 def test_a_password_that_sudo_refuses_is_a_problem_whatever_is_required() -> None:
     [problem] = host_problems({**GOOD, "can_become_root": False, "wrong_password": True}, REQUIRED)
     assert problem.startswith("sudo refuses the password")
+
+
+def test_the_ports_of_a_launch_are_those_that_other_local_users_do_not_get_to() -> None:
+    defaults = yaml.safe_load((ROOT / "roles/firewall/defaults/main.yml").read_text())
+    [text] = defaults["firewall_account_ports"]
+    system = (ROOT / "playbooks/system.yml").read_text()
+    assert f'firewall_account_ports: ["{text}"]' in system
+    first, last = map(int, text.split("-"))
+    mpirun = render(plan(cluster(VM), load_recipe("quickstart"), STACKS), "r").env
+    begin, end = map(int, mpirun["I_MPI_PORT_RANGE"].split(":"))
+    assert {*range(first, last + 1)} == {*PORTS, *range(begin, end + 1)}
