@@ -12,6 +12,8 @@ import os
 import re
 from pathlib import Path
 
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import user_name
+
 
 class InUse(ValueError):
     """A run uses the stack; the text says which one and what to do."""
@@ -44,11 +46,21 @@ def without_runs(stack, processes=Path("/proc")):
 def words(stack, runs):
     """The refusal."""
     who = f"the run{'s' * (len(runs) > 1)} {', '.join(runs)}" if runs else "a run"
-    stop = f"{stack}/bin/python -m ftcluster_train.supervisor stop {stack.parents[1]}/runs/"
+    folder = stack.parents[1] / "runs"
+    stop = f"{as_owner(folder)}{stack}/bin/python -m ftcluster_train.supervisor stop {folder}/"
     return (
         f"{who} use{'s' * (len(runs) < 2)} the stack {stack.name} here, which would be changed or "
         f"removed; wait for the end, or end it on the head: {stop}{runs[0] if runs else 'RUN'}"
     )
+
+
+def as_owner(folder):
+    """How a command begins that runs as a folder's owner: root must not trust what is in it."""
+    try:
+        uid = folder.stat().st_uid
+    except OSError:
+        return ""
+    return "" if uid == os.geteuid() else f"sudo -u {user_name(uid)} "
 
 
 def runs_on(stack, processes=Path("/proc")):
@@ -76,7 +88,13 @@ def run_of(process):
     for variable in (process / "environ").read_bytes().split(b"\0"):
         name, _, value = variable.partition(b"=")
         if name == b"FTCLUSTER_RUN":
-            return value.decode(errors="replace")
+            return run_id(value)
     # what prepares or supervises a run has its folder as an argument
     found = re.search(rb"/runs/([^/\0]+)", (process / "cmdline").read_bytes())
-    return found.group(1).decode(errors="replace") if found else ""
+    return run_id(found.group(1)) if found else ""
+
+
+def run_id(words):
+    """The id that another user's process says it has, where it is one: it goes into a command."""
+    found = re.fullmatch(rb"[\w.-]{1,200}", words)
+    return found.group().decode("ascii") if found else ""

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import pwd
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from ftcluster_train import in_use
 from ftcluster_train.errors import TrainError
 from ftcluster_train.in_use import hold_stack
 from ftcluster_train.supervisor import by_real_path
-from plugins.module_utils.runs import InUse, runs_on, without_runs
+from plugins.module_utils.runs import InUse, run_of, runs_on, without_runs, words
 from plugins.modules import environment, setup_lock, stack_link
 
 TRAIN = Path(__file__).parents[2] / "train"
@@ -84,6 +85,23 @@ def test_who_uses_a_stack_is_told_by_name(stack: Path) -> None:
         assert runs_on(stack) == [RUN]
     with without_runs(stack.with_name("none")):
         pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a folder another user's")
+def test_a_run_of_the_account_is_ended_as_the_account(stack: Path) -> None:
+    runs = stack.parents[1] / "runs"
+    runs.mkdir()
+    os.chown(runs, pwd.getpwnam("nobody").pw_uid, -1)
+    assert f"on the head: sudo -u nobody {stack}/bin/python -m" in words(stack, [RUN])
+
+
+@pytest.mark.parametrize("said", ["a;id", "$(id)", "a b", "\x1b[2J", "a\nb", "a/../b", ""])
+def test_what_is_no_run_id_is_not_put_into_a_command(tmp_path: Path, said: str) -> None:
+    (tmp_path / "environ").write_bytes(f"A=b\0FTCLUSTER_RUN={said}\0".encode())
+    (tmp_path / "cmdline").write_bytes(b"python\0-c\0")
+    assert run_of(tmp_path) == ""
+    (tmp_path / "environ").write_bytes(f"FTCLUSTER_RUN={RUN}\0".encode())
+    assert run_of(tmp_path) == RUN
 
 
 def test_what_a_process_becomes_or_leaves_behind_holds_it_too(stack: Path) -> None:
