@@ -142,7 +142,7 @@ def test_nothing_secret_is_in_a_file_while_a_playbook_runs(
             looked.extend(path.read_text() for path in memory.rglob("*") if path.is_file())
 
     outcome = run_playbook(
-        playbook, inventory, {"planted": "among-variables"}, look, time_limit_seconds=100
+        playbook, (inventory,), {"planted": "among-variables"}, look, time_limit_seconds=100
     )
     assert outcome.state == "done", outcome.output
     assert looked, "its settings, at least"
