@@ -27,7 +27,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 
 
 class ActionModule(ActionBase):
-    """Reads the files and tells the choice as a fact."""
+    """Reads the files and tells the choice."""
 
     _VALID_ARGS = frozenset(
         ("folder", "name", "bundle", "allow_yanked", "allow_unverified", "cache", "hosts")
@@ -63,18 +63,16 @@ class ActionModule(ActionBase):
                 )
         return {
             "changed": False,
-            "ansible_facts": {
-                "torch_stack_choice": {
-                    **vars(choice),
-                    "asked": [arguments.get("name") or "", arguments.get("bundle") or ""],
-                    "folder": path,
-                    "requirements": str(lists.requirements),
-                    "more_requirements": str(lists.more or ""),
-                    "resolve": lists.resolve,
-                    "packages": document["stacks"][choice.stack]["packages"],
-                    "indexes": document["indexes"],
-                    "wheelhouse": str(bundle.house.folder) if bundle else "",
-                }
+            "choice": {
+                **vars(choice),
+                "asked": [arguments.get("name") or "", arguments.get("bundle") or ""],
+                "folder": path,
+                "requirements": str(lists.requirements),
+                "more_requirements": str(lists.more or ""),
+                "resolve": lists.resolve,
+                "packages": document["stacks"][choice.stack]["packages"],
+                "indexes": document["indexes"],
+                "wheelhouse": str(bundle.house.folder) if bundle else "",
             },
         }
 

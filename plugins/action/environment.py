@@ -81,7 +81,7 @@ def _wheels(wanted, arguments, state):
     try:
         house = _house(wanted, arguments, state)
         verify(house, wanted, state["python_version"])
-    except WheelhouseError as error:
+    except (WheelhouseError, ValueError) as error:
         raise AnsibleActionFail(str(error)) from None  # Ansible would say it twice
     return house
 

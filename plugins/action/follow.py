@@ -39,9 +39,9 @@ class ActionModule(ActionBase):
                 with destination.open("ab") as file:
                     file.write(data)
                 offset += len(data)
-            ends = [line for line in whole.splitlines() if json.loads(line).get("event") == "end"]
+            ends = [event for event in map(_event, whole.splitlines()) if event["event"] == "end"]
             if ends:
-                result.update(changed=False, end=json.loads(ends[-1]))
+                result.update(changed=False, end=ends[-1])
                 return result
             now = time.monotonic()
             gone_since = None if alive else gone_since or now
@@ -72,3 +72,14 @@ class ActionModule(ActionBase):
         return f"the supervisor ended without a word; its logs in {run_dir} end with:\n" + (
             answer["stdout"].strip() or "(nothing)"
         )
+
+
+def _event(line):
+    """One line of the file, which the host may have filled with anything."""
+    try:
+        event = json.loads(line)
+        if isinstance(event["event"], str):
+            return event
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise AnsibleActionFail(f"events.jsonl has what is no event of a run: {line[:200]!a}")

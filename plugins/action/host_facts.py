@@ -1,14 +1,27 @@
 # Apache-2.0 (see LICENSE)
-"""Reads what a host is, and how far its clock is off the control node's."""
+"""Reads what a host is, and how far its clock is off the control node's.
+
+What plays, plans and commands are made of later comes in here, so it is looked at here.
+"""
 
 from __future__ import annotations
 
 import re
 import time
 
-from ansible.errors import AnsibleConnectionFailure
+import yaml
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import RETURN
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
 
+# what is measured here
+MEASURED = ("clock_offset_seconds", "clock_error_seconds")
+PROMISED = {
+    name: spec
+    for name, spec in yaml.safe_load(RETURN)["facts"]["contains"].items()
+    if name not in MEASURED
+}
 SECONDS = re.compile(r"^\d+\.\d+\r?$", re.MULTILINE)
 
 
@@ -37,6 +50,12 @@ class ActionModule(ActionBase):
             self._execute_module(module_name="ftcluster.cluster.host_facts", task_vars=task_vars)
         )
         if "facts" in result:
+            result["facts"], wrong = known_facts(result["facts"], PROMISED)
+            if wrong:
+                raise AnsibleActionFail(
+                    f"the host does not answer as it must: {'; '.join(wrong)}; a folder's path has "
+                    "letters, digits and any of . _ + @ % = , ~ - in it"
+                )
             samples = [self._sample(), self._sample()]
             offset, error = clock_of([sample for sample in samples if sample])
             result["facts"].update(clock_offset_seconds=offset, clock_error_seconds=error)

@@ -59,10 +59,8 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-ansible_facts:
-  description:
-    - C(torch_stack_choice), with the keys C(stack), C(why), C(folder), C(pythons), C(problems)
-      and more.
+choice:
+  description: The keys C(stack), C(why), C(folder), C(pythons), C(problems) and more.
   returned: success
   type: dict
 """

@@ -172,6 +172,13 @@ facts:
       sample:
         - {node: 0, cores: 32, cpus: 0-31, memory_bytes: 268435456000, near: null, hbm: false}
         - {node: 1, cores: 0, cpus: "", memory_bytes: 68719476736, near: 0, hbm: true}
+      contains:
+        node: {description: The kernel's number of it., type: int}
+        cores: {description: Physical cores., type: int}
+        cpus: {description: CPU numbers., type: str}
+        memory_bytes: {description: Its memory., type: int}
+        near: {description: The nearest node with cores., type: int}
+        hbm: {description: Whether it is high-bandwidth memory., type: bool}
     memory_bytes:
       description: Memory this host may use.
       type: int
@@ -192,6 +199,11 @@ facts:
       elements: dict
       sample:
         - {name: eth0, addresses: [10.0.0.13], speed_mbits: 25000, mtu: 1500}
+      contains:
+        name: {description: The kernel's name of it., type: str}
+        addresses: {description: Its addresses., type: list, elements: str}
+        speed_mbits: {description: The link's speed in Mbit/s., type: int}
+        mtu: {description: Bytes of its largest packet., type: int}
     network_address:
       description: The address that other hosts reach it by.
       type: str
@@ -242,6 +254,9 @@ facts:
       type: list
       elements: dict
       sample: [{version: 3.11.2, path: /usr/bin/python3}]
+      contains:
+        version: {description: Its version., type: str}
+        path: {description: Its program., type: str}
     user:
       description: The user that ran this.
       type: str
@@ -272,6 +287,9 @@ facts:
       type: list
       elements: dict
       sample: [{port: 40000, user: statd}]
+      contains:
+        port: {description: The port., type: int}
+        user: {description: The account., type: str}
     clock_offset_seconds:
       description: The host's clock minus the control node's; none where it could not be measured.
       type: float

@@ -85,6 +85,7 @@ address:
 """
 
 import json  # noqa: E402
+import re  # noqa: E402
 import socket  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -109,6 +110,27 @@ SETTINGS = {
     "StrictHostKeyChecking": "yes",
     "UpdateHostKeys": "no",
 }
+
+
+# a word of ssh_config and of known_hosts, and a public key; hosts answer with the latter
+WORD = re.compile(r"[^\s\x00-\x1f\x7f*?!,\"#]+")
+PUBLIC_KEY = re.compile(r"[a-z0-9-]+ [A-Za-z0-9+/]+=*")
+
+
+def wrong_words(members):
+    """Sentences on what would be read as something else, or as another line."""
+    wrong = [
+        f"{key} of {member['name']!a} is {member[key]!a}"
+        for member in members
+        for key in ("name", "address", "user")
+        if not WORD.fullmatch(member[key])
+    ]
+    return wrong + [
+        f"{member['name']!a} has the host key {key[:60]!a}"
+        for member in members
+        for key in member["host_keys"]
+        if not PUBLIC_KEY.fullmatch(key)
+    ]
 
 
 def known_hosts(members):
@@ -187,6 +209,9 @@ def main():
         },
         supports_check_mode=True,
     )
+    wrong = wrong_words(module.params["members"])
+    if wrong:
+        module.fail_json(msg=f"not what the mesh can write down: {'; '.join(wrong)}")
     folder = Path(module.params["folder"])
     changed, diff = False, []
     try:

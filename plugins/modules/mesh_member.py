@@ -52,6 +52,7 @@ host_keys:
 
 import os  # noqa: E402
 import pwd  # noqa: E402
+import re  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
@@ -61,6 +62,9 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 
 MARK = "ftcluster-mesh@"  # how the key's comment begins
 KEYS = "/etc/ssh/ssh_host_*_key.pub"
+# what mesh_head answers; anything else may be a line of its own, without restrict and from=
+PUBLIC_KEY = re.compile(rf"ssh-ed25519 [A-Za-z0-9+/]+=* {MARK}[\w.-]*|")
+ADDRESS = re.compile(r"[\w:.%-]*")
 TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
 
@@ -96,6 +100,9 @@ def main():
         supports_check_mode=True,
     )
     wanted = module.params["state"] == "present"
+    for name, form in (("public_key", PUBLIC_KEY), ("address", ADDRESS)):
+        if not form.fullmatch(module.params[name]):
+            module.fail_json(msg=f"{name} of the head is {module.params[name][:80]!a}")
     folder = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh"
     path = folder / "authorized_keys"
     try:

@@ -48,6 +48,16 @@ class Target:
     glibc: str
     machine: str
 
+    def __post_init__(self):
+        """Refuse what cannot be a part of a folder's name and of pip's options.
+
+        Raises:
+            ValueError: it is what no host has; names it.
+        """
+        given = f"{self.python} {self.glibc} {self.machine}"
+        if not re.fullmatch(r"\d+\.\d+ \d+\.\d+ \w+", given):
+            raise ValueError(f"no wheels are for this Python, glibc and machine: {given!a}")
+
     @property
     def tag(self):
         """A folder name."""

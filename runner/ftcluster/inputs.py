@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from ftcluster.data_forms import check_data_folder
 from ftcluster.errors import InputError, raise_together
+from ftcluster.paths import plain_name
 from ftcluster.recipe import Recipe
 from ftcluster.tasks import CausalLm
 
@@ -20,10 +22,10 @@ def folder_name(folder: Path) -> str:
     """A name for a copy of a folder that changes with its files: mrpc-4f7d1c0b2a9e."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+        digest.update(os.fsencode(f"{path.relative_to(folder)}\0{path.stat().st_size}\0"))
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    return f"{folder.resolve().name}-{digest.hexdigest()[:12]}"
+    return f"{plain_name(folder.resolve().name)}-{digest.hexdigest()[:12]}"
 
 
 def check_inputs(recipe: Recipe) -> None:

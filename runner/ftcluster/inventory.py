@@ -1,7 +1,9 @@
 """Reading an inventory through Ansible itself, with errors that name file and line."""
 
+import ipaddress
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from ftcluster.errors import FtclusterError, InventoryError
 
 HEAD_GROUP = "head"
 HOSTS_VARIABLE = "ftcluster_hosts"
+NAME = re.compile(r"\w[\w.-]*")  # of a host
 # What ansible-playbook takes and ansible-inventory needs as well: they decide who is in.
 INVENTORY_OPTIONS = ("--extra-vars", "--vault-password-file", "--vault-id")
 
@@ -103,6 +106,7 @@ def read_inventory(
             f"{HOSTS_VARIABLE}={pattern} names no host of inventory {where}",
             f"its groups are {', '.join(_groups(listing))}",
         )
+    _refuse_patterns(where, cluster)
     limits = [value for name, value in given if name == "--limit"]
     hosts = cluster
     if limits:
@@ -169,6 +173,25 @@ def _pattern(listing: dict[str, Any], paths: Sequence[Path]) -> str:
 
 def _groups(listing: dict[str, Any]) -> list[str]:
     return sorted(set(listing) - {"_meta", "all", "ungrouped"}) or ["none"]
+
+
+def _refuse_patterns(where: str, hosts: Sequence[str]) -> None:
+    """Raise where a host is called what plays, ssh_config or a hostfile take for something else."""
+    odd = [name for name in hosts if not (NAME.fullmatch(name) or is_address(name))]
+    if odd:
+        raise InventoryError(
+            f"inventory {where}: {', '.join(map(ascii, odd))}: a host's name has letters, digits, "
+            "dots, dashes and underscores",
+            "give it such a name, and its address with ansible_host=ADDRESS",
+        )
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an IPv4 or IPv6 address."""
+    try:
+        return bool(ipaddress.ip_address(text))
+    except ValueError:
+        return False
 
 
 def _hosts_in_order(listing: dict[str, Any]) -> tuple[str, ...]:

@@ -12,10 +12,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from ftcluster.answers import read_event_line
 from ftcluster.cluster import Cluster
 from ftcluster.errors import FtclusterError
 from ftcluster.interrupts import Interrupts
-from ftcluster.paths import PRIVATE_FILE, make_state_dir, state_dir, write_atomically
+from ftcluster.paths import (
+    PRIVATE_FILE,
+    make_state_dir,
+    plain_name,
+    state_dir,
+    write_atomically,
+)
 from ftcluster.plan import LaunchPlan
 from ftcluster.playbooks import Outcome, TaskEvent, run_playbook
 from ftcluster.progress.state import RunProgress
@@ -85,7 +92,7 @@ def new_run_id(named: Named) -> str:
     For example quickstart-20260131-101500-7f3a.
     """
     while True:
-        run = f"{named.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        run = f"{plain_name(named.name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         if not (_runs() / run).exists():
             return run
 
@@ -243,7 +250,7 @@ def failure(job: Job, followed: Followed) -> FtclusterError:
 def host_of(plan: LaunchPlan, rank: int) -> str:
     """The inventory's name of the host that a rank runs on; ranks follow the hosts' order."""
     names = [host.name for host in plan.hosts for _ in range(host.ranks)]
-    return names[rank]
+    return names[rank] if 0 <= rank < len(names) else "a host that is not known"
 
 
 class _EventReader:
@@ -260,4 +267,4 @@ class _EventReader:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        return [read_event_line(line) for line in whole.splitlines()]

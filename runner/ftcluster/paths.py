@@ -1,6 +1,7 @@
 """Where things are on the control node: bundled files and the user's state folder."""
 
 import os
+import re
 import tempfile
 from importlib import resources
 from pathlib import Path
@@ -36,6 +37,20 @@ def memory_dir() -> Path:
         if candidate and os.access(candidate, os.W_OK):
             return Path(candidate)
     return Path(tempfile.gettempdir())
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a path or an argument is UTF-8; other bytes come as half surrogates (PEP 383)."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def plain_name(text: str) -> str:
+    """A name for runs and folders: at most 40 letters, digits, dots, dashes and underscores.
+
+    >>> plain_name("../my recipe")
+    'my-recipe'
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.")[:40] or "unnamed"
 
 
 def make_state_dir(path: Path) -> None:

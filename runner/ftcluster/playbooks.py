@@ -22,6 +22,7 @@ from typing import Any, Literal
 import ansible_runner
 import yaml
 
+from ftcluster.answers import printable
 from ftcluster.errors import FtclusterError
 from ftcluster.inventory import program
 from ftcluster.paths import memory_dir
@@ -41,6 +42,7 @@ SSH_ARGS = (
 IN_FILE = {
     "ANSIBLE_PIPELINING": ("ssh_connection", "pipelining"),
     "ANSIBLE_FORKS": ("defaults", "forks"),
+    "ANSIBLE_INJECT_FACT_VARS": ("defaults", "inject_facts_as_vars"),
     "ANSIBLE_TIMEOUT": ("defaults", "timeout"),
     "ANSIBLE_SSH_ARGS": ("ssh_connection", "ssh_args"),
 }
@@ -126,7 +128,7 @@ def run_playbook(
         if event:
             events.put(event)
         elif raw.get("event") in ("verbose", "error") and raw.get("stdout"):
-            words.append(raw["stdout"])
+            words.append(printable(raw["stdout"]))
         return False  # ansible-runner need not keep it
 
     ended: Literal["", "stopped", "timeout"] = ""
@@ -163,17 +165,16 @@ def run_playbook(
             quiet=True,
             suppress_env_files=True,
         )
-        while thread.is_alive() or not events.empty():
-            try:
-                on_event(events.get(timeout=POLL_SECONDS))
-            except queue.Empty:
-                pass
-            except BaseException:
-                ended = "stopped"
-                end_descendants(os.getpid())
-                thread.join()
-                raise
-            on_tick()
+        try:
+            while thread.is_alive() or not events.empty():
+                with contextlib.suppress(queue.Empty):
+                    on_event(events.get(timeout=POLL_SECONDS))
+                on_tick()
+        except BaseException:
+            ended = "stopped"
+            end_descendants(os.getpid())
+            thread.join()
+            raise
         state = ended or ("done" if runner.status == "successful" else "failed")
         return Outcome(state=state, output="\n".join(words))
     finally:
@@ -212,6 +213,8 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
         "ANSIBLE_NOCOLOR": "true",
         "ANSIBLE_LOCALHOST_WARNING": "false",
         "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true",
+        # else any module's answer may set variables that no play sets, such as which files are sent
+        "ANSIBLE_INJECT_FACT_VARS": "false",
         "ANSIBLE_FORKS": str(FORKS),
         "ANSIBLE_TIMEOUT": str(TIMEOUT_SECONDS),
         "ANSIBLE_SSH_ARGS": SSH_ARGS,
@@ -238,7 +241,7 @@ def _set_in_file() -> set[str]:
 
 def read_event(raw: dict[str, Any]) -> TaskEvent | None:
     """The part of an ansible-runner event that the project uses; None for the rest."""
-    data = raw.get("event_data", {})
+    data = printable(raw.get("event_data", {}))
     stage = str(data.get("play", "")).lower()
     task = str(data.get("task", ""))
     name = raw.get("event")

@@ -67,7 +67,7 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
     if on_hosts:
         if not path.is_absolute():
             raise UsageError(f"--on-hosts takes an absolute path on the hosts, not '{first}'")
-        return Script(_name(path.stem), tuple(words), tuple(rest), None, None, str(path.parent))
+        return Script(path.stem, tuple(words), tuple(rest), None, None, str(path.parent))
     path = here / path
     if path.is_dir():
         raise UsageError(f"{first} is a folder; give the script in it", USAGE)
@@ -77,7 +77,7 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
             "one that is on the hosts already: --on-hosts and its absolute path; a module: -m NAME",
         )
     folder = Path(path.parent.resolve())
-    return Script(_name(path.stem), (path.name, *rest), tuple(rest), folder / path.name, folder)
+    return Script(path.stem, (path.name, *rest), tuple(rest), folder / path.name, folder)
 
 
 def _module(words: list[str], on_hosts: bool, here: Path) -> Script:
@@ -90,8 +90,8 @@ def _module(words: list[str], on_hosts: bool, here: Path) -> Script:
     candidates = (inside.with_suffix(".py"), inside / "__main__.py")
     source = next((path for path in candidates if path.is_file()), None)
     if on_hosts or source is None:
-        return Script(_name(module), program, tuple(rest), None, None)
-    return Script(_name(module), program, tuple(rest), source, here.resolve())
+        return Script(module, program, tuple(rest), None, None)
+    return Script(module, program, tuple(rest), source, here.resolve())
 
 
 def _no_launcher(first: str, rest: list[str]) -> None:
@@ -104,11 +104,6 @@ def _no_launcher(first: str, rest: list[str]) -> None:
         )
     if name in LAUNCHERS:
         raise UsageError(f"leave out {first} and its options: {LAUNCHERS[name]}", USAGE)
-
-
-def _name(text: str) -> str:
-    """A name for runs and folders: letters, digits, dots, dashes and underscores."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.")[:40] or "script"
 
 
 def doubtful_paths(script: Script, here: Path, same_machine: bool) -> list[str]:

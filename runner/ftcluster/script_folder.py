@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftcluster.errors import UsageError
+from ftcluster.paths import is_unicode, plain_name
 
 MAX_FILES = 10_000
 MAX_BYTES = 1_000_000_000
@@ -51,11 +52,12 @@ class Copied:
             path = self.folder / name
             try:
                 with path.open("rb") as file:
-                    digest.update(f"{name}\0{os.fstat(file.fileno()).st_mode & 0o777}\0".encode())
+                    mode = os.fstat(file.fileno()).st_mode & 0o777
+                    digest.update(os.fsencode(f"{name}\0{mode}\0"))
                     digest.update(hashlib.file_digest(file, "sha256").digest())
             except OSError as error:
                 raise UsageError(f"{path} cannot be read: {error.strerror}", ADVICE) from None
-        return f"{self.folder.name}-{digest.hexdigest()[:12]}"
+        return f"{plain_name(self.folder.name)}-{digest.hexdigest()[:12]}"
 
 
 def choose_files(folder: Path, home: Path | None = None) -> Copied:
@@ -91,6 +93,12 @@ def choose_files(folder: Path, home: Path | None = None) -> Copied:
             f"the script's folder {folder} has links that leave it; what they point to is not "
             f"copied\n  {listed}{more}",
             "replace them by copies, or give the script paths that are on every host",
+        )
+    odd = [name for name in files if not is_unicode(name)]
+    if odd:
+        listed = "\n  ".join(ascii(name) for name in odd[:MOST_NAMED])
+        raise UsageError(
+            f"the script's folder {folder} has names that are not UTF-8\n  {listed}", ADVICE
         )
     size = sum(sizes.values())
     if size > MAX_BYTES:

@@ -163,3 +163,18 @@ def test_a_syntax_error_in_yaml_has_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yml"
     path.write_text("all:\n  hosts:\n   a: {\n")
     assert "inventory.yml:4: " in error_of(path)
+
+
+def test_a_host_is_not_called_what_is_a_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yml"
+    names = ["a:b", "all:!b", "!b", "n*", "~n.*", "&n", "a b", "-e"]
+    path.write_text(json.dumps({"all": {"hosts": {name: {} for name in [*names, "good"]}}}))
+    listed = ", ".join(map(ascii, names))
+    assert f"{listed}: a host's name has letters, digits" in error_of(path)
+
+
+def test_names_of_hosts(tmp_path: Path) -> None:
+    names = ["node-1.example.org", "node_2", "10.0.0.1", "fe80::1", "knöten"]
+    path = tmp_path / "inventory.yml"
+    path.write_text(json.dumps({"all": {"hosts": {name: {} for name in names}}}))
+    assert read_inventory(path).hosts == tuple(names)

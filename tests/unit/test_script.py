@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster.errors import UsageError
+from ftcluster.launching import new_run_id
 from ftcluster.script import Script, doubtful_paths, read_words
 
 
@@ -84,12 +85,12 @@ def test_what_is_no_script(here: Path, words: list[str], on_hosts: bool, said: s
         ("train.py", "train"),
         ("run glue (2).py", "run-glue-2"),
         ("[x] .py", "x"),
-        ("é.py", "script"),
+        ("é.py", "unnamed"),
     ],
 )
 def test_runs_have_names_for_folders(tmp_path: Path, name: str, run: str) -> None:
     (tmp_path / name).touch()
-    assert read_words([name], False, tmp_path).name == run
+    assert new_run_id(read_words([name], False, tmp_path)).startswith(f"{run}-20")
 
 
 def notes(here: Path, *words: str, same_machine: bool = False) -> list[str]:

@@ -114,7 +114,7 @@ def choose(folder: Path, tmp_path: Path) -> Act:
         }  # fmt: skip
         result = plugin(choose_stack, False, given).run(None, {})
         assert not result["changed"]
-        found: dict[str, Any] = result["ansible_facts"]["torch_stack_choice"]
+        found: dict[str, Any] = result["choice"]
         return found
 
     return act

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ftcluster import __version__
 from ftcluster.cli import bundle, check, demo, plan, run, setup, stacks, teardown, train
 from ftcluster.errors import FtclusterError
+from ftcluster.paths import is_unicode
 
 COMMANDS = (setup, check, plan, train, run, demo, stacks, bundle, teardown)
 
@@ -29,6 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped."""
     parser = build_parser()
+    for word in sys.argv[1:] if arguments is None else arguments:
+        if not is_unicode(word):
+            parser.error(f"not UTF-8, which all arguments have to be: {word!a}")
     # argparse gives up positional arguments that come after an option; they are taken up here
     options, more = parser.parse_known_args(arguments)
     unknown = [word for word in more if word.startswith("-")]

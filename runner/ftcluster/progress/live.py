@@ -54,7 +54,7 @@ class LiveView:
 
     def say(self, text: str) -> None:
         """See View."""
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(text, highlight=False, markup=False, emoji=False)
 
     def close(self) -> None:
         """See View."""

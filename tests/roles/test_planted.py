@@ -1,0 +1,293 @@
+"""Templates planted wherever a user's or a host's text gets in: real playbooks execute none."""
+
+import json
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from ftcluster.cli.main import main
+from ftcluster.cluster import Cluster, recall, remember
+from ftcluster.errors import FtclusterError, RecipeError
+from ftcluster.facts import HostFacts
+from ftcluster.jobs import Run
+from ftcluster.launching import carry_out, new_run_id
+from ftcluster.plan import plan
+from ftcluster.playbooks import TaskEvent, run_playbook
+from ftcluster.progress.plain import PlainView
+from ftcluster.recipe import Recipe, known_recipes, load_recipe, schema_of
+from ftcluster.render import render
+from ftcluster.stages import run_stages, stack_name
+from tests.unit.clusters import STACKS, VM, cluster
+
+# a name of a file as well: no slash
+TEMPLATE = '{{ lookup("pipe", "touch $PLANTED") }}'
+BLOCK = '{% for _ in [1] %}{{ lookup("pipe", "touch $PLANTED") }}{% endfor %}'
+
+# a stack whose ranks have nothing to do
+STACK = """#!/bin/sh
+case "$2 $3" in
+  *supervisor\\ start)
+    echo $$ > "$4/supervisor.pid"
+    echo '{"event": "end", "state": "done", "exit_code": 0, "seconds": 1.5}' > "$4/events.jsonl" ;;
+  *supervisor\\ sweep) echo ended 0 ;;
+esac
+"""
+
+# answers as the module does, and then lies
+LIAR = """#!{python}
+import json, subprocess, sys
+argv, data = [sys.executable, *sys.argv[1:]], sys.stdin.buffer.read()
+done = subprocess.run(argv, input=data, capture_output=True)
+sys.stderr.buffer.write(done.stderr)
+answer, lies = json.loads(done.stdout), json.load(open("{lies}"))
+answer.get("facts", {{}}).update(lies["facts"])
+print(json.dumps({{**answer, **lies["more"]}}))
+"""
+
+
+@dataclass
+class Place:
+    """A control node's state and a host, both on this machine.
+
+    Attributes:
+        folder: where commands are called.
+        prefix: the cluster's folder.
+        inventory: of the host.
+        trap: what a template that is executed makes.
+    """
+
+    folder: Path
+    prefix: Path
+    inventory: Path
+    trap: Path
+
+    def host(self, interpreter: str = sys.executable) -> None:
+        """Write the inventory."""
+        variables = {"ansible_connection": "local", "ansible_python_interpreter": interpreter}
+        self.inventory.write_text(yaml.safe_dump({"all": {"hosts": {"localhost": variables}}}))
+
+    def lies(self, facts: dict[str, Any], **more: Any) -> None:
+        """Have the host lie."""
+        lies = self.folder / "lies.json"
+        lies.write_text(json.dumps({"facts": facts, "more": more}))
+        liar = self.folder / "liar"
+        liar.write_text(LIAR.format(python=sys.executable, lies=lies))
+        liar.chmod(0o755)
+        self.host(str(liar))
+
+    def run_folder(self) -> Path:
+        [folder] = (self.prefix / "runs").iterdir()
+        return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A cluster of this machine that was set up."""
+    found = Place(tmp_path / "here", tmp_path / "ft", tmp_path / "i.yml", tmp_path / "planted")
+    found.folder.mkdir()
+    program = found.prefix / "current/bin/python"
+    program.parent.mkdir(parents=True)
+    program.write_text(STACK)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    found.host()
+    monkeypatch.setenv("PLANTED", str(found.trap))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(found.folder)
+    facts = replace(VM, prefix=str(found.prefix))
+    remember(Cluster(inventory=found.inventory, facts=cluster(facts)))
+    yield found
+    assert not found.trap.exists(), "a template was executed on the control node"
+
+
+def test_the_trap_works(place: Place) -> None:
+    """What all other tests rely on: the user's own -e is a template, and makes the file."""
+    playbook = place.folder / "p.yml"
+    playbook.write_text(
+        "- hosts: all\n  gather_facts: false\n  tasks: [{debug: {msg: '{{ a }}'}}]\n"
+    )
+    own = ("--extra-vars", json.dumps({"a": TEMPLATE}))
+    run_playbook(
+        str(playbook), place.inventory, {}, lambda _: None, options=own, time_limit_seconds=60
+    )
+    place.trap.unlink()
+
+
+# --- recipes
+
+
+def overrides(name: str) -> Iterator[str]:
+    """Every field of a recipe, as a text, as a list and as a mapping with a template in it."""
+    for key in (
+        *schema_of(load_recipe(name).task),
+        "config_overrides",
+        f"config_overrides.{TEMPLATE}",
+    ):
+        for value in (TEMPLATE, [BLOCK, TEMPLATE], {TEMPLATE: BLOCK}):
+            yield f"{key}={json.dumps(value)}"
+    yield f"{TEMPLATE}=1"
+
+
+def accepted(name: str) -> list[Recipe]:
+    """Recipes with a template in a field; where a field takes none, the error is one line."""
+    found = []
+    for override in overrides(name):
+        try:
+            found.append(load_recipe(name, [override]))
+        except RecipeError as error:
+            first, *problems = str(error).splitlines()
+            assert first.endswith(f" in recipe {known_recipes()[name]}")
+            assert len(problems) == int(first.split()[0])
+    return found
+
+
+def test_every_field_of_every_recipe(place: Place) -> None:
+    recipes = [recipe for name in known_recipes() for recipe in accepted(name)]
+    fields = {
+        key
+        for recipe in recipes
+        for key, value in asdict(recipe).items()
+        if "lookup" in json.dumps(value)
+    }
+    assert fields >= {"model", "data", "tokenizer", "data_config", "config_overrides", "options"}
+    file = place.folder / f"{TEMPLATE}.yml"
+    file.write_text(yaml.safe_dump({"model": BLOCK, "data": TEMPLATE, "text_columns": [TEMPLATE]}))
+    named = load_recipe(f"./{file.name}")
+    assert (named.name, named.model) == (TEMPLATE, BLOCK)
+    run = new_run_id(named)
+    decided = plan(recall().facts, named, STACKS, 1)
+    job = Run(run, recall(), named, decided, render(decided, run), ())
+
+    class All(Run):
+        """One launch with all of them."""
+
+        @property
+        def job(self) -> dict[str, Any]:
+            return {**super().job, "recipes": [asdict(recipe) for recipe in recipes]}
+
+    everything = All(**vars(job))
+    followed = carry_out(everything, PlainView(Console(stderr=True), verbose=False), ())
+    assert followed.outcome.state == "done", followed.failures
+    written = json.loads((place.run_folder() / "job.json").read_text())
+    assert written == json.loads(json.dumps(everything.job))
+    assert len(written["recipes"]) == len(recipes) > 50
+
+
+# --- scripts
+
+
+def test_arguments_names_of_files_and_folders(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = place.folder / f"{TEMPLATE} [bold]"
+    inner = folder / BLOCK / "a\nb 'c' \"d\" $(touch $PLANTED) `touch $PLANTED`"
+    inner.mkdir(parents=True)
+    script = folder / f"{TEMPLATE}.py"
+    script.write_text("import torch\n")
+    (inner / f"-rf {TEMPLATE}\x1b[2J").write_text("1")
+    words = [TEMPLATE, BLOCK, "", " ", "a\nb", "; touch $PLANTED", "$(touch $PLANTED)", "5", "yes"]
+    assert main(["run", "--", str(script), *words]) == 0, capsys.readouterr().err
+    run = place.run_folder()
+    assert run.name.startswith("lookup-pipe-touch-PLANTED-")
+    launch = json.loads((run / "launch.json").read_text())
+    assert launch["argv"][-len(words) - 1 :] == [script.name, *words]
+    copied = {path.relative_to(run / "script") for path in (run / "script").rglob("*")}
+    assert copied == {path.relative_to(folder) for path in folder.rglob("*")}
+    [kept] = (place.prefix / "scripts").iterdir()
+    assert kept.name.startswith("lookup-pipe-touch-PLANTED-bold-")
+
+
+def test_names_and_arguments_that_are_not_utf_8(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = place.folder / "s.py"
+    script.write_text("import torch\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--", "s.py", "caf\udce9"])
+    assert ended.value.code == 2
+    assert r"not UTF-8, which all arguments have to be: 'caf\udce9'" in capsys.readouterr().err
+    (place.folder / "caf\udce9").touch()
+    assert main(["run", "--", "s.py"]) == 2
+    assert r"has names that are not UTF-8" in capsys.readouterr().err
+
+
+# --- hosts that lie
+
+
+FREE = (
+    "hostname", "kernel", "os", "os_id", "os_version", "libc", "machine_id", "cpu_model",
+    "cpu_vendor", "user", "network_why",
+)  # fmt: skip
+
+
+def look(place: Place, playbook: str = "check", **variables: Any) -> list[TaskEvent]:
+    """The events of a playbook that looks at the host and changes nothing."""
+    events: list[TaskEvent] = []
+    run_playbook(
+        f"ftcluster.cluster.{playbook}", place.inventory, variables, events.append,
+        options=("--extra-vars", f"ftcluster_prefix={place.folder.parent / 'new'}"),
+        time_limit_seconds=100,
+    )  # fmt: skip
+    return events
+
+
+def test_what_a_host_says_of_itself(place: Place) -> None:
+    lie = f"{TEMPLATE}{BLOCK}[bold][/]"
+    variables = {
+        "node_agent_wheel": "/etc/shadow", "torch_stack_folder": "/etc", "cluster_head": TEMPLATE,
+        "preflight_facts": TEMPLATE, "preflight_requirements": BLOCK, "ftcluster_root": TEMPLATE,
+    }  # fmt: skip
+    place.lies(dict.fromkeys(FREE, lie), ansible_facts=variables, msg=f"{TEMPLATE}\x1b[2J")
+    events = look(place)
+    assert [event.message for event in events if event.kind in ("failed", "unreachable")] == []
+    [found] = [
+        event.result["ansible_facts"]["preflight_facts"]
+        for event in events
+        if "preflight_facts" in event.result.get("ansible_facts", {})
+        and event.action.endswith("set_fact")
+    ]
+    assert {name: found[name] for name in FREE} == dict.fromkeys(FREE, lie)
+    facts = cluster(HostFacts.from_dict(found))
+    remember(Cluster(place.inventory, facts))
+    assert recall().facts == facts
+    assert "\x1b" not in json.dumps([event.result for event in events], ensure_ascii=False)
+
+
+def test_what_becomes_a_path_or_a_line_is_refused(place: Place) -> None:
+    names = ("prefix", "current", "network_address", "tcmalloc")
+    place.lies(dict.fromkeys(names, TEMPLATE))
+    view = PlainView(Console(stderr=True), verbose=False)
+    with pytest.raises(FtclusterError) as caught:
+        run_stages("preflight", place.inventory, (), view)
+    _, line, _ = str(caught.value).splitlines()
+    assert line.startswith(
+        "  localhost: Read what the host is: the host does not answer as it must"
+    )
+    assert all(f"{name} is {TEMPLATE!a}" in line for name in names)
+
+
+def test_the_stack_that_a_host_says_it_has(place: Place) -> None:
+    """A link's target is remembered as the stack's name and sent with the next setup."""
+    name = stack_name(f"/opt/ftcluster/stacks/{TEMPLATE}-1b2c3d4e5f60")
+    assert name == TEMPLATE
+    remember(Cluster(place.inventory, cluster(replace(VM, stack=name))))
+    stack = recall().facts.head.stack
+    [failed] = [event for event in look(place, torch_stack_name=stack) if event.kind == "failed"]
+    assert TEMPLATE in failed.message
+
+
+def test_a_head_that_says_what_is_no_event(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = place.prefix / "current/bin/python"
+    program.write_text(STACK.replace("echo '", 'echo \'{"event": "step"}\n', 1))
+    (place.folder / "s.py").write_text("import torch\n")
+    assert main(["run", "--", "s.py"]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == """error: the head says what is no event of a run: b'{"event": "step"}'"""

@@ -1,0 +1,129 @@
+"""What a host may say of itself, and what is refused before a play, a plan or a command has it."""
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from plugins.action.host_facts import MEASURED, PROMISED
+from plugins.modules import host_facts, mesh_head, mesh_member
+from plugins.plugin_utils.download import Target
+from plugins.plugin_utils.host_answer import known_facts
+
+DOCUMENTED = yaml.safe_load(host_facts.RETURN)["facts"]["contains"]
+GOOD = {name: spec["sample"] for name, spec in PROMISED.items()}
+TEMPLATE = '{{ lookup("pipe", "touch planted") }}'
+FREE = {  # texts for people, of any letters
+    "hostname", "kernel", "os", "os_id", "os_version", "os_like", "libc", "machine_id",
+    "cpu_model", "cpu_vendor", "cpu_generation", "amx", "thp", "network_why", "user",
+    "pythons.path", "prefix_refused", "services.user",
+}  # fmt: skip
+
+
+def texts(value: Any, name: str = "") -> list[tuple[str, list[Any]]]:
+    """The texts in a fact: a name and the way to it."""
+    if isinstance(value, str):
+        return [(name, [])]
+    if isinstance(value, dict):
+        pairs = [(f"{name}.{key}".lstrip("."), key, one) for key, one in value.items()]
+    else:
+        inner = enumerate(value) if isinstance(value, list) else ()
+        pairs = [(name, number, one) for number, one in inner]
+    return [(full, [key, *way]) for below, key, one in pairs for full, way in texts(one, below)]
+
+
+def planted(way: list[Any], text: object) -> dict[str, Any]:
+    """Good facts but for one place."""
+    facts = copy.deepcopy(GOOD)
+    place: Any = facts
+    for key in way[:-1]:
+        place = place[key]
+    place[way[-1]] = text
+    return facts
+
+
+def test_what_is_documented_is_promised_and_good() -> None:
+    assert PROMISED.keys() | set(MEASURED) == DOCUMENTED.keys()
+    assert known_facts(GOOD, PROMISED) == (GOOD, [])
+
+
+@pytest.mark.parametrize(("name", "way"), texts(GOOD), ids=lambda one: str(one))
+def test_each_text_of_a_host(name: str, way: list[Any]) -> None:
+    for text in ("a\nb", "a\x1b[2Jb", "a\x85b", "a\u2028b"):
+        _, [wrong] = known_facts(planted(way, text), PROMISED)
+        assert wrong.endswith(f" is {text!a}")
+        assert "\n" not in wrong
+    found, wrong_ones = known_facts(planted(way, TEMPLATE), PROMISED)
+    if name in FREE:
+        assert found == planted(way, TEMPLATE)
+        assert wrong_ones == []
+    elif name != "nics.name":  # it has no white space
+        assert len(wrong_ones) == 1
+
+
+@pytest.mark.parametrize("name", PROMISED)
+@pytest.mark.parametrize("value", [{"a": 1}, [["b"]], {"__ansible_type": "x"}])
+def test_each_fact_is_of_its_type(name: str, value: Any) -> None:
+    _, wrong = known_facts({**GOOD, name: value}, PROMISED)
+    assert wrong
+    assert known_facts({key: GOOD[key] for key in GOOD if key != name}, PROMISED)[1] == [
+        f"{name} is missing"
+    ]
+
+
+@pytest.mark.parametrize("path", ["opt/x", "/a/../../etc", "/a b", "/a$(b)", "/a;b", "/a'b", "/.."])
+def test_a_prefix_is_a_plain_path(path: str) -> None:
+    assert known_facts({**GOOD, "prefix": path}, PROMISED)[1] == [f"prefix is {path!a}"]
+
+
+def test_what_else_a_host_says_is_left_out() -> None:
+    found, wrong = known_facts({**GOOD, "rank_user": "root", "becomes": True}, PROMISED)
+    assert (found, wrong) == (GOOD, [])
+    assert known_facts("x", PROMISED) == ({}, ["its facts are 'x'"])
+
+
+def test_what_is_said_of_a_long_value_is_short() -> None:
+    _, [wrong] = known_facts({**GOOD, "cores": "9" * 10_000}, PROMISED)
+    assert len(wrong) < 100
+
+
+@pytest.mark.parametrize(
+    "given",
+    [("3.11", "2.36", "../../x"), ("../3", "2.36", "x86_64"), ("3.11", "2.36\n", "x86_64")],
+)
+def test_wheels_are_for_no_paths(given: tuple[str, str, str]) -> None:
+    with pytest.raises(ValueError, match=re.escape(ascii(" ".join(given)))):
+        Target(*given)
+
+
+# --- the mesh: lines of ssh's files
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGVhc3k="
+
+
+def test_a_host_key_is_one_key(run_module: Any, tmp_path: Any) -> None:
+    member = {"name": "b", "address": "10.0.0.2", "user": "u", "host_keys": [KEY]}
+    given = {"folder": str(tmp_path / "mesh"), "names": ["b"]}
+    for change in (
+        {"host_keys": [f"{KEY}\n* {KEY}"]}, {"host_keys": [f"@cert-authority * {KEY}"]},
+        {"name": "b *"}, {"address": "10.0.0.2\n  ProxyCommand touch planted"}, {"user": "u\nx"},
+    ):  # fmt: skip
+        found = run_module(mesh_head.main, members=[{**member, **change}], **given)
+        assert found["failed"], change
+        assert "not what the mesh can write down" in found["msg"]
+        assert "\n" not in found["msg"]
+    assert not (tmp_path / "mesh").exists()
+
+
+def test_the_heads_key_is_one_key_and_keeps_its_limits(run_module: Any) -> None:
+    good = f"{KEY} {mesh_member.MARK}head"
+    for given in (
+        {"public_key": f"{good}\n{KEY} another", "address": "10.0.0.1"},
+        {"public_key": KEY, "address": "10.0.0.1"},
+        {"public_key": good, "address": '*" ' + KEY + ' x"'},
+    ):
+        found = run_module(mesh_member.main, check=True, **given)
+        assert found["failed"], given
+        assert " of the head is " in found["msg"]
