@@ -1,5 +1,62 @@
-"""What is collected."""
+"""What is collected, and what of it runs beside each other."""
+
+import fcntl
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 # They need torch, which the environment of the tests does not have: tests/cluster/test_engine.py
 # runs them with the Python of a stack.
 collect_ignore = ["engine"]
+
+# Where tests run in several processes, those of such a folder share one, and what they have set up;
+# elsewhere those of a file. The first folder that a test is in counts, and the longest come first.
+TOGETHER = ("tests/cluster/hosts/", "tests/cluster/", "tests/roles/")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have the processes take folders and files in the order of their names."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFolder(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            found = (folder for folder in TOGETHER if nodeid.startswith(folder))
+            return next(found, nodeid.partition("::")[0])
+
+    config.option.loadscopereorder = False  # it would take what has the most tests first
+    return ByFolder(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    workers = getattr(item.config, "workerinput", None)
+    if workers is None:
+        return (yield)
+    with _turn(workers["testrunuid"], item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+@contextmanager
+def _turn(run: str, alone: bool) -> Iterator[None]:
+    """Beside others, or while none of the other processes of this run has a test."""
+    folder = Path(tempfile.gettempdir())
+    with (
+        (folder / f"ftcluster-tests-{run}.gate").open("w") as gate,
+        (folder / f"ftcluster-tests-{run}.turn").open("w") as turn,
+    ):
+        fcntl.flock(gate, fcntl.LOCK_EX)  # whoever waits to be alone is not overtaken
+        fcntl.flock(turn, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    run = getattr(config, "workerinput", {}).get("testrunuid")
+    if run:
+        for end in ("gate", "turn"):
+            Path(tempfile.gettempdir(), f"ftcluster-tests-{run}.{end}").unlink(missing_ok=True)

@@ -11,11 +11,13 @@ ROOT = Path(__file__).parents[1]
 CONTROL = ROOT / ".venv" / "bin"
 FTCLUSTER = CONTROL / "ftcluster"
 SECONDS = 600
+# What the tests download is kept here from one run to the next, apart from the user's own.
+CACHE = ROOT / ".test_cache"
 
 
 @dataclass(frozen=True)
 class Home:
-    """A user's place: state folder, prefix and Hugging Face cache of their own."""
+    """A user's place, apart from that of whoever runs the tests, but for the settings of pip."""
 
     folder: Path
     prefix: Path
@@ -24,6 +26,9 @@ class Home:
     def env(self) -> dict[str, str]:
         return {
             **os.environ,
+            "HOME": str(self.folder),
+            "XDG_CONFIG_HOME": os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config"),
+            "XDG_CACHE_HOME": str(CACHE),
             "XDG_STATE_HOME": str(self.folder / "state"),
             "HF_HOME": str(self.folder / "hf"),
         }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,17 @@ import pytest
 
 from tests.programs import FTCLUSTER, Home
 
+# What it learns in all of its steps is tested by test_ordinary_user.py, where there is root for it.
+SHORT = ("data=generated:train=640,validation=40,seed=1",) if os.geteuid() == 0 else ()
+
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine after its first setup."""
+    """This machine after its first setup, and a short training with two ranks."""
 
     home: Home
     first_setup: dict[str, Any]
+    first_training: "subprocess.CompletedProcess[str]"
 
     @property
     def python(self) -> Path:
@@ -49,9 +54,12 @@ def machine(home: Home) -> Iterator[Machine]:
     assert not home.prefix.exists(), "--check before the first converge changed something"
     done = home.run("setup", "localhost", "--json", "-e", f"ftcluster_prefix={home.prefix}")
     assert done.returncode == 0, done.stderr
-    short = home.run("train", "training.max_steps=2", "data=generated:train=64,validation=8,seed=1")
-    assert short.returncode == 0, short.stderr  # fetches the model that the tests use
-    yield Machine(home, json.loads(done.stdout))
+    # fetches the model that the tests use
+    short = home.run(
+        "train", "quickstart", "--json", "data=generated:train=640,validation=40,seed=1"
+    )
+    assert short.returncode == 0, short.stderr
+    yield Machine(home, json.loads(done.stdout), short)
     assert home.left_running() == []
 
 

@@ -58,7 +58,6 @@ def test_a_disk_that_fills_up_meanwhile(
     runs = small_disk(machine.home.prefix / "runs", 120)
     process = machine.home.start(
         "train", "quickstart", "data=generated:train=640,validation=32,seed=1",
-        "training.num_train_epochs=2",
     )  # fmt: skip
     assert process.stderr is not None
     said = ""

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import Machine
-from tests.programs import interrupt_when
 
 SCRIPTS = Path(__file__).with_name("scripts")
 TWO = ("--ranks-per-host", "2", "--")
@@ -105,16 +104,6 @@ def test_what_each_rank_says_is_whole(machine: Machine) -> None:
         assert re.sub(r"\r\d/3", "", said) == stdout
         assert rank or done.stdout == stdout
     assert "0/3" in done.stderr
-
-
-def test_ctrl_c_ends_every_rank(machine: Machine) -> None:
-    process = machine.home.start("run", "--json", *TWO, script("ends.py"), "0", "7")
-    _, last, code, out = interrupt_when(process, "rank 0 is here")
-    assert code == 130
-    assert re.fullmatch(r"stopped: run ends-[\d-]+; no rank is left running", last)
-    result = json.loads(out)
-    assert (result["state"], result["world_size"]) == ("stopped", 2)
-    assert machine.home.left_running() == []
 
 
 def test_a_module_of_the_hosts(machine: Machine) -> None:

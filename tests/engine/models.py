@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import BertProcessing
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForQuestionAnswering,
@@ -102,9 +104,11 @@ def make_model(
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One whose tokens are w4, w5, ..."""
+    """One whose tokens are the words w4, w5, ..., between special tokens as BERT has them."""
     words = [*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), VOCABULARY))]
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.post_processor = BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
         sep_token="[SEP]", eos_token="[SEP]", model_max_length=LONGEST,

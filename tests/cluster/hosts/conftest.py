@@ -17,7 +17,7 @@ from tests.testbed.settings import Settings
 # There is one testbed at a time: what makes hosts of its own comes first, and what takes the
 # cluster down again last. Everything else finds the cluster as setup left it, and leaves it so.
 FIRST = ("test_debian13.py",)
-LAST = ("test_teardown.py", "test_ops_page.py")
+LAST = ("test_teardown.py", "test_bare_hosts.py")
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +94,7 @@ def cluster(bare: Control) -> Cluster:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     ours = [item for item in items if here in item.path.parents]
-    order = sorted(ours, key=lambda item: _turn(item.path.name))
+    order = sorted(ours, key=_turn)
     for place, item in zip([items.index(item) for item in ours], order, strict=True):
         items[place] = item
     if os.geteuid() != 0:
@@ -102,5 +102,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs root, to make hosts with tests/testbed"))
 
 
-def _turn(name: str) -> int:
-    return 0 if name in FIRST else 2 + LAST.index(name) if name in LAST else 1
+def _turn(item: pytest.Item) -> int:
+    name = item.path.name
+    if name in LAST:
+        return 3 + LAST.index(name)
+    # not before the cluster is there, or nothing else would run while it is set up
+    return 0 if name in FIRST else 2 if item.get_closest_marker("alone") else 1

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.programs import CONTROL, FTCLUSTER
+from tests.programs import CACHE, CONTROL, FTCLUSTER
 from tests.testbed import Testbed
 
 SECONDS = 600
@@ -34,7 +34,8 @@ class Control:
 
     @property
     def env(self) -> dict[str, str]:
-        return {"XDG_STATE_HOME": str(self.folder / "state"), **self.bed.connections}
+        own = {"XDG_STATE_HOME": str(self.folder / "state"), "XDG_CACHE_HOME": str(CACHE)}
+        return own | self.bed.connections
 
     def run(self, *arguments: str, **changes: str) -> "subprocess.CompletedProcess[str]":
         return self.bed.run(

@@ -4,6 +4,8 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 from tests.cluster.hosts.cluster import ADDRESS, HEAD, NAMES, OTHER, THIRD, Cluster, no_rank_is_left
 
 
@@ -22,6 +24,7 @@ def findings(result: dict[str, Any], kind: str) -> list[str]:
     return [finding["host"] for finding in found if finding["kind"] == kind]
 
 
+@pytest.mark.alone
 def test_check_measures_a_healthy_cluster_and_changes_nothing(cluster: Cluster) -> None:
     control = cluster.control
     places = "/opt/ftcluster /var/lib/ftcluster /home /tmp /etc"
@@ -50,6 +53,7 @@ def test_check_measures_a_healthy_cluster_and_changes_nothing(cluster: Cluster) 
     assert result["all_reduce_ms"] > 0
 
 
+@pytest.mark.alone
 def test_check_names_a_host_that_computes_slowly(cluster: Cluster) -> None:
     # node1 has a core for itself; of the other core each of the others has half
     cluster.control.bed.cpu(OTHER, 10)

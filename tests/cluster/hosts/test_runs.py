@@ -18,13 +18,24 @@ from tests.cluster.hosts.cluster import (
     no_rank_is_left,
 )
 from tests.cluster.hosts.own_script import write_scripts
-from tests.cluster.test_main_job import write_pairs
-from tests.programs import interrupt_when
 
 
-def test_quickstart_on_two_hosts(cluster: Cluster) -> None:
-    steps = "training.max_steps=70"  # what it learns in all is tested on one host
-    done = cluster.control.run("train", "quickstart", *TWO, steps, "--json")
+def write_rows(folder: Path) -> Path:
+    """Pairs that are told apart in a few steps."""
+    folder.mkdir()
+    for split, count in {"train": 640, "validation": 40}.items():
+        rows = [
+            {"sentence1": f"number {i}", "sentence2": ("even", "odd one")[i % 2], "label": i % 2}
+            for i in range(count)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_two_hosts_learn_from_the_users_own_data(cluster: Cluster, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "pairs")
+    options = ("--data", str(data), "training.max_steps=30", "--json")
+    done = cluster.control.run("train", "quickstart", *TWO, *options)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["state"], result["world_size"]) == ("done", 2)
@@ -47,19 +58,6 @@ def test_quickstart_on_two_hosts(cluster: Cluster) -> None:
     assert ranks == f"{ADDRESS[HEAD]}:1\n{ADDRESS[OTHER]}:1\n"
     owner = cluster.control.bed.exec_(HEAD, "stat", "-c", "%U", result["model"], check=True).stdout
     assert owner.strip() == "ftcluster"
-    no_rank_is_left(cluster)
-
-
-def test_the_users_own_data_reach_all_hosts_and_ctrl_c_ends_all_ranks(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    data = write_pairs(tmp_path / "pairs", 640)
-    process = cluster.control.start(
-        "train", "quickstart", *TWO, "--data", str(data), "training.num_train_epochs=90"
-    )
-    said, last, code, _ = interrupt_when(process, "step 10/")
-    assert code == 130, said
-    assert "no rank is left running" in last
     no_rank_is_left(cluster)
     for name in (HEAD, OTHER):
         copies = cluster.control.bed.exec_(name, "find", "/opt/ftcluster/data", "-type", "f").stdout

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -58,41 +59,6 @@ def test_hosts_without_a_way_out_after_a_setup_that_was_killed(cluster: Cluster)
         bed.exec_(OTHER, "ip", "route", "add", "default", "via", "198.18.0.1")
 
 
-def test_a_cluster_without_a_way_out_is_set_up_from_a_bundle(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    control, bed = cluster.control, cluster.control.bed
-    bundle = tmp_path / "native.ftbundle"
-    made = control.run("bundle", "-o", str(bundle), "--glibc", "2.36", "--json")
-    assert made.returncode == 0, made.stderr
-    assert json.loads(made.stdout)["stack"] == "native"
-    nowhere = {
-        "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_FIND_LINKS": "", "PIP_RETRIES": "0",
-        "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": str(tmp_path / "cache"),
-    }  # fmt: skip
-    bed.exec_(OTHER, "rm", "-rf", "/opt/ftcluster/stacks", STACK, check=True)
-    for name in NAMES:
-        bed.exec_(name, "ip", "route", "del", "default", check=True)
-        assert "unreachable" in bed.exec_(name, "ip", "route", "get", "192.0.2.1").stderr
-    try:
-        without = control.run("setup", cluster.inventory, **nowhere)
-        assert without.returncode == 1
-        assert "cannot download the wheels for Python 3.11" in without.stderr
-        assert "ftcluster setup --bundle FILE" in without.stderr
-        damaged = tmp_path / "damaged.ftbundle"
-        damaged.write_bytes(bundle.read_bytes()[:-4_000_000])
-        refused = control.run("setup", cluster.inventory, "--bundle", str(damaged), **nowhere)
-        assert refused.returncode == 1
-        assert f"{damaged} is damaged or no bundle" in refused.stderr
-        assert "nothing was changed" in refused.stderr
-        done = control.run("setup", cluster.inventory, "--bundle", str(bundle), **nowhere)
-        assert done.returncode == 0, done.stderr
-        assert "mpirun reached 3 hosts, the same" in done.stdout
-    finally:
-        for name in NAMES:
-            bed.exec_(name, "ip", "route", "add", "default", "via", "198.18.0.1")
-
-
 def test_a_wheel_with_another_hash_than_the_locks_is_named(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -118,11 +84,44 @@ def own_stacks(folder: Path) -> Path:
     return copy
 
 
-def test_another_stack_becomes_current_on_all_hosts_or_on_none(
+# `ftcluster bundle`, of the stacks in a folder instead of those that are installed.
+BUNDLE = """
+import sys
+from pathlib import Path
+from ftcluster.cli import bundle, main
+folder = Path(sys.argv.pop(1))
+bundle.collection = lambda: folder
+sys.exit(main.main())
+"""
+
+
+def write_bundle(cluster: Cluster, folder: Path) -> tuple[str, str]:
+    """A collection with another stack in `folder`; returns its bundle, and a damaged one."""
+    files = folder / "roles/torch_stack/files"
+    files.parent.mkdir(parents=True)
+    own_stacks(folder).rename(files)
+    good, damaged = folder / "native.ftbundle", folder / "damaged.ftbundle"
+    options = ("bundle", "-o", str(good), "--glibc", "2.36", "--json")
+    made = cluster.control.ansible("python", "-c", BUNDLE, str(folder), *options)
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["stack"] == "native"
+    damaged.write_bytes(good.read_bytes()[:-4_000_000])
+    return str(good), str(damaged)
+
+
+def test_another_stack_from_a_bundle_becomes_current_on_all_hosts_or_on_none(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     control, bed = cluster.control, cluster.control.bed
-    newer = ("-e", f"torch_stack_folder={own_stacks(tmp_path)}")
+    bundle, damaged = write_bundle(cluster, tmp_path)
+    nowhere = {
+        "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_FIND_LINKS": "", "PIP_RETRIES": "0",
+        "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }  # fmt: skip
+
+    def setup(*options: str) -> "subprocess.CompletedProcess[str]":
+        newer = f"torch_stack_folder={tmp_path}/roles/torch_stack/files"
+        return control.run("setup", cluster.inventory, "-e", newer, *options, **nowhere)
 
     def current() -> set[str]:
         return {bed.exec_(name, "readlink", STACK, check=True).stdout.strip() for name in NAMES}
@@ -130,22 +129,43 @@ def test_another_stack_becomes_current_on_all_hosts_or_on_none(
     def installed() -> int:
         return len(bed.exec_(HEAD, "ls", "/opt/ftcluster/stacks", check=True).stdout.split())
 
+    def close(name: str) -> None:
+        bed.exec_(name, "ip", "route", "del", "default", check=True)
+        assert "unreachable" in bed.exec_(name, "ip", "route", "get", "192.0.2.1").stderr
+
     before = current()
     alone = control.run("setup", cluster.inventory, "--rollback")
     assert alone.returncode == 1
     assert "there is no former stack in /opt/ftcluster to go back to" in alone.stderr
-    bed.kill(THIRD)
     try:
-        failed = control.run("setup", cluster.inventory, *newer)
+        for name in NAMES:
+            close(name)
+        without = setup()
+        assert without.returncode == 1
+        assert "cannot download the wheels for Python 3.11" in without.stderr
+        assert "ftcluster setup --bundle FILE" in without.stderr
+        refused = setup("--bundle", damaged)
+        assert refused.returncode == 1
+        assert f"{damaged} is damaged or no bundle" in refused.stderr
+        assert "nothing was changed" in refused.stderr
+        bed.kill(THIRD)
+        try:
+            failed = setup("--bundle", bundle)
+        finally:
+            bed.boot(THIRD)
+            close(THIRD)  # its cable is a new one
+        assert failed.returncode == 1
+        stays = f"stays in use on every host, because {THIRD} failed or is left out"
+        assert stays in failed.stderr
+        assert current() == before
+        mended = setup("--bundle", bundle)
+        assert mended.returncode == 0, mended.stderr
+        assert "mpirun reached 3 hosts, the same" in mended.stdout
+        assert current() & before == set()
+        assert len(current()) == 1
     finally:
-        bed.boot(THIRD)
-    assert failed.returncode == 1
-    assert f"stays in use on every host, because {THIRD} failed or is left out" in failed.stderr
-    assert current() == before
-    mended = control.run("setup", cluster.inventory, *newer)
-    assert mended.returncode == 0, mended.stderr
-    assert current() & before == set()
-    assert len(current()) == 1
+        for name in NAMES:
+            bed.exec_(name, "ip", "route", "add", "default", "via", "198.18.0.1")
     back = control.run("setup", cluster.inventory, "--rollback")
     assert back.returncode == 0, back.stderr
     assert "3 hosts back on the former stack" in back.stdout

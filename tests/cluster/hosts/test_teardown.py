@@ -27,10 +27,12 @@ def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -
 
 def teardown_leaves_nothing(cluster: Cluster) -> None:
     control, bed = cluster.control, cluster.control.bed
+    run = "/opt/ftcluster/runs/quickstart-1"
+    assert control.as_ranks(HEAD, f"mkdir -p {run}/model").returncode == 0
     kept = control.run("teardown", cluster.inventory)
     assert kept.returncode == 0, kept.stderr
     assert f"{HEAD}: runs and their models stay in /opt/ftcluster/runs" in kept.stderr
-    assert "quickstart-" in bed.exec_(HEAD, "ls", "/opt/ftcluster/runs", check=True).stdout
+    assert bed.exec_(HEAD, "ls", run, check=True).stdout == "model\n"
     gone = control.run("teardown", cluster.inventory, "-e", "ftcluster_remove_runs=true")
     assert gone.returncode == 0, gone.stderr
     for name in NAMES:

@@ -1,0 +1,81 @@
+"""Whole runs with tiny models: a folder with data, one with a model, a job that names both."""
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster_train.job import Job
+from tests.engine.jobs import CLASSES, OPTIONS, make_job
+from tests.engine.models import SPECIAL, VOCABULARY, make_model, make_tokenizer
+
+WORDS = [f"w{i}" for i in range(len(SPECIAL), VOCABULARY)]
+Row = dict[str, Any]
+
+
+def labelled(count: int, seed: int, label: Callable[[list[int]], Any]) -> list[Row]:
+    """Texts of unequal lengths; `label` gets the numbers of their words."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        chosen = [draw.randrange(len(WORDS)) for _ in range(draw.randrange(3, 30))]
+        rows.append({"text": " ".join(WORDS[i] for i in chosen), "label": label(chosen)})
+    return rows
+
+
+def classes(count: int, seed: int) -> list[Row]:
+    return labelled(count, seed, lambda words: words[0] % CLASSES)
+
+
+def numbers(count: int, seed: int) -> list[Row]:
+    return labelled(count, seed, lambda words: words[0] / len(WORDS))
+
+
+def questions(count: int, seed: int) -> list[Row]:
+    """Contexts longer than a feature; every fourth question has no answer in its context."""
+    draw = random.Random(seed)
+    rows = []
+    for number in range(count):
+        words = draw.sample(WORDS, 25)
+        answer, context = draw.choice(words), " ".join(words)
+        found = {"text": [answer], "answer_start": [f"{context} ".index(f"{answer} ")]}
+        nothing: Row = {"text": [], "answer_start": []}
+        asked = f"{answer} {draw.choice(WORDS)}"
+        answers = found if number % 4 else nothing
+        rows.append({"question": asked, "context": context, "answers": answers})
+    return rows
+
+
+def write_data(folder: Path, splits: Mapping[str, Sequence[Row]]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, rows in splits.items():
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(text)
+    return str(folder)
+
+
+def write_model(folder: Path, kind: str, task: str) -> str:
+    """A model for a task, but for its head, and its tokenizer."""
+    make_model(kind, task).base_model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def make_whole_job(
+    run_dir: Path,
+    task: str,
+    data: str,
+    model: str,
+    options: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, Any] | None = None,
+    **training: Any,
+) -> Job:
+    """A job that `prepare` and the ranks take, with some fields changed; see jobs.make_job."""
+    job = make_job(run_dir, task, **training)
+    changed = replace(
+        job.recipe, data=data, model=model, from_scratch=model.startswith("config:"),
+        options=replace(OPTIONS[task], **(options or {})), **(recipe or {}),
+    )  # fmt: skip
+    return replace(job, prefix=run_dir.parent, recipe=changed)

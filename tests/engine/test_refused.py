@@ -1,0 +1,108 @@
+"""What does not fit a task is refused in words, before the first step."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ftcluster_train import rank
+from ftcluster_train.errors import TrainError
+from ftcluster_train.job import Job, write_inputs
+from ftcluster_train.prepare import prepare
+from ftcluster_train.tasks import make_task
+from ftcluster_train.world import World
+from tests.engine.models import make_tokenizer
+from tests.engine.runs import classes, make_whole_job, questions, write_data, write_model
+
+
+@pytest.fixture(autouse=True)
+def one_world(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "join_world", lambda: world)
+    monkeypatch.setattr(rank, "leave_world", lambda: None)
+
+
+def refusal(job: Job, by_rank: bool = False) -> TrainError:
+    """How a run ends, before its ranks start or when they have begun."""
+    if not by_rank:
+        with pytest.raises(TrainError) as error:
+            prepare(job)
+        return error.value
+    write_inputs(job.run_dir, prepare(job))
+    with pytest.raises(TrainError) as error:
+        rank.run(job)
+    assert '"step"' not in (job.run_dir / "events.jsonl").read_text()
+    return error.value
+
+
+def texts(folder: Path, count: int = 40) -> str:
+    return write_data(folder / "data", {"train": classes(count, 1), "validation": classes(9, 2)})
+
+
+def test_an_encoder_cannot_be_a_causal_model(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "bert", "text-classification")
+    job = make_whole_job(tmp_path / "run", "causal-lm", texts(tmp_path), model)
+    error = refusal(job, by_rank=True)
+    assert "reads a text in both directions" in error.message
+    assert "config_overrides.is_decoder=true" in error.hint
+    decoder = replace(job.recipe, config_overrides={"is_decoder": True})
+    rank.run(replace(job, recipe=decoder))  # what the hint says helps
+
+
+def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "gpt2", "causal-lm")
+    tiny = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 50}
+    changes = {"tokenizer": model, "config_overrides": tiny}
+    job = make_whole_job(
+        tmp_path / "run", "causal-lm", texts(tmp_path), "config:gpt2", recipe=changes
+    )
+    assert "belongs to another model" in refusal(job, by_rank=True).message
+
+
+def test_texts_that_fill_no_block(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "gpt2", "causal-lm")
+    job = make_whole_job(
+        tmp_path / "run", "causal-lm", texts(tmp_path, 1), model, {"block_size": 40}
+    )
+    assert "fewer than one block of 40" in refusal(job).message
+
+
+def test_fields_that_a_configuration_has_not(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "gpt2", "causal-lm")
+    wrong = {"config_overrides": {"n_layers": 2}}
+    job = make_whole_job(tmp_path / "run", "causal-lm", texts(tmp_path), model, recipe=wrong)
+    error = refusal(job)
+    assert "config_overrides.n_layers is no field of the configuration of a gpt2 model" in (
+        error.message
+    )
+    assert "did you mean n_layer?" in error.hint
+
+
+def test_labels_that_training_has_not(tmp_path: Path) -> None:
+    wrong = [*classes(8, 2), {"text": "w5", "label": 7}]
+    data = write_data(tmp_path / "data", {"train": classes(40, 1), "validation": wrong})
+    model = write_model(tmp_path / "model", "bert", "text-classification")
+    error = refusal(make_whole_job(tmp_path / "run", "text-classification", data, model))
+    assert error.message == ("validation has classes [7], which the training data does not have")
+
+
+def test_a_model_name_that_the_hub_does_not_give(tmp_path: Path) -> None:
+    job = make_whole_job(tmp_path / "run", "causal-lm", texts(tmp_path), "no-such/model")
+    assert "model 'no-such/model' is no folder here" in refusal(job).message
+
+
+def test_questions_that_all_have_no_answer(tmp_path: Path) -> None:
+    rows = [row for row in questions(20, 1) if not row["answers"]["text"]]
+    data = write_data(tmp_path / "data", {"train": rows, "validation": rows})
+    model = write_model(tmp_path / "model", "bert", "question-answering")
+    error = refusal(make_whole_job(tmp_path / "run", "question-answering", data, model))
+    assert "train has no questions, but 5 questions without an answer" in error.message
+    assert "version_2_with_negative=true" in error.message + error.hint
+
+
+def test_a_tokenizer_that_does_not_tell_places(tmp_path: Path) -> None:
+    job = make_whole_job(tmp_path / "run", "question-answering", "data", "model")
+    assert make_task(job.recipe, make_tokenizer())
+    with pytest.raises(TrainError) as error:
+        make_task(job.recipe, SimpleNamespace(is_fast=False))
+    assert "does not tell which characters a token stands for" in error.value.message

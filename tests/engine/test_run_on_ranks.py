@@ -1,0 +1,106 @@
+"""A whole run on two ranks is the run on one."""
+
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from ftcluster_train.job import Job, write_inputs
+from ftcluster_train.prepare import prepare
+from ftcluster_train.rank import run
+from tests.engine.runs import (
+    Row,
+    classes,
+    make_whole_job,
+    numbers,
+    questions,
+    write_data,
+    write_model,
+)
+
+STEPS = 8
+BATCH = 9  # odd, so that ranks and the parts of their batches have unequal shares
+Events = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of task: its model, its data, the fields that it changes."""
+
+    task: str
+    model: str
+    rows: Callable[[int, int], Sequence[Row]]
+    options: dict[str, Any]
+
+
+KINDS = {
+    "classes": Kind("text-classification", "bert", classes, {}),
+    "numbers": Kind("text-classification", "bert", numbers, {"regression": True}),
+    "answers": Kind("question-answering", "bert", questions, {"version_2_with_negative": True}),
+    "texts": Kind("causal-lm", "gpt2", classes, {}),
+}
+
+
+def prepared(folder: Path, kind: Kind, ranks: int) -> Job:
+    data = write_data(folder / "data", {"train": kind.rows(50, 1), "validation": kind.rows(17, 2)})
+    model = write_model(folder / "model", kind.model, kind.task)
+    job = make_whole_job(
+        folder / f"run-{ranks}", kind.task, data, model, kind.options, {"batch_size": BATCH},
+        max_steps=STEPS,
+        gradient_accumulation_steps=ranks, adam_epsilon=1e-6,
+    )  # fmt: skip
+    write_inputs(job.run_dir, prepare(job))
+    return job
+
+
+def _rank(rank: int, jobs: Sequence[Job], ports: Sequence[int], size: int) -> None:
+    torch.set_num_threads(1)
+    for job, port in zip(jobs, ports, strict=True):
+        os.environ |= {"PMI_RANK": str(rank), "PMI_SIZE": str(size), "MASTER_PORT": str(port)}
+        run(job)
+
+
+def free_ports(count: int) -> list[int]:
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in servers]
+    for server in servers:
+        server.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Events]:
+    """The events of each kind's run, by the number of its ranks."""
+    folder = tmp_path_factory.mktemp("runs")
+    mp.get_context("forkserver").set_forkserver_preload([__name__])
+    events = {}
+    for size in (1, 2):
+        jobs = {name: prepared(folder / name, kind, size) for name, kind in KINDS.items()}
+        arguments = (list(jobs.values()), free_ports(len(jobs)), size)
+        mp.start_processes(_rank, arguments, size, start_method="forkserver")
+        for name, job in jobs.items():
+            lines = (job.run_dir / "events.jsonl").read_text().splitlines()
+            events[name, size] = [json.loads(line) for line in lines]
+    return events
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_ranks_follow_the_same_loss_as_one(
+    runs: dict[tuple[str, int], Events], name: str
+) -> None:
+    def found(size: int, event: str) -> Events:
+        return [one for one in runs[name, size] if one["event"] == event]
+
+    one, two = ([step["loss"] for step in found(size, "step")] for size in (1, 2))
+    assert len(set(one)) == STEPS  # something is learned
+    assert two == pytest.approx(one, rel=1e-4)
+    [alone], [shared] = found(1, "result"), found(2, "result")
+    assert (alone["world_size"], shared["world_size"]) == (1, 2)
+    assert shared["metrics"] == pytest.approx(alone["metrics"], rel=1e-3)
