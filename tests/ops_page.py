@@ -1,4 +1,4 @@
-"""The fenced blocks of docs/ops.md, as data; pure functions but for `read_page`."""
+"""The playbooks that docs/ops.md and the roles' pages show, as data; pure but for `read_...`."""
 
 import re
 from collections.abc import Iterator
@@ -43,6 +43,18 @@ class Playbook:
     title: str
     text: str
     files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A playbook of a role's page, for one of the role's entry points."""
+
+    role: str
+    entry: str
+    playbook: str
+
+    def __str__(self) -> str:
+        return f"{self.role}-{self.entry}"
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,20 @@ def roles_used(playbook: str) -> list[RoleUse]:
     return [use for play in yaml.safe_load(playbook) for use in _of_play(play)]
 
 
+def examples(role: str, page: str) -> list[Example]:
+    """The playbooks of a role's page; its sections have the names of entry points."""
+    found = []
+    for part in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]:
+        title = part.partition("\n")[0]
+        entry = "main" if title == "Example" else title
+        found += [
+            Example(role, entry, block.text)
+            for block in blocks(part)
+            if block.language == "yaml" and title != "Variables"
+        ]
+    return found
+
+
 def _of_play(play: dict[str, Any]) -> Iterator[RoleUse]:
     for role in play.get("roles", []):
         entry: dict[str, Any] = {"role": role} if isinstance(role, str) else role
@@ -115,6 +141,12 @@ def _of_task(task: dict[str, Any]) -> Iterator[RoleUse]:
             yield RoleUse(used["name"].removeprefix(COLLECTION), entry, task.get("vars", {}))
 
 
+def commands(page: str, first: str) -> str:
+    """The shell commands of the page from the one that begins so to the end of its section."""
+    section = page[page.index(f"    {first}") :].partition("\nHave one")[0]
+    return "".join(f"{line[4:]}\n" for line in section.splitlines() if line.startswith("    "))
+
+
 def read_page() -> str:
     """The text of docs/ops.md."""
     return PAGE.read_text(encoding="utf-8")
@@ -123,3 +155,12 @@ def read_page() -> str:
 def read_playbooks() -> list[tuple[str, str, dict[str, str]]]:
     """The playbooks of docs/ops.md by order: (title, YAML, files that have to be beside it)."""
     return [(found.title, found.text, found.files) for found in playbooks(read_page())]
+
+
+def read_examples() -> list[Example]:
+    """The playbooks of all roles' pages."""
+    return [
+        example
+        for page in sorted((ROOT / "roles").glob("*/README.md"))
+        for example in examples(page.parent.name, page.read_text(encoding="utf-8"))
+    ]

@@ -18,7 +18,9 @@ MODULE = "ftcluster.cluster.setup_lock"
 class ActionModule(ActionBase):
     """Adds owner, who and alive to the arguments."""
 
-    _VALID_ARGS = frozenset(("prefix", "state", "take_over", "lease", "stacks", "node_package"))
+    _VALID_ARGS = frozenset(
+        ("prefix", "state", "create", "take_over", "lease", "stacks", "node_package")
+    )
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):

@@ -16,7 +16,7 @@ version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
   prefix:
-    description: The folder that the cluster lives in; it is made where it is missing.
+    description: The folder that the cluster lives in.
     type: path
     required: true
   state:
@@ -24,6 +24,10 @@ options:
     type: str
     choices: [taken, released]
     default: taken
+  create:
+    description: Make the folder where it is missing; otherwise nothing is taken there.
+    type: bool
+    default: true
   take_over:
     description: Take it whoever has it.
     type: bool
@@ -127,8 +131,10 @@ def alone_in(folder):
         os.close(descriptor)
 
 
-def take(path, mine, may_take):
+def take(path, mine, may_take, create=True):
     """Write a lock, unless there is one that may not be taken, which is returned."""
+    if not create and not path.parent.is_dir():
+        return None
     make_folder(path.parent)
     with alone_in(path.parent):
         lock = read_lock(path)
@@ -177,6 +183,7 @@ def main():
         argument_spec={
             "prefix": {"type": "path", "required": True},
             "state": {"choices": ["taken", "released"], "default": "taken"},
+            "create": {"type": "bool", "default": True},
             "take_over": {"type": "bool", "default": False},
             "stacks": {"type": "list", "elements": "path", "default": []},
             "digest": {"type": "str", "default": ""},
@@ -211,7 +218,7 @@ def main():
         elif given["state"] == "released":
             other = release(path, given["owner"])
         else:
-            other = take(path, mine, may_take)
+            other = take(path, mine, may_take, given["create"])
         if other:
             module.fail_json(msg=words(other, now))
     except OSError as error:

@@ -39,8 +39,13 @@ META = {
 }
 
 
+EXAMPLE = "- name: Make it\n  hosts: all # of them"
+
+
 def text_of(**entries: Any) -> str:
-    return readme(parse_role("thing", {"argument_specs": entries}, META))
+    return readme(
+        parse_role("thing", {"argument_specs": entries}, META, dict.fromkeys(entries, EXAMPLE))
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,24 +90,39 @@ def test_every_variable_has_a_row() -> None:
     assert default == '- kind: memory\n  version: "3.11"\n  bytes: 3000000000\n'
 
 
-def test_the_example_sets_what_is_required() -> None:
-    example = text_of(**SPECS).split("## Example\n\n```yaml\n")[1].removesuffix("```\n")
-    assert "# Where it goes\n" in example
-    assert yaml.safe_load(example) == [
-        {
-            "name": "Makes a thing",
-            "hosts": "all",
-            "roles": [
-                {"role": "ftcluster.cluster.thing", "vars": {"thing_path": "/path/to/..."}},
-            ],
-        }
-    ]
+def test_the_example_is_shown_as_it_is() -> None:
+    assert text_of(**SPECS).endswith(f"## Example\n\n```yaml\n{EXAMPLE}\n```\n")
+
+
+def test_without_one_the_plainest_playbook_is_shown() -> None:
+    entries = {name: {"short_description": f"C({name})"} for name in ("main", "remove")}
+    text = readme(parse_role("thing", {"argument_specs": entries}, META, {}))
+    remove, main = (yaml.safe_load(part.split("```")[0]) for part in text.split("```yaml\n")[1:])
+    everywhere = {"hosts": "all", "gather_facts": False}
+    role = "ftcluster.cluster.thing"
+    assert main == [{"name": "main", **everywhere, "roles": [{"role": role}]}]
+    task = {
+        "name": "remove",
+        "ansible.builtin.import_role": {"name": role, "tasks_from": "remove.yml"},
+    }
+    assert remove == [{"name": "remove", **everywhere, "tasks": [task]}]
+
+
+@pytest.mark.parametrize(
+    ("examples", "said"),
+    [
+        ({}, "main needs thing_path, so write examples/main.yml"),
+        ({"main": EXAMPLE, "undo": EXAMPLE}, "examples/undo.yml: there is no entry point undo"),
+    ],
+)
+def test_examples_that_are_missing_or_left_over(examples: dict[str, str], said: str) -> None:
+    with pytest.raises(role_docs.SpecError, match=said):
+        parse_role("thing", {"argument_specs": SPECS}, META, examples)
 
 
 def test_other_entry_points_say_how_to_call_them() -> None:
     text = text_of(**SPECS)
     assert "### remove\n\nRemoves it.\n\nTakes no variables.\n" in text
-    assert "    name: ftcluster.cluster.thing\n    tasks_from: remove.yml\n" in text
     some = {"thing_mode": SPECS["main"]["options"]["thing_mode"]}
     part = {**SPECS["remove"], "options": some}
     assert "Of the variables above takes `thing_mode`." in text_of(main=SPECS["main"], remove=part)
@@ -127,6 +147,8 @@ def roles(tmp_path: Path) -> Path:
         meta.mkdir(parents=True)
         (meta / "argument_specs.yml").write_text(yaml.safe_dump({"argument_specs": SPECS}))
         (meta / "main.yml").write_text(yaml.safe_dump(META))
+        (meta.parent / "examples").mkdir()
+        (meta.parent / "examples/main.yml").write_text(f"---\n{EXAMPLE}\n")
     return tmp_path / "roles"
 
 

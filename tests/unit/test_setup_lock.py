@@ -179,6 +179,16 @@ def test_nothing_of_it_counts_as_a_change(run: Any) -> None:
     assert not run("here 1 1", state="released")["changed"]
 
 
+def test_where_there_is_no_folder_none_is_made_for_what_only_removes(
+    tmp_path: Path, run: Any
+) -> None:
+    assert not run("here 1 1", create=False).get("failed")
+    assert not (tmp_path / "prefix").exists()
+    (tmp_path / "prefix").mkdir()
+    assert not run("here 1 1", create=False).get("failed")
+    assert "who here 1 1" in run("there 2 2")["msg"]
+
+
 def test_a_prefix_that_cannot_be_made_is_named(tmp_path: Path, run: Any) -> None:
     (tmp_path / "taken").write_text("a file")
     assert run("here 1 1", prefix=str(tmp_path / "taken"))["msg"].startswith(f"{tmp_path}/taken: ")

@@ -141,3 +141,32 @@ def test_the_second_of_two_setups_is_refused_by_name(cluster: Cluster) -> None:
     assert re.search(r"another setup is at work here: \S+ on \S+ \(process \d+\)", second.stderr)
     later = control.run("setup", cluster.inventory, "--tags", "mesh")
     assert later.returncode == 0, later.stderr
+
+
+# What a setup from another control node has written while it is at work.
+LOCK = """
+import json, time
+from pathlib import Path
+boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+lock = {"owner": "there 1 1", "control": "there", "who": "ops on bastion (process 1)",
+        "since": time.time(), "boot": boot}
+Path("/opt/ftcluster/.setup").write_text(json.dumps(lock))
+"""
+
+
+def test_rollback_and_teardown_wait_for_a_setup_as_well(cluster: Cluster) -> None:
+    control, bed = cluster.control, cluster.control.bed
+    before = control.snapshot(OTHER)
+    bed.exec_(OTHER, "python3", "-c", LOCK, check=True)
+    try:
+        for command in (
+            ("setup", cluster.inventory, "--rollback"),
+            ("teardown", cluster.inventory),
+        ):
+            refused = control.run(*command)
+            assert refused.returncode == 1
+            assert f"{OTHER}: " in refused.stderr
+            assert "another setup is at work here: ops on bastion (process 1)" in refused.stderr
+    finally:
+        bed.exec_(OTHER, "rm", "/opt/ftcluster/.setup", check=True)
+    assert control.snapshot(OTHER) == before

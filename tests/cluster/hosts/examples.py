@@ -1,0 +1,48 @@
+"""Runs playbooks of the pages as someone does who has the collection alone, in an empty folder."""
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.hosts.control import SECONDS, Control
+from tests.collection import Installed, install
+from tests.programs import CACHE, CONTROL
+
+Done = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
+class Empty:
+    """An empty folder on the control node of some hosts, whose Ansible has the collection."""
+
+    control: Control
+    installed: Installed
+    folder: Path
+    inventory: str
+
+    def write(self, name: str, text: str) -> str:
+        (self.folder / name).write_text(text)
+        return name
+
+    def play(self, *playbooks: str, **environment: str) -> Done:
+        program = CONTROL / "ansible-playbook"
+        env = self.installed.env | {"XDG_CACHE_HOME": str(CACHE)} | self.control.bed.connections
+        return self.control.bed.run(
+            program, "-i", self.inventory, *playbooks,
+            env=env | environment, cwd=self.folder, timeout=SECONDS,
+        )  # fmt: skip
+
+
+def empty_folder(control: Control, hosts: tuple[str, ...], parent: Path) -> Empty:
+    folder = parent / "empty"
+    folder.mkdir()
+    inventory = control.inventory("examples.ini", hosts)
+    return Empty(control, install(parent), folder, inventory)
+
+
+def changes(done: Done) -> Sequence[str]:
+    """How many changes each host has had, or what went wrong."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return re.findall(r"changed=(\d+)", done.stdout)
