@@ -177,4 +177,4 @@ def test_names_of_hosts(tmp_path: Path) -> None:
     names = ["node-1.example.org", "node_2", "10.0.0.1", "fe80::1", "knöten"]
     path = tmp_path / "inventory.yml"
     path.write_text(json.dumps({"all": {"hosts": {name: {} for name in names}}}))
-    assert read_inventory(path).hosts == tuple(names)
+    assert read_inventory([path]).hosts == tuple(names)
