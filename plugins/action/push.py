@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 from pathlib import Path
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import tree_sha256
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute, push_files
+
+MODULE = "ftcluster.cluster.push"
 
 
 class ActionModule(ActionBase):
-    """Asks whether the folder is there, and streams a tar of it where it is not."""
+    """Asks whether the folder is there; where not, streams its files and has them checked."""
 
     _VALID_ARGS = frozenset(("source", "path", "files"))
     _requires_connection = True
@@ -21,8 +24,7 @@ class ActionModule(ActionBase):
         """Copy the folder."""
         super().run(tmp, task_vars)
         source, path = Path(self._task.args["source"]), self._task.args["path"].rstrip("/")
-        there = shlex.quote(path)
-        if execute(self, f"test -d {there}")["rc"] == 0:
+        if execute(self, f"test -d {shlex.quote(path)}")["rc"] == 0:
             return {"changed": False}
         if self._task.check_mode:
             return {"changed": True}
@@ -30,11 +32,17 @@ class ActionModule(ActionBase):
         if names is None:
             found = sorted(path for path in source.rglob("*") if path.is_file())
             names = [str(path.relative_to(source)) for path in found]
-        files = [(source / name, name) for name in names]
-        new = shlex.quote(f"{path}.new")
-        push_files(self, files, f"{path}.new")
-        command = f"sync {new} && chmod 0700 {new} && mv -T {new} {there}"
-        done = execute(self, command)
-        if done["rc"] != 0:
-            raise AnsibleActionFail(f"{path} cannot be made: {done['stderr'].strip()}")
-        return {"changed": True, "files": len(files)}
+        # its own: another control node may be copying the same folder
+        new = f"{path}.new-{secrets.token_hex(4)}"
+        whole = False
+        try:
+            sent = push_files(self, [(source / name, name) for name in names], new)
+            arguments = {"source": str(source), "path": path, "new": new}
+            done = self._execute_module(
+                MODULE, {**arguments, "sha256": tree_sha256(sent)}, task_vars=task_vars
+            )
+            whole = not done.get("failed")
+            return {**done, "files": len(names)}
+        finally:
+            if not whole:
+                execute(self, f"rm -rf {shlex.quote(new)}")

