@@ -101,7 +101,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(found.folder)
     facts = replace(VM, prefix=str(found.prefix))
-    remember(Cluster(inventory=found.inventory, facts=cluster(facts)))
+    remember(Cluster((found.inventory,), facts=cluster(facts)))
     yield found
     assert not found.trap.exists(), "a template was executed on the control node"
 
@@ -114,7 +114,7 @@ def test_the_trap_works(place: Place) -> None:
     )
     own = ("--extra-vars", json.dumps({"a": TEMPLATE}))
     run_playbook(
-        str(playbook), place.inventory, {}, lambda _: None, options=own, time_limit_seconds=60
+        str(playbook), (place.inventory,), {}, lambda _: None, options=own, time_limit_seconds=60
     )
     place.trap.unlink()
 
@@ -195,8 +195,8 @@ def test_arguments_names_of_files_and_folders(
     assert main(["run", "--", str(script), *words]) == 0, capsys.readouterr().err
     run = place.run_folder()
     assert run.name.startswith("lookup-pipe-touch-PLANTED-")
-    launch = json.loads((run / "launch.json").read_text())
-    assert launch["argv"][-len(words) - 1 :] == [script.name, *words]
+    job = json.loads((run / "job.json").read_text())
+    assert job["script"]["program"] == [script.name, *words]
     copied = {path.relative_to(run / "script") for path in (run / "script").rglob("*")}
     assert copied == {path.relative_to(folder) for path in folder.rglob("*")}
     [kept] = (place.prefix / "scripts").iterdir()
@@ -230,7 +230,7 @@ def look(place: Place, playbook: str = "check", **variables: Any) -> list[TaskEv
     """The events of a playbook that looks at the host and changes nothing."""
     events: list[TaskEvent] = []
     run_playbook(
-        f"ftcluster.cluster.{playbook}", place.inventory, variables, events.append,
+        f"ftcluster.cluster.{playbook}", (place.inventory,), variables, events.append,
         options=("--extra-vars", f"ftcluster_prefix={place.folder.parent / 'new'}"),
         time_limit_seconds=100,
     )  # fmt: skip
@@ -254,7 +254,7 @@ def test_what_a_host_says_of_itself(place: Place) -> None:
     ]
     assert {name: found[name] for name in FREE} == dict.fromkeys(FREE, lie)
     facts = cluster(HostFacts.from_dict(found))
-    remember(Cluster(place.inventory, facts))
+    remember(Cluster((place.inventory,), facts))
     assert recall().facts == facts
     assert "\x1b" not in json.dumps([event.result for event in events], ensure_ascii=False)
 
@@ -264,7 +264,7 @@ def test_what_becomes_a_path_or_a_line_is_refused(place: Place) -> None:
     place.lies(dict.fromkeys(names, TEMPLATE))
     view = PlainView(Console(stderr=True), verbose=False)
     with pytest.raises(FtclusterError) as caught:
-        run_stages("preflight", place.inventory, (), view)
+        run_stages("preflight", (place.inventory,), (), view)
     _, line, _ = str(caught.value).splitlines()
     assert line.startswith(
         "  localhost: Read what the host is: the host does not answer as it must"
@@ -276,7 +276,7 @@ def test_the_stack_that_a_host_says_it_has(place: Place) -> None:
     """A link's target is remembered as the stack's name and sent with the next setup."""
     name = stack_name(f"/opt/ftcluster/stacks/{TEMPLATE}-1b2c3d4e5f60")
     assert name == TEMPLATE
-    remember(Cluster(place.inventory, cluster(replace(VM, stack=name))))
+    remember(Cluster((place.inventory,), cluster(replace(VM, stack=name))))
     stack = recall().facts.head.stack
     [failed] = [event for event in look(place, torch_stack_name=stack) if event.kind == "failed"]
     assert TEMPLATE in failed.message
