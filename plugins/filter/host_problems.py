@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 DOCUMENTATION = r"""
 name: host_problems
 short_description: What keeps a host from being part of a training cluster
@@ -32,6 +34,9 @@ _value:
   type: list
   elements: str
 """
+
+# as useradd takes it; it becomes a word of limits.conf. Empty: the login user trains
+ACCOUNT = re.compile(r"([a-z_][a-z0-9_-]{0,31})?")
 
 
 def version(text):
@@ -63,6 +68,11 @@ def host_problems(facts, requirements):
         problems.append(
             f"the firewall is required and needs root, which cannot be had here: {because}; "
             f"{give}, or do without it with ftcluster_firewall=true"
+        )
+    if not ACCOUNT.fullmatch(facts.get("rank_user", "")):
+        problems.append(
+            f"{facts['rank_user']!a} is not a name of an account; set ftcluster_user to small "
+            "letters, digits, dashes and underscores"
         )
     if machine != requirements["machine"]:
         problems.append(

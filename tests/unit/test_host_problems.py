@@ -31,6 +31,13 @@ def test_a_good_host_has_no_problems() -> None:
     assert host_notices(GOOD) == []
 
 
+@pytest.mark.parametrize("name", ["a b", "a\nroot - nofile 1", "$(id)", "{{ x }}", "-x", "x" * 33])
+def test_what_is_no_name_of_an_account(name: str) -> None:
+    [problem] = problems(rank_user=name)
+    assert problem.startswith(f"{name!a} is not a name of an account; set ftcluster_user")
+    assert problems(rank_user="ft_user-1") == problems(rank_user="") == []
+
+
 def test_all_problems_of_a_host_come_together() -> None:
     found = problems(
         machine="aarch64", pythons=pythons("3.9.2", "3.8.1"), prefix_writable=False,
