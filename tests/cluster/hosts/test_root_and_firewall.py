@@ -24,8 +24,8 @@ QUIET = """
 mv /root/hosts /etc/hosts
 rm /home/ops/.bashrc /etc/profile.d/talks.sh /etc/sudoers.d/talks
 """
-PASSWORD = "sed -i s/NOPASSWD:// /etc/sudoers.d/ops"
-NO_PASSWORD = "sed -i 's/ALL$/NOPASSWD:ALL/' /etc/sudoers.d/ops"
+PASSWORD = "cp -a /etc/sudoers.d/ops /root/ && sed -i s/NOPASSWD:// /etc/sudoers.d/ops"
+NO_PASSWORD = "mv /root/ops /etc/sudoers.d/ops"
 NO_SUDO, SUDO = "mv /usr/bin/sudo /usr/bin/away", "mv /usr/bin/away /usr/bin/sudo"
 LISTEN = "import socket, time; s = socket.create_server(('', {port})); time.sleep(300)"
 
