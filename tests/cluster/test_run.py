@@ -131,5 +131,5 @@ def test_a_dry_run_changes_nothing(machine: Machine) -> None:
     before = sorted((machine.home.prefix / "runs").iterdir())
     done = machine.home.run("run", "--dry-run", *TWO, script("ddp.py"), "a b")
     assert done.returncode == 0
-    assert done.stdout.endswith(" ddp.py 'a b'\n")
+    assert '["ddp.py", "a b"]' in done.stdout
     assert sorted((machine.home.prefix / "runs").iterdir()) == before

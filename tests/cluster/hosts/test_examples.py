@@ -44,7 +44,7 @@ def test_going_back_as_the_page_shows_it(cluster: Cluster, tmp_path: Path) -> No
     name = empty.write("rollback.yml", page.playbook)
     before = bed.exec_(HEAD, "readlink", f"{prefix}/current", check=True).stdout.strip()
     former = f"stacks/{Path(before).name[:-1]}x"
-    copy = f"cd {prefix}; cp -al {before} {former}; ln -s {former} former"
+    copy = f"cd {prefix}; cp -al {before} {former}; ln -s {prefix}/{former} former"
     try:
         for host in NAMES:
             bed.exec_(host, "sh", "-c", copy, check=True)

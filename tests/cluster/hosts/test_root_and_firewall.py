@@ -16,13 +16,15 @@ from tests.programs import ROOT
 # a line end; sudo's lecture
 TALKS = r"""
 cp -a /etc/hosts /root/hosts && sed -i "/$(hostname)/d" /etc/hosts
+cp -a /home/ops/.bashrc /root/bashrc
 printf 'echo 0; echo nft none; printf more' > /home/ops/.bashrc
 echo 'echo 0' > /etc/profile.d/talks.sh
 echo 'Defaults lecture=always' > /etc/sudoers.d/talks
 """
 QUIET = """
 mv /root/hosts /etc/hosts
-rm /home/ops/.bashrc /etc/profile.d/talks.sh /etc/sudoers.d/talks
+mv /root/bashrc /home/ops/.bashrc
+rm /etc/profile.d/talks.sh /etc/sudoers.d/talks
 """
 PASSWORD = "cp -a /etc/sudoers.d/ops /root/ && sed -i s/NOPASSWD:// /etc/sudoers.d/ops"
 NO_PASSWORD = "mv /root/ops /etc/sudoers.d/ops"
