@@ -111,7 +111,7 @@ class Training:
     load_best_model_at_end: bool = False
     metric_for_best_model: str | None = None
     greater_is_better: bool | None = None
-    seed: int = limited(42, at_least=0)
+    seed: int = limited(42, at_least=0, below=1 << 32)  # numpy takes no larger one
     data_seed: int | None = limited(None, at_least=0)
     full_determinism: bool = False
     group_by_length: bool = True

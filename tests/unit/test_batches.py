@@ -158,7 +158,7 @@ def test_shares_of_a_batch(size: int, by_length: bool) -> None:
             tokens[rank] += sum(lengths[i] for i in share)
             samples[rank] += len(share)
     means = [own / count for own, count in zip(tokens, samples, strict=True)]
-    assert min(means) > (0.98 if by_length else 0.65) * max(means)
+    assert min(means) > (0.95 if by_length else 0.65) * max(means)
 
 
 def test_more_ranks_than_samples() -> None:

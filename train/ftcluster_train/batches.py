@@ -6,7 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from ftcluster_train.job import Training
 
-TOGETHER = 50  # batches whose samples are sorted by length together, as transformers does it
+# Batches whose samples are sorted by length together: so many, but at most a quarter of all (as
+# transformers' get_length_grouped_indices has it), so that few samples meet again and again.
+TOGETHER = 50
+PARTS = 4
 EVAL_TOKENS = 8192  # of a rank at once; without gradients there is room for more than in training
 
 
@@ -62,8 +65,8 @@ def epoch_batches(
         batch_size: samples of a step.
         seed: of the order.
         epoch: from 0; each has another order.
-        by_length: whether batches are of samples of like length. Out of each 50 random batches
-            those of like length are then put together, and the batches come in a random order
+        by_length: whether batches are of samples of like length. Of up to 50 random batches the
+            samples of like length are then put together, and the batches come in a random order
             again; only the very first has the longest samples, so that memory that is too small
             shows at once.
     """
@@ -76,10 +79,11 @@ def epoch_batches(
     whole = len(order) // batch_size * batch_size
     order, rest = order[:whole], order[whole:]
     if by_length:
+        together = max(1, min(len(lengths) // (PARTS * batch_size), TOGETHER)) * batch_size
         order = [
             index
-            for begin in range(0, whole, TOGETHER * batch_size)
-            for index in _longest_first(order[begin : begin + TOGETHER * batch_size], lengths)
+            for begin in range(0, whole, together)
+            for index in _longest_first(order[begin : begin + together], lengths)
         ]
     batches = [order[begin : begin + batch_size] for begin in range(0, whole, batch_size)]
     if by_length:

@@ -107,6 +107,12 @@ def version_of_named(name: str, config: str | None) -> dict[str, str]:
     return {split: rows._fingerprint for split, rows in _from_hub(name, config).items()}
 
 
+def names_of_classes(rows: Rows, label: str) -> list[str]:
+    """What a Hub data set calls the classes of a column; none where it does not say."""
+    kind = getattr(rows, "features", {}).get(label)
+    return list(getattr(kind, "names", None) or ())
+
+
 def batches(rows: Rows, columns: Sequence[str], where: str) -> Iterator[dict[str, list[Any]]]:
     """The rows in batches, as a list for each of the columns.
 

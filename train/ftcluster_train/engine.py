@@ -124,6 +124,7 @@ def train(
     if settings.eval_on_start:
         evaluate(0)
     model.train()
+    proved = False
     losses: list[float] = []  # of this rank, since the last progress was told
     began = time.perf_counter()
     for step, indices in enumerate(order, start=1):
@@ -139,13 +140,16 @@ def train(
                 loss = task.loss(outputs, targets) / len(indices)
                 update.backward(loss, last=part is parts[-1])
             losses[-1] += loss.item()
+        changes = schedule.get_last_lr()[0] > 0
         norm = update.step()
         if not math.isfinite(norm):
             kept = checkpoints.save(step - 1) if step > 1 else None
             raise _not_a_number(step, losses[-1], own, kept)
         schedule.step()
         report.steps, report.samples = step, report.samples + len(indices)
-        if step == 1:
+        if changes and not proved:  # with warm-up the first step changes nothing
+            proved = True
+            check_equal_parameters(update.gradients_digest(), step, "gradients")
             prove_equal(step)
         if cadence.logs(step):
             mean = sum_over_ranks([math.fsum(losses)])[0] / len(losses)
@@ -183,7 +187,7 @@ def _compute_again(model: PreTrainedModel, kernels: Kernels) -> None:
 
 def _dropout_seed(seed: int, step: int, rank: int) -> int:
     """Each rank drops out other activations in each step, and the same ones in each run."""
-    return (seed * 1_000_003 + step) * 65_537 + rank
+    return ((seed * 1_000_003 + step) * 65_537 + rank) % (1 << 64)
 
 
 def _not_a_number(

@@ -26,7 +26,7 @@ class SharedGradients:
     def __init__(self, weights: FlatWeights, size: int) -> None:
         self.flat = torch.zeros_like(weights.masters)
         self._size, self._places = size, weights.places
-        self._buckets = _buckets(weights.matrices, len(self.flat))
+        self._buckets = _buckets(weights.decayed, len(self.flat))
         self._parts = {
             parameter: [
                 number
@@ -84,10 +84,10 @@ class SharedGradients:
             self._works.append(dist.all_reduce(self.flat[self._buckets[number]], async_op=True))
 
 
-def _buckets(matrices: int, end: int) -> list[slice]:
+def _buckets(decayed: int, end: int) -> list[slice]:
     """In the order that they fill: the backward pass begins with the last layers.
 
-    Those of the vectors, which each layer has some of, come last.
+    Those of biases and norms, which each layer has some of, come last.
     """
-    first = [slice(b, min(b + BUCKET, matrices)) for b in range(0, matrices, BUCKET)]
-    return first[::-1] + [slice(b, min(b + BUCKET, end)) for b in range(matrices, end, BUCKET)]
+    first = [slice(b, min(b + BUCKET, decayed)) for b in range(0, decayed, BUCKET)]
+    return first[::-1] + [slice(b, min(b + BUCKET, end)) for b in range(decayed, end, BUCKET)]

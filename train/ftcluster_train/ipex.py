@@ -70,8 +70,9 @@ class IpexUpdate:
             )
         except AssertionError as error:  # how IPEX says what it cannot do
             raise TrainError(f"IPEX cannot optimize this model here: {error}", HINT) from error
-        self._parameters = list(self._model.parameters())
+        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._max_norm, self._size = max_norm, size
+        self._norm = 0.0
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - see Update
         """See Update; the ranks share when the step is due."""
@@ -93,7 +94,8 @@ class IpexUpdate:
         if norm.isfinite():
             self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(norm)
+        self._norm = float(norm)
+        return self._norm
 
     def digest(self) -> str:
         """SHA-256 over all parameters as they are saved, in their order.
@@ -106,6 +108,10 @@ class IpexUpdate:
             if name in saved:  # IPEX's layers have some of their own
                 digest.update(saved[name].contiguous().view(torch.uint8).numpy())
         return digest.hexdigest()
+
+    def gradients_digest(self) -> str:
+        """See Update; their norm, as they are gone after the step."""
+        return self._norm.hex()
 
     def release(self) -> PreTrainedModel:
         """See Update; another model with the same weights.

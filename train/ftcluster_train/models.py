@@ -90,8 +90,16 @@ def load_config(
             "eos_token_id": tokenizer.eos_token_id,
             **settings,
         }
-    if recipe.from_scratch or getattr(plain, "pad_token_id", None) is None:
-        settings["pad_token_id"] = tokenizer.pad_token_id
+    # what samples are padded with: a classifier looks for the last token before it
+    padding = getattr(plain, "pad_token_id", None)
+    behind = plain.model_type in POSITIONS_BEHIND_PADDING and not recipe.from_scratch
+    if behind and padding != tokenizer.pad_token_id:
+        raise TrainError(
+            f"the tokenizer pads with token {tokenizer.pad_token_id}, but the positions of "
+            f"{recipe.model} begin behind its padding token {padding}",
+            "give the tokenizer that belongs to the model: tokenizer=DIR",
+        )
+    settings["pad_token_id"] = tokenizer.pad_token_id
     return _config(model, **{**settings, **recipe.config_overrides})
 
 

@@ -1,5 +1,6 @@
 """From the loss of a batch to the next weights: gradients, clipping, AdamW."""
 
+import hashlib
 from typing import Any, Protocol
 
 import torch
@@ -8,7 +9,9 @@ from transformers import PreTrainedModel
 from ftcluster_train.gradients import SharedGradients
 from ftcluster_train.ipex import IpexUpdate
 from ftcluster_train.job import Job, Training
-from ftcluster_train.weights import FlatWeights
+from ftcluster_train.weights import FlatWeights, split_by_decay
+
+NORM_BLOCK = 1 << 16  # elements whose squares are added up at once
 
 
 class Update(Protocol):
@@ -30,7 +33,10 @@ class Update(Protocol):
         """
 
     def digest(self) -> str:
-        """SHA-256 over all weights in fp32."""
+        """SHA-256 over all weights in fp32, and the buffers that are saved with them."""
+
+    def gradients_digest(self) -> str:
+        """What tells the gradients of the last step, summed over all ranks, from others."""
 
     def release(self) -> PreTrainedModel:
         """The model as `from_pretrained` would have it, in fp32, until it is held again."""
@@ -65,7 +71,7 @@ class FlatUpdate:
 
     def step(self) -> float:
         """See Update."""
-        norm = torch.linalg.vector_norm(self._gradients.finish())
+        norm = norm_of(self._gradients.finish())
         if not norm.isfinite():
             return float(norm)
         if self._max_norm > 0:  # AdamW divides by it while it reads the gradients
@@ -78,6 +84,10 @@ class FlatUpdate:
         """See Update."""
         return self._weights.digest()
 
+    def gradients_digest(self) -> str:
+        """See Update."""
+        return hashlib.sha256(self._gradients.flat.numpy()).hexdigest()
+
     def release(self) -> PreTrainedModel:
         """See Update."""
         self._weights.release()
@@ -88,8 +98,7 @@ class FlatUpdate:
         self._weights.hold()
 
     def _groups(self, training: Training) -> list[dict[str, Any]]:
-        """Biases and norms, which have one dimension, are not decayed."""
-        masters, border = self._weights.masters, self._weights.matrices
+        masters, border = self._weights.masters, self._weights.decayed
         groups = []
         for part, decay in (
             (slice(border), training.weight_decay),
@@ -100,6 +109,17 @@ class FlatUpdate:
                 values.grad = self._gradients.flat[part]
                 groups.append({"params": [values], "weight_decay": decay})
         return groups
+
+
+def norm_of(flat: torch.Tensor) -> torch.Tensor:
+    """The 2-norm of a long row in fp32, from the norms of blocks.
+
+    torch's sum of all squares at once loses 0.15 % of 22 million elements, 2.3 % of 355 million.
+    """
+    whole = len(flat) // NORM_BLOCK * NORM_BLOCK
+    blocks = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_BLOCK), dim=1)
+    rest = torch.linalg.vector_norm(flat[whole:]).unsqueeze(0)
+    return torch.linalg.vector_norm(torch.cat([blocks, rest]))
 
 
 def make_update(job: Job, model: PreTrainedModel, size: int, bf16_weights: bool = True) -> Update:
@@ -123,11 +143,10 @@ def make_update(job: Job, model: PreTrainedModel, size: int, bf16_weights: bool 
 
 
 def _groups(model: torch.nn.Module, training: Training) -> list[dict[str, Any]]:
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    decayed, others = split_by_decay(model)
     return [
-        {"params": matrices, "weight_decay": training.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": decayed, "weight_decay": training.weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
 
 

@@ -3,8 +3,25 @@
 import hashlib
 
 import torch
+from transformers.trainer_pt_utils import get_parameter_names
 
 ALIGNED = 16  # elements: a parameter begins on a cache line, in fp32
+
+# what transformers' Trainer does not decay, by name (5.23, get_decay_parameter_names)
+NOT_DECAYED = ("bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
+
+
+def split_by_decay(
+    model: torch.nn.Module,
+) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+    """The parameters that are learned: those that weight decay is for, and the others.
+
+    By transformers' rule: biases and norms, as the names say, are not decayed.
+    """
+    names = set(get_parameter_names(model, [torch.nn.LayerNorm], list(NOT_DECAYED)))
+    learned = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    decayed = [p for name, p in learned if name in names]
+    return decayed, [p for name, p in learned if name not in names]
 
 
 class FlatWeights:
@@ -18,24 +35,24 @@ class FlatWeights:
         dtype: that the model is to compute with.
 
     Attributes:
-        masters: of shape (elements,), in fp32; first the matrices, which weight decay is for, then
-            what has one dimension: biases and norms.
+        masters: of shape (elements,), in fp32; first what weight decay is for, then the others.
         computed: of the same shape.
-        matrices: elements of the first of both.
+        decayed: elements of the first of both.
         places: where each parameter is.
     """
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
-        trained = [p for p in model.parameters() if p.requires_grad]
-        ordered = sorted(trained, key=lambda p: p.ndim <= 1)
         self.places: dict[torch.nn.Parameter, slice] = {}
-        end = self.matrices = 0
-        for parameter in ordered:
-            self.places[parameter] = slice(end, end + parameter.numel())
-            end += -(-parameter.numel() // ALIGNED) * ALIGNED
-            if parameter.ndim > 1:
-                self.matrices = end
+        ends = [0]
+        for parameters in split_by_decay(model):
+            end = ends[-1]
+            for parameter in parameters:
+                self.places[parameter] = slice(end, end + parameter.numel())
+                end += -(-parameter.numel() // ALIGNED) * ALIGNED
+            ends.append(end)
+        _, self.decayed, end = ends
         self.masters = torch.zeros(end)
+        self._buffers = [model.get_buffer(name) for name in _saved_buffers(model)]
         self._frozen = {p: p.data for p in model.parameters() if not p.requires_grad}
         for parameter, place in self.places.items():
             self.masters[place] = parameter.data.flatten()
@@ -65,5 +82,13 @@ class FlatWeights:
             parameter.data = data
 
     def digest(self) -> str:
-        """SHA-256 over the bytes of all that is learned."""
-        return hashlib.sha256(self.masters.numpy()).hexdigest()
+        """SHA-256 over the bytes of all that is learned, and of the buffers that are saved."""
+        digest = hashlib.sha256(self.masters.numpy())
+        for buffer in self._buffers:
+            digest.update(buffer.contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+
+def _saved_buffers(model: torch.nn.Module) -> list[str]:
+    saved = model.state_dict().keys()
+    return [name for name, _ in model.named_buffers() if name in saved]

@@ -147,8 +147,8 @@ def differing_ranks(values: Sequence[str]) -> tuple[list[int], list[int]]:
     return [r for r in ranks if values[r] != usual], [r for r in ranks if values[r] == usual]
 
 
-def check_equal_parameters(digest: str, step: int) -> None:
-    """Make sure that every rank has the same parameters after `step`, by their hash.
+def check_equal_parameters(digest: str, step: int, what: str = "parameters") -> None:
+    """Make sure that every rank has the same parameters, or gradients, after `step`, by their hash.
 
     Raises:
         TrainError: some differ, so the gradients were not shared; names the ranks.
@@ -156,7 +156,7 @@ def check_equal_parameters(digest: str, step: int) -> None:
     different, others = differing_ranks(gather_over_ranks(digest))
     if different:
         raise TrainError(
-            f"after step {step} the parameters of ranks {different} differ from those of ranks "
+            f"after step {step} the {what} of ranks {different} differ from those of ranks "
             f"{others}",
             "the gradients were not shared; nothing was saved",
         )

@@ -138,9 +138,11 @@ class Attention:
         if enable_gqa:
             groups = heads // key.shape[1]
             key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+        # one head of keys for all queries (Falcon's multi_query), or one batch of them
+        key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
         bias = self._as_bias(attn_mask, query)
         matrices = (x.flatten(0, 1) for x in (query, key, value))
-        scale = scale or query.shape[-1] ** -0.5
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
         with torch.autocast("cpu", enabled=False):
             found: torch.Tensor = _Attention.apply(*matrices, bias, heads, is_causal, scale, p)
         return found.unflatten(0, (-1, heads))

@@ -64,12 +64,14 @@ def noise(count: int, p: float, seed: int) -> torch.Tensor:
 
     Args:
         count: of numbers.
-        p: from 0 to 1, 1 left out.
+        p: from 0 to 1; with 1 all are 0.
         seed: of the stream, any 64 bits.
 
     Returns:
         Shape (count,).
     """
+    if p == 1:
+        return torch.zeros(count, dtype=torch.bfloat16)
     scale = torch.tensor(1 / (1 - p), dtype=torch.bfloat16)
     share = (1 - 1 / scale.item()) or p
     below = round(share * LEVELS) - LEVELS // 2  # of numbers from -2^15 on

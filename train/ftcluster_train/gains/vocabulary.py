@@ -47,7 +47,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         hidden, padded, of_logits = ctx.saved_tensors
         of_hidden = (of_logits @ padded).mul_(scale)
-        of_weight = of_logits.T @ (hidden * scale.to(hidden.dtype))
+        of_weight = of_logits.T @ (hidden * scale)
         return of_hidden, of_weight[: ctx.vocabulary], None
 
 
@@ -62,7 +62,8 @@ def cross_entropy_of_hidden(
         tokens: of shape (tokens,), numbers of the vocabulary.
     """
     with torch.autocast("cpu", enabled=False):
-        loss: torch.Tensor = _CrossEntropy.apply(hidden, weight, tokens)
+        # some models keep their residuals in fp32 whatever their weights are in
+        loss: torch.Tensor = _CrossEntropy.apply(hidden.to(weight.dtype), weight, tokens)
     return loss
 
 

@@ -30,6 +30,7 @@ class CausalLmTask(Task):
         self.options = recipe.options
         self._smoothing = recipe.training.label_smoothing_factor
         self._head: torch.Tensor | None = None
+        self._router_coefficient = 0.0
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         """See Task."""
@@ -80,6 +81,8 @@ class CausalLmTask(Task):
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def check_model(self, model: PreTrainedModel) -> None:
         """A model that sees the token it shall predict learns nothing and looks perfect."""
+        if getattr(model.config, "output_router_logits", False):
+            self._router_coefficient = model.config.router_aux_loss_coef
         model.eval()
         tokens = torch.tensor([[0, 1, 2, 1], [0, 1, 2, 3]])  # differ in their last one only
         one, other = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
@@ -101,7 +104,11 @@ class CausalLmTask(Task):
         return self._head
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The mean over each block's tokens, summed over the blocks."""
+        """The mean over each block's tokens, summed over the blocks.
+
+        A mixture of experts that is configured so (output_router_logits) adds the loss of its
+        router to each block's, as transformers does.
+        """
         found, tokens = outputs.logits[:, :-1].flatten(0, 1), targets["tokens"][:, 1:]
         if self._head is not None:  # then these are the hidden states
             total = cross_entropy_of_hidden(found, self._head, tokens.flatten())
@@ -109,7 +116,10 @@ class CausalLmTask(Task):
             total = cross_entropy(
                 found.float(), tokens.flatten(), reduction="sum", label_smoothing=self._smoothing
             )
-        return total / tokens.shape[1]
+        loss: torch.Tensor = total / tokens.shape[1]
+        if self._router_coefficient:
+            loss = loss + self._router_coefficient * outputs.aux_loss * len(tokens)
+        return loss
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """For each block its mean loss; block by block, as fp32 logits take room."""

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy, mse_loss
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from ftcluster_train.data import Rows, batches, load_rows
+from ftcluster_train.data import Rows, batches, load_rows, names_of_classes
 from ftcluster_train.errors import TrainError
 from ftcluster_train.job import Recipe, TextClassification
 from ftcluster_train.labels import count_classes, read_class, read_number
@@ -65,7 +65,9 @@ class TextClassificationTask(Task):
                 writer.add({**{name: columns[name][i] for name in kinds}, "label": [answer]})
         if not len(writer):
             raise TrainError(f"the data have no samples in {split}")
-        writer.close(classes=max(2, max(classes) + 1))
+        writer.close(
+            classes=max(2, max(classes) + 1), names=names_of_classes(rows, label)
+        )
         return cut, classes
 
     def _tokens(
@@ -87,11 +89,13 @@ class TextClassificationTask(Task):
         return columns, len(long)
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:
-        """See Task."""
+        """See Task; the classes' names are the data's, not those of what is fine-tuned."""
         if self.options.regression:
-            return {"num_labels": 1, "problem_type": "regression"}
-        classes = train_set.about["classes"]
-        return {"num_labels": classes, "problem_type": "single_label_classification"}
+            return {**_named(["LABEL_0"]), "problem_type": "regression"}
+        names = [f"LABEL_{number}" for number in range(train_set.about["classes"])]
+        found = train_set.about["names"]
+        names[: len(found)] = found
+        return {**_named(names), "problem_type": "single_label_classification"}
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """See Task."""
@@ -127,3 +131,8 @@ class TextClassificationTask(Task):
             return mse_loss(logits.float().squeeze(-1), labels, reduction="none")
         smoothing = self.recipe.training.label_smoothing_factor
         return cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
+
+
+def _named(names: Sequence[str]) -> dict[str, Any]:
+    numbers = dict(enumerate(names))
+    return {"id2label": numbers, "label2id": {name: number for number, name in numbers.items()}}

@@ -1,0 +1,201 @@
+"""Every parameter's gradient in our bf16 is as exact as that of plain transformers under autocast.
+
+Each architecture at the width and with the tokens of a real recipe, two layers, random weights, one
+step without dropout. The reference is plain transformers in fp32.
+"""
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
+
+from ftcluster_train.gains import Gains
+from ftcluster_train.gains.fuse import fuse
+from ftcluster_train.gradients import SharedGradients
+from ftcluster_train.models import outputs_of
+from ftcluster_train.tell import Tell
+from ftcluster_train.weights import FlatWeights
+from tests.engine.jobs import CLASSES, make_job, make_task_of
+
+TIMES, LEAST = 1.5, 0.01  # of the error of plain transformers in bf16, or this
+ROWS, LENGTH = 16, 250  # 4,000 tokens a rank
+VOCABULARY = 2003
+WIDE = {"hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+BERT = {**WIDE, **NO_DROPOUT, "intermediate_size": 1536}
+LLAMA = {**WIDE, "num_key_value_heads": 4, "intermediate_size": 1536, "attention_dropout": 0.0}
+# long runs on demand: every model with every number of threads and every padding
+EVERYTHING = bool(os.environ.get("FTCLUSTER_TEST_GRADIENTS"))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An architecture: its configuration, and what it is trained for."""
+
+    settings: Mapping[str, Any]
+    task: str = "text-classification"
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+KINDS = {
+    "bert": Kind(BERT),
+    "distilbert": Kind(
+        {"dim": 768, "n_layers": 2, "n_heads": 12, "hidden_dim": 1536, "dropout": 0.0,
+         "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
+    ),
+    "roberta": Kind({**BERT, "type_vocab_size": 1, "max_position_embeddings": 514}),
+    "minilm": Kind({**BERT, "model_type": "bert", "hidden_size": 384}),
+    "electra": Kind({**BERT, "embedding_size": 384}),
+    "albert": Kind({**BERT, "embedding_size": 128}),
+    "deberta-v2": Kind(
+        {**BERT, "relative_attention": True, "position_buckets": 32, "pos_att_type": ["p2c", "c2p"],
+         "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False},
+    ),
+    "modernbert": Kind(
+        {**WIDE, "intermediate_size": 1152, "attention_dropout": 0.0, "mlp_dropout": 0.0,
+         "embedding_dropout": 0.0, "local_attention": 64},
+    ),
+    "mpnet": Kind({**BERT, "max_position_embeddings": 514}),
+    "xlnet": Kind({"d_model": 768, "n_layer": 2, "n_head": 12, "d_inner": 1536, "dropout": 0.0}),
+    "t5": Kind(
+        {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 2, "num_decoder_layers": 1,
+         "num_heads": 8, "dropout_rate": 0.0, "classifier_dropout": 0.0,
+         "decoder_start_token_id": 0},
+    ),
+    "gpt2": Kind(
+        {"n_embd": 768, "n_layer": 2, "n_head": 12, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+         "attn_pdrop": 0.0},
+        "causal-lm",
+    ),
+    "falcon": Kind(
+        {**WIDE, "multi_query": True, "hidden_dropout": 0.0, "attention_dropout": 0.0,
+         "new_decoder_architecture": False},
+        "causal-lm",
+    ),
+    "llama": Kind(LLAMA, "causal-lm"),
+    "qwen2": Kind(LLAMA, "causal-lm"),
+    "qwen3": Kind({**LLAMA, "head_dim": 64}, "causal-lm"),
+    "gemma2": Kind({**LLAMA, "head_dim": 64, "sliding_window": 64}, "causal-lm"),
+    "gemma3_text": Kind({**LLAMA, "head_dim": 64, "sliding_window": 64}, "causal-lm"),
+    "mistral": Kind({**LLAMA, "sliding_window": 64}, "causal-lm"),
+    "opt": Kind(
+        {"hidden_size": 768, "word_embed_proj_dim": 768, "num_hidden_layers": 2,
+         "num_attention_heads": 12, "ffn_dim": 1536, "dropout": 0.0, "attention_dropout": 0.0},
+        "causal-lm",
+    ),
+    "mamba": Kind({"hidden_size": 256, "num_hidden_layers": 2}, "causal-lm"),
+}  # fmt: skip
+CASES = [
+    (name, threads, side)
+    for number, name in enumerate(KINDS)
+    for threads in (1, 2)
+    for side in ("right", "left")
+    # otherwise each model once, and all of threads and sides among them
+    if EVERYTHING or (threads == 1 + number % 2 and side == ("right", "left")[number // 2 % 2])
+]
+
+
+def make(name: str) -> PreTrainedModel:
+    kind = KINDS[name]
+    settings = {"model_type": name, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
+                **kind.settings}  # fmt: skip
+    if kind.task == "text-classification":
+        settings["num_labels"] = CLASSES
+    config = AutoConfig.for_model(vocab_size=VOCABULARY, **settings)
+    torch.manual_seed(1)
+    classes = {
+        "text-classification": AutoModelForSequenceClassification,
+        "causal-lm": AutoModelForCausalLM,
+    }
+    model = classes[kind.task].from_config(config, dtype=torch.float32)
+    with torch.no_grad():  # as after some learning: norms that are not all alike
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return model.train()
+
+
+def make_inputs(task: str, side: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Inputs of the model and targets of the loss; some tokens are far more frequent than others."""
+    draw = torch.Generator().manual_seed(2)
+    tokens = (4 + (VOCABULARY - 4) * torch.rand(ROWS, LENGTH, generator=draw) ** 3).long()
+    if task == "causal-lm":
+        return {"input_ids": tokens, "use_cache": False}, {"tokens": tokens}
+    lengths = torch.randint(LENGTH // 3, LENGTH, (ROWS, 1), generator=draw)
+    lengths[0] = LENGTH
+    mask = (torch.arange(LENGTH) < lengths).long()
+    mask = mask.flip(1) if side == "left" else mask
+    types = (torch.arange(LENGTH).expand(ROWS, -1) > LENGTH // 4).long() * mask
+    inputs = {"input_ids": tokens * mask, "attention_mask": mask, "token_type_ids": types}
+    return inputs, {"labels": torch.randint(CLASSES, (ROWS,), generator=draw)}
+
+
+def plain(model: PreTrainedModel, task: Any, batch: Any, bf16: bool) -> dict[str, torch.Tensor]:
+    inputs, targets = batch
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        outputs = outputs_of(model, inputs)
+    (task.loss(outputs, targets) / ROWS).backward()
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def ours(model: PreTrainedModel, task: Any, batch: Any) -> dict[str, torch.Tensor]:
+    inputs, targets = batch
+    names = {p: name for name, p in model.named_parameters()}
+    kernels = fuse(model, task, True, Gains(), Tell())
+    model.train()
+    weights = FlatWeights(model, torch.bfloat16)
+    gradients = SharedGradients(weights, 1)
+    with kernels:
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = outputs_of(model, inputs)
+        loss = task.loss(outputs, targets) / ROWS
+        gradients.expect(last=True)
+        loss.backward()
+    flat = gradients.finish()
+    return {names[p]: flat[place].view(p.shape) for p, place in weights.places.items()}
+
+
+def errors(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Of each parameter the relative error; gradients that are 0 but for rounding are left out."""
+    floor = 1e-6 * max(float(g.norm()) for g in exact.values())
+    return {
+        name: float((found[name].float() - gradient).norm() / gradient.norm())
+        for name, gradient in exact.items()
+        if float(gradient.norm()) > floor
+    }
+
+
+@pytest.mark.parametrize(("name", "threads", "side"), CASES)
+def test_gradients_are_as_exact_as_those_of_autocast(
+    tmp_path: Path, name: str, threads: int, side: str
+) -> None:
+    kind = KINDS[name]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        model, batch = make(name), make_inputs(kind.task, side)
+        task = make_task_of(make_job(tmp_path, kind.task))
+        exact = plain(copy.deepcopy(model), task, batch, bf16=False)
+        stock = errors(plain(copy.deepcopy(model), task, batch, bf16=True), exact)
+        mine = errors(ours(model, task, batch), exact)
+    finally:
+        torch.set_num_threads(before)
+    assert mine.keys() == stock.keys()
+    assert len(mine) > 10
+    worse = {
+        n: f"{error:.4f} instead of {stock[n]:.4f}"
+        for n, error in mine.items()
+        if error > max(TIMES * stock[n], LEAST)
+    }
+    assert worse == {}
