@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ftcluster_train.batches import eval_batches
+from ftcluster_train.gains.kernels import Kernels
 from ftcluster_train.models import outputs_of
 from ftcluster_train.store import Samples
 from ftcluster_train.tasks import Task
@@ -41,7 +42,7 @@ def evaluate(
     own: list[tuple[int, Any]] = []
     for indices in eval_batches(samples.lengths("input_ids"), world.rank, world.size):
         batch = [samples[i] for i in indices]
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        with Kernels(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             outputs = outputs_of(model, task.collate(batch).inputs)
         own += zip(indices, task.predictions(outputs, batch), strict=True)
     of_all = dict(pair for pairs in gather_over_ranks(own) for pair in pairs)

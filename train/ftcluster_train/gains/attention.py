@@ -37,6 +37,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         key: torch.Tensor,
         value: torch.Tensor,
         bias: torch.Tensor | None,
+        unseeing: torch.Tensor | None,
         heads: int,
         causal: bool,
         scale: float,
@@ -52,6 +53,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             if bias is not None:
                 shares.unflatten(0, (-1, heads)).add_(bias)
             torch.softmax(shares, -1, out=shares)
+            if unseeing is not None:
+                shares.unflatten(0, (-1, heads)).masked_fill_(unseeing, 0)
             factors = noise(shares.numel(), p, draw_seed()).view(shares.shape) if p else None
             found[:, rows] = torch.bmm(_dropped(shares, factors), value[:, seen])
             kept += [shares, factors]
@@ -74,7 +77,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             of_scores = torch.ops.aten._softmax_backward_data(of_shares, shares, -1, shares.dtype)
             of_query[:, rows] = torch.bmm(of_scores, key[:, seen])
             of_key[:, seen] += torch.bmm(of_scores.transpose(1, 2), query[:, rows])
-        return of_query.mul_(ctx.scale), of_key, of_value, None, None, None, None, None
+        return of_query.mul_(ctx.scale), of_key, of_value, None, None, None, None, None, None
 
 
 def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slice]]:
@@ -109,6 +112,7 @@ class Attention:
         self._with_dropout, self._longest = with_dropout, longest
         self._mask: torch.Tensor | None = None  # the last one, which all layers have in common
         self._bias: torch.Tensor | None = None
+        self._unseeing: torch.Tensor | None = None  # queries that see no key: torch gives them 0
 
     def __call__(
         self,
@@ -140,11 +144,13 @@ class Attention:
             key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
         # one head of keys for all queries (Falcon's multi_query), or one batch of them
         key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
-        bias = self._as_bias(attn_mask, query)
+        bias, unseeing = self._as_bias(attn_mask, query)
         matrices = (x.flatten(0, 1) for x in (query, key, value))
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         with torch.autocast("cpu", enabled=False):
-            found: torch.Tensor = _Attention.apply(*matrices, bias, heads, is_causal, scale, p)
+            found: torch.Tensor = _Attention.apply(
+                *matrices, bias, unseeing, heads, is_causal, scale, p
+            )
         return found.unflatten(0, (-1, heads))
 
     def _takes(
@@ -163,10 +169,14 @@ class Attention:
         types = query.dtype == key.dtype == value.dtype and query.dtype in TYPES
         return shapes and same and learns and fixed and types and max(lengths) <= self._longest
 
-    def _as_bias(self, mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    def _as_bias(
+        self, mask: torch.Tensor | None, query: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         if mask is None or mask.dtype != torch.bool:
-            return mask
+            return mask, None
         if mask is not self._mask:
             self._bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, NOT)
+            unseeing = ~mask.any(-1, keepdim=True)
+            self._unseeing = unseeing if unseeing.any() else None
             self._mask = mask
-        return self._bias
+        return self._bias, self._unseeing

@@ -10,9 +10,7 @@ from ftcluster_train.gains import Gains
 from ftcluster_train.gains.activations import fuse_activations
 from ftcluster_train.gains.attention import LONGEST, Attention, flash
 from ftcluster_train.gains.dropout import dropout
-from ftcluster_train.gains.embedding import embedding
 from ftcluster_train.gains.kernels import Kernels
-from ftcluster_train.gains.norms import layer_norm
 from ftcluster_train.tasks import Task
 from ftcluster_train.tell import Tell
 
@@ -30,11 +28,7 @@ def fuse(
         tell: where it is told.
     """
     kind = f"this {model.config.model_type} model"
-    # with weights in bf16, whose gradients torch adds up in bf16
-    instead: dict[Any, Callable[..., Any]] = {
-        functional.layer_norm: layer_norm,
-        functional.embedding: embedding,
-    }
+    instead: dict[Any, Callable[..., Any]] = {}
     if gains.dropout:
         instead[functional.dropout] = dropout
     instead[flash] = Attention(attention_dropout, LONGEST if gains.attention else 0)

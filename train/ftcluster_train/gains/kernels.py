@@ -1,11 +1,13 @@
 """Has a model's own code call our kernels in the place of torch's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from ftcluster_train.gains.residuals import Linear, embedding, layer_norm
 
 
 class Kernels(TorchFunctionMode):  # type: ignore[misc]
@@ -20,12 +22,18 @@ class Kernels(TorchFunctionMode):  # type: ignore[misc]
     """
 
     def __init__(
-        self, instead: dict[Any, Callable[..., Any]], head: torch.Tensor | None = None
+        self,
+        instead: Mapping[Any, Callable[..., Any]] | None = None,
+        head: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
-        self._instead = dict(instead)
-        if head is not None:
-            self._instead[functional.linear] = _linear_but(head)
+        self._linear = Linear(head)
+        self._instead: dict[Any, Callable[..., Any]] = {
+            functional.linear: self._linear,
+            functional.layer_norm: layer_norm,
+            functional.embedding: embedding,
+            **(instead or {}),
+        }
 
     def __torch_function__(
         self,
@@ -37,13 +45,11 @@ class Kernels(TorchFunctionMode):  # type: ignore[misc]
         """See torch."""
         return self._instead.get(func, func)(*args, **(kwargs or {}))
 
+    def __enter__(self) -> "Kernels":
+        self._linear.forget()  # a layer that is computed again gets its input as before
+        super().__enter__()
+        return self
 
-def _linear_but(head: torch.Tensor) -> Callable[..., torch.Tensor]:
-    def linear(
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return input if weight is head else functional.linear(input, weight, bias)
-
-    return linear
+    def __exit__(self, *error: Any) -> None:
+        self._linear.forget()
+        super().__exit__(*error)

@@ -80,7 +80,7 @@ def find_head(model: PreTrainedModel) -> torch.Tensor | None:
     model.eval()
     tokens = torch.arange(8).unsqueeze(0) % layer.out_features
     logits = model(input_ids=tokens, use_cache=False).logits
-    with Kernels({}, head=layer.weight):
+    with Kernels(head=layer.weight):
         hidden = model(input_ids=tokens, use_cache=False).logits
     if hidden.shape[-1] != layer.in_features:
         return None

@@ -65,9 +65,7 @@ class TextClassificationTask(Task):
                 writer.add({**{name: columns[name][i] for name in kinds}, "label": [answer]})
         if not len(writer):
             raise TrainError(f"the data have no samples in {split}")
-        writer.close(
-            classes=max(2, max(classes) + 1), names=names_of_classes(rows, label)
-        )
+        writer.close(classes=max(2, max(classes) + 1), names=names_of_classes(rows, label))
         return cut, classes
 
     def _tokens(
