@@ -138,7 +138,7 @@ def make(name: str) -> PreTrainedModel:
 
 
 def make_inputs(kind: Kind, side: str, seed: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Inputs of the model and targets of the loss; some tokens are far more frequent than others."""
+    """Inputs of the model and targets of the loss; some tokens are far more frequent."""
     draw, length = torch.Generator().manual_seed(seed), kind.length
     tokens = (4 + (VOCABULARY - 4) * torch.rand(ROWS, length, generator=draw) ** 3).long()
     if kind.task == "causal-lm":

@@ -1,4 +1,4 @@
-"""Residuals, norms and embeddings in fp32 over weights in bf16, as autocast over fp32 weights has it.
+"""Residuals, norms and embeddings in fp32, over weights in bf16, as under autocast.
 
 With weights in bf16 a model's own code would keep its residuals in bf16 as well, and torch would
 sum the gradients of norms and embeddings in bf16, where long sums stagnate (docs/upstream.md). Here
@@ -92,8 +92,11 @@ class Linear:
         if weight is self._head:
             return input
         if input.dtype == torch.float32 and weight.dtype == torch.bfloat16:
-            if input is not self._input or input._version != self._version:
-                self._input, self._version = input, input._version
-                self._rounded = input.to(torch.bfloat16)
-            input = self._rounded
+            input = self._round(input)
         return functional.linear(input, weight, bias)
+
+    def _round(self, input: torch.Tensor) -> torch.Tensor:
+        if self._rounded is None or input is not self._input or input._version != self._version:
+            self._input, self._version = input, input._version
+            self._rounded = input.to(torch.bfloat16)
+        return self._rounded
