@@ -81,8 +81,8 @@ class Linear:
 
     def forget(self) -> None:
         """Free what is kept of the last input."""
-        self._input: torch.Tensor | None = None
-        self._rounded: torch.Tensor | None = None
+        self._input: Any = None
+        self._rounded: Any = None
         self._version = 0
 
     def __call__(
@@ -96,7 +96,8 @@ class Linear:
         return functional.linear(input, weight, bias)
 
     def _round(self, input: torch.Tensor) -> torch.Tensor:
-        if self._rounded is None or input is not self._input or input._version != self._version:
+        if self._rounded is None or input is not self._input or self._version != input._version:
             self._input, self._version = input, input._version
             self._rounded = input.to(torch.bfloat16)
-        return self._rounded
+        rounded: torch.Tensor = self._rounded
+        return rounded
