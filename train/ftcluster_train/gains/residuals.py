@@ -96,6 +96,8 @@ class Linear:
         return functional.linear(input, weight, bias)
 
     def _round(self, input: torch.Tensor) -> torch.Tensor:
+        if input.is_inference():  # it does not tell whether it was changed meanwhile
+            return input.to(torch.bfloat16)
         if self._rounded is None or input is not self._input or self._version != input._version:
             self._input, self._version = input, input._version
             self._rounded = input.to(torch.bfloat16)
