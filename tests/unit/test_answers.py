@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.ftcluster.cluster.plugins.action.follow import ActionModule
+from ansible_collections.ftcluster.cluster.plugins.filter.root_answer import root_answer
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL, answers
 
-from plugins.action.follow import ActionModule
-from plugins.filter.root_answer import root_answer
-from plugins.plugin_utils.answers import MARK, TELL, answers
 from tests.programs import ROOT
 
 # a login script's line without an end, a terminal's carriage returns, sudo's warning and lecture

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from plugins.plugin_utils import bundle as module
-from plugins.plugin_utils.bundle import (
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils import bundle as module
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
     AGAIN,
     HEAD,
     Bundle,
@@ -23,8 +22,15 @@ from plugins.plugin_utils.bundle import (
     sha256_of_head,
     write_bundle,
 )
-from plugins.plugin_utils.download import Target
-from plugins.plugin_utils.wheelhouse import Wanted, Wheelhouse, WheelhouseError, check, verify
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Target
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
+    Wanted,
+    Wheelhouse,
+    WheelhouseError,
+    check,
+    verify,
+)
+
 from tests.unit.wheels import write_wheel
 
 TARGET = Target("3.11", "2.28", "x86_64")

@@ -4,14 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import open_bundle
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
+    Wanted,
+    Wheelhouse,
+    WheelhouseError,
+    check,
+)
 
 from ftcluster.cli import bundle as verb
 from ftcluster.cli.main import main
 from ftcluster.errors import UsageError
 from ftcluster.stacks import load_stacks
-from plugins.plugin_utils.bundle import open_bundle
-from plugins.plugin_utils.download import Sources, Target
-from plugins.plugin_utils.wheelhouse import Wanted, Wheelhouse, WheelhouseError, check
 from tests.unit.wheels import write_wheel
 
 STACKS = load_stacks()

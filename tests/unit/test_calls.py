@@ -5,12 +5,12 @@ import time
 from typing import Any
 
 import pytest
+from ansible_collections.ftcluster.cluster.plugins.action import prove
+from ansible_collections.ftcluster.cluster.plugins.filter.proof_table import guard
 
 from ftcluster_train.calls import take_calls
 from ftcluster_train.compare import strangers
 from ftcluster_train.reach import Host
-from plugins.action import prove
-from plugins.filter.proof_table import guard
 
 HOSTS = (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"))
 

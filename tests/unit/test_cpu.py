@@ -1,6 +1,9 @@
 import pytest
-
-from plugins.module_utils.cpu import amx_state, call_kernel, generation
+from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import (
+    amx_state,
+    call_kernel,
+    generation,
+)
 
 AVX512 = {"avx2", "fma", "avx512f", "avx512bw", "avx512vl"}
 VNNI = AVX512 | {"avx512_vnni"}

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from plugins.plugin_utils import download
-from plugins.plugin_utils.download import (
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils import download
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
     DownloadError,
     Pip,
     Sources,
@@ -21,8 +20,13 @@ from plugins.plugin_utils.download import (
     redacted,
     unpacked_bytes,
 )
-from plugins.plugin_utils.lock import Pin
-from plugins.plugin_utils.wheelhouse import Wanted, WheelhouseError, get_wheels
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Pin
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
+    Wanted,
+    WheelhouseError,
+    get_wheels,
+)
+
 from tests.unit.wheels import Indexes, serve, write_wheel
 
 TARGET = Target("3.11", "2.36", "x86_64")

@@ -4,9 +4,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-from plugins.modules import environment
-from plugins.modules.environment import (
+from ansible_collections.ftcluster.cluster.plugins.modules import environment
+from ansible_collections.ftcluster.cluster.plugins.modules.environment import (
     boot,
     check,
     digest_found,

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from plugins.module_utils.safe_path import write_text
-from plugins.modules.files import settle
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import write_text
+from ansible_collections.ftcluster.cluster.plugins.modules.files import settle
 
 EMPTY = {"state": "file", "content": None, "mode": None, "owner": "", "group": ""}
 

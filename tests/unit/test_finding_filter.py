@@ -1,4 +1,4 @@
-from plugins.filter.finding import finding
+from ansible_collections.ftcluster.cluster.plugins.filter.finding import finding
 
 FOUND = {"host": "node1", "what": "it is slow", "hint": "look at its fans", "kind": "straggler"}
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
-
-from plugins.action.host_facts import MEASURED, PROMISED
-from plugins.modules import host_facts, mesh_head, mesh_member
-from plugins.plugin_utils.download import Target
-from plugins.plugin_utils.host_answer import known_facts
+from ansible_collections.ftcluster.cluster.plugins.action.host_facts import MEASURED, PROMISED
+from ansible_collections.ftcluster.cluster.plugins.modules import host_facts, mesh_head, mesh_member
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Target
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
 
 DOCUMENTED = yaml.safe_load(host_facts.RETURN)["facts"]["contains"]
 GOOD = {name: spec["sample"] for name, spec in PROMISED.items()}

@@ -6,10 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from plugins.action.host_facts import ActionModule, clock_of
-from plugins.modules import host_facts
-from plugins.modules.host_facts import compact, cpu_list, cpu_quota, topology, whole_cores
+from ansible_collections.ftcluster.cluster.plugins.action.host_facts import ActionModule, clock_of
+from ansible_collections.ftcluster.cluster.plugins.modules import host_facts
+from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import (
+    compact,
+    cpu_list,
+    cpu_quota,
+    topology,
+    whole_cores,
+)
 
 CPU = "/sys/devices/system/cpu/cpu"
 NODE = "/sys/devices/system/node/"

@@ -1,10 +1,9 @@
 from typing import Any
 
 import pytest
-
-from plugins.filter.cluster_problems import cluster_problems
-from plugins.filter.host_notices import host_notices
-from plugins.filter.host_problems import host_problems
+from ansible_collections.ftcluster.cluster.plugins.filter.cluster_problems import cluster_problems
+from ansible_collections.ftcluster.cluster.plugins.filter.host_notices import host_notices
+from ansible_collections.ftcluster.cluster.plugins.filter.host_problems import host_problems
 
 GOOD = {
     "machine": "x86_64", "pythons": [{"version": "3.11.2"}],

@@ -13,13 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import (
+    InUse,
+    run_of,
+    runs_on,
+    without_runs,
+    words,
+)
+from ansible_collections.ftcluster.cluster.plugins.modules import (
+    environment,
+    setup_lock,
+    stack_link,
+)
 
 from ftcluster_train import in_use
 from ftcluster_train.errors import TrainError
 from ftcluster_train.in_use import hold_stack
 from ftcluster_train.supervisor import by_real_path
-from plugins.module_utils.runs import InUse, run_of, runs_on, without_runs, words
-from plugins.modules import environment, setup_lock, stack_link
 
 TRAIN = Path(__file__).parents[2] / "train"
 RUN = "quickstart-20260131-101500-7f3a"

@@ -1,6 +1,12 @@
 import pytest
-
-from plugins.plugin_utils.lock import LockError, Pin, linux_environment, normal, read_lock, sizes
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import (
+    LockError,
+    Pin,
+    linux_environment,
+    normal,
+    read_lock,
+    sizes,
+)
 
 LOCK = (
     "# by a tool\n# download 1200 bytes, unpacked 5000 bytes (for Python 3.11)\n"

@@ -2,9 +2,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import normal, read_lock, sizes
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import read_stacks
 
-from plugins.plugin_utils.lock import normal, read_lock, sizes
-from plugins.plugin_utils.stacks import read_stacks
 from scripts.lock_stacks import CUDA_PREFIXES, FILES, applies, fits, lock_lines, minors
 
 DOCUMENT = read_stacks(FILES)

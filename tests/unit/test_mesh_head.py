@@ -2,7 +2,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from plugins.modules.mesh_head import known_hosts, merged, ssh_config
+from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import (
+    known_hosts,
+    merged,
+    ssh_config,
+)
 
 MESH = Path("/opt/ftcluster/mesh")
 ED, RSA = "ssh-ed25519 AAAAed", "ssh-rsa AAAArsa"

@@ -1,4 +1,4 @@
-from plugins.modules.mesh_member import entry, with_line
+from ansible_collections.ftcluster.cluster.plugins.modules.mesh_member import entry, with_line
 
 KEY = "ssh-ed25519 AAAAhead ftcluster-mesh@head"
 LINE = f'restrict,from="10.0.0.11" {KEY}'

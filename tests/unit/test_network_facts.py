@@ -3,8 +3,7 @@ import socket
 from typing import Any
 
 import pytest
-
-from plugins.module_utils.network import (
+from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
     choose_address,
     default_source,
     find_ssh_connection,

@@ -11,11 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from plugins.module_utils import safe_path
-from plugins.module_utils.safe_path import RefusedPath, read_text, remove, write_text
-from plugins.modules import environment, files, setup_lock, stack_link
-from plugins.modules.files import settle
+from ansible_collections.ftcluster.cluster.plugins.module_utils import safe_path
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
+    RefusedPath,
+    read_text,
+    remove,
+    write_text,
+)
+from ansible_collections.ftcluster.cluster.plugins.modules import (
+    environment,
+    files,
+    setup_lock,
+    stack_link,
+)
+from ansible_collections.ftcluster.cluster.plugins.modules.files import settle
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root, to plant what belongs to another user"

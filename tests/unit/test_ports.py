@@ -6,15 +6,20 @@ from typing import Any
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
+from ansible_collections.ftcluster.cluster.plugins.filter.host_problems import host_problems
+from ansible_collections.ftcluster.cluster.plugins.filter.services import services
+from ansible_collections.ftcluster.cluster.plugins.filter.switch import switch
+from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import (
+    listeners,
+    local_ports,
+    port_list,
+    ranges,
+)
 
 from ftcluster.plan import plan
 from ftcluster.recipe import load_recipe
 from ftcluster.render import render
 from ftcluster_train.supervisor import PORTS
-from plugins.filter.host_problems import host_problems
-from plugins.filter.services import services
-from plugins.filter.switch import switch
-from plugins.module_utils.ports import listeners, local_ports, port_list, ranges
 from tests.programs import ROOT
 from tests.unit.clusters import STACKS, VM, cluster
 from tests.unit.test_host_problems import GOOD, REQUIRED

@@ -1,6 +1,6 @@
 from typing import Any
 
-from plugins.filter.proof_table import cpu, proof_table, speed
+from ansible_collections.ftcluster.cluster.plugins.filter.proof_table import cpu, proof_table, speed
 
 FACTS = {
     "cpu_generation": "Sapphire Rapids", "cpu_model": "Intel(R) Xeon(R) Platinum 8488C",

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleActionFail
-
-from plugins.action import push as action_module
-from plugins.module_utils.tree import tree_sha256
-from plugins.modules import push as module
-from plugins.plugin_utils import push
-from plugins.plugin_utils.push import push_files, tar_of
+from ansible_collections.ftcluster.cluster.plugins.action import push as action_module
+from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import tree_sha256
+from ansible_collections.ftcluster.cluster.plugins.modules import push as module
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils import push
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files, tar_of
 
 
 class Action:

@@ -10,10 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from plugins.action import setup_lock as action
-from plugins.modules import setup_lock
-from plugins.modules.setup_lock import boot, is_free, main, read_lock, release, take, words
+from ansible_collections.ftcluster.cluster.plugins.action import setup_lock as action
+from ansible_collections.ftcluster.cluster.plugins.modules import setup_lock
+from ansible_collections.ftcluster.cluster.plugins.modules.setup_lock import (
+    boot,
+    is_free,
+    main,
+    read_lock,
+    release,
+    take,
+    words,
+)
 
 NOW, LEASE = 1_000_000.0, 3600
 LOCK = {

@@ -9,13 +9,21 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleActionFail
-
-from plugins.action import choose_stack, environment
-from plugins.plugin_utils.bundle import Bundle, open_bundle, write_bundle
-from plugins.plugin_utils.download import Sources, Target
-from plugins.plugin_utils.lock import read_lock
-from plugins.plugin_utils.stacks import Lists, StacksError, lists_of, read_stacks
-from plugins.plugin_utils.wheelhouse import (
+from ansible_collections.ftcluster.cluster.plugins.action import choose_stack, environment
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
+    Bundle,
+    open_bundle,
+    write_bundle,
+)
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import read_lock
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import (
+    Lists,
+    StacksError,
+    lists_of,
+    read_stacks,
+)
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     SPARE_BYTES,
     Wanted,
     Wheelhouse,
@@ -23,6 +31,7 @@ from plugins.plugin_utils.wheelhouse import (
     check,
     finish,
 )
+
 from tests.unit.wheels import write_wheel
 
 STACKS = """

@@ -3,9 +3,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from plugins.plugin_utils.download import Target
-from plugins.plugin_utils.stack_choice import (
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Target
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice import (
     Choice,
     ChoiceError,
     Wish,
@@ -14,7 +13,7 @@ from plugins.plugin_utils.stack_choice import (
     space_problems,
     version,
 )
-from plugins.plugin_utils.stacks import read_stacks
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import read_stacks
 
 FILES = Path(__file__).parents[2] / "roles/torch_stack/files"
 REAL = read_stacks(FILES)

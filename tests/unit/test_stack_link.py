@@ -3,9 +3,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from plugins.modules import stack_link
-from plugins.modules.stack_link import is_finished, main, point, target
+from ansible_collections.ftcluster.cluster.plugins.modules import stack_link
+from ansible_collections.ftcluster.cluster.plugins.modules.stack_link import (
+    is_finished,
+    main,
+    point,
+    target,
+)
 
 
 def stack(prefix: Path, name: str) -> str:

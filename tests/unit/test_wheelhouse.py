@@ -7,11 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-from plugins.plugin_utils import wheelhouse
-from plugins.plugin_utils.download import DownloadError, Sources, Target
-from plugins.plugin_utils.lock import Pin
-from plugins.plugin_utils.wheelhouse import (
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils import wheelhouse
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
+    DownloadError,
+    Sources,
+    Target,
+)
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Pin
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     SPARE_BYTES,
     Wanted,
     Wheel,
@@ -24,6 +27,7 @@ from plugins.plugin_utils.wheelhouse import (
     read_wheelhouse,
     verify,
 )
+
 from tests.unit.wheels import write_wheel
 
 TARGET = Target("3.11", "2.36", "x86_64")
