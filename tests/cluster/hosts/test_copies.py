@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ftcluster.playbooks import descendants
 from tests.cluster.hosts.cluster import HEAD
 from tests.cluster.hosts.control import Control
 from tests.programs import CONTROL
@@ -75,7 +76,8 @@ def test_copies_at_once_and_broken_off(bare: Control, source: Path) -> None:
         while not any(name.startswith("other.new-") for name in names(bare)):
             assert time.monotonic() < deadline, "it did not begin"
             time.sleep(0.05)
-        os.killpg(killed.pid, signal.SIGKILL)
+        for pid in (killed.pid, *descendants(killed.pid)):  # workers have sessions of their own
+            os.kill(pid, signal.SIGKILL)
         killed.wait()
         (left,) = (name for name in names(bare) if name != "data")
         assert re.fullmatch(r"other\.new-[0-9a-f]{8}", left)
