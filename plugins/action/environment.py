@@ -8,8 +8,11 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.modules.environment import BOOT
+from ansible_collections.ftcluster.cluster.plugins.modules.environment import marker as marker_of
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import normal
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import look
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     Wanted,
@@ -41,6 +44,8 @@ class ActionModule(ActionBase):
         arguments = self._task.args
         wanted = None if arguments.get("layer") else _wanted(arguments)
         digest = wanted.digest if wanted else _layer_digest(arguments)
+        if self._is_whole(arguments, digest):
+            return {"changed": False}
         state = self._execute_module(MODULE, arguments, task_vars=task_vars)
         if state.get("failed"):
             return state
@@ -64,6 +69,18 @@ class ActionModule(ActionBase):
             task_vars=task_vars,
         )
         return {**installed, "notices": notices}
+
+    def _is_whole(self, arguments, digest):
+        """Whether it certainly is: since the host's last boot, where nobody else may write."""
+        marker = str(marker_of(Path(arguments["path"]), arguments.get("layer") or ""))
+        told = f'tell marker "$(cat {marker})"; tell boot "$(cat {BOOT})"'
+        found = look(self, [marker], more=told)
+        return (
+            found is not None
+            and found.is_guarded(marker)
+            and found.said.get("marker")
+            == [f"{digest} {boot}" for boot in found.said.get("boot", [])]
+        )
 
 
 def _wanted(arguments):

@@ -7,10 +7,12 @@ import asyncio
 import contextlib
 import json
 import random
+import shlex
 import threading
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import port_list
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute
 
 OUR_PORTS = range(29800, 30000)  # of those that the firewall closes, what nothing else takes
 CALL_SECONDS = 1.0
@@ -90,14 +92,10 @@ class ActionModule(ActionBase):
         request = {**self._task.args["request"], "ports": ports}
         places = [(host["name"], host["address"], int(host["ssh_port"])) for host in hosts]
         with Caller(places, ports) as caller:
-            done = self._execute_module(
-                module_name="ansible.legacy.command",
-                module_args={
-                    "argv": [self._task.args["python"], "-m", "ftcluster_train.verify"],
-                    "stdin": json.dumps(request),
-                },
-                task_vars=task_vars,
-            )
+            # not where the login user is: Python would import what lies there
+            program = f"{shlex.quote(self._task.args['python'])} -m ftcluster_train.verify"
+            command = f"cd / && {self._compute_environment_string()} {program}"
+            done = execute(self, command, json.dumps(request).encode())
         result.update(done)
         result.update(changed=False, reached=sorted(caller.reached))
         return result

@@ -119,6 +119,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     write_text,
 )
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 BLOCK_BYTES = 1 << 20
 LOCK_SECONDS = 300
 STALE_SECONDS = 3600
@@ -141,7 +142,7 @@ def marker(path, layer):
 
 def boot():
     """What tells this boot of the host from others."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return BOOT.read_text(encoding="ascii").strip()
 
 
 def digest_found(path, layer, check_mode):

@@ -95,6 +95,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 KEY = "id_ed25519"
+RECORD = "mesh.json"
 # A host without power says nothing: these end a connection to it in seconds instead of minutes.
 SETTINGS = {
     "BatchMode": "yes",
@@ -169,6 +170,15 @@ def merged(known, given, names):
     return [by_name[name] for name in names if name in by_name]
 
 
+def texts_of(members, folder, address):
+    """The files that say whom the head trusts, by name."""
+    return {
+        "known_hosts": known_hosts(members),
+        "ssh_config": ssh_config(members, folder, address),
+        RECORD: json.dumps({"address": address, "members": members}, indent=1) + "\n",
+    }
+
+
 def read(path):
     """The text of a file, or None where there is none."""
     try:
@@ -215,7 +225,7 @@ def main():
     folder = Path(module.params["folder"])
     changed, diff = False, []
     try:
-        before = json.loads(read(folder / "mesh.json") or "{}")
+        before = json.loads(read(folder / RECORD) or "{}")
         address = module.params["address"] or before.get("address", "")
         if not folder.is_dir():
             changed = True
@@ -228,13 +238,7 @@ def main():
         if module.params["members"]:
             known = before.get("members", [])
             members = merged(known, module.params["members"], module.params["names"])
-            record = {"address": address, "members": members}
-            texts = {
-                "known_hosts": known_hosts(members),
-                "ssh_config": ssh_config(members, folder, address),
-                "mesh.json": json.dumps(record, indent=1) + "\n",
-            }
-            for name, text in texts.items():
+            for name, text in texts_of(members, folder, address).items():
                 found = read(folder / name)
                 if found != text:
                     changed = True

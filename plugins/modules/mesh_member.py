@@ -79,14 +79,17 @@ def entry(public_key, address):
     return f'restrict,from="{address}" {public_key}'
 
 
+def key_of(line):
+    """A line of a public key's file without its comment; empty for a type that is not used."""
+    words = line.split()
+    return " ".join(words[:2]) if len(words) >= 2 and words[0] in TYPES else ""
+
+
 def host_keys():
     """The host's public keys, without their comments."""
-    found = []
-    for path in sorted(Path("/").glob(KEYS.lstrip("/"))):
-        words = path.read_text(encoding="ascii", errors="replace").split()
-        if len(words) >= 2 and words[0] in TYPES:
-            found.append(" ".join(words[:2]))
-    return found
+    paths = sorted(Path("/").glob(KEYS.lstrip("/")))
+    texts = [path.read_text(encoding="ascii", errors="replace") for path in paths]
+    return list(filter(None, map(key_of, texts)))
 
 
 def main():
