@@ -83,21 +83,22 @@ def test_verify_runs_while_the_hosts_are_called(monkeypatch: pytest.MonkeyPatch)
             host = {"name": "a", "address": "10.1.1.1", "ssh_port": "22", "local_ports": ["9"]}
             self.args = {"python": "/s/bin/python", "request": {"hosts": []}, "calls": [host]}
 
-    def execute(**arguments: Any) -> dict[str, Any]:
-        entered.append(arguments["module_args"])
-        return {"stdout": "{}", "rc": 0, "changed": True}
+    def execute(_: Any, command: str, data: bytes) -> dict[str, Any]:
+        entered.append((command, data.decode()))
+        return {"stdout": "{}", "rc": 0}
 
     action: Any = prove.ActionModule.__new__(prove.ActionModule)
-    action._task, action._execute_module = Task(), execute
+    action._task, action._compute_environment_string = Task(), lambda: "A=b"
+    monkeypatch.setattr(prove, "execute", execute)
     monkeypatch.setattr(prove, "Caller", Caller)
     monkeypatch.setattr(prove.ActionBase, "run", lambda *_: {})
     result = action.run(None, {})
     assert result == {"stdout": "{}", "rc": 0, "changed": False, "reached": ["a", "b"]}
-    (hosts, ports), arguments, last = entered
+    (hosts, ports), (command, request), last = entered
     assert hosts == [("a", "10.1.1.1", 22)]
     assert ports["a"][1] == 9
-    assert arguments["argv"] == ["/s/bin/python", "-m", "ftcluster_train.verify"]
-    assert f'"ports": {{"a": [{ports["a"][0]}, 9]}}' in arguments["stdin"]
+    assert command == "cd / && A=b /s/bin/python -m ftcluster_train.verify"
+    assert f'"ports": {{"a": [{ports["a"][0]}, 9]}}' in request
     assert last == "left"
 
 

@@ -2,7 +2,6 @@ import hashlib
 import io
 import os
 import shutil
-import subprocess
 import tarfile
 import time
 from collections.abc import Callable
@@ -18,24 +17,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules import push as module
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils import push
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files, tar_of
 
-
-class Action:
-    """An action plugin whose host is this one."""
-
-    def __init__(self) -> None:
-        self.sent: list[int] = []
-
-    def _low_level_execute_command(
-        self, command: str, sudoable: bool, in_data: bytes | None
-    ) -> dict[str, Any]:
-        assert sudoable
-        assert in_data, "with a terminal, stderr would come as stdout"
-        self.sent.append(len(in_data))
-        done = subprocess.run(
-            ["sh", "-c", command], input=in_data or b"", capture_output=True, check=False
-        )
-        out, err = done.stdout.decode(), done.stderr.decode()
-        return {"rc": done.returncode, "stdout": out, "stderr": err}
+from tests.unit.hosts import Action
 
 
 @pytest.fixture
