@@ -11,7 +11,7 @@ import shlex
 import threading
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import port_list
+from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute
 
 OUR_PORTS = range(29800, 30000)  # of those that the firewall closes, what nothing else takes
@@ -21,7 +21,7 @@ PAUSE_SECONDS = 0.2
 
 def ports_to_open(local_ports):
     """One port of each range that a firewall has to close; nobody can know them before."""
-    theirs = sorted(port_list(",".join(local_ports)))
+    theirs = sorted(number_list(",".join(local_ports)))
     return [random.SystemRandom().choice(ports) for ports in (OUR_PORTS, theirs) if ports]
 
 

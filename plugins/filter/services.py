@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import port_list
+from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
 
 DOCUMENTATION = r"""
 name: services
@@ -46,7 +46,7 @@ USUAL = {*range(29500, 30000), *range(32768, 61000)}
 
 def services(facts, closed, known):
     """What would be closed, as sentences that end with what to do."""
-    guarded = port_list(",".join(closed)) - port_list(",".join(map(str, known)))
+    guarded = number_list(",".join(closed)) - number_list(",".join(map(str, known)))
     hit = [service for service in facts.get("services", []) if service["port"] in guarded]
     usual = [service for service in hit if service["port"] in USUAL]
     chosen = [service for service in hit if service["port"] not in USUAL]

@@ -3,29 +3,13 @@
 
 from __future__ import annotations
 
+from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import (
+    number_list,
+    ranges,
+)
+
 USUAL = "32768\t60999"  # Linux, Documentation/networking/ip-sysctl.rst: ip_local_port_range
 LISTEN = "0A"  # Linux, include/net/tcp_states.h
-
-
-def port_list(text):
-    """The numbers of a kernel list such as 8080,9148-9150."""
-    numbers = set()
-    for part in text.strip().split(","):
-        first, dash, last = part.partition("-")
-        if first.isdigit():
-            numbers.update(range(int(first), int(last if dash else first) + 1))
-    return numbers
-
-
-def ranges(numbers):
-    """The inverse of port_list, as a list: ["8080", "9148-9150"]."""
-    runs = []
-    for number in sorted(numbers):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return [f"{first}-{last}" if last > first else str(first) for first, last in runs]
 
 
 def local_ports(read):
@@ -35,7 +19,7 @@ def local_ports(read):
     """
     folder = "/proc/sys/net/ipv4"
     low, high = (read(f"{folder}/ip_local_port_range") or USUAL).split()
-    reserved = port_list(read(f"{folder}/ip_local_reserved_ports"))
+    reserved = number_list(read(f"{folder}/ip_local_reserved_ports"))
     return ranges(set(range(int(low), int(high) + 1)) - reserved)
 
 

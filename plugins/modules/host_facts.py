@@ -320,10 +320,13 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
     find_ssh_connection,
     interfaces,
 )
+from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import (  # noqa: E402
+    number_list,
+    ranges,
+)
 from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import (  # noqa: E402
     listeners,
     local_ports,
-    port_list,
 )
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
     RefusedPath,
@@ -356,27 +359,6 @@ def read(path):
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def cpu_list(text):
-    """The numbers of a kernel CPU list such as 0-3,8."""
-    numbers = set()
-    for part in text.strip().split(","):
-        if part:
-            first, dash, last = part.partition("-")
-            numbers.update(range(int(first), int(last if dash else first) + 1))
-    return numbers
-
-
-def compact(numbers):
-    """The inverse of cpu_list: numbers as the kernel writes them."""
-    runs = []
-    for number in sorted(numbers):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
 
 
 def cgroup_folders(controller, read_file=read):
@@ -417,7 +399,7 @@ def memory_allowed(read_file=read):
     """The NUMA nodes whose memory this process may use, or None where that is not told."""
     for line in read_file("/proc/self/status").splitlines():
         if line.startswith("Mems_allowed_list:"):
-            return cpu_list(line.partition(":")[2])
+            return number_list(line.partition(":")[2])
     return None
 
 
@@ -463,10 +445,10 @@ def topology(allowed, memory, cpu_model="", read_file=read):
     for cpu in sorted(allowed):
         first.setdefault(core_of[cpu], cpu)
     mems = memory_allowed(read_file)
-    online = sorted(cpu_list(read_file(f"{NODES}/online")))
+    online = sorted(number_list(read_file(f"{NODES}/online")))
     nodes = []
     for node in online:
-        cpus = cpu_list(read_file(f"{NODES}/node{node}/cpulist"))
+        cpus = number_list(read_file(f"{NODES}/node{node}/cpulist"))
         here = {first[core_of[cpu]] for cpu in cpus & allowed}
         size = node_memory(node, read_file)
         if here or (not cpus and size and (mems is None or node in mems)):
@@ -474,7 +456,7 @@ def topology(allowed, memory, cpu_model="", read_file=read):
                 {
                     "node": node,
                     "cores": len(here),
-                    "cpus": compact(here),
+                    "cpus": ",".join(ranges(here)),
                     "memory_bytes": size,
                     "near": None,
                     "hbm": False,
@@ -488,7 +470,7 @@ def topology(allowed, memory, cpu_model="", read_file=read):
     cores = len(first)  # not the nodes' sum: emulated nodes share their cores
     if not with_cores:
         # a kernel without NUMA, or a container without /sys
-        cpus = compact(first.values())
+        cpus = ",".join(ranges(first.values()))
         nodes = [
             {
                 "node": 0,
@@ -642,7 +624,7 @@ def network_facts(module):
 def port_facts(ssh_connection, rank_user):
     """The ports that ranks may listen at, and those of them that others' programs have."""
     given = local_ports(read)
-    ours = port_list(",".join([OUR_PORTS, *given]))
+    ours = number_list(",".join([OUR_PORTS, *given]))
     ssh_port = number(ssh_connection.rpartition(" ")[2])
     return {
         "local_ports": given,

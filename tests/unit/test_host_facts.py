@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.ftcluster.cluster.plugins.action.host_facts import ActionModule, clock_of
+from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
 from ansible_collections.ftcluster.cluster.plugins.modules import host_facts
 from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import (
-    compact,
-    cpu_list,
     cpu_quota,
     topology,
     whole_cores,
@@ -22,16 +21,6 @@ NODE = "/sys/devices/system/node/"
 
 def reader(files: dict[str, str]) -> Any:
     return lambda path: files.get(str(path), "")
-
-
-def test_cpu_lists() -> None:
-    assert cpu_list("0-3,8,10-11\n") == {0, 1, 2, 3, 8, 10, 11}
-    assert cpu_list("") == set()
-
-
-@pytest.mark.parametrize("text", ["", "3", "0-3", "0-3,8,10-11", "0,2,4"])
-def test_numbers_as_the_kernel_writes_them(text: str) -> None:
-    assert compact(cpu_list(text)) == text
 
 
 def test_cgroup_quotas_of_both_versions() -> None:
@@ -79,7 +68,7 @@ def test_memory_is_what_the_cgroup_allows(own: str, file: str) -> None:
 
 def node(number: int, cpus: str, kilobytes: int, **more: object) -> dict[str, Any]:
     return {
-        "node": number, "cores": len(cpu_list(cpus)), "cpus": cpus,
+        "node": number, "cores": len(number_list(cpus)), "cpus": cpus,
         "memory_bytes": kilobytes * 1024, "near": None, "hbm": False, **more,
     }  # fmt: skip
 

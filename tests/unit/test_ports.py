@@ -12,8 +12,6 @@ from ansible_collections.ftcluster.cluster.plugins.filter.switch import switch
 from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import (
     listeners,
     local_ports,
-    port_list,
-    ranges,
 )
 
 from ftcluster.plan import plan
@@ -43,12 +41,6 @@ TCP6 = HEAD + "".join(
 
 def files(**texts: str) -> Callable[[str], str]:
     return lambda path: texts.get(path.rpartition("/")[2], "")
-
-
-def test_lists_of_the_kernel() -> None:
-    assert port_list(" 8080,9148-9150\n") == {8080, 9148, 9149, 9150}
-    assert port_list("\n") == set()
-    assert ranges({8080, 9148, 9149, 9150}) == ["8080", "9148-9150"]
 
 
 def test_reserved_ports_are_given_to_nobody() -> None:

@@ -1,0 +1,33 @@
+# Apache-2.0 (see LICENSE)
+"""Lists of numbers as the kernel writes them: of CPUs, of NUMA nodes, of ports."""
+
+from __future__ import annotations
+
+
+def number_list(text):
+    """The numbers of a list.
+
+    >>> sorted(number_list("0-3,8"))
+    [0, 1, 2, 3, 8]
+    """
+    numbers = set()
+    for part in text.strip().split(","):
+        first, dash, last = part.partition("-")
+        if first.isdigit():
+            numbers.update(range(int(first), int(last if dash else first) + 1))
+    return numbers
+
+
+def ranges(numbers):
+    """The inverse of number_list, in parts.
+
+    >>> ranges({8, 0, 1, 2, 3})
+    ['0-3', '8']
+    """
+    runs = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return [f"{first}-{last}" if last > first else str(first) for first, last in runs]
