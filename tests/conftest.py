@@ -1,6 +1,7 @@
 """What is collected, and what of it runs beside each other."""
 
 import fcntl
+import os
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -9,13 +10,17 @@ from typing import Any
 
 import pytest
 
+# Each of several processes has a testbed of its own.
+if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
+    os.environ["FTCLUSTER_TESTBED_NAME"] = chr(ord("a") + int(worker.removeprefix("gw")))
+
 # They need torch, which the environment of the tests does not have: tests/cluster/test_engine.py
 # runs them with the Python of a stack.
 collect_ignore = ["engine"]
 
 # Where tests run in several processes, those of such a folder share one, and what they have set up;
 # elsewhere those of a file. The first folder that a test is in counts, and the longest come first.
-TOGETHER = ("tests/cluster/hosts/", "tests/cluster/", "tests/roles/")
+TOGETHER = ("tests/cluster/hosts/", "tests/cluster/bare_hosts/", "tests/cluster/", "tests/roles/")
 
 
 @pytest.hookimpl(optionalhook=True)

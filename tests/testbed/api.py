@@ -82,7 +82,8 @@ class Testbed:
             before = self.wanted.recorded() or replace(self.wanted, nodes=0, bind_ro=self._binds())
             count = nodes or self.wanted.nodes or before.nodes or DEFAULT_NODES
             settings = replace(before, nodes=max(count, before.nodes))
-            _private_folder(settings.dir)
+            for folder in {settings.dir, settings.cache.parent}:
+                _private_folder(folder)
             started = time.monotonic()
             if not settings.base.exists():
                 base = rootfs.get(settings)
@@ -93,7 +94,7 @@ class Testbed:
             sysctl.make_room(settings)
             access.make_key(settings)
             network.switch_on(settings.control_address)
-            uplink.connect(settings)
+            uplink.connect()
             self._start(settings, settings.all_nodes()[:count])
             log.info(
                 "%d hosts answer ssh (root file system %.1f s, boot %.1f s)",
@@ -113,7 +114,7 @@ class Testbed:
                 host.unmount(Path(disk))
             cgroups.remove_all()
             uplink.disconnect()
-            sysctl.put_back(settings)
+            sysctl.put_back()
             for folder in (settings.hosts, settings.cache) if purge else (settings.hosts,):
                 if folder.exists():
                     shutil.rmtree(folder)

@@ -6,6 +6,7 @@ and what Ansible needs on a host, and nothing of the project.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import shutil
@@ -36,16 +37,18 @@ def get(settings: Settings) -> Path:
     sources = registries.apt_sources(settings.suite)
     packages = sorted({*PACKAGES, *settings.extra})
     done = settings.cache / f"{settings.suite}-{_key(packages, sources)}"
-    if done.exists():
-        return done
-    log.info("building the root file system of %s (once; up to a minute)", settings.suite)
-    settings.cache.mkdir(parents=True, exist_ok=True)
-    for stale in settings.cache.glob("*.part"):
-        shutil.rmtree(stale)
-    part = settings.cache / f"{done.name}.part"
-    _bootstrap(settings, packages, sources, part)
-    _adapt(part)
-    part.rename(done)  # a root file system that can be seen is whole
+    settings.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (settings.cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # testbeds of other names use the same
+        if done.exists():
+            return done
+        log.info("building the root file system of %s (once; up to a minute)", settings.suite)
+        for stale in settings.cache.glob("*.part"):
+            shutil.rmtree(stale)
+        part = settings.cache / f"{done.name}.part"
+        _bootstrap(settings, packages, sources, part)
+        _adapt(part)
+        part.rename(done)  # a root file system that can be seen is whole
     return done
 
 

@@ -26,6 +26,8 @@ GROUP = f"ftcluster-testbed{NAME}"  # our folder in every cgroup hierarchy
 OVERLAY = f"ftcluster-testbed{NAME}"  # the "device" of our overlay mounts, to know them by
 LOCK = Path(f"/run/ftcluster-testbed{NAME}.lock")  # one command at a time changes the testbed
 
+SHARED = Path("/var/tmp/ftcluster-testbed")  # root file systems for testbeds of all names
+
 OPERATOR = "ops"  # the account that an administrator logs in with
 OPERATOR_ID = 1000
 
@@ -109,8 +111,8 @@ class Settings:
 
     @property
     def cache(self) -> Path:
-        """The built root file systems; `down` keeps them."""
-        return self.dir / "cache"
+        """The built root file systems, the same for all names; `down` keeps them."""
+        return (SHARED if self.dir == Settings.dir else self.dir) / "cache"
 
     @property
     def base(self) -> Path:

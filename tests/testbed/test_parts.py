@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from . import access, cli, registries, settings, shape, uplink
+from . import access, cli, registries, settings, shape, sysctl, uplink
 from .settings import Settings
 from .shell import TestbedError
 
@@ -171,3 +171,33 @@ def test_rules_of_a_machine_without_name_servers() -> None:
 )
 def test_commands_keep_their_options(line: str, command: list[str]) -> None:
     assert cli.rest(cli.parser().parse_args(line.split())) == command
+
+
+def test_the_last_testbed_puts_kernel_settings_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {sysctl.INOTIFY: 128, "net/ipv4/ip_forward": 0}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(str(value))
+    for level in "123":
+        path = tmp_path / f"{sysctl.NEIGHBOURS}{level}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("100000")
+    monkeypatch.setattr(sysctl, "ROOT", tmp_path)
+    monkeypatch.setattr(sysctl, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(sysctl, "is_up", lambda name: name != "killed")
+
+    def inotify() -> int:
+        return int((tmp_path / sysctl.INOTIFY).read_text())
+
+    for name, nodes in {"killed": 1, "one": 3, "two": 4}.items():
+        monkeypatch.setattr(sysctl, "SWITCH", name)
+        sysctl.make_room(Settings(nodes=nodes))
+        sysctl.put("net/ipv4/ip_forward", 1)
+    assert inotify() == 128 + 24 * 8
+    sysctl.put_back()
+    assert inotify() == 128 + 24 * 8
+    monkeypatch.setattr(sysctl, "SWITCH", "one")
+    sysctl.put_back()
+    assert inotify() == 128
+    assert (tmp_path / "net/ipv4/ip_forward").read_text() == "0"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from . import registries, sysctl
 from .network import inside, ip, nft
-from .settings import NAME, SWITCH, Settings
+from .settings import NAME, SWITCH
 from .shell import run
 
 OUTSIDE, INSIDE = f"{SWITCH}-up", "up0"  # the two ends of the veth pair
@@ -56,11 +56,11 @@ table ip {TABLE} {{
 }}"""
 
 
-def connect(settings: Settings) -> None:
+def connect() -> None:
     """Lay the uplink, if it is not there."""
     if ip("route", "show", "default").stdout:
         return
-    sysctl.put(settings, FORWARD, 1)
+    sysctl.put(FORWARD, 1)
     run("nft", "-f", "-", text=machine_rules(registries.resolvers()))
     run(*inside(SWITCH, "sh", "-c", f"echo 1 > /proc/sys/{FORWARD}"))
     nft(SWITCH_RULES)

@@ -1,53 +1,18 @@
 """Several real hosts, set up once for all tests of this folder."""
 
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.hosts.cluster import ADDRESS, HEAD, NAMES, OTHER, THIRD, Cluster
-from tests.cluster.hosts.control import Control, OpenControl
-from tests.testbed import Testbed
-from tests.testbed.settings import Settings
+from tests.cluster.hosts.control import Control
+from tests.cluster.testbeds import bare, needs_root, open_control
 
-# There is one testbed at a time: what makes hosts of its own comes first, and what takes the
-# cluster down again last. Everything else finds the cluster as setup left it, and leaves it so.
-FIRST = ("test_debian13.py",)
-LAST = ("test_teardown.py", "test_bare_hosts.py")
+__all__ = ["bare", "open_control"]
 
-
-@pytest.fixture(scope="session")
-def open_control(tmp_path_factory: pytest.TempPathFactory) -> OpenControl:
-    """Makes hosts of a suite, one set at a time, and removes them afterwards."""
-
-    @contextmanager
-    def make(suite: str, nodes: int, extra: tuple[str, ...] = ()) -> Iterator[Control]:
-        settings = replace(Settings.from_environment(), suite=suite, extra=extra)
-        with Testbed(settings) as bed:
-            bed.down()  # what a killed run has left is in an unknown state
-            bed.up(nodes)
-            yield Control(bed, tmp_path_factory.mktemp(suite))
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def bare(open_control: OpenControl) -> Iterator[Control]:
-    with open_control("bookworm", len(NAMES), ("libfaketime",)) as control:
-        for number, name in enumerate(NAMES):
-            # one of this machine's two cores each, as hosts of their own would have
-            affinity = f"[Service]\nCPUAffinity={number % 2}\n"
-            drop_in = "/etc/systemd/system/ssh.service.d"
-            command = (
-                f"mkdir {drop_in} && printf '{affinity}' > {drop_in}/cores.conf && "
-                "systemctl daemon-reload && systemctl restart ssh"
-            )
-            control.bed.exec_(name, "sh", "-c", command, check=True)
-        yield control
+# It takes the cluster down. Everything else finds it as setup left it, and leaves it so.
+LAST = "test_teardown.py"
 
 
 @pytest.fixture(scope="session")
@@ -92,19 +57,11 @@ def cluster(bare: Control) -> Cluster:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    ours = [item for item in items if here in item.path.parents]
-    order = sorted(ours, key=_turn)
-    for place, item in zip([items.index(item) for item in ours], order, strict=True):
-        items[place] = item
-    if os.geteuid() != 0:
-        for item in ours:
-            item.add_marker(pytest.mark.skip(reason="needs root, to make hosts with tests/testbed"))
+    needs_root(items, Path(__file__).parent, _turn)
 
 
 def _turn(item: pytest.Item) -> int:
-    name = item.path.name
-    if name in LAST:
-        return 3 + LAST.index(name)
+    if item.path.name == LAST:
+        return 2
     # not before the cluster is there, or nothing else would run while it is set up
-    return 0 if name in FIRST else 2 if item.get_closest_marker("alone") else 1
+    return 1 if item.get_closest_marker("alone") else 0
