@@ -16,6 +16,10 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import exec
 
 OUR_PORTS = range(29800, 30000)  # of those that the firewall closes, what nothing else takes
 CALL_SECONDS = 1.0
+# Login scripts may print lines of their own before. In / because Python imports what lies where it
+# is started.
+MARK = "ftcluster-report:"
+BEGIN = "printf 'ftcluster-%s\n' report: && cd /"
 PAUSE_SECONDS = 0.2
 
 
@@ -92,10 +96,10 @@ class ActionModule(ActionBase):
         request = {**self._task.args["request"], "ports": ports}
         places = [(host["name"], host["address"], int(host["ssh_port"])) for host in hosts]
         with Caller(places, ports) as caller:
-            # not where the login user is: Python would import what lies there
             program = f"{shlex.quote(self._task.args['python'])} -m ftcluster_train.verify"
-            command = f"cd / && {self._compute_environment_string()} {program}"
+            command = f"{BEGIN}; {self._compute_environment_string()} {program}"
             done = execute(self, command, json.dumps(request).encode())
+        done["stdout"] = done["stdout"].rpartition(MARK)[2].lstrip()
         result.update(done)
         result.update(changed=False, reached=sorted(caller.reached))
         return result
