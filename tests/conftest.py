@@ -1,6 +1,7 @@
 """What is collected, and what of it runs beside each other."""
 
 import fcntl
+import os
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The same cases in each run, few enough for CI; on demand more, and others each time.
+MORE = int(os.environ.get("FTCLUSTER_TEST_EXAMPLES", "0"))
+settings.register_profile(
+    "ftcluster", deadline=None, database=None, derandomize=not MORE, max_examples=MORE or 40
+)
+settings.load_profile("ftcluster")
 
 # They need torch, which the environment of the tests does not have: tests/cluster/test_engine.py
 # runs them with the Python of a stack.
