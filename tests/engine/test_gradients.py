@@ -1,12 +1,15 @@
 """Every parameter's gradient in our bf16 is as exact as that of plain transformers under autocast.
 
-Each architecture at the width and with the tokens of a real recipe, two layers, random weights, one
-step without dropout. The reference is plain transformers in fp32.
+Each architecture has the width and the tokens of a real recipe, random weights, and takes one step
+without dropout. The reference is plain transformers in fp32. By default each has one layer, one
+thread and padding on the right. FTCLUSTER_TEST_GRADIENTS=1 takes two layers, one and two threads
+and padding on either side: 16 minutes of CPU time.
 """
 
 import copy
 import math
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,24 +34,18 @@ from ftcluster_train.weights import FlatWeights
 from tests.engine.jobs import CLASSES, make_job, make_task_of
 
 TIMES, LEAST = 1.5, 0.01  # of the error of plain transformers in bf16, or this
+MEDIAN = 1.15  # over all parameters
 ROWS = 16
 LENGTH = 250  # 4,000 tokens a rank
 VOCABULARY = 2003
 PLACES = ("start", "end")
-DRAWS = 2  # batches: of few numbers, such as a classifier's biases, one error is chance
-WIDE = {"hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12}
+EVERYTHING = bool(os.environ.get("FTCLUSTER_TEST_GRADIENTS"))
+LAYERS = 2 if EVERYTHING else 1
+DRAWS = 2 if EVERYTHING else 1  # batches
+WIDE = {"hidden_size": 768, "num_hidden_layers": LAYERS, "num_attention_heads": 12}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 BERT = {**WIDE, **NO_DROPOUT, "intermediate_size": 1536}
 LLAMA = {**WIDE, "num_key_value_heads": 4, "intermediate_size": 1536, "attention_dropout": 0.0}
-WANTED = os.environ.get("FTCLUSTER_TEST_GRADIENTS", "")
-EVERYTHING = WANTED == "all"  # every model with every number of threads and every padding
-pytestmark = pytest.mark.skipif(
-    not WANTED,
-    reason="on demand, as it takes minutes: FTCLUSTER_TEST_GRADIENTS=1, or all; "
-    "the gradients of BERT's queries and keys are off by 1.1 % where 1 % is wanted",
-)
-
-
 Gradients = dict[str, torch.Tensor]
 
 
@@ -64,7 +61,7 @@ class Kind:
 KINDS = {
     "bert": Kind(BERT),
     "distilbert": Kind(
-        {"dim": 768, "n_layers": 2, "n_heads": 12, "hidden_dim": 1536, "dropout": 0.0,
+        {"dim": 768, "n_layers": LAYERS, "n_heads": 12, "hidden_dim": 1536, "dropout": 0.0,
          "attention_dropout": 0.0, "qa_dropout": 0.0},
         # its classifier has a ReLU over few rows: what is rounded there is a matter of chance
         "question-answering",
@@ -72,7 +69,7 @@ KINDS = {
     "roberta": Kind({**BERT, "type_vocab_size": 2, "max_position_embeddings": 514}),
     "minilm": Kind({**BERT, "model_type": "bert", "hidden_size": 384}),
     "electra": Kind({**BERT, "embedding_size": 384}),
-    "albert": Kind({**BERT, "embedding_size": 128}),
+    "albert": Kind({**BERT, "embedding_size": 128, "classifier_dropout_prob": 0.0}),
     "deberta-v2": Kind(
         {**BERT, "relative_attention": True, "position_buckets": 32, "pos_att_type": ["p2c", "c2p"],
          "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False},
@@ -82,14 +79,17 @@ KINDS = {
          "embedding_dropout": 0.0, "local_attention": 64},
     ),
     "mpnet": Kind({**BERT, "max_position_embeddings": 514}),
-    "xlnet": Kind({"d_model": 768, "n_layer": 2, "n_head": 12, "d_inner": 1536, "dropout": 0.0}),
+    "xlnet": Kind(
+        {"d_model": 768, "n_layer": LAYERS, "n_head": 12, "d_inner": 1536, "dropout": 0.0,
+         "summary_last_dropout": 0.0},
+    ),
     "t5": Kind(
-        {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 2, "num_decoder_layers": 1,
+        {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": LAYERS, "num_decoder_layers": 1,
          "num_heads": 8, "dropout_rate": 0.0, "classifier_dropout": 0.0,
          "decoder_start_token_id": 0},
     ),
     "gpt2": Kind(
-        {"n_embd": 768, "n_layer": 2, "n_head": 12, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+        {"n_embd": 768, "n_layer": LAYERS, "n_head": 12, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
          "attn_pdrop": 0.0},
         "causal-lm",
     ),
@@ -105,19 +105,17 @@ KINDS = {
     "gemma3_text": Kind({**LLAMA, "head_dim": 64, "sliding_window": 64}, "causal-lm"),
     "mistral": Kind({**LLAMA, "sliding_window": 64}, "causal-lm"),
     "opt": Kind(
-        {"hidden_size": 768, "word_embed_proj_dim": 768, "num_hidden_layers": 2,
+        {"hidden_size": 768, "word_embed_proj_dim": 768, "num_hidden_layers": LAYERS,
          "num_attention_heads": 12, "ffn_dim": 1536, "dropout": 0.0, "attention_dropout": 0.0},
         "causal-lm",
     ),
-    "mamba": Kind({"hidden_size": 256, "num_hidden_layers": 2}, "causal-lm", length=16),
+    "mamba": Kind({"hidden_size": 256, "num_hidden_layers": LAYERS}, "causal-lm", length=16),
 }  # fmt: skip
 CASES = [
     (name, threads, side)
-    for number, name in enumerate(KINDS)
-    for threads in (1, 2)
-    for side in ("right", "left")
-    # otherwise each model once, and all of threads and sides among them
-    if EVERYTHING or (threads == 1 + number % 2 and side == ("right", "left")[number // 2 % 2])
+    for name in KINDS
+    for threads in ((1, 2) if EVERYTHING else (1,))
+    for side in (("right", "left") if EVERYTHING else ("right",))
 ]
 
 
@@ -223,10 +221,11 @@ def test_gradients_are_as_exact_as_those_of_autocast(
     finally:
         torch.set_num_threads(before)
     assert mine.keys() == stock.keys()
-    assert len(mine) > 10
+    assert len(mine) > 8
     worse = {
         n: f"{error:.4f} instead of {stock[n]:.4f}"
         for n, error in mine.items()
         if error > max(TIMES * stock[n], LEAST)
     }
     assert worse == {}
+    assert statistics.median(error / stock[n] for n, error in mine.items()) < MEDIAN

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ftcluster_train.gains.kernels import Kernels
 from ftcluster_train.update import FlatUpdate
 from tests.engine.models import VOCABULARY, make_model
 from tests.unit.trainings import training
@@ -96,6 +97,12 @@ def check_same(one: nn.Module, other: nn.Module, tolerance: float = 2e-6) -> Non
         assert torch.allclose(a, b, rtol=0, atol=tolerance), name
 
 
+def check_types(net: Net, dtype: torch.dtype) -> None:
+    """Norms are in fp32, everything else in `dtype`."""
+    for name, parameter in net.named_parameters():
+        assert parameter.dtype == (torch.float32 if name.startswith("norm.") else dtype), name
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "clipped": {"max_grad_norm": 0.1},
     "below the limit": {"max_grad_norm": 100.0},
@@ -149,13 +156,28 @@ def test_a_layer_that_was_used_only_once(net: Net) -> None:
 def test_frozen_and_tied_weights(net: Net, dtype: torch.dtype) -> None:
     before = copy.deepcopy(net)
     update = FlatUpdate(net, training(learning_rate=1e-2), dtype, 1)
-    assert {p.dtype for p in net.parameters()} == {dtype}
+    check_types(net, dtype)
     learn(update, net)
     update.release()
     assert torch.equal(net.frozen.weight, before.frozen.weight)
     assert torch.equal(net.frozen.bias, before.frozen.bias)
     assert net.head.weight is net.words.weight
     assert not torch.equal(net.head.weight, before.head.weight)
+
+
+def test_an_embedding_gives_what_was_learned(net: Net) -> None:
+    """Not what is rounded to bf16, which the layer that is tied to it computes with."""
+    tokens = torch.tensor([[1, 2, 1]])
+    wanted = net.words.weight.detach()[tokens]
+    update = FlatUpdate(net, training(), torch.bfloat16, 1)
+    with Kernels():
+        assert torch.equal(net.words(tokens), wanted)
+    learn(update, net)
+    with Kernels():
+        found = net.words(tokens).detach()
+    update.release()
+    assert torch.equal(found, net.words.weight[tokens])
+    assert not torch.equal(found, wanted)
 
 
 def test_bf16_learns_steps_that_are_smaller_than_its_own(net: Net) -> None:
@@ -167,9 +189,9 @@ def test_bf16_learns_steps_that_are_smaller_than_its_own(net: Net) -> None:
     computed = [p.detach().clone() for p in net.parameters()]
     update.release()
     assert {p.dtype for p in net.parameters()} == {torch.float32}
-    for p, rounded in zip(net.parameters(), computed, strict=True):
+    for p, used in zip(net.parameters(), computed, strict=True):
         if p.requires_grad:
-            assert torch.equal(p.bfloat16(), rounded)
+            assert torch.equal(p.to(used.dtype), used)
     moved = (net.norm.weight.detach() - 1).abs()
     assert 0.9e-4 < float(moved.max()) < STEPS * 1.1e-4
     assert torch.equal(net.norm.weight.bfloat16(), torch.ones(7, dtype=torch.bfloat16))
@@ -198,7 +220,7 @@ def test_release_and_hold(net: Net, dtype: torch.dtype) -> None:
                 parameter.fill_(7.0)  # what is done to it meanwhile is not learned from
     assert update.digest() == digest
     update.hold()
-    assert {p.dtype for p in net.parameters()} == {dtype}
+    check_types(net, dtype)
     learn(update, net)
     learn(undisturbed, other)
     assert update.digest() == undisturbed.digest() != digest

@@ -28,7 +28,9 @@ class FlatWeights:
     """The parameters of a model as parts of flat tensors.
 
     The model computes with `computed`, in bf16 or fp32, without casting any weight; the optimizer
-    learns `masters`, in fp32, which are the same tensor where the model computes in fp32.
+    learns `masters`, in fp32, which are the same tensor where the model computes in fp32. Norms
+    compute with their masters: rounded to bf16, one weight would put the same error into every
+    token. Each parameter has its part of the masters as `master`, for its embedding.
 
     Args:
         model: with parameters in fp32; they become parts of `computed`.
@@ -54,6 +56,7 @@ class FlatWeights:
         self.masters = torch.zeros(end)
         self._buffers = [model.get_buffer(name) for name in _saved_buffers(model)]
         self._frozen = {p: p.data for p in model.parameters() if not p.requires_grad}
+        self._norms = _norms(model)
         for parameter, place in self.places.items():
             self.masters[place] = parameter.data.flatten()
         self.computed = self.masters if dtype == torch.float32 else self.masters.to(dtype)
@@ -61,11 +64,17 @@ class FlatWeights:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def hold(self) -> None:
-        """Have the model's parameters be parts of `computed`."""
+        """Have the model's parameters be parts of `computed`, those of norms parts of `masters`."""
         for parameter, place in self.places.items():
-            parameter.data = self.computed[place].view(parameter.shape)
+            parameter.master = self.masters[place].view(parameter.shape)
+            if parameter in self._norms:
+                parameter.data = parameter.master
+            else:
+                parameter.data = self.computed[place].view(parameter.shape)
         for parameter, data in self._frozen.items():
-            parameter.data = data.to(self.computed.dtype) if data.is_floating_point() else data
+            rounded = data.is_floating_point() and parameter not in self._norms
+            parameter.master = data
+            parameter.data = data.to(self.computed.dtype) if rounded else data
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def refresh(self) -> None:
@@ -78,8 +87,10 @@ class FlatWeights:
         """Give the model its parameters as tensors of their own, in fp32 again."""
         for parameter, place in self.places.items():
             parameter.data = self.masters[place].view(parameter.shape).clone()
+            del parameter.master
         for parameter, data in self._frozen.items():
             parameter.data = data
+            del parameter.master
 
     def digest(self) -> str:
         """SHA-256 over the bytes of all that is learned, and of the buffers that are saved."""
@@ -87,6 +98,12 @@ class FlatWeights:
         for buffer in self._buffers:
             digest.update(buffer.contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()
+
+
+def _norms(model: torch.nn.Module) -> set[torch.nn.Parameter]:
+    """The parameters of modules that have nothing but vectors."""
+    own = [list(module.parameters(recurse=False)) for module in model.modules()]
+    return {p for parameters in own if all(p.ndim < 2 for p in parameters) for p in parameters}
 
 
 def _saved_buffers(model: torch.nn.Module) -> list[str]:

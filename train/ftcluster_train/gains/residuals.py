@@ -20,9 +20,8 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> torch.Tensor:
     """Takes the place of `torch.nn.functional.layer_norm`."""
-    if weight is not None and weight.dtype == torch.bfloat16:
-        input, weight = input.float(), weight.float()
-        bias = None if bias is None else bias.float()
+    if hasattr(weight, "master"):  # one of FlatWeights', in fp32
+        input = input.float()
     return functional.layer_norm(input, normalized_shape, weight, bias, eps)
 
 
@@ -41,21 +40,27 @@ def embedding(
             input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         )
     padding = -1 if padding_idx is None else padding_idx % len(weight)
-    found: torch.Tensor = _Embedding.apply(weight, input, padding)
+    master = getattr(weight, "master", weight)
+    found: torch.Tensor = _Embedding.apply(weight, master, input, padding)
     return found
 
 
 class _Embedding(torch.autograd.Function):  # type: ignore[misc]
-    """Rows of a matrix, whose gradients are summed over equal tokens before they are rounded."""
+    """Rows of a matrix, whose gradients are summed over equal tokens before they are rounded.
+
+    The rows are the master's, in fp32; the gradient is that of the weight.
+    """
 
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, tokens: torch.Tensor, padding: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, weight: torch.Tensor, master: torch.Tensor, tokens: torch.Tensor, padding: int
+    ) -> torch.Tensor:
         ctx.save_for_backward(tokens)
         ctx.shape, ctx.dtype, ctx.padding = weight.shape, weight.dtype, padding
-        return weight[tokens].float()
+        return master[tokens].float()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (tokens,) = ctx.saved_tensors
         present, places = torch.unique(tokens, return_inverse=True)
         sums = torch.zeros(len(present), ctx.shape[1])
@@ -63,7 +68,7 @@ class _Embedding(torch.autograd.Function):  # type: ignore[misc]
         sums[present == ctx.padding] = 0
         grad_weight = torch.zeros(ctx.shape, dtype=ctx.dtype)
         grad_weight[present] = sums.to(ctx.dtype)
-        return grad_weight, None, None
+        return grad_weight, None, None, None
 
 
 class Linear:

@@ -1,0 +1,79 @@
+"""A mixture of experts adds its router's loss to the language model's, as transformers does."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ftcluster_train.gains import Gains
+from ftcluster_train.gains.fuse import fuse
+from ftcluster_train.models import outputs_of
+from ftcluster_train.tasks import Task
+from ftcluster_train.tell import Tell
+from tests.engine.jobs import make_job, make_task_of
+from tests.engine.models import SIZES, VOCABULARY
+
+ROWS, LENGTH = 4, 16
+KINDS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+    },
+}  # fmt: skip
+COEFFICIENT = 0.5  # large, so that it shows
+
+
+def make_experts(kind: str, counted: bool = True) -> PreTrainedModel:
+    config = AutoConfig.for_model(
+        kind, **SIZES, vocab_size=VOCABULARY, intermediate_size=48, num_key_value_heads=2,
+        output_router_logits=counted, router_aux_loss_coef=COEFFICIENT, pad_token_id=0,
+        **KINDS[kind],
+    )  # fmt: skip
+    torch.manual_seed(1)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def gradients(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def learned(model: PreTrainedModel, task: Task, tokens: torch.Tensor, gains: Gains) -> float:
+    """Our loss, a mean over the rows, after its backward pass."""
+    task.check_model(model)
+    kernels = fuse(model, task, True, gains, Tell())
+    model.train()
+    with kernels:
+        outputs = outputs_of(model, {"input_ids": tokens, "use_cache": False})
+        loss = task.loss(outputs, {"tokens": tokens}) / ROWS
+        loss.backward()
+    return loss.item()
+
+
+@pytest.mark.parametrize("gains", [Gains(), Gains(vocabulary=False)], ids=["hidden", "logits"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_routers_loss_is_transformers_own(tmp_path: Path, kind: str, gains: Gains) -> None:
+    model, tokens = make_experts(kind), torch.randint(4, VOCABULARY, (ROWS, LENGTH))
+    plain = copy.deepcopy(model).train()
+    wanted = plain(input_ids=tokens, labels=tokens, use_cache=False)
+    wanted.loss.backward()
+    task = make_task_of(make_job(tmp_path, "causal-lm"))
+    assert learned(model, task, tokens, gains) == pytest.approx(wanted.loss.item(), rel=1e-5)
+    assert wanted.aux_loss.item() > 0.5  # so it is a large part of that
+    found = gradients(model)
+    assert found.keys() == gradients(plain).keys()
+    for name, gradient in gradients(plain).items():
+        assert torch.allclose(found[name], gradient, rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_router_whose_loss_is_not_counted(tmp_path: Path, kind: str) -> None:
+    """As a configuration has it by itself: transformers leaves it out as well."""
+    model, tokens = make_experts(kind, counted=False), torch.randint(4, VOCABULARY, (ROWS, LENGTH))
+    wanted = copy.deepcopy(model)(input_ids=tokens, labels=tokens, use_cache=False)
+    assert wanted.aux_loss is None
+    task = make_task_of(make_job(tmp_path, "causal-lm"))
+    assert learned(model, task, tokens, Gains()) == pytest.approx(wanted.loss.item(), rel=1e-5)
