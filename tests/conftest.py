@@ -14,7 +14,7 @@ from hypothesis import settings
 # The same cases in each run, few enough for CI; on demand more, and others each time.
 MORE = int(os.environ.get("FTCLUSTER_TEST_EXAMPLES", "0"))
 settings.register_profile(
-    "ftcluster", deadline=None, database=None, derandomize=not MORE, max_examples=MORE or 40
+    "ftcluster", deadline=None, database=None, derandomize=not MORE, max_examples=MORE or 100
 )
 settings.load_profile("ftcluster")
 

@@ -1,8 +1,8 @@
 """Tensors for the properties of the kernels, and the error that a dtype allows them.
 
-A kernel is held against its formula in fp64. How far it may be off is not chosen: each rounding to a
-dtype moves a number by at most its unit roundoff u, so the bound is the number of roundings times u
-times the same formula with absolute values (Higham 2002, "Accuracy and Stability of Numerical
+A kernel is held against its formula in fp64. How far it may be off is not chosen: each rounding to
+a dtype moves a number by at most its unit roundoff u, so the bound is the number of roundings times
+u times the same formula with absolute values (Higham 2002, "Accuracy and Stability of Numerical
 Algorithms", chapters 2 and 3). A sum of n terms in fp32 counts n roundings to fp32.
 """
 
@@ -13,14 +13,11 @@ import torch
 from hypothesis import strategies as st
 
 DTYPES = (torch.float32, torch.bfloat16)
-# 2^-24 and 2^-8
-ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in DTYPES}
-# below it numbers lose bits, or are taken for 0
-TINY = float(torch.finfo(torch.float32).tiny)
+ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in DTYPES}  # 2^-24 and 2^-8
+TINY = float(torch.finfo(torch.float32).tiny)  # below it numbers lose bits, or are taken for 0
 
 dtypes = st.sampled_from(DTYPES)
 seeds = st.integers(-(2**63), 2**63 - 1)
-# how the values of a tensor are made: their size, and what is special about them
 sizes = st.sampled_from([1.0, 1e-4, 0.1, 10.0, 100.0])
 kinds = st.sampled_from(["normal", "normal", "equal", "positive", "few", "an outlier", "zero"])
 
@@ -64,7 +61,7 @@ def check_near(found: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor | f
     """
     assert found.shape == exact.shape
     assert bool(found.isfinite().all())
-    over = (found.double() - exact).abs() / (bound + TINY)
+    over = (found.detach().double() - exact.detach()).abs() / (bound + TINY)
     worst = float(over.max()) if over.numel() else 0.0
     assert math.isfinite(worst)
     assert worst <= 1, f"{worst:.3g} times the error that its roundings allow"

@@ -148,7 +148,12 @@ def check(case: Case, block: int = attention.CAUSAL_BLOCK) -> None:
     of_shares = upstream @ value.mT * factors
     inner = (shares * of_shares).sum(-1, keepdim=True)
     of_scores = shares * (of_shares - inner)
-    exact = (kept @ value, of_scores @ key * scale, of_scores.mT @ query * scale, kept.mT @ upstream)
+    exact = (
+        kept @ value,
+        of_scores @ key * scale,
+        of_scores.mT @ query * scale,
+        kept.mT @ upstream,
+    )
 
     # the scores' error: query * scale, the product, and adding the bias are rounded
     u = unit(dtype, max(queries, keys, size, value.shape[-1]))

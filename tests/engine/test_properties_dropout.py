@@ -30,7 +30,9 @@ def test_the_rate_and_the_scale(count: int, p: float, seed: int) -> None:
     assert zeros + int((made == scale).sum()) == count
     # a probability is given in steps, and is the one that makes the mean 1
     rate = 1 - 1 / scale if scale > 1 else p
-    off = math.sqrt(rate * (1 - rate) / max(count, 1)) * SIGMAS + 0.5 / LEVELS + SIGMAS / (count + 1)
+    off = (
+        math.sqrt(rate * (1 - rate) / max(count, 1)) * SIGMAS + 0.5 / LEVELS + SIGMAS / (count + 1)
+    )
     assert abs(zeros - rate * count) <= off * count
     # it is near p: the scale is 1 / (1 - p), rounded to bf16
     assert abs(rate - p) <= (1 - p) * 2 * ROUNDOFF[torch.bfloat16] + 1e-12
@@ -51,9 +53,7 @@ def test_seeds_that_differ(one: int, other: int) -> None:
     assert abs(equal - count / 2) <= SIGMAS * math.sqrt(count) / 2
 
 
-@given(
-    st.lists(st.integers(0, 6), max_size=4), dtypes, rates, st.integers(0, 2**32), st.data()
-)
+@given(st.lists(st.integers(0, 6), max_size=4), dtypes, rates, st.integers(0, 2**32), st.data())
 def test_outputs_and_gradients(
     shape: list[int], dtype: torch.dtype, p: float, seed: int, data: st.DataObject
 ) -> None:
