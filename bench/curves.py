@@ -30,16 +30,16 @@ from bench.engine import ROOT, Bench, machine
 WAYS = ("fp32", "stock bf16", "ours")
 LOSSES = {"train_loss": "training loss", "eval_loss": "validation loss"}
 ENCODER = (
-    "model=config:bert", "from_scratch=true", "tokenizer={encoder}",
+    "model=config:bert", "from_scratch=true",
     "config_overrides={{hidden_size: 192, num_hidden_layers: 2, num_attention_heads: 6, "
     "intermediate_size: 768}}",
     "training.learning_rate=5e-4",
 )  # fmt: skip
 CASES: dict[str, tuple[str, ...]] = {
-    "mrpc": ("mrpc", *ENCODER, "data={data}/mrpc", "batch_size=24"),
+    "mrpc": ("mrpc", *ENCODER, "tokenizer={encoder}/mrpc", "data={data}/mrpc", "batch_size=24"),
     "squad": (
-        "squad", *ENCODER, "data={data}/squad", "batch_size=12", "max_length=128", "doc_stride=32",
-        "max_query_length=32",
+        "squad", *ENCODER, "tokenizer={encoder}/squad", "data={data}/squad", "batch_size=12",
+        "max_length=128", "doc_stride=32", "max_query_length=32",
     ),
     "gpt2": (
         "gpt2", "tokenizer=null", "data={data}/shakespeare", "batch_size=8", "block_size=128",
@@ -70,32 +70,26 @@ def main() -> int:
     if unknown:
         parser.error(f"no case {unknown[0]}; there are {', '.join(CASES)}")
     cases = options.cases or list(CASES)
-    python = options.prefix / "current" / "bin" / "python"
-    with tempfile.TemporaryDirectory() as made:
-        folder, run_dirs = Path(made), {}
-        for way in WAYS:
-            for case in cases if way in (options.way or WAYS) else ():
-                for seed in range(1, options.seeds + 1):
-                    key = {"case": case, "way": way, "seed": seed, "steps": options.steps}
-                    if any(run.items() >= key.items() for run in read(options.runs)):
-                        continue
-                    if case not in run_dirs:
-                        bench = Bench(
-                            folder, options.data.absolute(), folder / f"tokenizer-{case}", 1
-                        )
-                        steps = f"training.max_steps={options.steps}"
-                        run_dirs[case] = bench.prepare(folder / case, (*CASES[case], steps))
-                    run = {**key, **train(python, run_dirs[case], key, options.threads)}
-                    with options.runs.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(run) + "\n")
-                    said = ", ".join(f"{words} {run[name]:.4f}" for name, words in LOSSES.items())
-                    print(f"{case}, {way}, seed {seed}: {said}", file=sys.stderr, flush=True)
-    runs = [
-        run
-        for run in read(options.runs)
-        if run["steps"] == options.steps and run["seed"] <= options.seeds and run["case"] in cases
+    wanted = [
+        {"case": case, "way": way, "seed": seed, "steps": options.steps}
+        for way in options.way or WAYS
+        for case in cases
+        for seed in range(1, options.seeds + 1)
     ]
-    found = summary(runs)
+    missing = [key for key in wanted if not done(key, options.runs)]
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), options.data.absolute(), Path(folder) / "tokenizers", 1)
+        steps = f"training.max_steps={options.steps}"
+        run_dirs = {
+            case: bench.prepare(Path(folder) / case, (*CASES[case], steps)) for case in cases
+        }
+        for key in missing:
+            run = key | train(options.prefix, run_dirs[key["case"]], key, options.threads)
+            with options.runs.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(run) + "\n")
+            said = ", ".join(f"{words} {run[name]:.4f}" for name, words in LOSSES.items())
+            print(f"{key['case']}, {key['way']}, seed {key['seed']}: {said}", file=sys.stderr)
+    found = summary([run for key in wanted for run in done(key, options.runs)])
     print(table(found))
     if options.results:
         document = {"machine": machine(), "steps": options.steps, "curves": found}
@@ -104,29 +98,29 @@ def main() -> int:
     return 0
 
 
-def read(path: Path) -> list[Run]:
-    """The runs that are done."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def done(key: Run, path: Path) -> list[Run]:
+    """What the file has of one run, if it is done."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [run for run in map(json.loads, lines) if run.items() >= key.items()][:1]
 
 
-def train(python: Path, run_dir: Path, options: dict[str, Any], threads: int) -> Run:
+def train(prefix: Path, run_dir: Path, options: Run, threads: int) -> Run:
     """One run; see bench.curves_run."""
+    python = prefix / "current" / "bin" / "python"
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}:{ROOT / 'train'}",
         "OMP_NUM_THREADS": str(threads),
     }
-    done = subprocess.run(
+    ended = subprocess.run(
         [python, "-m", "bench.curves_run", str(run_dir), json.dumps(options)],
         env=environment,
         capture_output=True,
         text=True,
         cwd=ROOT,
     )
-    if done.returncode != 0:
-        raise SystemExit(done.stderr)
-    found: Run = json.loads(done.stdout.splitlines()[-1])
+    if ended.returncode != 0:
+        raise SystemExit(ended.stderr)
+    found: Run = json.loads(ended.stdout.splitlines()[-1])
     return found
 
 
