@@ -12,7 +12,6 @@ from ftcluster_train.gains.attention import Attention
 from tests.engine.drawn import TINY, check_near, dtypes, tensors, unit
 
 Tensors = tuple[torch.Tensor, ...]
-MASKED = float(torch.finfo(torch.bfloat16).min)
 SEEN = -1e29  # a bias below it is a mask
 
 
@@ -39,8 +38,9 @@ class Case:
 
 
 @st.composite
-def masks(draw: st.DrawFn, shape: tuple[int, int, int, int], dtype: torch.dtype) -> torch.Tensor:
+def masks(draw: st.DrawFn, shape: tuple[int, int, int, int]) -> torch.Tensor:
     """Padding left or right, or any; bool, or numbers with -inf or the least number."""
+    dtype = draw(dtypes)  # a model's residuals are in fp32, its queries in bf16
     batch, heads, queries, keys = shape
     kind = draw(st.sampled_from(["right", "left", "any", "none is seen"]))
     if kind in ("right", "left"):
@@ -58,7 +58,7 @@ def masks(draw: st.DrawFn, shape: tuple[int, int, int, int], dtype: torch.dtype)
         mask = torch.rand(*own, queries, keys, generator=numbers) < share
     if draw(st.booleans()):
         return mask
-    hidden = draw(st.sampled_from([-torch.inf, MASKED]))
+    hidden = draw(st.sampled_from([-torch.inf, torch.finfo(dtype).min]))
     slopes = draw(tensors(tuple(mask.shape), dtype))
     return slopes.masked_fill(~mask, hidden)
 
@@ -75,7 +75,7 @@ def cases(draw: st.DrawFn) -> Case:
     shared = (batch, heads // groups, keys)
     mask = None
     if not causal and draw(st.booleans()):
-        mask = draw(masks((batch, heads, queries, keys), dtype))
+        mask = draw(masks((batch, heads, queries, keys)))
     return Case(
         draw(tensors((batch, heads, queries, size), dtype)),
         draw(tensors((*shared, size), dtype, st.sampled_from([1.0, 0.1, 10.0]))),
@@ -125,7 +125,8 @@ def bias_of(case: Case) -> torch.Tensor:
     if case.mask is not None and case.mask.dtype == torch.bool:
         bias = bias.masked_fill(~case.mask, -torch.inf)
     elif case.mask is not None:
-        bias = bias + case.mask.double()
+        # as under autocast: the least number of fp32 is -inf in bf16
+        bias = bias + case.mask.to(case.query.dtype).double()
     return bias
 
 
@@ -155,10 +156,10 @@ def check(case: Case, block: int = attention.CAUSAL_BLOCK) -> None:
         kept.mT @ upstream,
     )
 
-    # the scores' error: query * scale, the product, and adding the bias are rounded
+    # the scores' error: query * scale, the product, the bias and adding it are rounded
     u = unit(dtype, max(queries, keys, size, value.shape[-1]))
     products = query.abs() @ key.mT.abs() * abs(scale)
-    added = 3 * u * products + u * torch.where(bias > SEEN, bias.abs(), 0)
+    added = 3 * u * products + 2 * u * torch.where(bias > SEEN, bias.abs(), 0)
     of_row = torch.where((bias > SEEN), added, 0).amax(-1, keepdim=True)
     # the shares' error: exp of that above and below, rounded; where that is much, any share may be
     relative = torch.where(of_row < 1, torch.expm1(2 * of_row) + 2 * u, torch.inf)
@@ -191,7 +192,8 @@ ONE = torch.full((1, 1, 1, 1), 1.5)
 
 @given(cases())
 # a query that sees no key by numbers, as torch's it gets 0
-@example(Case(ONE, ONE, ONE, ONE, mask=torch.full((1, 1, 1, 1), -torch.inf)))
+@example(Case(ONE, ONE, ONE, ONE, mask=torch.full_like(ONE, -torch.inf)))
+@example(Case(*[ONE.bfloat16()] * 4, mask=torch.full_like(ONE, torch.finfo(torch.float32).min)))
 def test_attention(case: Case) -> None:
     check(case)
 

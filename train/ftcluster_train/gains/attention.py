@@ -178,7 +178,7 @@ class Attention:
         version = 0 if mask.is_inference() else mask._version  # such tensors have none
         if mask is not self._mask or version != self._version:
             self._mask, self._version, self._bias = mask, version, mask
-            hidden = mask.isneginf()
+            hidden = mask.to(query.dtype).isneginf()  # the least number of fp32 is -inf in bf16
             if mask.dtype == torch.bool:
                 hidden = ~mask
                 self._bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(hidden, NOT)
