@@ -1,5 +1,6 @@
 """What an evaluation measures, against what transformers' Trainer does."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,30 @@ def test_the_loss_of_classes_is_that_of_transformers(
     )  # fmt: skip
     assert found["loss"] == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-5)
     assert list(found) == ["accuracy", "loss"]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_of_tokens_is_that_of_transformers(
+    tmp_path: Path, world: World, smoothing: float
+) -> None:
+    samples = make_samples("causal-lm", 30)
+    task = make_task_of(make_job(tmp_path / "job", "causal-lm", label_smoothing_factor=smoothing))
+    # of GPT-2's Trainer takes the first token, which nothing predicts, for a target (5.23)
+    model = make_model("llama", "causal-lm")
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
+    found = evaluate(task, model, write_samples(tmp_path / "set", samples), world, bf16=False)
+    trainer = Trainer(
+        model,
+        TrainingArguments(
+            tmp_path / "theirs", per_device_eval_batch_size=10, use_cpu=True, report_to="none",
+            disable_tqdm=True, label_smoothing_factor=smoothing,
+        ),
+        eval_dataset=[{"input_ids": s["input_ids"], "labels": s["input_ids"]} for s in samples],
+    )  # fmt: skip
+    wanted = trainer.evaluate()["eval_loss"]
+    assert found["loss"] == pytest.approx(wanted, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-4)
 
 
 def test_a_model_is_not_given_what_it_does_not_take() -> None:

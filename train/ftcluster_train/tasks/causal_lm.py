@@ -122,11 +122,14 @@ class CausalLmTask(Task):
         return loss
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each block its mean loss; block by block, as fp32 logits take room."""
+        """For each block its mean loss, with label smoothing as in transformers.
+
+        Block by block, as fp32 logits take room.
+        """
         losses = []
         for logits, sample in zip(outputs.logits, samples, strict=True):
-            tokens = torch.tensor(sample["input_ids"])
-            losses.append(cross_entropy(logits[:-1].float(), tokens[1:]).item())
+            found, tokens = logits[:-1].float(), torch.tensor(sample["input_ids"][1:])
+            losses.append(cross_entropy(found, tokens, label_smoothing=self._smoothing).item())
         return losses
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
