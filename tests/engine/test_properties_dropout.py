@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ftcluster_train.gains.dropout import LEVELS, dropout, noise
+from ftcluster_train.gains.dropout import LANES, LEVELS, dropout, noise
 from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors
 
 # standard deviations: one in 10^9 of all cases is beyond
@@ -43,6 +43,26 @@ def test_a_mask_follows_from_its_seed(count: int, p: float, seed: int, more: int
     made = noise(count, p, seed)
     assert torch.equal(noise(count, p, seed), made)
     assert torch.equal(noise(count + more, p, seed)[:count], made)
+
+
+def splitmix64(seed: int, counter: int) -> int:
+    """Its output for a counter (Steele, Lea and Flood 2014, figure 15), in whole numbers."""
+    whole = (1 << 64) - 1
+    value = (seed + counter * 0x9E3779B97F4A7C15) & whole
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & whole
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & whole
+    return value ^ (value >> 31)
+
+
+@given(rates, seeds, st.lists(st.integers(0, 300_000), min_size=1, max_size=20))
+def test_each_element_is_decided_on_by_its_counter(p: float, seed: int, places: list[int]) -> None:
+    """Also where a mask is longer than what is made at once."""
+    made, scale = noise(max(places) + 1, p, seed), scale_of(p)
+    share = 1 - 1 / scale if scale > 1 else p
+    for place in places:
+        lane = splitmix64(seed, place // LANES) >> 16 * (place % LANES) & 0xFFFF
+        number = (lane ^ 0x8000) / LEVELS  # uniform: the lane is signed
+        assert made[place] == (scale if number >= round(share * LEVELS) / LEVELS else 0)
 
 
 @given(seeds, seeds)
