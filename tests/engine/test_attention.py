@@ -126,6 +126,16 @@ def test_another_mask_is_not_taken_for_the_last_one() -> None:
         assert torch.allclose(found, flash(*tensors, attn_mask=mask), atol=1e-6)
 
 
+def test_a_mask_that_was_changed_in_place() -> None:
+    ours, tensors = Attention(with_dropout=True), made()
+    mask = padding().clone()
+    ours(*tensors, attn_mask=mask)
+    mask[:, :, :, 5:] = False
+    assert torch.allclose(
+        ours(*tensors, attn_mask=mask), flash(*tensors, attn_mask=mask), atol=1e-6
+    )
+
+
 def test_dropout_keeps_the_mean() -> None:
     ours, tensors = Attention(with_dropout=True), made()
     plain = ours(*tensors).detach()

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ftcluster_train.batches import (
     EVAL_TOKENS,
@@ -192,3 +194,63 @@ def test_a_sample_that_is_longer_than_an_evaluation_allows() -> None:
 
 def test_no_samples() -> None:
     assert list(eval_batches([], 0, 1)) == []
+
+
+lengths = st.lists(st.integers(1, 600), min_size=1, max_size=300)
+sizes = st.integers(1, 40)
+numbers = st.integers(0, 2**64)
+
+
+@given(lengths, sizes, numbers, st.integers(0, 3), st.booleans())
+def test_an_epoch_of_any_samples(
+    lengths: list[int], batch_size: int, seed: int, epoch: int, by_length: bool
+) -> None:
+    batches = epoch_batches(lengths, batch_size, seed, epoch, by_length)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    assert 1 <= len(batches[-1]) <= batch_size
+    for batch in batches:
+        own = [lengths[i] for i in batch]
+        assert own == sorted(own, reverse=True)
+    if by_length and epoch == 0 and len(lengths) >= batch_size:
+        assert lengths[batches[0][0]] == max(lengths)
+    assert batches == epoch_batches(lengths, batch_size, seed, epoch, by_length)
+
+
+@given(lengths, sizes, st.integers(1, 50), st.booleans(), st.booleans(), numbers)
+def test_steps_of_any_samples(
+    lengths: list[int], batch_size: int, steps: int, by_length: bool, drop: bool, seed: int
+) -> None:
+    """As many as are wanted, and no sample twice before each has come."""
+    changes = {"group_by_length": by_length, "dataloader_drop_last": drop, "seed": seed}
+    found = Order(lengths, batch_size, training(max_steps=steps, **changes))
+    batches = list(found)
+    assert len(batches) == found.steps == steps
+    if drop and len(lengths) >= batch_size:
+        assert {len(batch) for batch in batches} == {batch_size}
+    for begin in range(0, steps, found.steps_per_epoch):
+        epoch = [i for batch in batches[begin : begin + found.steps_per_epoch] for i in batch]
+        assert len(set(epoch)) == len(epoch)
+
+
+@given(lengths, st.integers(1, 9), st.integers(1, 9))
+def test_parts_of_any_batch(batch: list[int], size: int, parts: int) -> None:
+    """All samples, each once, for ranks and parts that differ by one sample at most."""
+    shares = [own_share(range(len(batch)), rank, size) for rank in range(size)]
+    assert sorted(i for share in shares for i in share) == list(range(len(batch)))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    for share in shares:
+        cut = micro_batches(share, parts)
+        assert [i for part in cut for i in part] == share
+        assert len(cut) == min(parts, len(share))
+        if cut:
+            assert max(map(len, cut)) - min(map(len, cut)) <= 1
+
+
+@given(st.lists(st.integers(1, 3 * EVAL_TOKENS), max_size=60), st.integers(1, 5))
+def test_an_evaluation_of_any_samples(lengths: list[int], size: int) -> None:
+    batches = [batch for rank in range(size) for batch in eval_batches(lengths, rank, size)]
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        padded = len(batch) * max(lengths[i] for i in batch)
+        assert len(batch) == 1 or padded <= EVAL_TOKENS

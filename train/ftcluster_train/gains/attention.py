@@ -111,6 +111,7 @@ class Attention:
     def __init__(self, with_dropout: bool, longest: int = LONGEST) -> None:
         self._with_dropout, self._longest = with_dropout, longest
         self._mask: torch.Tensor | None = None  # the last one, which all layers have in common
+        self._version = 0  # a mask can be changed in place
         self._bias: torch.Tensor | None = None
         self._unseeing: torch.Tensor | None = None  # queries that see no key: torch gives them 0
 
@@ -172,11 +173,15 @@ class Attention:
     def _as_bias(
         self, mask: torch.Tensor | None, query: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        if mask is None or mask.dtype != torch.bool:
-            return mask, None
-        if mask is not self._mask:
-            self._bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, NOT)
-            unseeing = ~mask.any(-1, keepdim=True)
+        if mask is None:
+            return None, None
+        version = 0 if mask.is_inference() else mask._version  # such tensors have none
+        if mask is not self._mask or version != self._version:
+            self._mask, self._version, self._bias = mask, version, mask
+            hidden = mask.to(query.dtype).isneginf()  # the least number of fp32 is -inf in bf16
+            if mask.dtype == torch.bool:
+                hidden = ~mask
+                self._bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(hidden, NOT)
+            unseeing = hidden.all(-1, keepdim=True)
             self._unseeing = unseeing if unseeing.any() else None
-            self._mask = mask
         return self._bias, self._unseeing

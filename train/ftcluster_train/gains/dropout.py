@@ -64,17 +64,17 @@ def noise(count: int, p: float, seed: int) -> torch.Tensor:
 
     Args:
         count: of numbers.
-        p: from 0 to 1; with 1 all are 0.
+        p: from 0 to 1; with 1, and from 1 - 2^-17 on, all are 0.
         seed: of the stream, any 64 bits.
 
     Returns:
         Shape (count,).
     """
-    if p == 1:
-        return torch.zeros(count, dtype=torch.bfloat16)
-    scale = torch.tensor(1 / (1 - p), dtype=torch.bfloat16)
+    scale = torch.tensor(1 / (1 - p) if p < 1 else torch.inf, dtype=torch.bfloat16)
     share = (1 - 1 / scale.item()) or p
     below = round(share * LEVELS) - LEVELS // 2  # of numbers from -2^15 on
+    if below == LEVELS // 2:  # which 16 bits do not have
+        return torch.zeros(count, dtype=torch.bfloat16)
     bits = int(scale.view(torch.int16).item())
     words = -(-count // LANES)
     made = torch.empty(words * LANES, dtype=torch.int16)

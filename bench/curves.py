@@ -1,0 +1,181 @@
+"""Training curves of the engine against plain transformers, in bf16 and in fp32.
+
+    .venv-dev/bin/python -m bench.curves --data DIR --runs FILE [CASE ...] [--way WAY ...]
+        [--seeds N] [--steps N] [--threads N] [--prefix DIR] [--results FILE]
+
+from the repository's root, after `ftcluster setup localhost`. DIR has the folders mrpc, squad and
+shakespeare. The engine is this checkout's.
+
+Small models with random weights are trained with several seeds in three ways: by this engine in
+bf16, and with a model of transformers, autocast and torch's AdamW in bf16, and without autocast in
+fp32. With the same seed all three have the same weights, the same batches in the same order, the
+same schedule and the same dropout rate. Each run is a process of its own and appends a line to
+FILE; what is there is not trained again, so that the command can be repeated after an interruption.
+Prints the final training loss and the loss on the validation set, mean and standard deviation over
+the seeds.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench.engine import ROOT, Bench, machine
+
+WAYS = ("fp32", "stock bf16", "ours")
+LOSSES = {"train_loss": "training loss", "eval_loss": "validation loss"}
+ENCODER = (
+    "model=config:bert", "from_scratch=true",
+    "config_overrides={{hidden_size: 192, num_hidden_layers: 2, num_attention_heads: 6, "
+    "intermediate_size: 768}}",
+    "training.learning_rate=5e-4",
+)  # fmt: skip
+CASES: dict[str, tuple[str, ...]] = {
+    "mrpc": ("mrpc", *ENCODER, "tokenizer={encoder}/mrpc", "data={data}/mrpc", "batch_size=24"),
+    "squad": (
+        "squad", *ENCODER, "tokenizer={encoder}/squad", "data={data}/squad", "batch_size=12",
+        "max_length=128", "doc_stride=32", "max_query_length=32",
+    ),
+    "gpt2": (
+        "gpt2", "tokenizer=null", "data={data}/shakespeare", "batch_size=8", "block_size=128",
+        "validation_split_percentage=10", "vocab_size=2048",
+        "training.gradient_accumulation_steps=1", "training.learning_rate=1e-3",
+        "config_overrides={{n_layer: 4, n_embd: 192, n_head: 6, resid_pdrop: 0.1, "
+        "embd_pdrop: 0.1, attn_pdrop: 0.1}}",
+    ),
+}  # fmt: skip
+
+Run = dict[str, Any]
+
+
+def main() -> int:
+    """Train what is missing, print the table; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--way", action="append", choices=WAYS)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--prefix", type=Path, default=Path("/opt/ftcluster"))
+    parser.add_argument("--results", type=Path)
+    options = parser.parse_args()
+    unknown = [name for name in options.cases if name not in CASES]
+    if unknown:
+        parser.error(f"no case {unknown[0]}; there are {', '.join(CASES)}")
+    cases = options.cases or list(CASES)
+    wanted = [
+        {"case": case, "way": way, "seed": seed, "steps": options.steps}
+        for way in options.way or WAYS
+        for case in cases
+        for seed in range(1, options.seeds + 1)
+    ]
+    missing = [key for key in wanted if not done(key, options.runs)]
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), options.data.absolute(), Path(folder) / "tokenizers", 1)
+        steps = f"training.max_steps={options.steps}"
+        run_dirs = {
+            case: bench.prepare(Path(folder) / case, (*CASES[case], steps)) for case in cases
+        }
+        for key in missing:
+            run = key | train(options.prefix, run_dirs[key["case"]], key, options.threads)
+            with options.runs.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(run) + "\n")
+            said = ", ".join(f"{words} {run[name]:.4f}" for name, words in LOSSES.items())
+            print(f"{key['case']}, {key['way']}, seed {key['seed']}: {said}", file=sys.stderr)
+    found = summary([run for key in wanted for run in done(key, options.runs)])
+    print(table(found))
+    if options.results:
+        document = {"machine": machine(), "steps": options.steps, "curves": found}
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        options.results.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def done(key: Run, path: Path) -> list[Run]:
+    """What the file has of one run, if it is done."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [run for run in map(json.loads, lines) if run.items() >= key.items()][:1]
+
+
+def train(prefix: Path, run_dir: Path, options: Run, threads: int) -> Run:
+    """One run; see bench.curves_run."""
+    python = prefix / "current" / "bin" / "python"
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'train'}",
+        "OMP_NUM_THREADS": str(threads),
+    }
+    ended = subprocess.run(
+        [python, "-m", "bench.curves_run", str(run_dir), json.dumps(options)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    if ended.returncode != 0:
+        raise SystemExit(ended.stderr)
+    found: Run = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def summary(runs: list[Run]) -> dict[str, dict[str, Any]]:
+    """By case and way the values of all seeds with their mean and standard deviation.
+
+    `beside_fp32` are the differences to fp32's run of the same seed.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for case, way in dict.fromkeys((run["case"], run["way"]) for run in runs):
+        own = {run["seed"]: run for run in runs if (run["case"], run["way"]) == (case, way)}
+        exact = {run["seed"]: run for run in runs if (run["case"], run["way"]) == (case, "fp32")}
+        numbers: dict[str, Any] = {
+            "seeds": sorted(own),
+            "seconds_per_step": statistics.median(r["seconds_per_step"] for r in own.values()),
+            "tokens_per_step": next(iter(own.values()))["tokens_per_step"],
+            "parameters": next(iter(own.values()))["parameters"],
+        }
+        for name in LOSSES:
+            values = [own[seed][name] for seed in sorted(own)]
+            paired = [own[s][name] - exact[s][name] for s in sorted(own) if s in exact]
+            numbers[name] = {
+                "values": values,
+                "mean": statistics.mean(values),
+                "deviation": spread(values),
+                "beside_fp32": paired,
+            }
+        found.setdefault(case, {})[way] = numbers
+    return found
+
+
+def spread(values: list[float]) -> float:
+    """The standard deviation; 0 of a single value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Mean and standard deviation over the seeds, and the mean difference to fp32's same seeds."""
+    lines = [
+        "| case | way | seeds | training loss | beside fp32 | validation loss | beside fp32 |",
+        "|---" * 7 + "|",
+    ]
+    for case, ways in found.items():
+        for way, numbers in ways.items():
+            cells = []
+            for name in LOSSES:
+                loss = numbers[name]
+                cells.append(f"{loss['mean']:.4f} ± {loss['deviation']:.4f}")
+                paired = loss["beside_fp32"] if way != "fp32" else []
+                cells.append(
+                    f"{statistics.mean(paired):+.4f} ± {spread(paired):.4f}" if paired else ""
+                )
+            lines.append(f"| {case} | {way} | {len(numbers['seeds'])} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""One training of bench/curves, in a process of its own with the python of a host's stack.
+
+    PYTHON -m bench.curves_run RUN_DIR OPTIONS
+
+RUN_DIR has the job.json of a run; its tokenizer and the tokens of its data are made there once.
+OPTIONS is a JSON object with `way` (see bench.curves.WAYS) and `seed`. Prints one JSON object.
+"""
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast, get_scheduler, set_seed
+from transformers.utils import logging
+
+from ftcluster_train.batches import Order
+from ftcluster_train.engine import train
+from ftcluster_train.job import Job, Training, read_inputs, read_job, write_inputs
+from ftcluster_train.models import load_config, load_model, load_tokenizer, outputs_of
+from ftcluster_train.prepare import prepare
+from ftcluster_train.store import Samples
+from ftcluster_train.tasks import Task, make_task
+from ftcluster_train.tell import Tell
+from ftcluster_train.world import World
+
+LAST = 50  # steps whose mean is the final training loss
+EVALUATED = 512  # samples of the validation set
+AT_ONCE = 16
+VOCABULARY = 4096
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+TEXTS = ("sentence1", "sentence2", "question", "context")
+WORLD = World(rank=0, size=1, backend="gloo")
+
+
+class Losses(Tell):
+    """Keeps the loss of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[float] = []
+
+    def step(
+        self, step: int, loss: float, norm: float, rate: float, samples: int, seconds: float
+    ) -> None:
+        """See Tell."""
+        super().step(step, loss, norm, rate, samples, seconds)
+        self.found.append(loss)
+
+
+def main() -> int:
+    """Train once; returns the exit code."""
+    logging.set_verbosity_error()
+    run_dir, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    job = read_job(run_dir)
+    if not (run_dir / "inputs.json").exists():
+        make_tokenizer(job)
+        write_inputs(run_dir, prepare(job))
+    training = replace(
+        job.recipe.training, seed=options["seed"], logging_steps=1, eval_strategy="no"
+    )
+    job = replace(job, recipe=replace(job.recipe, training=training))
+    inputs = read_inputs(run_dir)
+    tokenizer = load_tokenizer(inputs.tokenizer)
+    task = make_task(job.recipe, tokenizer)
+    train_set = Samples(Path(inputs.samples) / "train")
+    config = load_config(job.recipe, inputs.model, tokenizer, **task.model_settings(train_set))
+    set_seed(training.seed)
+    model = load_model(task.model_class, job.recipe, inputs.model, config)
+    began = time.perf_counter()
+    if options["way"] == "ours":
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        tell = Losses()
+        _, model = train(job, task, model, train_set, {}, WORLD, tell)
+        losses = tell.found
+    else:
+        losses = list(train_plainly(job, task, model, train_set, options["way"] == "stock bf16"))
+    seconds = time.perf_counter() - began
+    task = make_task(job.recipe, tokenizer)  # whose loss takes the logits
+    found = {
+        "train_loss": statistics.mean(losses[-LAST:]),
+        "eval_loss": evaluate(task, model, Samples(Path(inputs.samples) / "validation")),
+        "seconds_per_step": seconds / len(losses),
+        "tokens_per_step": job.recipe.batch_size * statistics.mean(train_set.lengths("input_ids")),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "losses": [round(loss, 5) for loss in losses],
+    }
+    print(json.dumps(found))
+    return 0
+
+
+def train_plainly(
+    job: Job, task: Task, model: Any, train_set: Samples, bf16: bool
+) -> Iterator[float]:
+    """What one writes with torch and transformers alone; yields the loss of each step.
+
+    Batches, and the loss as a function of the logits, are the engine's.
+    """
+    training = job.recipe.training
+    order = Order(train_set.lengths("input_ids"), job.recipe.batch_size, training)
+    optimizer = torch.optim.AdamW(
+        [
+            # here that is transformers' choice: biases and norms are not decayed
+            {"params": [p for p in model.parameters() if p.ndim > 1]},
+            {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=training.learning_rate,
+        betas=(training.adam_beta1, training.adam_beta2),
+        eps=training.adam_epsilon,
+        weight_decay=training.weight_decay,
+    )
+    schedule = get_scheduler(
+        training.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=warmup_steps(training, order.steps),
+        num_training_steps=order.steps,
+        scheduler_specific_kwargs=dict(training.lr_scheduler_kwargs),
+    )
+    model.train()
+    for indices in order:
+        inputs, targets = task.collate([train_set[i] for i in indices])
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            outputs = outputs_of(model, inputs)
+        loss = task.loss(outputs, targets) / len(indices)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.max_grad_norm)
+        optimizer.step()
+        schedule.step()
+        yield loss.item()
+
+
+def warmup_steps(training: Training, steps: int) -> int:
+    """As Trainer counts them."""
+    return int(training.warmup_steps) or math.ceil(steps * training.warmup_ratio)
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def evaluate(task: Task, model: Any, samples: Samples) -> float:
+    """The mean loss of the first samples, in fp32 whatever the model was trained in."""
+    model.eval()
+    count = min(EVALUATED, len(samples))
+    total = 0.0
+    for begin in range(0, count, AT_ONCE):
+        inputs, targets = task.collate(samples[begin : min(begin + AT_ONCE, count)])
+        total += task.loss(outputs_of(model, inputs), targets).item()
+    return total / count
+
+
+def make_tokenizer(job: Job) -> None:
+    """One of BERT's kind from the training texts, into the folder that the recipe names, if any."""
+    folder = job.recipe.tokenizer
+    if not folder or Path(folder).exists():
+        return
+    lines = (Path(job.recipe.data) / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = (row[name] for row in map(json.loads, lines) for name in TEXTS if name in row)
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=VOCABULARY, special_tokens=list(SPECIAL), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    ends = [(name, SPECIAL.index(name)) for name in ("[SEP]", "[CLS]")]
+    tokenizer.post_processor = processors.BertProcessing(*ends)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    ).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Tensors for the properties of the kernels, and the error that a dtype allows them.
+
+A kernel is held against its formula in fp64. How far it may be off is not chosen: each rounding to
+a dtype moves a number by at most its unit roundoff u, so the bound is the number of roundings times
+u times the same formula with absolute values (Higham 2002, "Accuracy and Stability of Numerical
+Algorithms", chapters 2 and 3). A sum of n terms in fp32 counts n roundings to fp32.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from hypothesis import strategies as st
+
+DTYPES = (torch.float32, torch.bfloat16)
+ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in DTYPES}  # 2^-24 and 2^-8
+TINY = float(torch.finfo(torch.float32).tiny)  # below it numbers lose bits, or are taken for 0
+
+dtypes = st.sampled_from(DTYPES)
+seeds = st.integers(-(2**63), 2**63 - 1)
+sizes = st.sampled_from([1.0, 1e-4, 0.1, 10.0, 100.0])
+kinds = st.sampled_from(["normal", "normal", "equal", "positive", "few", "an outlier", "zero"])
+
+
+@st.composite
+def tensors(
+    draw: st.DrawFn,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    size: st.SearchStrategy[float] = sizes,
+) -> torch.Tensor:
+    """Values that `dtype` has; all of a kind."""
+    numbers = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    made = torch.randn(list(shape), generator=numbers)
+    kind = draw(kinds)
+    if kind == "equal":
+        made = torch.ones(list(shape))
+    elif kind == "positive":
+        made = made.abs() + 1
+    elif kind == "few":
+        made = made.sign() * (made.abs() > 1)
+    elif kind == "an outlier" and made.numel():
+        made.view(-1)[0] = 50.0
+    elif kind == "zero":
+        made = torch.zeros(list(shape))
+    return (made * draw(size)).to(dtype)
+
+
+def unit(dtype: torch.dtype, terms: int = 1) -> float:
+    """The relative error of one rounding to `dtype` of a sum of `terms` in fp32."""
+    return ROUNDOFF[dtype] + terms * ROUNDOFF[torch.float32]
+
+
+def check_near(found: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor | float) -> None:
+    """Every element is within its bound; says by how much the worst one is not.
+
+    Args:
+        found: what a kernel has computed.
+        exact: the same in fp64.
+        bound: the absolute error that each element may have, but for underflow.
+    """
+    assert found.shape == exact.shape
+    assert bool(found.isfinite().all())
+    over = (found.detach().double() - exact.detach()).abs() / (bound + TINY)
+    worst = float(over.max()) if over.numel() else 0.0
+    assert math.isfinite(worst)
+    assert worst <= 1, f"{worst:.3g} times the error that its roundings allow"

@@ -1,0 +1,92 @@
+"""Properties of dropout: its rate, its scale, and that a mask follows from its seed."""
+
+import math
+
+import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from ftcluster_train.gains.dropout import LANES, LEVELS, dropout, noise
+from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors
+
+# standard deviations: one in 10^9 of all cases is beyond
+SIGMAS = 6
+rates = st.floats(0, 1, exclude_min=True, exclude_max=True) | st.sampled_from(
+    [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 0.9]
+)
+counts = st.integers(0, 50_000)
+
+
+def scale_of(p: float) -> float:
+    return float(torch.tensor(1 / (1 - p)).bfloat16())
+
+
+@given(counts, rates, seeds)
+@example(50_000, 0.999999, 0)  # of a probability next to 1 nothing is left
+def test_the_rate_and_the_scale(count: int, p: float, seed: int) -> None:
+    made, scale = noise(count, p, seed), scale_of(p)
+    assert (made.shape, made.dtype) == ((count,), torch.bfloat16)
+    zeros = int((made == 0).sum())
+    assert zeros + int((made == scale).sum()) == count
+    # a probability is given in steps, and is the one that makes the mean 1
+    rate = 1 - 1 / scale if scale > 1 else p
+    off = (
+        math.sqrt(rate * (1 - rate) / max(count, 1)) * SIGMAS + 0.5 / LEVELS + SIGMAS / (count + 1)
+    )
+    assert abs(zeros - rate * count) <= off * count
+    # it is near p: the scale is 1 / (1 - p), rounded to bf16
+    assert abs(rate - p) <= (1 - p) * 2 * ROUNDOFF[torch.bfloat16] + 1e-12
+
+
+@given(counts, rates, seeds, st.integers(0, 100))
+def test_a_mask_follows_from_its_seed(count: int, p: float, seed: int, more: int) -> None:
+    made = noise(count, p, seed)
+    assert torch.equal(noise(count, p, seed), made)
+    assert torch.equal(noise(count + more, p, seed)[:count], made)
+
+
+def splitmix64(seed: int, counter: int) -> int:
+    """Its output for a counter (Steele, Lea and Flood 2014, figure 15), in whole numbers."""
+    whole = (1 << 64) - 1
+    value = (seed + counter * 0x9E3779B97F4A7C15) & whole
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & whole
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & whole
+    return value ^ (value >> 31)
+
+
+@given(rates, seeds, st.lists(st.integers(0, 300_000), min_size=1, max_size=20))
+def test_each_element_is_decided_on_by_its_counter(p: float, seed: int, places: list[int]) -> None:
+    """Also where a mask is longer than what is made at once."""
+    made, scale = noise(max(places) + 1, p, seed), scale_of(p)
+    share = 1 - 1 / scale if scale > 1 else p
+    for place in places:
+        lane = splitmix64(seed, place // LANES) >> 16 * (place % LANES) & 0xFFFF
+        number = (lane ^ 0x8000) / LEVELS  # uniform: the lane is signed
+        assert made[place] == (scale if number >= round(share * LEVELS) / LEVELS else 0)
+
+
+@given(seeds, seeds)
+def test_seeds_that_differ(one: int, other: int) -> None:
+    assume(one != other)
+    count = 4000
+    equal = int((noise(count, 0.5, one) == noise(count, 0.5, other)).sum())
+    assert abs(equal - count / 2) <= SIGMAS * math.sqrt(count) / 2
+
+
+@given(st.lists(st.integers(0, 6), max_size=4), dtypes, rates, st.integers(0, 2**32), st.data())
+def test_outputs_and_gradients(
+    shape: list[int], dtype: torch.dtype, p: float, seed: int, data: st.DataObject
+) -> None:
+    """Each element is 0 or the scale times itself, and so is its gradient."""
+    values = data.draw(tensors(shape, dtype)).requires_grad_()
+    upstream = data.draw(tensors(shape, dtype))
+    torch.manual_seed(seed)
+    found = dropout(values, p)
+    (gradient,) = torch.autograd.grad(found, values, upstream)
+    assert (found.shape, found.dtype, gradient.dtype) == (values.shape, dtype, dtype)
+    torch.manual_seed(seed)
+    mask = torch.autograd.grad(dropout(values, p), values, torch.ones_like(values))[0]
+    assert set(mask.unique().tolist()) <= {0.0, scale_of(p)}
+    # a product of two numbers that are rounded once is exact but for that
+    assert torch.equal(found, (values.double() * mask.double()).to(dtype))
+    assert torch.equal(gradient, (upstream.double() * mask.double()).to(dtype))
