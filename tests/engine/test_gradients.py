@@ -3,7 +3,7 @@
 Each architecture has the width and the tokens of a real recipe, random weights, and takes one step
 without dropout. The reference is plain transformers in fp32. By default each has one layer, one
 thread and padding on the right. FTCLUSTER_TEST_GRADIENTS=1 takes two layers, one and two threads
-and padding on either side: 16 minutes of CPU time.
+and padding on either side: 20 minutes of CPU time.
 """
 
 import copy
@@ -42,6 +42,7 @@ PLACES = ("start", "end")
 EVERYTHING = bool(os.environ.get("FTCLUSTER_TEST_GRADIENTS"))
 LAYERS = 2 if EVERYTHING else 1
 DRAWS = 2 if EVERYTHING else 1  # batches
+MANY_DRAWS = 8 if EVERYTHING else 1  # where a single batch's error is chance
 WIDE = {"hidden_size": 768, "num_hidden_layers": LAYERS, "num_attention_heads": 12}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 BERT = {**WIDE, **NO_DROPOUT, "intermediate_size": 1536}
@@ -56,6 +57,7 @@ class Kind:
     settings: Mapping[str, Any]
     task: str = "text-classification"
     length: int = LENGTH
+    draws: int = DRAWS
 
 
 KINDS = {
@@ -82,11 +84,13 @@ KINDS = {
     "xlnet": Kind(
         {"d_model": 768, "n_layer": LAYERS, "n_head": 12, "d_inner": 1536, "dropout": 0.0,
          "summary_last_dropout": 0.0},
+        draws=MANY_DRAWS,  # a few tokens' scores make the gradients of segments, and cancel there
     ),
     "t5": Kind(
         {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": LAYERS, "num_decoder_layers": 1,
          "num_heads": 8, "dropout_rate": 0.0, "classifier_dropout": 0.0,
          "decoder_start_token_id": 0},
+        draws=MANY_DRAWS,  # its layers have a ReLU: what is rounded there is a matter of chance
     ),
     "gpt2": Kind(
         {"n_embd": 768, "n_layer": LAYERS, "n_head": 12, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
@@ -212,7 +216,7 @@ def test_gradients_are_as_exact_as_those_of_autocast(
     torch.set_num_threads(threads)
     try:
         model, task = make(name), make_task_of(make_job(tmp_path, kind.task))
-        batches = [make_inputs(kind, side, seed) for seed in range(DRAWS)]
+        batches = [make_inputs(kind, side, seed) for seed in range(kind.draws)]
         exact = [plain(copy.deepcopy(model), task, batch, bf16=False) for batch in batches]
         stock = errors(
             [plain(copy.deepcopy(model), task, batch, bf16=True) for batch in batches], exact

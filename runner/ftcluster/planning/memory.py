@@ -28,8 +28,9 @@ class Costs:
     logits: int
 
 
-OURS = {"bf16": Costs(730 * 10**6, 37, 5, 4), "fp32": Costs(730 * 10**6, 70, 8, 7)}  # torch 2.13
-# with IPEX the loss is as transformers has it; torch 2.8 in bf16, taken over for fp32
+# torch 2.13 with glibc's malloc; with tcmalloc the peak is 7 to 20 % lower
+OURS = {"bf16": Costs(620 * 10**6, 50, 5, 3), "fp32": Costs(620 * 10**6, 85, 8, 7)}
+# with IPEX residuals and loss are as transformers has them; torch 2.8 in bf16, taken over for fp32
 WITH_IPEX = {"bf16": Costs(730 * 10**6, 37, 5, 16), "fp32": Costs(730 * 10**6, 70, 8, 16)}
 USABLE = 0.9  # of a host's memory; the rest is the system's and its page cache
 
