@@ -28,13 +28,7 @@ collect_ignore = ["engine"]
 
 # Where tests run in several processes, those of such a folder share one, and what they have set up;
 # elsewhere those of a file. The first folder that a test is in counts, and the longest come first.
-TOGETHER = (
-    "tests/cluster/hosts/",
-    "tests/cluster/hosts_in_use/",
-    "tests/cluster/bare_hosts/",
-    "tests/cluster/",
-    "tests/roles/",
-)
+TOGETHER = ("tests/cluster/hosts/", "tests/cluster/bare_hosts/", "tests/cluster/", "tests/roles/")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,6 +1,6 @@
 """The cluster of three hosts that the tests share, and what they all need to know of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.cluster.hosts.control import Control
 
@@ -19,12 +19,12 @@ class Cluster:
     Attributes:
         control: where it was set up from.
         inventory: all three hosts.
-        before: what each host was before, as text, where a test compares it.
+        before: what each host was before, as text.
     """
 
     control: Control
     inventory: str
-    before: dict[str, str] = field(default_factory=dict)
+    before: dict[str, str]
 
 
 def no_rank_is_left(cluster: Cluster) -> None:
