@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CONTROL = ROOT / ".venv" / "bin"
 FTCLUSTER = CONTROL / "ftcluster"
-SECONDS = 600
+SECONDS = 900
 # What the tests download is kept here from one run to the next, apart from the user's own.
 CACHE = ROOT / ".test_cache"
 

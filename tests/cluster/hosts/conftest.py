@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts.cluster import ADDRESS, HEAD, NAMES, OTHER, THIRD, Cluster
-from tests.cluster.hosts.control import Control
+from tests.cluster.hosts.control import SECONDS, Control
 from tests.cluster.testbeds import bare, needs_root, open_control
 
 __all__ = ["bare", "open_control"]
@@ -36,7 +36,7 @@ def cluster(bare: Control) -> Cluster:
         if line.startswith("stack ..."):
             bare.bed.kill(THIRD)
             break
-    out, said = setup.communicate(timeout=400)
+    out, said = setup.communicate(timeout=SECONDS)
     assert setup.returncode == 1, said
     assert out == ""
     assert "setup failed on 1 of 3 hosts" in said

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.programs import CACHE, CONTROL, FTCLUSTER
 from tests.testbed import Testbed
 
-SECONDS = 600
+SECONDS = 1200
 # What setup may change on a host, as text. Left out: backups that useradd makes, and what Ansible
 # itself and apt leave behind.
 SNAPSHOT = r"""
