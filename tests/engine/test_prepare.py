@@ -1,4 +1,4 @@
-"""Data of a name on the Hub are tokenised once, and again when the name stands for others."""
+"""Data are tokenised once by a build of the package, and again when their name means others."""
 
 import json
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import pytest
 
+from ftcluster_train import prepare as prepare_module
 from ftcluster_train.prepare import prepare
 from ftcluster_train.store import Samples
 from ftcluster_train.tasks.text_classification import TextClassificationTask
@@ -48,13 +49,16 @@ def test_named_data_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.Monke
     make_model("bert").save_pretrained(model)
     make_tokenizer().save_pretrained(model)
     found = []
-    for run in ("a", "b", "c"):
+    for run in ("a", "b", "c", "d"):
         job = make_job(tmp_path / run, "text-classification")
         recipe = replace(job.recipe, model=str(model), data="someone/texts", from_scratch=False)
         found.append(prepare(replace(job, recipe=recipe, prefix=tmp_path / "prefix")).samples)
         if run == "b":
             files = write(tmp_path / "second", ["w8", "w9"])
-    assert found[0] == found[1] != found[2]
-    assert len(encoded) == 2
-    first, second = (Samples(Path(samples) / "train")[0]["input_ids"] for samples in found[1:])
+        if run == "c":  # another build of the package may look for more
+            (tmp_path / "package").mkdir()
+            monkeypatch.setattr(prepare_module, "__file__", str(tmp_path / "package/prepare.py"))
+    assert found[0] == found[1] != found[2] != found[3]
+    assert len(encoded) == 3
+    first, second = (Samples(Path(samples) / "train")[0]["input_ids"] for samples in found[1:3])
     assert list(first) != list(second)

@@ -29,10 +29,11 @@ def test_the_key_is_that_of_settings_names_and_bytes(tmp_path: Path) -> None:
     assert len({key, *others}) == 6
 
 
-def test_weights_do_not_count(tmp_path: Path) -> None:
+def test_weights_and_compiled_code_do_not_count(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", vocabulary="a")
     key = token_key({}, [folder])
     (folder / "model.safetensors").write_text("weights")
+    (folder / "code.pyc").write_text("compiled")
     assert token_key({}, [folder]) == key
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import transformers
 from transformers.utils import logging as transformers_logging
 
-from ftcluster_train import __version__
 from ftcluster_train.data import GENERATED, load_texts, version_of_named
 from ftcluster_train.errors import TrainError
 from ftcluster_train.fetch import fetch_model
@@ -60,9 +59,11 @@ def prepare(job: Job) -> Inputs:
         "options": asdict(recipe.options),
         "longest": longest,
         "data": _version_of_data(recipe),
-        "versions": [__version__, transformers.__version__],
+        "transformers": transformers.__version__,
     }
-    key = token_key(settings, [Path(name) for name in (folder, recipe.data) if Path(name).is_dir()])
+    folders = [Path(name) for name in (folder, recipe.data) if Path(name).is_dir()]
+    # what another build of this package has made may lack what this one looks for
+    key = token_key(settings, [Path(__file__).parent, *folders])
     samples, said = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
     return Inputs(model, folder, str(samples), notices + said)
 

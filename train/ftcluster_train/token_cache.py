@@ -16,9 +16,8 @@ from ftcluster_train.durable import sync
 
 KEPT = 8  # data sets; those that were not used for the longest time are removed
 NOTICES = "notices.json"
-WEIGHTS = frozenset(
-    {".bin", ".h5", ".msgpack", ".onnx", ".pt", ".safetensors"}
-)  # no tokens of them
+# weights, and compiled Python: no tokens of them
+LEFT_OUT = frozenset({".bin", ".h5", ".msgpack", ".onnx", ".pt", ".pyc", ".safetensors"})
 
 
 def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
@@ -26,13 +25,13 @@ def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
 
     Args:
         settings: plain data.
-        folders: with data and tokenizer: the names and bytes of all their files
-            count, but for a model's weights.
+        folders: with code, data and tokenizer: the names and bytes of all their files count,
+            but for weights and compiled code.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for number, folder in enumerate(folders):
         files = (path for path in folder.rglob("*") if path.is_file())
-        for path in sorted(path for path in files if path.suffix not in WEIGHTS):
+        for path in sorted(path for path in files if path.suffix not in LEFT_OUT):
             digest.update(f"\n{number} {path.relative_to(folder)} {path.stat().st_size}\n".encode())
             with path.open("rb") as file:
                 while part := file.read(1 << 20):
