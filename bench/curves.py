@@ -19,13 +19,12 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.engine import ROOT, Bench, machine
+from bench.engine import ROOT, Bench, machine, run_module
 
 WAYS = ("fp32", "stock bf16", "ours")
 LOSSES = {"train_loss": "training loss", "eval_loss": "validation loss"}
@@ -106,22 +105,11 @@ def done(key: Run, path: Path) -> list[Run]:
 
 def train(prefix: Path, run_dir: Path, options: Run, threads: int) -> Run:
     """One run; see bench.curves_run."""
-    python = prefix / "current" / "bin" / "python"
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}:{ROOT / 'train'}",
         "OMP_NUM_THREADS": str(threads),
     }
-    ended = subprocess.run(
-        [python, "-m", "bench.curves_run", str(run_dir), json.dumps(options)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    if ended.returncode != 0:
-        raise SystemExit(ended.stderr)
-    found: Run = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    return run_module("bench.curves_run", prefix, run_dir, options, environment)
 
 
 def summary(runs: list[Run]) -> dict[str, dict[str, Any]]:

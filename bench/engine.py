@@ -179,18 +179,28 @@ class Bench:
         if options.get("engine") == "ours" and allocator and "tcmalloc" not in options["leave_out"]:
             environment["LD_PRELOAD"] = allocator
         options["leave_out"] = [n for n in options.get("leave_out", ()) if n != "tcmalloc"]
-        python = self.prefix / "current" / "bin" / "python"
-        done = subprocess.run(
-            [python, "-m", "bench.engine_run", str(run_dir), json.dumps(options)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-        )
-        if done.returncode != 0:
-            raise SystemExit(done.stderr)
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        return run_module("bench.engine_run", self.prefix, run_dir, options, environment)
+
+
+def run_module(
+    module: str,
+    prefix: Path,
+    run_dir: Path,
+    options: dict[str, Any],
+    environment: dict[str, str],
+) -> dict[str, Any]:
+    """What a module prints last, run by the Python of the stack that is set up."""
+    done = subprocess.run(
+        [prefix / "current/bin/python", "-m", module, str(run_dir), json.dumps(options)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def measure(

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import look
 
@@ -32,12 +30,8 @@ def is_settled(found, entry):
         and owner in ("", place.owner)
         and group in ("", place.group)
         and (not mode or int(mode, 8) == place.mode)
-        and (content is None or found.sha256.get(path) == _sha256(content))
+        and (content is None or found.has_text(path, content))
     )
-
-
-def _sha256(text):
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class ActionModule(ActionBase):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -51,11 +50,7 @@ class ActionModule(ActionBase):
                 return None
             members = merged(before.get("members", []), given, arguments["names"])
             texts = texts_of(members, Path(folder), address)
-            if any(found.sha256.get(f"{folder}/{name}") != _sha256(texts[name]) for name in names):
+            if not all(found.has_text(f"{folder}/{name}", texts[name]) for name in names):
                 return None
         (key,) = found.said["key"]
         return {"changed": False, "public_key": key, "address": address}
-
-
-def _sha256(text):
-    return hashlib.sha256(text.encode()).hexdigest()

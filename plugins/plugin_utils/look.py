@@ -7,6 +7,7 @@ a folder that somebody else may change, a path with odd characters, a shell that
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -52,6 +53,10 @@ class Look:
     places: dict[str, Place] = field(default_factory=dict)
     sha256: dict[str, str] = field(default_factory=dict)
     said: dict[str, list[str]] = field(default_factory=dict)
+
+    def has_text(self, path, text):
+        """Whether a file that was asked for has this text."""
+        return self.sha256.get(path) == hashlib.sha256(text.encode()).hexdigest()
 
     def is_guarded(self, path, *owners):
         """Whether nobody but root, the task's user and these owners can exchange what is there."""

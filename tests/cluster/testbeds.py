@@ -44,12 +44,20 @@ def bare(open_control: OpenControl) -> Iterator[Control]:
         yield control
 
 
-def needs_root(items: list[pytest.Item], folder: Path, turn: Callable[[pytest.Item], int]) -> None:
-    """Sort the tests of a folder among all others, and skip them for who cannot make hosts."""
-    ours = [item for item in items if folder in item.path.parents]
+def sort_tests(items: list[pytest.Item], folder: Path, turn: Callable[[pytest.Item], int]) -> None:
+    """Sort those of a folder, in the places that they have among all others."""
+    ours = tests_of(items, folder)
     order = sorted(ours, key=turn)
     for place, item in zip([items.index(item) for item in ours], order, strict=True):
         items[place] = item
+
+
+def skip_without_root(items: list[pytest.Item], folder: Path) -> None:
+    """Skip those of a folder for who cannot make hosts."""
     if os.geteuid() != 0:
-        for item in ours:
+        for item in tests_of(items, folder):
             item.add_marker(pytest.mark.skip(reason="needs root, to make hosts with tests/testbed"))
+
+
+def tests_of(items: list[pytest.Item], folder: Path) -> list[pytest.Item]:
+    return [item for item in items if folder in item.path.parents]

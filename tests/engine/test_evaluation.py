@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,18 @@ from ftcluster_train.models import outputs_of
 from ftcluster_train.world import World
 from tests.engine.jobs import make_job, make_samples, make_task_of, write_samples
 from tests.engine.models import make_model
+
+
+def loss_of_trainer(
+    folder: Path, model: Any, rows: list[dict[str, Any]], smoothing: float
+) -> float:
+    """What transformers' Trainer says that the loss of these rows is."""
+    arguments = TrainingArguments(
+        folder, per_device_eval_batch_size=10, use_cpu=True, report_to="none", disable_tqdm=True,
+        label_smoothing_factor=smoothing,
+    )  # fmt: skip
+    loss: float = Trainer(model, arguments, eval_dataset=rows).evaluate()["eval_loss"]
+    return loss
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -27,15 +40,9 @@ def test_the_loss_of_classes_is_that_of_transformers(
     with torch.no_grad():
         model.classifier.weight.mul_(40)  # losses that differ from sample to sample
     found = evaluate(task, model, write_samples(tmp_path / "set", samples), world, bf16=False)
-    trainer = Trainer(
-        model,
-        TrainingArguments(
-            tmp_path / "theirs", per_device_eval_batch_size=10, use_cpu=True, report_to="none",
-            disable_tqdm=True, label_smoothing_factor=smoothing,
-        ),
-        eval_dataset=[{"input_ids": s["input_ids"], "labels": s["label"][0]} for s in samples],
-    )  # fmt: skip
-    assert found["loss"] == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-5)
+    rows = [{"input_ids": s["input_ids"], "labels": s["label"][0]} for s in samples]
+    wanted = loss_of_trainer(tmp_path / "theirs", model, rows, smoothing)
+    assert found["loss"] == pytest.approx(wanted, rel=1e-5)
     assert list(found) == ["accuracy", "loss"]
 
 
@@ -50,15 +57,8 @@ def test_the_loss_of_tokens_is_that_of_transformers(
     with torch.no_grad():
         model.lm_head.weight.mul_(20)
     found = evaluate(task, model, write_samples(tmp_path / "set", samples), world, bf16=False)
-    trainer = Trainer(
-        model,
-        TrainingArguments(
-            tmp_path / "theirs", per_device_eval_batch_size=10, use_cpu=True, report_to="none",
-            disable_tqdm=True, label_smoothing_factor=smoothing,
-        ),
-        eval_dataset=[{"input_ids": s["input_ids"], "labels": s["input_ids"]} for s in samples],
-    )  # fmt: skip
-    wanted = trainer.evaluate()["eval_loss"]
+    rows = [{"input_ids": s["input_ids"], "labels": s["input_ids"]} for s in samples]
+    wanted = loss_of_trainer(tmp_path / "theirs", model, rows, smoothing)
     assert found["loss"] == pytest.approx(wanted, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-4)
 

@@ -51,7 +51,7 @@ def addressed(
 ) -> tuple[Outcome, list[str], dict[str, Any]]:
     """How a play like those of setup ends, whom it addresses, and what it knows of the cluster."""
     (folder / "inventory.ini").write_text(inventory)
-    tell = yaml.safe_load((PLAYBOOKS / "tasks/first-look.yml").read_text())[0]
+    tell = yaml.safe_load((PLAYBOOKS / "tasks/look.yml").read_text())[0]
     play = {
         "name": "Addressed",
         "hosts": "{{ cluster_pattern }}",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.testbeds import bare, needs_root, open_control
+from tests.cluster.testbeds import bare, open_control, skip_without_root, sort_tests
 
 __all__ = ["bare", "open_control"]
 
@@ -13,4 +13,5 @@ FIRST = "test_debian13.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    needs_root(items, Path(__file__).parent, lambda item: item.path.name != FIRST)
+    sort_tests(items, Path(__file__).parent, lambda item: item.path.name != FIRST)
+    skip_without_root(items, Path(__file__).parent)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.hosts.cluster import ADDRESS, HEAD, NAMES, OTHER, THIRD, Cluster
 from tests.cluster.hosts.control import SECONDS, Control
-from tests.cluster.testbeds import bare, needs_root, open_control
+from tests.cluster.testbeds import bare, open_control, skip_without_root, sort_tests
 
 __all__ = ["bare", "open_control"]
 
@@ -57,7 +57,8 @@ def cluster(bare: Control) -> Cluster:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    needs_root(items, Path(__file__).parent, _turn)
+    sort_tests(items, Path(__file__).parent, _turn)
+    skip_without_root(items, Path(__file__).parent)
 
 
 def _turn(item: pytest.Item) -> int:
