@@ -242,14 +242,14 @@ APART = """
 import torch
 from ftcluster_train.errors import TrainError
 from ftcluster_train.weights import FlatWeights
-from ftcluster_train.world import check_equal_parameters, join_world, leave_world
+from ftcluster_train.world import check_equal_on_ranks, join_world, leave_world
 world = join_world()
 torch.manual_seed(0)
 weights = FlatWeights(torch.nn.Linear(8, 8), torch.bfloat16)
-check_equal_parameters(weights.digest(), 1)
+check_equal_on_ranks(weights.digest(), 1)
 weights.masters[30] += 1e-7 * (world.rank == 1)
 try:
-    check_equal_parameters(weights.digest(), 20)
+    check_equal_on_ranks(weights.digest(), 20)
 except TrainError as error:
     if world.rank == 0:
         print(error.message)

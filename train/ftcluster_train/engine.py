@@ -29,7 +29,7 @@ from ftcluster_train.store import Samples
 from ftcluster_train.tasks import Task
 from ftcluster_train.tell import Tell
 from ftcluster_train.update import make_update
-from ftcluster_train.world import World, check_equal_parameters, gather_over_ranks, sum_over_ranks
+from ftcluster_train.world import World, check_equal_on_ranks, gather_over_ranks, sum_over_ranks
 
 ALL_GAINS = Gains()
 SHOWN = 8  # samples of a batch that an error names
@@ -113,7 +113,7 @@ def train(
 
     def prove_equal(step: int) -> None:
         digest = update.digest()
-        check_equal_parameters(digest, step)
+        check_equal_on_ranks(digest, step)
         tell.parameters(step, digest)
 
     def evaluate(step: int) -> None:
@@ -149,7 +149,7 @@ def train(
         report.steps, report.samples = step, report.samples + len(indices)
         if changes and not proved:  # with warm-up the first step changes nothing
             proved = True
-            check_equal_parameters(update.gradients_digest(), step, "gradients")
+            check_equal_on_ranks(update.gradients_digest(), step, "gradients")
             prove_equal(step)
         if cadence.logs(step):
             mean = sum_over_ranks([math.fsum(losses)])[0] / len(losses)

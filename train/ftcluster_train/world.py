@@ -147,7 +147,7 @@ def differing_ranks(values: Sequence[str]) -> tuple[list[int], list[int]]:
     return [r for r in ranks if values[r] != usual], [r for r in ranks if values[r] == usual]
 
 
-def check_equal_parameters(digest: str, step: int, what: str = "parameters") -> None:
+def check_equal_on_ranks(digest: str, step: int, what: str = "parameters") -> None:
     """Make sure that every rank has the same parameters, or gradients, after `step`, by their hash.
 
     Raises:
