@@ -106,7 +106,7 @@ def done(key: Run, path: Path) -> list[Run]:
 def train(prefix: Path, run_dir: Path, options: Run, threads: int) -> Run:
     """One run; see bench.curves_run."""
     environment = os.environ | {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'train'}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'train'}:{ROOT / 'common'}",
         "OMP_NUM_THREADS": str(threads),
     }
     return run_module("bench.curves_run", prefix, run_dir, options, environment)

@@ -22,15 +22,16 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast, get_scheduler, set_seed
 from transformers.utils import logging
 
-from ftcluster_train.batches import Order
-from ftcluster_train.engine import train
+from ftcluster_train.data.sampler import Order
+from ftcluster_train.data.token_store import Samples
+from ftcluster_train.distributed.world import World
 from ftcluster_train.job import Job, Training, read_inputs, read_job, write_inputs
-from ftcluster_train.models import load_config, load_model, load_tokenizer, outputs_of
 from ftcluster_train.prepare import prepare
-from ftcluster_train.store import Samples
-from ftcluster_train.tasks import Task, make_task
-from ftcluster_train.tell import Tell
-from ftcluster_train.world import World
+from ftcluster_train.tasks.base import Task
+from ftcluster_train.tasks.registry import make_task
+from ftcluster_train.training.loop import train
+from ftcluster_train.training.models import load_config, load_model, load_tokenizer, outputs_of
+from ftcluster_train.training.progress import Tell
 
 LAST = 50  # steps whose mean is the final training loss
 EVALUATED = 512  # samples of the validation set

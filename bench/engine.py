@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster.recipe import load_recipe
+from ftcluster.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
 TCMALLOC = ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "/usr/lib64/libtcmalloc.so.4")

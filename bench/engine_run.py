@@ -27,16 +27,17 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
-from ftcluster_train.engine import train
-from ftcluster_train.evaluation import evaluate_all
-from ftcluster_train.gains import Gains
+from ftcluster_train.data.token_store import Samples
+from ftcluster_train.distributed.world import World
 from ftcluster_train.job import CausalLm, Job, read_inputs, read_job, write_inputs
-from ftcluster_train.models import load_config, load_model, load_tokenizer
+from ftcluster_train.kernels import Gains
 from ftcluster_train.prepare import prepare
-from ftcluster_train.store import Samples
-from ftcluster_train.tasks import Task, make_task
-from ftcluster_train.tell import Tell
-from ftcluster_train.world import World
+from ftcluster_train.tasks.base import Task
+from ftcluster_train.tasks.registry import make_task
+from ftcluster_train.training.evaluation import evaluate_all
+from ftcluster_train.training.loop import train
+from ftcluster_train.training.models import load_config, load_model, load_tokenizer
+from ftcluster_train.training.progress import Tell
 
 TURNS = 7
 WARM_UP = 3  # steps that are not counted: their memory is new, and the kernel clears it

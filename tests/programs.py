@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[1]
 CONTROL = ROOT / ".venv" / "bin"
 FTCLUSTER = CONTROL / "ftcluster"
 SECONDS = 900
+# for a Python that finds the hosts' package in the checkout
+NODE_PATH = f"{ROOT / 'train'}{os.pathsep}{ROOT / 'common'}"
 # What the tests download is kept here from one run to the next, apart from the user's own.
 CACHE = ROOT / ".test_cache"
 

@@ -1,7 +1,7 @@
 # Apache-2.0 (see LICENSE)
 """Which runs use a stack.
 
-Their processes hold a shared lock on its folder (ftcluster_train.in_use).
+Their processes hold a shared lock on its folder (ftcluster_train.launcher.stack_lock).
 """
 
 from __future__ import annotations

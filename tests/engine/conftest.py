@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
-from ftcluster_train.world import World
+from ftcluster_train.distributed.world import World
 
 
 @pytest.fixture(scope="session", autouse=True)

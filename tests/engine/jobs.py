@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ftcluster_train.engine import Report, train
-from ftcluster_train.events import EventWriter
+from ftcluster_train.data.token_store import Sample, Samples, SampleWriter
+from ftcluster_train.distributed.world import World
+from ftcluster_train.io.events import EventWriter
 from ftcluster_train.job import (
     CausalLm,
     Job,
@@ -20,10 +21,10 @@ from ftcluster_train.job import (
     Recipe,
     TextClassification,
 )
-from ftcluster_train.store import Sample, Samples, SampleWriter
-from ftcluster_train.tasks import Task, make_task
-from ftcluster_train.tell import Tell
-from ftcluster_train.world import World
+from ftcluster_train.tasks.base import Task
+from ftcluster_train.tasks.registry import make_task
+from ftcluster_train.training.loop import Report, train
+from ftcluster_train.training.progress import Tell
 from tests.engine.models import SPECIAL, VOCABULARY, make_tokenizer
 from tests.unit.trainings import training
 

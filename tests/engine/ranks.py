@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ftcluster_train import gradients
-from ftcluster_train.batches import micro_batches, own_share
-from ftcluster_train.update import FlatUpdate
+from ftcluster_train.data.sampler import micro_batches, own_share
+from ftcluster_train.optim import gradient_buckets
+from ftcluster_train.optim.optimizer_step import FlatUpdate
 from tests.engine.models import VOCABULARY, make_model
 from tests.unit.trainings import training
 
@@ -52,8 +52,8 @@ class Learned:
 
 def learn(case: Case, rank: int, size: int) -> Learned:
     """Learn the steps of a case as one of `size` ranks."""
-    usual = gradients.BUCKET
-    gradients.BUCKET = case.bucket or usual
+    usual = gradient_buckets.BUCKET
+    gradient_buckets.BUCKET = case.bucket or usual
     try:
         model = make_model("gpt2", "causal-lm")
         spare = torch.nn.Linear(5, 3)
@@ -66,7 +66,7 @@ def learn(case: Case, rank: int, size: int) -> Learned:
         )
         update = FlatUpdate(model, settings, case.dtype, size)
     finally:
-        gradients.BUCKET = usual
+        gradient_buckets.BUCKET = usual
     tokens = torch.randint(
         VOCABULARY, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(3)
     )

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers import activations
 
-from ftcluster_train.gains.activations import fuse_activations
+from ftcluster_train.kernels.activations import fuse_activations
 from tests.engine.models import make_model
 
 

@@ -4,10 +4,10 @@ import dataclasses
 
 import transformers
 
-from ftcluster.old_scripts import FLAGS
-from ftcluster.refused import REFUSED
-from ftcluster.stacks import numbers
-from ftcluster.training import OtherNames, Training
+from ftcluster.recipe.training_arguments import OtherNames, Training
+from ftcluster.recipe.unsupported import REFUSED
+from ftcluster.stacks.catalog import numbers
+from ftcluster.user_script.compatibility import FLAGS
 
 THEIRS = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
 

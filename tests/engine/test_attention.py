@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ftcluster_train.gains import attention
-from ftcluster_train.gains.attention import CAUSAL_BLOCK, CAUSAL_BLOCKS, Attention, flash
+from ftcluster_train.kernels import attention
+from ftcluster_train.kernels.attention import CAUSAL_BLOCK, CAUSAL_BLOCKS, Attention, flash
 
 BATCH, HEADS, SIZE = 3, 4, 8
 LENGTH = 24

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ftcluster_train.gains.dropout import AT_ONCE, LANES, dropout, noise
+from ftcluster_train.kernels.dropout import AT_ONCE, LANES, dropout, noise
 
 COUNT = 10_000_000
 SIGMAS = 5

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from ftcluster_train.evaluation import evaluate
-from ftcluster_train.models import outputs_of
-from ftcluster_train.world import World
+from ftcluster_train.distributed.world import World
+from ftcluster_train.training.evaluation import evaluate
+from ftcluster_train.training.models import outputs_of
 from tests.engine.jobs import make_job, make_samples, make_task_of, write_samples
 from tests.engine.models import make_model
 

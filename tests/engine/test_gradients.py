@@ -25,12 +25,12 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ftcluster_train.gains import Gains
-from ftcluster_train.gains.fuse import fuse
-from ftcluster_train.gradients import SharedGradients
-from ftcluster_train.models import outputs_of
-from ftcluster_train.tell import Tell
-from ftcluster_train.weights import FlatWeights
+from ftcluster_train.kernels import Gains
+from ftcluster_train.optim.flat_params import FlatWeights
+from ftcluster_train.optim.gradient_buckets import SharedGradients
+from ftcluster_train.training.models import outputs_of
+from ftcluster_train.training.patch_model import fuse
+from ftcluster_train.training.progress import Tell
 from tests.engine.jobs import CLASSES, make_job, make_task_of
 
 TIMES, LEAST = 1.5, 0.01  # of the error of plain transformers in bf16, or this

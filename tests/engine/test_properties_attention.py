@@ -7,8 +7,8 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ftcluster_train.gains import attention
-from ftcluster_train.gains.attention import Attention
+from ftcluster_train.kernels import attention
+from ftcluster_train.kernels.attention import Attention
 from tests.engine.drawn import TINY, check_near, dtypes, tensors, unit
 
 Tensors = tuple[torch.Tensor, ...]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ftcluster_train.gains.dropout import LANES, LEVELS, dropout, noise
+from ftcluster_train.kernels.dropout import LANES, LEVELS, dropout, noise
 from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors
 
 # standard deviations: one in 10^9 of all cases is beyond

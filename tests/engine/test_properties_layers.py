@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import activations
 
-from ftcluster_train.gains.activations import TANH_GELU, fuse_activations
-from ftcluster_train.gains.residuals import Linear, embedding, layer_norm
+from ftcluster_train.kernels.activations import TANH_GELU, fuse_activations
+from ftcluster_train.kernels.residuals import Linear, embedding, layer_norm
 from tests.engine.drawn import DTYPES, ROUNDOFF, check_near, dtypes, tensors, unit
 
 FP32, BF16 = (ROUNDOFF[dtype] for dtype in DTYPES)

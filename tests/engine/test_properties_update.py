@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
-from ftcluster_train.update import NORM_BLOCK, FlatUpdate, norm_of
+from ftcluster_train.optim.optimizer_step import NORM_BLOCK, FlatUpdate, norm_of
 from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors
 from tests.unit.trainings import training
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftcluster_train.gains.vocabulary import ALIGNED, ROWS, cross_entropy_of_hidden
+from ftcluster_train.kernels.linear_cross_entropy import ALIGNED, ROWS, cross_entropy_of_hidden
 from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors, unit
 
 FP32 = ROUNDOFF[torch.float32]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ftcluster_train.gradients import BUCKET
+from ftcluster_train.optim.gradient_buckets import BUCKET
 from tests.engine.ranks import Case, Learned, learn, learn_all, on_ranks
 
 STEPS = 5

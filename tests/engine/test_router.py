@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ftcluster_train.gains import Gains
-from ftcluster_train.gains.fuse import fuse
-from ftcluster_train.models import outputs_of
-from ftcluster_train.tasks import Task
-from ftcluster_train.tell import Tell
+from ftcluster_train.kernels import Gains
+from ftcluster_train.tasks.base import Task
+from ftcluster_train.training.models import outputs_of
+from ftcluster_train.training.patch_model import fuse
+from ftcluster_train.training.progress import Tell
 from tests.engine.jobs import make_job, make_task_of
 from tests.engine.models import SIZES, VOCABULARY
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ftcluster_train.gains.kernels import Kernels
-from ftcluster_train.update import FlatUpdate
+from ftcluster_train.kernels.function_overrides import Kernels
+from ftcluster_train.optim.optimizer_step import FlatUpdate
 from tests.engine.models import VOCABULARY, make_model
 from tests.unit.trainings import training
 

@@ -13,8 +13,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ftcluster_train.gains.kernels import Kernels
-from ftcluster_train.gains.vocabulary import ROWS, cross_entropy_of_hidden, find_head
+from ftcluster_train.kernels.function_overrides import Kernels
+from ftcluster_train.kernels.linear_cross_entropy import ROWS, cross_entropy_of_hidden, find_head
 from tests.engine.models import SIZES, VOCABULARY, make_model
 
 HIDDEN = 16

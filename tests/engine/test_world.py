@@ -5,8 +5,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ftcluster_train.distributed.world import gather_over_ranks, open_store
 from ftcluster_train.supervisor import free_port
-from ftcluster_train.world import gather_over_ranks, open_store
 from tests.engine.ranks import on_ranks
 
 LISTEN = "0A"  # Linux, include/net/tcp_states.h

@@ -12,18 +12,18 @@ import pytest
 import yaml
 from rich.console import Console
 
+from ftcluster.ansible.playbook import TaskEvent, run_playbook
 from ftcluster.cli.main import main
-from ftcluster.cluster import Cluster, recall, remember
+from ftcluster.cluster.facts import HostFacts
+from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError, RecipeError
-from ftcluster.facts import HostFacts
-from ftcluster.jobs import Run
-from ftcluster.launching import carry_out, new_run_id
-from ftcluster.plan import plan
-from ftcluster.playbooks import TaskEvent, run_playbook
+from ftcluster.launch.follow import carry_out, new_run_id
+from ftcluster.launch.mpirun import render
+from ftcluster.launch.training_run import Run
+from ftcluster.planning.plan import plan
 from ftcluster.progress.plain import PlainView
-from ftcluster.recipe import Recipe, known_recipes, load_recipe, schema_of
-from ftcluster.render import render
-from ftcluster.stages import run_stages, stack_name
+from ftcluster.provision.stages import run_stages, stack_name
+from ftcluster.recipe.recipe import Recipe, known_recipes, load_recipe, schema_of
 from tests.unit.clusters import STACKS, VM, cluster
 
 # a name of a file as well: no slash

@@ -4,8 +4,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from ftcluster.check.collect import Found
-from ftcluster.inventory import Inventory
+from ftcluster.ansible.inventory import Inventory
+from ftcluster.provision.check import Found
 
 SPEED = {
     "bf16_gflops": 4000.4, "fp32_gflops": 1600.0, "cpu": "Intel(R) Xeon(R) Platinum 8488C",

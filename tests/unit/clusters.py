@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from ftcluster.facts import ClusterFacts, HostFacts, NumaNode
-from ftcluster.stacks import load_stacks
+from ftcluster.cluster.facts import ClusterFacts, HostFacts, NumaNode
+from ftcluster.stacks.catalog import load_stacks
 
 STACKS = load_stacks()
 

@@ -7,7 +7,7 @@ import yaml
 
 import ftcluster
 import ftcluster_train
-from ftcluster.recipe import Recipe, Training
+from ftcluster.recipe.recipe import Recipe, Training
 from ftcluster_train import job
 
 ROOT = Path(__file__).parents[2]

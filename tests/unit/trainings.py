@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from ftcluster.training import Training as OfRecipe
+from ftcluster.recipe.training_arguments import Training as OfRecipe
 from ftcluster_train.job import Training
 
 

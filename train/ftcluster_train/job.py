@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TextClassification:
-    """Fields of the task text-classification; see the control node's ftcluster.tasks."""
+    """Fields of the task text-classification; see the control node's ftcluster.recipe.tasks."""
 
     text_columns: tuple[str, ...]
     label_column: str
@@ -21,7 +21,7 @@ class TextClassification:
 
 @dataclass(frozen=True)
 class QuestionAnswering:
-    """Fields of the task question-answering; see the control node's ftcluster.tasks."""
+    """Fields of the task question-answering; see the control node's ftcluster.recipe.tasks."""
 
     question_column: str
     context_column: str
@@ -37,7 +37,7 @@ class QuestionAnswering:
 
 @dataclass(frozen=True)
 class CausalLm:
-    """Fields of the task causal-lm; see the control node's ftcluster.tasks."""
+    """Fields of the task causal-lm; see the control node's ftcluster.recipe.tasks."""
 
     text_column: str
     block_size: int
@@ -55,7 +55,7 @@ TASKS: dict[str, type[Options]] = {
 
 @dataclass(frozen=True)
 class Training:
-    """Section `training` of a recipe; see the control node's ftcluster.training."""
+    """Section `training` of a recipe; see ftcluster.recipe.training_arguments."""
 
     learning_rate: float
     lr_scheduler_type: str
@@ -98,7 +98,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to train; the control node has checked it, see its ftcluster.recipe."""
+    """What to train; the control node has checked it, see its ftcluster.recipe.recipe."""
 
     name: str
     task: str

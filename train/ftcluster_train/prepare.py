@@ -16,22 +16,22 @@ from typing import Any
 import transformers
 from transformers.utils import logging as transformers_logging
 
-from ftcluster_train.data import GENERATED, load_texts, version_of_named
+from ftcluster_train.data.download import fetch_model
+from ftcluster_train.data.sources import GENERATED, load_texts, version_of_named
+from ftcluster_train.data.token_cache import cached_tokens, token_key
+from ftcluster_train.data.train_tokenizer import make_tokenizer
 from ftcluster_train.errors import TrainError
-from ftcluster_train.fetch import fetch_model
-from ftcluster_train.in_use import hold_stack, own_stack
+from ftcluster_train.io.permissions import ACCOUNT_ONLY
 from ftcluster_train.job import CausalLm, Inputs, Job, Recipe, read_job, write_inputs
-from ftcluster_train.models import (
+from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
+from ftcluster_train.tasks.registry import make_task
+from ftcluster_train.training.models import (
     BY_TYPE,
     has_tokenizer,
     load_config,
     load_tokenizer,
     longest_input,
 )
-from ftcluster_train.permissions import ACCOUNT_ONLY
-from ftcluster_train.tasks import make_task
-from ftcluster_train.token_cache import cached_tokens, token_key
-from ftcluster_train.vocabulary import make_tokenizer
 
 VOCABULARY = 50257  # GPT-2's
 

@@ -23,9 +23,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ftcluster_train.calls import take_calls
-from ftcluster_train.meeting import WAIT_SECONDS, meet, together
-from ftcluster_train.speed import measure_speed, read
+from ftcluster_train.distributed.connectivity import WAIT_SECONDS, meet, together
+from ftcluster_train.verification.consistency import PROMISES
+from ftcluster_train.verification.matmul_benchmark import measure_speed, read
+from ftcluster_train.verification.open_ports import take_calls
 
 ERRAND = "FTCLUSTER_ERRAND"
 RUN_PREFIX = "verify-"  # of the run's id, which every process that belongs to it has
@@ -35,13 +36,6 @@ MARK = "FTCLUSTER-VERIFY"
 # Of one line. The kernel does not mix writes to a pipe that are shorter than 4096 bytes, and mpirun
 # hands on what it reads.
 PIECE = 3000
-# oneDNN's names for what it generates code for, the best first, and the CPU flag that promises it
-PROMISES = (
-    ("amx_bf16", "amx"),
-    ("avx512_bf16", "avx512_core_bf16"),
-    ("avx512f", "avx512_core"),
-    ("avx2", "avx2"),
-)
 PRODUCT = 256  # rows and columns of the product whose kernel is looked at
 TIMED_BYTES = 4 << 20
 TIMED_TURNS = 5
@@ -87,7 +81,7 @@ def find_out(errand: Errand, rank: int, answer: dict[str, Any]) -> None:
 
     import torch.distributed as dist
 
-    from ftcluster_train.world import open_store
+    from ftcluster_train.distributed.world import open_store
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     limit = timedelta(seconds=WAIT_SECONDS)
@@ -99,7 +93,7 @@ def find_out(errand: Errand, rank: int, answer: dict[str, Any]) -> None:
         return
     answer |= join(dist.PrefixStore("members", store), address, members.index(rank), len(members))
     if errand.measure:
-        from ftcluster_train.links import measure_links
+        from ftcluster_train.verification.network_benchmark import measure_links
 
         dist.barrier()  # all compute at the same time, as in training
         answer["speed"] = measure_speed(errand.cores[rank], bf16)
@@ -128,7 +122,7 @@ def join(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
     """Make a process group as training does, and see that a sum over it is right."""
     import torch.distributed as dist
 
-    from ftcluster_train.world import interface_towards, sum_over_ranks
+    from ftcluster_train.distributed.world import interface_towards, sum_over_ranks
 
     interface = interface_towards(head)
     speed = read(Path(f"/sys/class/net/{interface}/speed"))

@@ -13,19 +13,25 @@ import torch
 from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
-from ftcluster_train.bind import format_cpus, memory_nodes
-from ftcluster_train.engine import train
+from ftcluster_common.cpu_list import format_cpus
+from ftcluster_train.data.token_store import Samples
+from ftcluster_train.distributed.world import (
+    check_equal_samples,
+    gather_over_ranks,
+    join_world,
+    leave_world,
+)
 from ftcluster_train.errors import TrainError, error_line
-from ftcluster_train.events import EventWriter
-from ftcluster_train.ipex import load_ipex
+from ftcluster_train.io.events import EventWriter
 from ftcluster_train.job import Job, read_inputs, read_job
-from ftcluster_train.models import check_tokens, load_config, load_model, load_tokenizer
-from ftcluster_train.reports import make_reports
-from ftcluster_train.save import check_space, save_model
-from ftcluster_train.store import Samples
-from ftcluster_train.tasks import make_task
-from ftcluster_train.tell import Tell
-from ftcluster_train.world import check_equal_samples, gather_over_ranks, join_world, leave_world
+from ftcluster_train.launcher.affinity import memory_nodes
+from ftcluster_train.optim.ipex import load_ipex
+from ftcluster_train.tasks.registry import make_task
+from ftcluster_train.training.loop import train
+from ftcluster_train.training.models import check_tokens, load_config, load_model, load_tokenizer
+from ftcluster_train.training.progress import Tell
+from ftcluster_train.training.save_model import check_space, save_model
+from ftcluster_train.training.trackers import make_reports
 
 
 def run(job: Job) -> None:

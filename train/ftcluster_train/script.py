@@ -24,10 +24,10 @@ from pathlib import Path
 from types import FrameType
 
 from ftcluster_train.errors import TrainError, error_line
-from ftcluster_train.output import RankEnd, signal_name
+from ftcluster_train.launcher.mpi_output import RankEnd, signal_name
 
 PR_SET_PDEATHSIG = 1  # prctl(2): a child dies with its parent
-STARTUP = Path(__file__).with_name("startup")  # see sitecustomize.py there
+STARTUP = Path(__file__).parent / "launcher/startup"  # see sitecustomize.py there
 GRACE_SECONDS = 8  # for a script that was asked to end; less than the supervisor gives
 HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 

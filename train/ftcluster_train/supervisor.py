@@ -26,15 +26,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ftcluster_train import oneccl
+from ftcluster_train.distributed import oneccl
 from ftcluster_train.errors import TrainError
-from ftcluster_train.events import EventWriter
-from ftcluster_train.hub_token import give, take_back, token_file
-from ftcluster_train.in_use import hold_stack, own_stack
-from ftcluster_train.lost import Connections, as_error
-from ftcluster_train.permissions import GROUP_READS
-from ftcluster_train.reach import Host, unreachable
-from ftcluster_train.watch import Ending, ScriptWatch, TrainingWatch, Watch
+from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.permissions import GROUP_READS
+from ftcluster_train.launcher.host_watchdog import Connections, as_error
+from ftcluster_train.launcher.hub_token import give, take_back, token_file
+from ftcluster_train.launcher.monitors import Ending, ScriptWatch, TrainingWatch, Watch
+from ftcluster_train.launcher.ssh_check import Host, unreachable
+from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 
 # For the meeting point, within what the firewall guards. Not those that torch and accelerate take
 # first: local users other than the cluster's account are kept from these.

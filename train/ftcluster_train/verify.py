@@ -17,20 +17,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster_train.compare import PORTS, SETUP, at_work, compare, links, rows, strangers
+from ftcluster_train.distributed.connectivity import receive_calls
 from ftcluster_train.errors import TrainError
-from ftcluster_train.findings import Finding
-from ftcluster_train.judge import slow_links, stragglers
-from ftcluster_train.meeting import receive_calls
-from ftcluster_train.probe import (
-    ERRAND,
-    LIMIT_SECONDS,
-    MARK,
-    RUN_PREFIX,
-    Errand,
-    read_answers,
-)
-from ftcluster_train.reach import Host, refusals
+from ftcluster_train.launcher.ssh_check import Host, refusals
+from ftcluster_train.probe import ERRAND, LIMIT_SECONDS, MARK, RUN_PREFIX, Errand, read_answers
 from ftcluster_train.supervisor import (
     end_group,
     free_port,
@@ -38,6 +28,17 @@ from ftcluster_train.supervisor import (
     sweep,
     without_credentials,
 )
+from ftcluster_train.verification.consistency import (
+    PORTS,
+    SETUP,
+    at_work,
+    compare,
+    links,
+    rows,
+    strangers,
+)
+from ftcluster_train.verification.findings import Finding
+from ftcluster_train.verification.outliers import slow_links, stragglers
 
 LAST_LINES = 12
 
@@ -138,7 +139,8 @@ def unfit_hosts(request: Request) -> list[Finding]:
     """
     head, *others = request.hosts
     with receive_calls(head.address, free_port(), len(others)) as (address, port):
-        call = [sys.executable, "-B", "-m", "ftcluster_train.meeting", address, str(port)]
+        module = "ftcluster_train.distributed.connectivity"
+        call = [sys.executable, "-B", "-m", module, address, str(port)]
         refused = refusals(others, request.ssh_config, shlex.join(call))
     return [
         Finding(

@@ -29,8 +29,8 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.paths import collection
-from ftcluster.progress.words import duration
-from ftcluster.stacks import NODE_PYTHON, Stack, find_stack, load_stacks, numbers
+from ftcluster.progress.format import duration
+from ftcluster.stacks.catalog import NODE_PYTHON, Stack, find_stack, load_stacks, numbers
 
 OLDEST_GLIBC = "2.28"  # torch's own wheels ask for it: manylinux_2_28
 DEFAULT_PYTHON = "3.11"

@@ -4,10 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from ftcluster.check.collect import collect
-from ftcluster.check.document import document
-from ftcluster.check.text import lines
-from ftcluster.cli.ansible_options import (
+from ftcluster.ansible.options import (
     CONNECTION,
     add_inventories,
     add_options,
@@ -16,8 +13,11 @@ from ftcluster.cli.ansible_options import (
     passed_on,
 )
 from ftcluster.cli.setup import find_inventories
-from ftcluster.cluster import recall, recall_of
+from ftcluster.cluster.saved import recall, recall_of
 from ftcluster.progress.view import make_view
+from ftcluster.provision.check import collect
+from ftcluster.provision.check_report import document
+from ftcluster.provision.check_text import lines
 
 OPTIONS = ("--limit", "--extra-vars", "--forks", *CONNECTION)
 

@@ -8,9 +8,9 @@ from typing import Any
 from ftcluster.cli.setup import setup
 from ftcluster.cli.train import DEFAULT_RECIPE, prepare_run, result_document, summary
 from ftcluster.errors import UsageError
-from ftcluster.jobs import train
+from ftcluster.launch.training_run import train
 from ftcluster.paths import bundled
-from ftcluster.progress.picture import save_svg
+from ftcluster.progress.svg import save_svg
 from ftcluster.progress.view import make_view
 
 NEXT = """

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.cli.train import add_what_is_trained, prepare_run, show_plan, split_words
-from ftcluster.cluster import Cluster, recall
+from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import InputError, raise_together
-from ftcluster.facts import ClusterFacts, HostFacts
-from ftcluster.ranges import parse_cpus
+from ftcluster_common.cpu_list import parse_cpus
 
 HINT = "such a file is what `ftcluster plan --json` writes, or cluster.json of another control node"
 

@@ -7,22 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from ftcluster.cli.ansible_options import CONNECTION, add_options, asked, passed_on
-from ftcluster.cluster import recall
+from ftcluster.ansible.options import CONNECTION, add_options, asked, passed_on
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.cluster.saved import recall
 from ftcluster.errors import UsageError
-from ftcluster.extensions import stack_of
-from ftcluster.facts import ClusterFacts
-from ftcluster.hub_token import add_option, find_token
-from ftcluster.launching import new_run_id
-from ftcluster.old_scripts import Finding, find_old
-from ftcluster.plan import first_hosts, plan
-from ftcluster.progress.state import RunProgress
-from ftcluster.progress.view import View, make_view
-from ftcluster.progress.words import duration
-from ftcluster.render import as_shell
-from ftcluster.script import USAGE, Script, doubtful_paths, read_words
-from ftcluster.script_folder import choose_files
-from ftcluster.script_run import (
+from ftcluster.launch.follow import new_run_id
+from ftcluster.launch.hub_token import add_option, find_token
+from ftcluster.launch.mpirun import as_shell
+from ftcluster.launch.script_run import (
     ScriptRun,
     render_script,
     run_script,
@@ -30,8 +22,16 @@ from ftcluster.script_run import (
     script_result,
     start_folder,
 )
-from ftcluster.source import read_source
-from ftcluster.stacks import load_stacks
+from ftcluster.planning.backends import stack_of
+from ftcluster.planning.plan import first_hosts, plan
+from ftcluster.progress.format import duration
+from ftcluster.progress.state import RunProgress
+from ftcluster.progress.view import View, make_view
+from ftcluster.stacks.catalog import load_stacks
+from ftcluster.user_script.command import USAGE, Script, doubtful_paths, read_words
+from ftcluster.user_script.compatibility import Finding, find_old
+from ftcluster.user_script.files import choose_files
+from ftcluster.user_script.source import read_source
 
 
 def add_parser(verbs: Any) -> None:

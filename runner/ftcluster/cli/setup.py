@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster.cli.ansible_options import (
+from ftcluster.ansible.options import (
     SETUP,
     add_inventories,
     add_options,
@@ -16,14 +16,14 @@ from ftcluster.cli.ansible_options import (
     passed_on,
     remembered,
 )
-from ftcluster.cluster import Cluster, recall, recall_of, remember
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.cluster.saved import Cluster, recall, recall_of, remember
 from ftcluster.errors import FtclusterError, UsageError
-from ftcluster.facts import ClusterFacts
 from ftcluster.paths import bundled
+from ftcluster.progress.format import duration
 from ftcluster.progress.view import View, make_view
-from ftcluster.progress.words import duration
-from ftcluster.stacks import find_stack, load_stacks
-from ftcluster.stages import StagesResult, run_stages
+from ftcluster.provision.stages import StagesResult, run_stages
+from ftcluster.stacks.catalog import find_stack, load_stacks
 
 FLAGS = ("--check", "--diff")
 

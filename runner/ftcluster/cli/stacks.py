@@ -5,10 +5,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ftcluster.columns import aligned
 from ftcluster.errors import UsageError
-from ftcluster.stacks import CCL, IPEX, NODE_PYTHON, Stack, find_stack, load_stacks
-from ftcluster.wishes import Answer, Wish, listed, resolve
+from ftcluster.stacks.catalog import CCL, IPEX, NODE_PYTHON, Stack, find_stack, load_stacks
+from ftcluster.stacks.resolver import Answer, Wish, listed, resolve
+from ftcluster.text.table import aligned
 
 HEAD = ("stack", "state", "torch", "IPEX", "oneccl_bind_pt", "transformers", "Python")
 NONE = "none"

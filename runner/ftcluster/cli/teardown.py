@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ftcluster.cli.ansible_options import (
+from ftcluster.ansible.options import (
     SETUP,
     add_inventories,
     add_options,
@@ -13,11 +13,11 @@ from ftcluster.cli.ansible_options import (
     inventories_of,
     passed_on,
 )
-from ftcluster.cluster import forget
+from ftcluster.cluster.saved import forget
 from ftcluster.errors import UsageError
+from ftcluster.progress.format import duration
 from ftcluster.progress.view import make_view
-from ftcluster.progress.words import duration
-from ftcluster.stages import run_stages
+from ftcluster.provision.stages import run_stages
 
 FLAGS = ("--check", "--diff")
 

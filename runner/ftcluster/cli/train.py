@@ -7,25 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster.cli.ansible_options import CONNECTION, add_options, asked, passed_on
-from ftcluster.cluster import Cluster, recall
+from ftcluster.ansible.options import CONNECTION, add_options, asked, passed_on
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import UsageError
-from ftcluster.facts import ClusterFacts
-from ftcluster.hub_token import add_option, find_token
-from ftcluster.inputs import check_inputs, folder_name
-from ftcluster.jobs import Run, train
-from ftcluster.launching import new_run_id
-from ftcluster.model_folder import model_size, size_from_scratch
-from ftcluster.plan import first_hosts, plan
+from ftcluster.launch.follow import new_run_id
+from ftcluster.launch.hub_token import add_option, find_token
+from ftcluster.launch.mpirun import render
+from ftcluster.launch.preview import as_document, as_text
+from ftcluster.launch.training_run import Run, train
 from ftcluster.planning.memory import ModelSize
-from ftcluster.planning.shown import as_document, as_text
+from ftcluster.planning.model_size import model_size, size_from_scratch
+from ftcluster.planning.plan import first_hosts, plan
+from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
-from ftcluster.progress.words import duration, metrics
-from ftcluster.recipe import Recipe, load_recipe
-from ftcluster.render import render
-from ftcluster.stacks import load_stacks
-from ftcluster.tasks import CausalLm
+from ftcluster.recipe.inputs import check_inputs, folder_name
+from ftcluster.recipe.recipe import Recipe, load_recipe
+from ftcluster.recipe.tasks import CausalLm
+from ftcluster.stacks.catalog import load_stacks
 
 DEFAULT_RECIPE = "quickstart"
 

@@ -1,1 +1,1 @@
-"""What `ftcluster.plan` decides, a module a question. Pure functions only."""
+"""From facts and a recipe to a LaunchPlan. Pure functions."""

@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
-from ftcluster.facts import ClusterFacts, HostFacts
 from ftcluster.planning.memory import BYTES_A_PARAMETER, USABLE, ModelSize, Need, gigabytes, need
-from ftcluster.recipe import Recipe
-from ftcluster.tasks import CausalLm
+from ftcluster.recipe.recipe import Recipe
+from ftcluster.recipe.tasks import CausalLm
 
 
 @dataclass(frozen=True)

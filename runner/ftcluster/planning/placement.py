@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ftcluster.facts import HostFacts
-from ftcluster.ranges import format_cpus, parse_cpus
+from ftcluster.cluster.facts import HostFacts
+from ftcluster_common.cpu_list import format_cpus, parse_cpus
 
 # A rank of fewer cores keeps none for communication. gloo needs 0.07 core-seconds to all-reduce
 # 100 MB between two ranks and up to twice as much between many (measured); a training step needs

@@ -9,8 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ftcluster.playbooks import TaskEvent
-from ftcluster.progress import words
+from ftcluster.ansible.playbook import TaskEvent
+from ftcluster.progress import format
 from ftcluster.progress.state import HostProgress, RunProgress, SetupProgress
 
 STYLES = {"running": "cyan", "done": "green", "failed": "bold red", "unreachable": "bold red"}
@@ -45,7 +45,7 @@ class LiveView:
         if kind == "notice":
             self.say(f"note: {progress.notices[-1]}")
         elif kind == "checkpoint":
-            self.say(words.checkpoint_line(progress))
+            self.say(format.checkpoint_line(progress))
 
     def tick(self) -> None:
         """See View."""
@@ -81,7 +81,7 @@ def setup_picture(progress: SetupProgress) -> RenderableType:
     for column in ("ok", "changed", "failed", "time"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, host in progress.hosts.items():
-        state = words.host_state(host, progress.finished)
+        state = format.host_state(host, progress.finished)
         running = state == "running"
         until = time.monotonic() if running else host.ended
         table.add_row(
@@ -91,7 +91,7 @@ def setup_picture(progress: SetupProgress) -> RenderableType:
             str(host.ok + host.changed),
             Text(str(host.changed), style="yellow" if host.changed else "dim"),
             Text("1" if host.failed else "0", style="bold red" if host.failed else "dim"),
-            words.duration(until - host.started),
+            format.duration(until - host.started),
         )
     return table
 
@@ -106,7 +106,7 @@ def run_picture(progress: RunProgress) -> RenderableType:
     if not progress.start:
         doing = progress.doing if progress.state == "running" else progress.state
         return Group(title.append(doing, style="cyan"))
-    parts: list[RenderableType] = [title.append(words.shape(progress), style="dim")]
+    parts: list[RenderableType] = [title.append(format.shape(progress), style="dim")]
     steps = progress.start["steps"]
     done = progress.step.get("step", 0)
     bar = Table.grid(padding=(0, 2))
@@ -115,7 +115,7 @@ def run_picture(progress: RunProgress) -> RenderableType:
         Text(f"step {done}/{steps}"),
         Text(f"epoch {progress.step.get('epoch', 0):.2f}/{progress.start['epochs']:g}"),
         Text(f"{progress.step.get('samples_per_second', 0):.1f} samples/s", style="green"),
-        Text(f"{words.duration(progress.step.get('remaining_seconds', 0))} left", style="dim")
+        Text(f"{format.duration(progress.step.get('remaining_seconds', 0))} left", style="dim")
         if progress.state == "running" and done < steps
         else Text(""),
     )
@@ -132,7 +132,7 @@ def run_picture(progress: RunProgress) -> RenderableType:
         parts.append(
             Text.assemble(
                 (f"evaluation at epoch {evaluation['epoch']:g}: ", "dim"),
-                (words.metrics(evaluation["metrics"]), "bold green"),
+                (format.metrics(evaluation["metrics"]), "bold green"),
             )
         )
     if progress.state == "running" and done >= steps:

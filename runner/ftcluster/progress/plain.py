@@ -2,8 +2,8 @@
 
 from rich.console import Console
 
-from ftcluster.playbooks import TaskEvent
-from ftcluster.progress import words
+from ftcluster.ansible.playbook import TaskEvent
+from ftcluster.progress import format
 from ftcluster.progress.state import RunProgress, SetupProgress
 
 
@@ -37,14 +37,14 @@ class PlainView:
             case "notice":
                 self.say(f"note: {progress.notices[-1]}")
             case "start":
-                self.say(f"training: {words.shape(progress)}, {progress.start['steps']} steps")
+                self.say(f"training: {format.shape(progress)}, {progress.start['steps']} steps")
             case "step":
-                self.say(words.step_line(progress))
+                self.say(format.step_line(progress))
             case "evaluation":
                 last = progress.evaluations[-1]
-                self.say(f"evaluation at step {last['step']}: {words.metrics(last['metrics'])}")
+                self.say(f"evaluation at step {last['step']}: {format.metrics(last['metrics'])}")
             case "checkpoint":
-                self.say(words.checkpoint_line(progress))
+                self.say(format.checkpoint_line(progress))
 
     def tick(self) -> None:
         """See View."""

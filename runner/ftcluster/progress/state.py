@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftcluster.playbooks import TaskEvent
+from ftcluster.ansible.playbook import TaskEvent
 
 
 @dataclass

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from ftcluster.playbooks import TaskEvent
+from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.progress.live import LiveView
 from ftcluster.progress.plain import PlainView
 from ftcluster.progress.state import RunProgress, SetupProgress

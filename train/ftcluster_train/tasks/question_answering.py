@@ -14,14 +14,14 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
-from ftcluster_train import squad
-from ftcluster_train.data import batches, load_rows
+from ftcluster_train.data.sources import batches, load_rows
+from ftcluster_train.data.token_store import Sample, Samples
 from ftcluster_train.errors import TrainError
 from ftcluster_train.job import QuestionAnswering, Recipe
-from ftcluster_train.spans import Found, Span, best_span, choose_answers
-from ftcluster_train.store import Sample, Samples
-from ftcluster_train.tasks.features import FeatureWriter
-from ftcluster_train.tasks.task import Batch, Task
+from ftcluster_train.metrics import squad
+from ftcluster_train.tasks.answer_spans import Found, Span, best_span, choose_answers
+from ftcluster_train.tasks.base import Batch, Task
+from ftcluster_train.tasks.squad_features import FeatureWriter
 
 
 class QuestionAnsweringTask(Task):

@@ -1,0 +1,1 @@
+"""The contract of the control node and the hosts; both packages carry it. Standard library only."""

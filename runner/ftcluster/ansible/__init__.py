@@ -1,0 +1,1 @@
+"""Ansible: inventories, options that go through, and playbooks with their events."""

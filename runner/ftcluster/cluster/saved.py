@@ -1,0 +1,81 @@
+"""The cluster that was set up last, remembered on the control node."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.errors import FtclusterError
+from ftcluster.paths import make_state_dir, state_dir, write_atomically
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that setup has finished.
+
+    Attributes:
+        inventories: what it was made from.
+        facts: what its hosts are.
+        options: arguments of ansible-playbook that say how to reach them.
+        pattern: which hosts of the inventories it has, where that is not all.
+    """
+
+    inventories: tuple[Path, ...]
+    facts: ClusterFacts
+    options: tuple[str, ...] = ()
+    pattern: str = ""
+
+
+def remember(cluster: Cluster) -> None:
+    """Make this the cluster that later commands use."""
+    document = {
+        "inventories": [str(path) for path in cluster.inventories],
+        "hosts": cluster.pattern,
+        "options": cluster.options,
+        "facts": cluster.facts.to_dict(),
+    }
+    make_state_dir(state_dir())
+    write_atomically(_file(), json.dumps(document, indent=1) + "\n")
+
+
+def recall() -> Cluster:
+    """The cluster that was set up last.
+
+    Raises:
+        FtclusterError: there is none, or what is remembered cannot be read.
+    """
+    try:
+        document = json.loads(_file().read_text(encoding="utf-8"))
+        facts = ClusterFacts.from_dict(document["facts"])
+        inventories = tuple(map(Path, document["inventories"]))
+        return Cluster(inventories, facts, tuple(document["options"]), document["hosts"])
+    except FileNotFoundError:
+        raise FtclusterError(
+            "no cluster has been set up from here",
+            "set one up: ftcluster setup inventory.ini; or this machine: ftcluster setup localhost",
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise FtclusterError(
+            f"{_file()} cannot be read: {error}", "run ftcluster setup again; it writes it anew"
+        ) from error
+
+
+def recall_of(inventories: Sequence[Path]) -> Cluster | None:
+    """The cluster that was set up last, if it was made from these inventories."""
+    try:
+        cluster = recall()
+    except FtclusterError:
+        return None
+    same = cluster.inventories == tuple(path.absolute() for path in inventories)
+    return cluster if same else None
+
+
+def forget(inventories: Sequence[Path]) -> None:
+    """Remember the cluster of these inventories no longer."""
+    if recall_of(inventories):
+        _file().unlink()
+
+
+def _file() -> Path:
+    return state_dir() / "cluster.json"

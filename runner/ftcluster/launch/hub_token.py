@@ -1,0 +1,53 @@
+"""The user's token for the Hugging Face Hub, which `--hf-token` gives a run's hosts."""
+
+import argparse
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from ftcluster.errors import UsageError
+
+NAME = "hub_token"  # on the hosts, in the run's folder
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Add --hf-token to a verb."""
+    parser.add_argument(
+        "--hf-token",
+        action="store_true",
+        help="let the hosts use your token for the Hugging Face Hub while they need it: HF_TOKEN, "
+        "or that of `hf auth login`",
+    )
+
+
+def find_token(environ: Mapping[str, str] = os.environ) -> str:
+    """The token, from where huggingface_hub takes it too.
+
+    Raises:
+        UsageError: there is none, or it is none by its form.
+    """
+    token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN")
+    where = "HF_TOKEN"
+    if not token:
+        cache = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        home = environ.get("HF_HOME") or Path(cache) / "huggingface"
+        path = Path(environ.get("HF_TOKEN_PATH") or Path(home) / "token").expanduser()
+        where = str(path)
+        try:
+            token = path.read_text(encoding="ascii", errors="replace")
+        except OSError:
+            raise UsageError(
+                f"--hf-token: HF_TOKEN is not set, and there is no {path}",
+                "run hf auth login, or set HF_TOKEN for this command",
+            ) from None
+    token = token.strip()
+    if not re.fullmatch(r"[\w.-]+", token, re.ASCII):
+        raise UsageError(f"--hf-token: what {where} holds is no token", "run hf auth login")
+    return token
+
+
+def rank_variables(run_dir: str) -> dict[str, str]:
+    """What makes the ranks' huggingface_hub take the token of the run's folder."""
+    # an empty HF_TOKEN is none; one that a host has by itself would go before the file
+    return {"HF_TOKEN_PATH": f"{run_dir}/{NAME}", "HF_TOKEN": ""}

@@ -1,0 +1,87 @@
+"""A plan for people and for programs. Pure functions only."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.launch.mpirun import Launch, as_shell
+from ftcluster.planning.plan import HostPlan, LaunchPlan
+from ftcluster.text.host_names import short_names
+from ftcluster.text.table import aligned
+
+HEAD = ("host", "rank", "CPUs", "threads", "memory", "samples", "allocator", "interface")
+
+
+def table(plan: LaunchPlan) -> list[str]:
+    """Who runs where: a line for each rank of a host, hosts that are alike together."""
+    alike: dict[tuple[Any, ...], list[HostPlan]] = {}
+    for host in plan.hosts:
+        alike.setdefault((host.placement, host.preload, host.interface), []).append(host)
+    return aligned([HEAD, *(row for hosts in alike.values() for row in _rows(hosts))])
+
+
+def _rows(hosts: Sequence[HostPlan]) -> Iterator[tuple[str, ...]]:
+    first = hosts[0]
+    name = short_names([host.name for host in hosts])
+    preload = " ".join(PurePosixPath(path).name for path in first.preload) or "libc"
+    for index, rank in enumerate(first.placement):
+        yield (
+            "" if index else name,
+            str(index),
+            f"{rank.cpus} oneCCL {rank.workers}" if rank.workers else rank.cpus,
+            str(rank.threads),
+            f"node {','.join(map(str, rank.memory))}" if rank.memory else "any",
+            str(rank.samples or "?"),
+            "" if index else preload,
+            "" if index else first.interface or "?",
+        )
+
+
+def reasons(plan: LaunchPlan) -> list[str]:
+    """Every decision with its reason, a line each."""
+    return [f"{one.subject}: {one.value} ({one.why})" for one in plan.decisions]
+
+
+def as_text(
+    plan: LaunchPlan,
+    launch: Launch,
+    job: Mapping[str, Any] | None = None,
+    folders: Sequence[tuple[str, str]] = (),
+) -> str:
+    """All of it, as a person could paste it into a shell: what is no command is a comment.
+
+    Args:
+        plan: who runs where.
+        launch: the command.
+        job: what job.json shall hold.
+        folders: folders of the control node and where they are needed on the hosts.
+    """
+    copies = [f"copy {source} to {path} on every host before" for source, path in folders]
+    comments = [*table(plan), "", *reasons(plan), *([""] if copies else []), *copies]
+    lines = [f"# {line}".rstrip() for line in comments]
+    return "\n".join([*lines, "", as_shell(launch, plan, job)])
+
+
+def as_document(run: str, plan: LaunchPlan, launch: Launch, facts: ClusterFacts) -> dict[str, Any]:
+    """All of it for `--json`; `ftcluster plan --facts` reads the same from `facts` again."""
+    return {
+        "run": run,
+        "state": "planned",
+        "world_size": plan.world_size,
+        "backend": plan.backend,
+        "precision": plan.precision,
+        "hosts": [
+            {
+                "name": host.name,
+                "address": host.address,
+                "interface": host.interface,
+                "preload": list(host.preload),
+                "ranks": [vars(rank) for rank in host.placement],
+            }
+            for host in plan.hosts
+        ],
+        "decisions": [vars(decision) for decision in plan.decisions],
+        "launch": launch.to_dict(),
+        "facts": facts.to_dict(),
+    }

@@ -1,0 +1,184 @@
+"""A run of a user's own script: what is launched for it, and what came of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from ftcluster.cluster.saved import Cluster
+from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.launch.follow import carry_out, failure
+from ftcluster.launch.hub_token import rank_variables
+from ftcluster.launch.mpirun import Launch, render, run_dir, stack_bin
+from ftcluster.planning.plan import LaunchPlan
+from ftcluster.progress.state import RunProgress
+from ftcluster.progress.view import View
+from ftcluster.user_script.command import Script
+from ftcluster.user_script.files import Copied
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """One run of a user's script.
+
+    Attributes:
+        id: its name.
+        cluster: where it runs.
+        script: what every rank runs.
+        plan: who runs where.
+        launch: the command.
+        copied: the files of this machine that the ranks get a copy of, or None.
+        hub_token: what the ranks' huggingface_hub finds while they run, or "".
+    """
+
+    id: str
+    cluster: Cluster
+    script: Script
+    plan: LaunchPlan
+    launch: Launch
+    copied: Copied | None
+    hub_token: str = field(default="", repr=False)
+
+    playbook = "run"
+
+    @property
+    def logs(self) -> str:
+        """The folder on the head with what each rank says."""
+        return f"{run_dir(self.plan, self.id)}/logs"
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """What job.json on the hosts holds."""
+        start = start_folder(self.plan, self.id, self.script)
+        script = {"program": list(self.script.program), "start": start}
+        return {"run": self.id, "prefix": self.plan.prefix, "script": script}
+
+    def variables(self) -> dict[str, Any]:
+        """See Job."""
+        program = self.script.program
+        look = [] if self.copied else list(program[: 2 if program[0] == "-m" else 1])
+        document = {
+            "source": str(self.copied.folder) if self.copied else "",
+            "files": self.copied.files if self.copied else (),
+            "folder": script_folder(self.plan, self.copied),
+            "look": look,
+        }
+        launch = self.launch.to_dict() | {"script": {"world_size": self.plan.world_size}}
+        return {
+            "train_launch": launch,
+            "train_job": self.job,
+            "run_hub_token": self.hub_token,
+            "run_script": document,
+        }
+
+    def record(self) -> dict[str, Any]:
+        """See Job."""
+        script = {
+            "program": self.script.program,
+            "folder": str(self.script.folder or ""),
+            "logs": self.logs,
+        }
+        return {"script": script}
+
+
+def script_folder(plan: LaunchPlan, copied: Copied | None) -> str:
+    """Where the copy of a script's folder is on the hosts; each run has one of its own from it."""
+    return f"{plan.prefix}/scripts/{copied.name}" if copied else ""
+
+
+class ScriptFailed(FtclusterError):
+    """The script ended with an error on some rank; its exit code is the command's."""
+
+    def __init__(self, error: FtclusterError, exit_code: int) -> None:
+        super().__init__(error.message, error.hint)
+        self.exit_code = exit_code
+
+
+def render_script(plan: LaunchPlan, run: str, hub_token: bool = False) -> Launch:
+    """The one mpirun of a script's run: a training's, with another program and other labels.
+
+    The labels have the run's name in them: a script may print `[1] ` itself.
+
+    Args:
+        plan: who runs where.
+        run: the run's id.
+        hub_token: whether the ranks have a token for the Hub.
+    """
+    program = (
+        f"{stack_bin(plan)}/python", "-m", "ftcluster_train.script", "run", run_dir(plan, run)
+    )  # fmt: skip
+    launch = render(plan, run, program, ("-prepend-pattern", f"[{run} %r] "))
+    token = rank_variables(run_dir(plan, run)) if hub_token else {}
+    return replace(launch, env=launch.env | _script_environment(plan) | token)
+
+
+def start_folder(plan: LaunchPlan, run: str, script: Script) -> str:
+    """The folder that the ranks start in."""
+    return script.start or f"{run_dir(plan, run)}/script"
+
+
+def _script_environment(plan: LaunchPlan) -> dict[str, str]:
+    return {
+        "FTCLUSTER_PRECISION": plan.precision,
+        # Accelerate and Trainer then take CPUs, and RANK and WORLD_SIZE at their word
+        "ACCELERATE_USE_CPU": "true",
+        "PYTHONUNBUFFERED": "1",  # what a rank says is seen at once, and whole when it is killed
+    }
+
+
+def run_script(
+    run: ScriptRun,
+    view: View,
+    reach: tuple[str, ...],
+    show: Callable[[Literal["stdout", "stderr"], str], None],
+    cancelled: Callable[[], bool],
+) -> RunProgress:
+    """Launch a script and follow it to its end.
+
+    Args:
+        run: what is launched.
+        view: where the progress is shown.
+        reach: arguments of ansible-playbook that say how to reach the hosts.
+        show: called with stream and text of what rank 0 says.
+        cancelled: asked several times a second whether nobody reads what rank 0 says any more,
+            which ends the run as it would end a program of this machine.
+
+    Raises:
+        ScriptFailed: it ended with an error on a rank; has that rank's exit code.
+        FtclusterError: it could not be run.
+        Interrupted: the user stopped it; nothing of it is left running.
+        BrokenPipeError: it was stopped because nobody reads what rank 0 says.
+    """
+    codes: list[int] = []
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "output":
+            show(event["stream"], event["text"])
+        elif event["event"] == "end":
+            codes.append(int(event["exit_code"]))
+
+    followed = carry_out(run, view, reach, on_event, cancelled)
+    progress = followed.progress
+    known = script_result(run, progress, codes[-1] if codes else None)
+    if followed.outcome.state == "stopped":
+        if cancelled():
+            raise BrokenPipeError  # nobody reads what rank 0 says
+        raise Interrupted(f"stopped: run {run.id}; no rank is left running", details=known)
+    if progress.state != "done":
+        error = failure(run, followed)
+        if progress.errors and progress.errors[0].get("rank") is not None and codes:
+            error = ScriptFailed(error, codes[-1])
+        error.details = known
+        raise error
+    return progress
+
+
+def script_result(run: ScriptRun, progress: RunProgress, exit_code: int | None) -> dict[str, Any]:
+    """The result of `run --json`; exit_code is None where no rank was started."""
+    return {
+        "run": run.id,
+        "state": progress.state,
+        "exit_code": exit_code,
+        "world_size": run.plan.world_size,
+        "seconds": progress.seconds,
+        "logs": run.logs,
+    }

@@ -1,0 +1,372 @@
+"""Who runs where: from the facts of a cluster and a recipe to one launch. Pure functions only."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeVar
+
+from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.errors import PlanError
+from ftcluster.planning import explain
+from ftcluster.planning.backends import choose_backend, choose_ipex, stack_of
+from ftcluster.planning.batch import Batch
+from ftcluster.planning.memory import ModelSize
+from ftcluster.planning.oneccl import BACKEND, WORKERS
+from ftcluster.planning.placement import Layout, RankPlan, lay_out
+from ftcluster.planning.rank_counts import choose_counts, wish_of
+from ftcluster.recipe.recipe import Recipe
+from ftcluster.stacks.catalog import Stack
+from ftcluster.text.host_names import short_names
+
+BF16_FLAG, AMX_FLAG = "avx512_bf16", "amx_bf16"
+WORTH_LEAVING_OUT = 1.2  # how much faster the others alone have to be for the plan to say so
+LOOPBACKS = ("127.", "::1", "localhost")
+LOOPBACK = "127.0.0.1"
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One choice of the plan and why it was made.
+
+    Attributes:
+        what: the thing decided, e.g. "precision".
+        value: what was chosen, as text.
+        why: the reason, one line.
+        hosts: those it was decided for; none: all together.
+    """
+
+    what: str
+    value: str
+    why: str
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        """The thing decided and for whom: "ranks on node1-node7"."""
+        return f"{self.what} on {short_names(self.hosts)}" if self.hosts else self.what
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """What one host does.
+
+    Attributes:
+        name: the inventory's name.
+        address: what mpirun and the ranks call it.
+        interface: its network interface with that address, or "".
+        placement: what each of its ranks gets, by local rank.
+        allocator: the allocator's library for LD_PRELOAD, or "".
+        openmp: Intel's OpenMP library for LD_PRELOAD, or "".
+    """
+
+    name: str
+    address: str
+    interface: str
+    placement: tuple[RankPlan, ...]
+    allocator: str
+    openmp: str
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes on this host."""
+        return len(self.placement)
+
+    @property
+    def threads_per_rank(self) -> int:
+        """OpenMP threads of the process that has the fewest."""
+        return min(rank.threads for rank in self.placement)
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Libraries for LD_PRELOAD."""
+        return tuple(library for library in (self.allocator, self.openmp) if library)
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One launch, complete and without any doubt left.
+
+    Attributes:
+        hosts: the hosts that take part, the head first; rank 0 runs on the head.
+        prefix: the folder of the cluster on the head.
+        backend: the torch.distributed backend.
+        precision: bf16 or fp32.
+        ipex: whether IPEX optimizes the model.
+        rank_user: the account that ranks run as, or "" for the login user.
+        decisions: every choice with its reason.
+    """
+
+    hosts: tuple[HostPlan, ...]
+    prefix: str
+    backend: str
+    precision: str
+    ipex: bool
+    rank_user: str
+    decisions: tuple[Decision, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on all hosts together."""
+        return sum(host.ranks for host in self.hosts)
+
+    @property
+    def master_address(self) -> str:
+        """Where the ranks meet; the port is taken on the head at the launch."""
+        return self.hosts[0].address
+
+    @property
+    def interface(self) -> str:
+        """The head's network interface with that address, or ""."""
+        return self.hosts[0].interface
+
+
+def first_hosts(facts: ClusterFacts, count: int) -> ClusterFacts:
+    """The head and the hosts after it, `count` in all.
+
+    Raises:
+        PlanError: there are fewer.
+    """
+    if count > len(facts.hosts):
+        there = ", ".join(host.name for host in facts.hosts)
+        raise PlanError(
+            f"{count} hosts are asked for, the cluster has {len(facts.hosts)}: {there}",
+            "take fewer: --nodes N, or set up more with ftcluster setup",
+        )
+    return ClusterFacts(hosts=facts.hosts[:count])
+
+
+def plan(
+    facts: ClusterFacts,
+    recipe: Recipe | None,
+    stacks: Mapping[str, Stack],
+    ranks_per_host: int | None = None,
+    model: ModelSize | None = None,
+) -> LaunchPlan:
+    """Decide who runs where.
+
+    Args:
+        facts: the hosts; the first one is the head.
+        recipe: what is trained; None for a program of the user's own, whose batch and memory are
+            not known.
+        stacks: all stacks by name; the hosts have one of them.
+        ranks_per_host: the user's word, above the recipe's.
+        model: its size, where it is known; the plan then looks to it that it fits.
+
+    Raises:
+        PlanError: hosts have different stacks, or addresses that others cannot use; a host has
+            fewer cores than ranks, or too little memory; the batch has fewer samples than there are
+            ranks; the recipe asks for what the stack lacks. All of it at once, with every host that
+            it is about and what it has.
+    """
+    facts = _by_loopback(facts)
+    problems = _Problems()
+    problems.of(_check_addresses, facts)
+    stack = problems.of(stack_of, facts, stacks)
+    ipex = problems.of(choose_ipex, recipe, facts.hosts, stack, stacks) if stack else None
+    precision, precision_why = _precision(recipe, facts.hosts)
+    batch = Batch(precision=precision)
+    if recipe:
+        batch = Batch.of(recipe, precision, model, ipex=bool(ipex and ipex[0]))
+    chosen = problems.of(choose_counts, facts, wish_of(recipe, ranks_per_host), batch) or {}
+    counts = {name: count.ranks for name, count in chosen.items()}
+    world = sum(counts.values())
+    layouts = {
+        host.name: lay_out(host, counts[host.name], world > 1)
+        for host in facts.hosts
+        if host.name in counts
+    }
+    backend = None
+    if layouts:
+        problems.of(batch.check_samples, world, len(facts.hosts))
+        problems.of(batch.check_memory, facts, counts)
+        if stack:
+            fewest = min(layout.cores for layout in layouts.values())
+            backend = problems.of(choose_backend, recipe, world, fewest, stack, stacks)
+    if problems.found or not ipex or not backend:
+        raise problems.together()
+
+    workers = WORKERS if backend[0] == BACKEND else 0
+    decided = _Decisions()
+    hosts: list[HostPlan] = []
+    before = 0  # ranks on the hosts before this one
+    for host in facts.hosts:
+        layout = layouts[host.name]
+        if workers:
+            layout = lay_out(host, counts[host.name], world > 1, workers)
+        found = _of_host(host, layout, world, workers, len(facts.hosts))
+        decided.add("ranks", str(len(layout.ranks)), chosen[host.name].why, host.name)
+        for what, (value, why) in found.items():
+            decided.add(what, value, why, host.name)
+        placement = tuple(
+            replace(rank, samples=batch.share(before + index, world))
+            for index, rank in enumerate(layout.ranks)
+        )
+        before += len(placement)
+        hosts.append(
+            HostPlan(
+                name=host.name,
+                address=host.network_address,
+                interface=host.network_interface,
+                placement=placement,
+                allocator=host.tcmalloc,
+                openmp=host.openmp,
+            )
+        )
+    decided.add("precision", precision, precision_why)
+    decided.add("ipex", "on" if ipex[0] else "off", ipex[1])
+    decided.add("backend", *backend)
+    if batch.samples is not None:
+        decided.add("batch", *batch.decision(batch.samples, world))
+        decided.add("memory per rank", *batch.memory_decision(world))
+    decided.add("meeting point", *explain.meeting_point(facts))
+    uneven = _uneven(hosts)
+    if uneven:
+        decided.add("pace", *uneven)
+    return LaunchPlan(
+        hosts=tuple(hosts),
+        prefix=facts.head.prefix,
+        backend=backend[0],
+        precision=precision,
+        ipex=ipex[0],
+        rank_user=facts.head.rank_user,
+        decisions=decided.grouped(),
+    )
+
+
+def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
+    """The same, but ranks that are all on one host meet where no other host reaches them."""
+    if len(facts.hosts) > 1:
+        return facts
+    head = replace(facts.head, network_address=LOOPBACK, network_interface="lo")
+    return ClusterFacts((head,))
+
+
+def _of_host(
+    host: HostFacts, layout: Layout, world: int, workers: int, hosts: int
+) -> dict[str, tuple[str, str]]:
+    """What was decided for one host, with the reasons."""
+    return {
+        "threads per rank": explain.threads(host, layout, world, workers),
+        "cores for the system": explain.system(host, layout),
+        "memory": explain.memory(host, layout),
+        "allocator": explain.allocator(host),
+        "OpenMP": explain.openmp(host),
+        "network interface": explain.interface(host, hosts),
+    }
+
+
+class _Problems:
+    """Everything that keeps a launch from being possible."""
+
+    def __init__(self) -> None:
+        self.found: list[PlanError] = []
+
+    def of(
+        self,
+        check: Callable[_Arguments, _Result],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result | None:
+        """What a check returns; None where it raises, and its error is kept."""
+        try:
+            return check(*args, **kwargs)
+        except PlanError as error:
+            self.found.append(error)
+            return None
+
+    def together(self) -> PlanError:
+        """One error of all."""
+        if len(self.found) == 1:
+            return self.found[0]
+        words = "\n".join(map(str, self.found)).replace("\n", "\n  ")
+        return PlanError(f"{len(self.found)} things stand in the way\n  {words}")
+
+
+class _Decisions:
+    """Decisions in the order they are made; those that are the same on several hosts once."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[tuple[str, str, str], list[str]] = {}
+
+    def add(self, what: str, value: str, why: str, host: str = "") -> None:
+        """Add a decision, of one host or of all together."""
+        self._hosts.setdefault((what, value, why), []).extend([host] if host else [])
+
+    def grouped(self) -> tuple[Decision, ...]:
+        """All, those about the same thing beside each other."""
+        order = list(dict.fromkeys(what for what, _, _ in self._hosts))
+        found = [Decision(*made, tuple(hosts)) for made, hosts in self._hosts.items()]
+        return tuple(sorted(found, key=lambda decision: order.index(decision.what)))
+
+
+def _check_addresses(facts: ClusterFacts) -> None:
+    """Make sure that hosts of a cluster of several reach each other.
+
+    Raises:
+        PlanError: an address leads back to the host that uses it, or two hosts have the same.
+    """
+    if len(facts.hosts) == 1:
+        return
+    lines = [
+        f"{host.name} has the address {host.network_address or '(none)'}"
+        for host in facts.hosts
+        if not host.network_address
+        or host.network_address.startswith(LOOPBACKS)
+        or host.network_interface == "lo"
+    ]
+    if lines:
+        raise PlanError(
+            "other hosts cannot reach a loopback address\n  " + "\n  ".join(lines),
+            "set ftcluster_address=ADDRESS for it in the inventory and run ftcluster setup again",
+        )
+    names: dict[str, list[str]] = {}
+    for host in facts.hosts:
+        names.setdefault(host.network_address, []).append(host.name)
+    twice = [f"{', '.join(same)} at {address}" for address, same in names.items() if same[1:]]
+    if twice:
+        raise PlanError(
+            "several hosts have the same address\n  " + "\n  ".join(twice),
+            "each host once: take the others out of the inventory and run ftcluster setup again",
+        )
+
+
+def _precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple[str, str]:
+    if recipe and recipe.precision != "auto":
+        return recipe.precision, f"as recipe {recipe.name} says"
+    without = [host.name for host in hosts if not _has_bf16(host)]
+    if not without:
+        return "bf16", "every host has AMX or AVX512-BF16"
+    others = "" if len(without) == len(hosts) else "; without these hosts it would be bf16"
+    names = short_names(without)
+    return "fp32", f"no AMX or AVX512-BF16 on {names}, where bf16 is slower{others}"
+
+
+def _has_bf16(host: HostFacts) -> bool:
+    """Whether bf16 is faster than fp32 there; a kernel may refuse AMX, but not AVX512."""
+    return BF16_FLAG in host.cpu_flags or (AMX_FLAG in host.cpu_flags and host.amx == "usable")
+
+
+def _uneven(hosts: Sequence[HostPlan]) -> tuple[str, str] | None:
+    """What the plan says where small ranks keep large ones waiting; None where they hardly do.
+
+    Ranks have equal shares of a batch, so all are as fast as the one with the fewest threads.
+    """
+    threads = {host.name: host.threads_per_rank for host in hosts}
+
+    def speed(least: int) -> int:
+        """Threads that are busy where only hosts with so many a rank take part."""
+        return least * sum(host.ranks for host in hosts if threads[host.name] >= least)
+
+    fewest = min(threads.values())
+    best = max(sorted(set(threads.values())), key=speed)
+    if speed(best) < WORTH_LEAVING_OUT * speed(fewest):
+        return None
+    slow = [name for name, count in threads.items() if count < best]
+    return f"that of {short_names([name for name in slow if threads[name] == fewest])}", (
+        f"ranks have equal shares of a batch, and those with {fewest} "
+        f"thread{'s' * (fewest > 1)} keep those with up to {max(threads.values())} waiting; "
+        f"without {short_names(slow)} the others alone would compute "
+        f"{speed(best) / speed(fewest):.1f} times as much"
+    )

@@ -1,0 +1,1 @@
+"""Setup, teardown and check: the stages of playbooks."""

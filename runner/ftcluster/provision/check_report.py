@@ -1,0 +1,148 @@
+"""The result of `ftcluster check` as one document; docs/check.md says what each key is. Pure."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from ftcluster.provision.check import Found
+from ftcluster.provision.stages import stack_name
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem or warning.
+
+    Attributes:
+        host: the inventory's name, or "" where it concerns all hosts.
+        what: what was found, in words.
+        hint: what to do about it, or "".
+        kind: one of docs/check.md's.
+    """
+
+    host: str
+    what: str
+    hint: str
+    kind: str
+
+
+def document(found: Found) -> dict[str, Any]:
+    """Everything that is known of the cluster, JSON-ready."""
+    problems, warnings = list(_problems(found)), list(_warnings(found))
+    report = found.report or {}
+    links = report.get("links", [])
+    # --limit can leave the head out, which starts the ranks all the same
+    head = next((row["name"] for row in report.get("hosts", [])), found.inventory.head)
+    return {
+        "format": FORMAT,
+        "state": "unfit" if problems else "fit",
+        "inventory": found.inventory.name,
+        "head": head,
+        "hosts": [_host(name, found) for name in _names(found)],
+        "pairs": links,
+        "latency_us": spread([link["latency_us"] for link in links]),
+        "mb_per_second": spread([link["mb_per_second"] for link in links]),
+        "all_reduce_ms": report.get("all_reduce_ms"),
+        "packages": report.get("packages", 0),
+        "problems": [asdict(finding) for finding in problems],
+        "warnings": [asdict(finding) for finding in warnings],
+        "seconds": round(found.seconds, 1),
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Least, median and greatest of the values, None where there are none."""
+    if not values:
+        return None
+    return {"min": min(values), "median": round(median(values), 2), "max": max(values)}
+
+
+def _names(found: Found) -> list[str]:
+    """The hosts that were asked; the head too where it started the ranks of others."""
+    measured = [row["name"] for row in (found.report or {}).get("hosts", [])]
+    return list(dict.fromkeys([*found.inventory.hosts, *measured]))
+
+
+def _host(name: str, found: Found) -> dict[str, Any]:
+    facts = found.facts.get(name, {})
+    rows = (found.report or {}).get("hosts", [])
+    row: dict[str, Any] = next((row for row in rows if row["name"] == name), {})
+    interface = row.get("interface") or facts.get("network_interface", "")
+    speeds = {nic["name"]: nic["speed_mbits"] for nic in facts.get("nics", [])}
+    return {
+        "name": name,
+        "answers": bool(facts or row),
+        "address": row.get("address") or facts.get("network_address", ""),
+        "os": facts.get("os", ""),
+        "kernel": facts.get("kernel", ""),
+        "cpu": facts.get("cpu_model", ""),
+        "generation": facts.get("cpu_generation", ""),
+        "sockets": facts.get("sockets"),
+        "cores": facts.get("cores"),
+        "numa_nodes": facts.get("numa_nodes"),
+        "memory_bytes": facts.get("memory_bytes"),
+        "free_bytes": facts.get("free_bytes"),
+        "interface": interface,
+        "interface_mbits": row.get("interface_mbits") or speeds.get(interface),
+        "stack": stack_name(facts.get("current", "")),
+        "python": row.get("python", ""),
+        "versions": row.get("versions", {}),
+        "computes_with": row.get("kernel", ""),
+        "speed": row.get("speed"),
+    }
+
+
+def _problems(found: Found) -> Iterator[Finding]:
+    for name in found.inventory.hosts:
+        failure = found.failures.get(name)
+        if failure and failure.unreachable:
+            what = f"it does not answer: {_reason(failure.message)}"
+            yield Finding(name, what, "see that it is on and that ssh reaches it", "unreachable")
+        elif failure:
+            yield Finding(name, f"{failure.task}: {failure.message}", "", "ansible")
+        for sentence in found.problems.get(name, []):
+            yield _split(name, sentence, "preflight")
+        facts = found.facts.get(name)
+        if facts and not facts.get("current"):
+            what = f"no stack is set up in {facts.get('prefix', '')}"
+            yield Finding(name, what, "run ftcluster setup", "stack")
+    for problem in (found.report or {}).get("problems", []):
+        # an older package on the hosts says sentences
+        yield Finding("", problem, "", "launch") if isinstance(problem, str) else Finding(**problem)
+
+
+def _warnings(found: Found) -> Iterator[Finding]:
+    for name in found.inventory.hosts:
+        for sentence in found.notices.get(name, []):
+            yield _split(name, sentence, "preflight")
+        facts = found.facts.get(name, {})
+        if facts.get("current") and not facts.get("tcmalloc"):
+            what = "it has no tcmalloc; a training step takes 15 to 35 % longer without it"
+            hint = "install it (libtcmalloc-minimal4), or run ftcluster setup as a user with root"
+            yield Finding(name, what, hint, "allocator")
+    head = found.inventory.head
+    if found.report is None and head in found.failures:
+        what = "nothing was measured, because the head starts the ranks of all hosts"
+        yield Finding(head, what, "mend the head first", "unmeasured")
+    if found.report and "links" not in found.report:
+        what = "its package ftcluster-train is older than this command, so nothing was measured"
+        yield Finding(head, what, "run ftcluster setup", "unmeasured")
+    for warning in (found.report or {}).get("warnings", []):
+        yield Finding(**warning)
+
+
+def _reason(message: str) -> str:
+    """What ssh itself says, without Ansible's words around it."""
+    late = re.search(r"Timeout \((\d+)s\) waiting for privilege escalation prompt", message)
+    if late:
+        return f"nothing was heard of it for {late[1]} s"
+    return message.strip().rpartition("\n")[2].rpartition("via ssh: ")[2]
+
+
+def _split(host: str, sentence: str, kind: str) -> Finding:
+    """A sentence of preflight: what is wrong; what to do about it."""
+    what, _, hint = sentence.partition("; ")
+    return Finding(host, what, hint, kind)

@@ -1,0 +1,127 @@
+"""The document of `ftcluster check` as lines for a person. Pure functions only."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ftcluster.progress.format import duration
+
+MATRIX_HOSTS = 8  # more would not fit a terminal's width
+WORST_PAIRS = 3
+HEADS = (
+    "host", "address", "CPU", "cores", "memory", "network", "torch", "computes with",
+    "bf16 GFLOP/s", "fp32 GFLOP/s", "of median", "load",
+)  # fmt: skip
+
+Document = Mapping[str, Any]
+
+
+def lines(document: Document) -> Iterator[str]:
+    """The whole result."""
+    yield from table([HEADS, *(_row(host) for host in document["hosts"])])
+    pairs = document["pairs"]
+    if pairs:
+        yield ""
+        yield from _network(document)
+        names = list(dict.fromkeys(name for pair in pairs for name in pair["hosts"]))
+        if 2 < len(names) <= MATRIX_HOSTS:
+            yield from table(matrix(names, pairs))
+    for title, key in (("problems", "problems"), ("warnings", "warnings")):
+        if document[key]:
+            yield ""
+            yield f"{title}:"
+            yield from _findings(document[key])
+    yield ""
+    yield summary(document)
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows with their cells below one another; columns that are empty are left out."""
+    used = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
+    widths = {column: max(len(row[column]) for row in rows) for column in used}
+    for row in rows:
+        yield "  ".join(row[column].ljust(widths[column]) for column in used).rstrip()
+
+
+def matrix(names: Sequence[str], pairs: Sequence[Document]) -> list[list[str]]:
+    """All pairs: latency above the diagonal, bandwidth below it."""
+    of = {tuple(pair["hosts"]): pair for pair in pairs}
+
+    def cell(row: int, column: int) -> str:
+        key = (names[min(row, column)], names[max(row, column)])
+        pair = of.get(key) or of.get(key[::-1])
+        if row == column or not pair:
+            return "-"
+        if row < column:
+            return f"{pair['latency_us']:.0f}"
+        return _mb(pair["mb_per_second"])
+
+    everyone = range(len(names))
+    return [
+        ["us \\ MB/s", *names],
+        *([names[row], *(cell(row, column) for column in everyone)] for row in everyone),
+    ]
+
+
+def summary(document: Document) -> str:
+    """The last line."""
+    count = len(document["hosts"])
+    words = [f"{count} host{'s' * (count != 1)}"]
+    for key in ("problems", "warnings"):
+        number = len(document[key])
+        if number:
+            words.append(f"{number} {key[: None if number > 1 else -1]}")
+    return f"{document['state']}: {', '.join(words)}, {duration(document['seconds'])}"
+
+
+def _row(host: Document) -> tuple[str, ...]:
+    speed = host["speed"] or {}
+    generation, memory, mbits = host["generation"], host["memory_bytes"], host["interface_mbits"]
+    relative = speed.get("relative")
+    return (
+        host["name"],
+        host["address"] if host["answers"] else "does not answer",
+        generation if generation not in ("", "other") else host["cpu"],
+        str(host["cores"] or ""),
+        f"{memory / 1e9:.0f} GB" if memory else "",
+        host["interface"] + (f" {mbits / 1000:g} Gbit/s" if mbits else ""),
+        host["versions"].get("torch", ""),
+        host["computes_with"],
+        *(f"{speed[key]:.0f}" if speed.get(key) else "" for key in ("bf16_gflops", "fp32_gflops")),
+        f"{relative:.2f}" if relative else "",
+        f"{speed['load_average']:.1f}" if speed else "",
+    )
+
+
+def _network(document: Document) -> Iterator[str]:
+    pairs, slow = document["pairs"], document["mb_per_second"]
+    late = document["latency_us"]
+    if len(pairs) == 1:
+        one, other = pairs[0]["hosts"]
+        yield f"{one} to {other}: {late['max']:.0f} us, {_mb(slow['min'])} MB/s"
+        return
+    times = " / ".join(f"{late[key]:.0f}" for key in ("min", "median", "max"))
+    speeds = " / ".join(_mb(slow[key]) for key in ("min", "median", "max"))
+    yield f"{len(pairs)} pairs (min / median / max): {times} us, {speeds} MB/s"
+    worst = sorted(pairs, key=lambda pair: float(pair["mb_per_second"]))[:WORST_PAIRS]
+    yield "slowest: " + ", ".join(
+        f"{' to '.join(pair['hosts'])} {_mb(pair['mb_per_second'])} MB/s" for pair in worst
+    )
+
+
+def _findings(findings: Sequence[Document]) -> Iterator[str]:
+    """One line each, hosts with the same one together; below it what to do, once for all alike."""
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        hosts.setdefault((finding["hint"], finding["what"]), []).append(finding["host"])
+    for hint in dict.fromkeys(hint for hint, _ in hosts):
+        for what in [what for same, what in hosts if same == hint]:
+            where = ", ".join(name for name in hosts[hint, what] if name)
+            first, *rest = f"{where}: {what}".splitlines() if where else what.splitlines()
+            yield f"  {first}"
+            yield from (f"    {line}" for line in rest)
+        if hint:
+            yield f"    {hint}"
+
+
+def _mb(speed: float) -> str:
+    return f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}"

@@ -1,0 +1,193 @@
+"""The forms that data have in a folder, one a kind of task: each file and line is checked."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ftcluster.errors import InputError, raise_together
+from ftcluster.recipe.recipe import Recipe
+from ftcluster.recipe.tasks import CausalLm, QuestionAnswering, TextClassification
+
+MAX_PROBLEMS = 10  # a list longer than this helps nobody
+
+Row = dict[str, Any]
+CheckRow = Callable[[Row], str]  # what is wrong with a row, or an empty string
+
+
+def check_data_folder(folder: Path, recipe: Recipe) -> None:
+    """Make sure that a folder holds data in the form that the recipe's task needs.
+
+    Raises:
+        InputError: every problem found, each with file and line.
+    """
+    if not folder.is_dir():
+        raise InputError(f"data folder {folder} does not exist")
+    options = recipe.options
+    match options:
+        case TextClassification():
+            splits, form = ("train", *options.validation_splits), _classification_form(options)
+            problems = _check_splits(folder, splits, classification_row(options))
+        case QuestionAnswering():
+            splits, form = ("train", "validation"), _answering_form(options)
+            problems = _check_splits(folder, splits, answering_row(options))
+        case CausalLm():
+            form = (
+                f"it has texts in *.txt, or train.jsonl whose lines are JSON objects with "
+                f"{options.text_column}"
+            )
+            problems = _check_texts(folder, text_row(options))
+    raise_together(problems, f"data folder {folder} cannot be used", form)
+
+
+def _check_splits(folder: Path, splits: Sequence[str], check: CheckRow) -> list[str]:
+    problems: list[str] = []
+    for split in splits:
+        file = folder / f"{split}.jsonl"
+        if file.is_file():
+            problems += _check_jsonl(file, check)
+        else:
+            problems.append(f"{file} does not exist; the folder has: {_listing(folder)}")
+    return problems
+
+
+def _check_texts(folder: Path, check: CheckRow) -> list[str]:
+    """A folder of texts; validation.txt or validation.jsonl is optional."""
+    texts = sorted(folder.glob("*.txt"))
+    rows = [folder / f"{split}.jsonl" for split in ("train", "validation")]
+    if rows[0].is_file():
+        return [line for file in rows if file.is_file() for line in _check_jsonl(file, check)]
+    problems = [problem for file in texts for problem in _check_text(file)]
+    if not [file for file in texts if file.stem != "validation"]:
+        problems.append(f"there is no text to train on; the folder has: {_listing(folder)}")
+    return problems
+
+
+def _check_text(file: Path) -> list[str]:
+    try:
+        with file.open(encoding="utf-8") as lines:
+            blank = True
+            for line in lines:
+                blank = blank and not line.strip()
+    except UnicodeDecodeError as error:
+        return [f"{file}: not UTF-8: {error.reason}"]
+    except OSError as error:
+        return [f"{file}: cannot be read: {error.strerror}"]
+    return [f"{file} is empty"] if blank else []
+
+
+def _listing(folder: Path) -> str:
+    return ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+
+
+def _check_jsonl(file: Path, check: CheckRow) -> list[str]:
+    problems: list[str] = []
+    rows = 0
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                rows += 1
+                problem = _check_line(line, check)
+                if problem:
+                    problems.append(f"{file}:{number}: {problem}")
+                if len(problems) >= MAX_PROBLEMS:
+                    problems.append(f"{file}: not read further after {MAX_PROBLEMS} problems")
+                    break
+    except UnicodeDecodeError as error:
+        problems.append(f"{file}: not UTF-8: {error.reason} at byte {error.start}")
+    except OSError as error:
+        problems.append(f"{file}: cannot be read: {error.strerror}")
+    if rows == 0 and not problems:
+        problems.append(f"{file} is empty")
+    return problems
+
+
+def _check_line(line: str, check: CheckRow) -> str:
+    """What is wrong with one line of JSONL, or an empty string."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        return f"broken JSON: {error.msg} at column {error.colno}"
+    if not isinstance(row, dict):
+        return f"a {type(row).__name__} where a JSON object is needed"
+    return check(row)
+
+
+def _check_columns(row: Row, texts: Sequence[str], others: Sequence[str] = ()) -> str:
+    missing = [name for name in (*texts, *others) if name not in row]
+    if missing:
+        return f"no column {', '.join(missing)}; found {', '.join(map(str, row)) or 'none'}"
+    for name in texts:
+        if not isinstance(row[name], str):
+            return f"{name} is {row[name]!r}, not a text"
+    return ""
+
+
+def classification_row(options: TextClassification) -> CheckRow:
+    """What checks a row for TextClassification: texts, and a class or a number."""
+    column = options.label_column
+
+    def check(row: Row) -> str:
+        problem = _check_columns(row, options.text_columns, [column])
+        if problem:
+            return problem
+        label = row[column]
+        if options.regression:
+            number = isinstance(label, int | float) and not isinstance(label, bool)
+            finite = number and math.isfinite(label)
+            return "" if finite else f"{column} is {label!r}, not a number"
+        if isinstance(label, bool) or not isinstance(label, int) or label < 0:
+            return f"{column} is {label!r}, not a class number (0, 1, ...)"
+        return ""
+
+    return check
+
+
+def _classification_form(options: TextClassification) -> str:
+    files = " and ".join(f"{split}.jsonl" for split in ("train", *options.validation_splits))
+    label = "a number" if options.regression else "0, 1, ..."
+    return (
+        f"each line of {files} is one JSON object with {', '.join(options.text_columns)} (text) "
+        f"and {options.label_column} ({label})"
+    )
+
+
+def answering_row(options: QuestionAnswering) -> CheckRow:
+    """What checks a row for QuestionAnswering: texts, and answers that stand where they say."""
+    column = options.answers_column
+
+    def check(row: Row) -> str:
+        problem = _check_columns(row, [options.question_column, options.context_column], [column])
+        if problem:
+            return problem
+        answers, context = row[column], row[options.context_column]
+        if not isinstance(answers, dict) or not {"text", "answer_start"} <= set(answers):
+            return f"{column} is {answers!r}, not an object with text and answer_start"
+        texts, starts = answers["text"], answers["answer_start"]
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            return f"text and answer_start of {column} are not two lists of one length"
+        for text, start in zip(texts, starts, strict=True):
+            if not isinstance(text, str) or not isinstance(start, int) or start < 0:
+                return f"{column} has {text!r} at {start!r}, not a text at a character's number"
+            found = context[start : start + len(text)]
+            if found != text:
+                return f"the answer {text!r} is not at {start} of the context, {found!r} is there"
+        return ""
+
+    return check
+
+
+def _answering_form(options: QuestionAnswering) -> str:
+    return (
+        "each line of train.jsonl and validation.jsonl is one JSON object with "
+        f"{options.question_column}, {options.context_column} (text) and {options.answers_column} "
+        '({"text": [...], "answer_start": [...]}, empty lists where there is no answer)'
+    )
+
+
+def text_row(options: CausalLm) -> CheckRow:
+    """What checks a row for CausalLm."""
+    return lambda row: _check_columns(row, [options.text_column])

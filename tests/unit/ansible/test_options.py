@@ -1,0 +1,118 @@
+import getpass
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.ansible.options import asked, passed_on, remembered
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that stands for memory."""
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "memory"))
+    return tmp_path / "memory"
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
+    """Answer the questions in turn; returns the questions."""
+    questions: list[str] = []
+    left: Iterator[str] = iter(words)
+
+    def answer(question: str) -> str:
+        questions.append(question)
+        return next(left)
+
+    monkeypatch.setattr(getpass, "getpass", answer)
+    return questions
+
+
+def test_options_go_on_as_often_as_they_were_given() -> None:
+    options: dict[str, Any] = {
+        "--limit": ["a,b"], "--extra-vars": ["x=1", "@f.yml"], "--check": True, "--diff": False,
+        "words": ["i.ini"], "--ask-pass": True,
+    }  # fmt: skip
+    assert passed_on(options, ("--check", "--diff")) == (
+        "--limit", "a,b", "--extra-vars", "x=1", "--extra-vars", "@f.yml", "--check",
+    )  # fmt: skip
+    assert passed_on(options) == passed_on(options, ())
+    assert "--check" not in passed_on(options)
+    assert passed_on({}) == ()
+
+
+def test_only_how_to_reach_the_hosts_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").touch()
+    (tmp_path / "ops").touch()
+    given = (
+        "--limit", "a", "--extra-vars", "secret=1", "--user", "ops", "--private-key", "key",
+        "--vault-id", "prod@prompt", "--check",
+    )  # fmt: skip
+    assert remembered(given) == (
+        "--user", "ops", "--private-key", f"{tmp_path}/key", "--vault-id", "prod@prompt",
+    )  # fmt: skip
+    assert remembered(()) == ()
+
+
+def test_what_was_remembered_stays_as_it_is(tmp_path: Path) -> None:
+    once = remembered(("--private-key", str(tmp_path)))
+    assert remembered(once) == once
+
+
+def test_nothing_is_asked_that_is_not_wanted(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = answers(monkeypatch)
+    with asked({"--ask-pass": False}) as arguments:
+        assert arguments == ()
+    assert questions == []
+    assert list(memory.iterdir()) == []
+
+
+def test_answers_are_in_private_files_that_go_away(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = answers(monkeypatch, "bec", "pässword")
+    before = os.umask(0)
+    try:
+        with asked({"--ask-become-pass": True, "--ask-pass": True}) as arguments:
+            assert arguments[0::2] == ("--become-password-file", "--connection-password-file")
+            files = [Path(name) for name in arguments[1::2]]
+            assert [file.read_text("utf-8") for file in files] == ["bec\n", "pässword\n"]
+            assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+            assert files[0].parent.stat().st_mode & 0o777 == 0o700
+            assert files[0].parent.parent == memory
+    finally:
+        os.umask(before)
+    assert questions == ["BECOME password: ", "SSH password: "]
+    assert list(memory.iterdir()) == []
+
+
+def test_answers_go_away_when_the_command_fails(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, "secret")
+
+    def fails() -> None:
+        with asked({"--ask-vault-pass": True}):
+            assert len(list(memory.iterdir())) == 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fails()
+    assert list(memory.iterdir()) == []
+
+
+def test_a_question_that_is_broken_off_leaves_nothing(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_off(_question: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(getpass, "getpass", broken_off)
+    with pytest.raises(KeyboardInterrupt), asked({"--ask-pass": True}):
+        pytest.fail("there is no answer")
+    assert list(memory.iterdir()) == []

@@ -1,0 +1,174 @@
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ftcluster.ansible import playbook
+from ftcluster.ansible.playbook import (
+    TaskEvent,
+    _running,
+    descendants,
+    end_descendants,
+    read_event,
+    run_playbook,
+)
+
+
+def raw(event: str, **data: object) -> dict[str, object]:
+    base = {"play": "Stack", "task": "Install", "host": "n1", "resolved_action": "a.b.command"}
+    return {"event": event, "event_data": {**base, **data}}
+
+
+def test_ok_and_changed() -> None:
+    assert read_event(raw("runner_on_ok", res={"changed": False})) == TaskEvent(
+        "ok", "stack", "Install", "n1", "", "a.b.command", {"changed": False}
+    )
+    changed = read_event(raw("runner_on_ok", res={"changed": True}))
+    assert changed is not None
+    assert changed.kind == "changed"
+
+
+def test_a_debug_task_is_a_notice() -> None:
+    event = read_event(
+        raw("runner_on_ok", resolved_action="ansible.builtin.debug", res={"msg": "x"})
+    )
+    assert event is not None
+    assert event.message == "x"
+
+
+def test_an_ignored_failure_is_none() -> None:
+    event = read_event(raw("runner_on_failed", ignore_errors=True, res={"msg": "no"}))
+    assert event is not None
+    assert event.kind == "ok"
+
+
+def test_a_failure_tells_the_commands_last_words() -> None:
+    res = {"msg": "non-zero return code", "stderr": "1\n2\n3\n4\n5\nno space"}
+    event = read_event(raw("runner_on_failed", res=res))
+    assert event is not None
+    assert event.message == "non-zero return code\n2\n3\n4\n5\nno space"
+
+
+def test_a_failure_in_a_loop_tells_the_items() -> None:
+    res = {"results": [{"failed": False, "msg": "fine"}, {"failed": True, "msg": "broken"}]}
+    event = read_event(raw("runner_on_failed", res=res))
+    assert event is not None
+    assert event.message == "broken"
+
+
+def test_a_failure_without_words() -> None:
+    event = read_event(raw("runner_on_unreachable", res={}))
+    assert event is not None
+    assert (event.kind, event.message) == ("unreachable", "failed without a word")
+
+
+def test_other_events_are_passed_over() -> None:
+    assert read_event({"event": "verbose", "stdout": "hello"}) is None
+
+
+def test_processes_are_ended_also_in_sessions_of_their_own() -> None:
+    script = (
+        "import os, subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " start_new_session=True)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    pids = descendants(parent.pid)
+    assert len(pids) == 1
+    assert {parent.pid, *pids} <= set(descendants(os.getpid()))
+    end_descendants(os.getpid())
+    parent.wait(5)
+    parent.stdout.close()
+    for pid in pids:
+        assert not os.path.exists(f"/proc/{pid}") or "Z" in open(f"/proc/{pid}/stat").read()  # noqa: PTH110, PTH123, SIM115
+
+
+def write_playbook(folder: Path, script: str) -> tuple[str, Path]:
+    """A playbook of one task that runs a script here, and an inventory for it."""
+    path, inventory = folder / "slow.yml", folder / "inventory.ini"
+    path.write_text(
+        "- name: Slow\n  hosts: all\n  gather_facts: false\n  tasks:\n"
+        f"    - name: Wait\n      ansible.builtin.command: sh -c '{script}; echo {folder}'\n"
+    )
+    python = f"ansible_python_interpreter={sys.executable}"
+    inventory.write_text(f"localhost ansible_connection=local {python}\n")
+    return str(path), inventory
+
+
+def commands_with(words: str) -> list[bytes]:
+    """Command lines of all processes that have these words."""
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    return [command for command in commands if words.encode() in command]
+
+
+def test_a_playbook_that_takes_too_long_is_ended_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, inventory = write_playbook(tmp_path, "sleep 300")
+    events: list[TaskEvent] = []
+
+    def clock() -> float:
+        late = any(event.kind == "started" for event in events)
+        return time.monotonic() + (100 if late else 0)
+
+    # the limit is over as soon as the task runs, however slow Ansible starts
+    monkeypatch.setattr(playbook, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
+    outcome = run_playbook(path, (inventory,), {}, events.append, time_limit_seconds=100)
+    assert outcome.state == "timeout", outcome.output
+    assert events[-1].kind == "started"
+    assert commands_with(f"echo {tmp_path}") == []
+
+
+def test_nothing_secret_is_in_a_file_while_a_playbook_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(playbook, "memory_dir", lambda: memory)
+    monkeypatch.setenv("HF_TOKEN", "in-the-environment")
+    path, inventory = write_playbook(tmp_path, "test {{ planted | length }} = 15; sleep 1")
+    looked: list[str] = []
+
+    def look(event: TaskEvent) -> None:
+        if event.kind == "started":
+            looked.extend(path.read_text() for path in memory.rglob("*") if path.is_file())
+
+    outcome = run_playbook(
+        path, (inventory,), {"planted": "among-variables"}, look, time_limit_seconds=100
+    )
+    assert outcome.state == "done", outcome.output
+    assert looked, "its settings, at least"
+    assert not any("in-the-environment" in text or "among-variables" in text for text in looked)
+    assert list(memory.iterdir()) == []
+
+
+def test_a_playbook_that_is_cancelled_while_it_is_silent_is_ended_at_once(tmp_path: Path) -> None:
+    running = tmp_path / "running"
+    path, inventory = write_playbook(tmp_path, f"touch {running}; sleep 300")
+    cancelled_at = 0.0
+
+    def cancelled() -> bool:
+        # some time after the last event, when there is nothing more to read from Ansible
+        return bool(cancelled_at) and time.monotonic() > cancelled_at
+
+    def tick() -> None:
+        nonlocal cancelled_at
+        if not cancelled_at and running.exists():
+            cancelled_at = time.monotonic() + 0.5
+
+    outcome = run_playbook(
+        path, (inventory,), {}, lambda _event: None,
+        on_tick=tick, cancelled=cancelled, time_limit_seconds=100,
+    )  # fmt: skip
+    assert time.monotonic() - cancelled_at < 3
+    assert outcome.state == "stopped", outcome.output
+    assert commands_with(f"echo {tmp_path}") == []
+    assert [pid for pid in descendants(os.getpid()) if _running(pid)] == []

@@ -1,0 +1,234 @@
+import json
+import re
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ftcluster.ansible.options import passed_on
+from ftcluster.cli.main import build_parser, main
+from ftcluster.cli.setup import FLAGS
+from ftcluster.cli.train import prepare_run
+from ftcluster.cluster.saved import Cluster, recall, remember
+from ftcluster.errors import FtclusterError
+from ftcluster.launch.follow import new_run_id
+from ftcluster.recipe.recipe import load_recipe
+from tests.programs import ROOT
+from tests.unit.clusters import VM, cluster, host
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+def remembered() -> None:
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(VM)))
+
+
+def test_options_of_ansible_go_through_unchanged() -> None:
+    options = build_parser().parse_args(
+        ["setup", "i.ini", "--check", "--diff", "-l", "a,b", "--tags", "stack", "-e", "x=1",
+         "-e", "@f.yml"]
+    )  # fmt: skip
+    assert passed_on(vars(options), FLAGS) == (
+        "--limit", "a,b", "--tags", "stack", "--extra-vars", "x=1", "--extra-vars", "@f.yml",
+        "--check", "--diff",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["trian"],
+        ["setup", "--wrong"],
+        ["train", "--ranks-per-host", "0"],
+        ["train", "--ranks-per-host", "x"],
+    ],
+)
+def test_wrong_usage_is_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [["setup", "a.ini", "b.ini"], ["train", "mrpc", "quickstart"], ["demo", "x"]]
+)
+def test_too_many_words_are_wrong_usage(arguments: list[str]) -> None:
+    assert main(arguments) == 2
+
+
+def test_words_may_come_after_options(capsys: pytest.CaptureFixture[str]) -> None:
+    remembered()
+    assert main(["train", "--ranks-per-host", "1", "mrpc", "--dry-run", "precision=fp32"]) == 0
+    out = capsys.readouterr().out
+    assert "# precision: fp32 (as recipe mrpc says)" in out
+    assert "# ranks on localhost: 1 (as --ranks-per-host says)" in out
+
+
+def test_unknown_recipe_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "mprc"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: unknown recipe 'mprc'")
+    assert "did you mean mrpc?" in captured.err
+
+
+def test_a_failure_is_one_json_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "mprc", "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["state"] == "failed"
+    assert document["error"] == "unknown recipe 'mprc'"
+
+
+def test_run_ids_are_new(tmp_path: Path) -> None:
+    recipe = load_recipe("mrpc")
+    seen = set()
+    for _ in range(3):
+        run = new_run_id(recipe)
+        (tmp_path / "state/ftcluster/runs" / run).mkdir(parents=True)
+        seen.add(run)
+    assert len(seen) == 3
+
+
+def test_two_control_nodes_do_not_give_two_runs_the_same_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noon(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> "Noon":
+            return cls(2026, 1, 31, 12, tzinfo=tz)
+
+    monkeypatch.setattr("ftcluster.launch.follow.datetime", Noon)
+    ids = set()
+    for control in ("one", "other", "third"):
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / control))
+        ids.add(new_run_id(load_recipe("quickstart")))
+    assert len(ids) > 1
+    for run in ids:
+        assert re.fullmatch(r"quickstart-20260131-120000-[0-9a-f]{4}", run)
+
+
+def test_a_launch_takes_the_stack_in_use_and_not_the_folder_of_another_run(tmp_path: Path) -> None:
+    prefix = tmp_path / "prefix"
+    folder, link = prefix / "runs/quickstart-20260131-101500-7f3a", prefix / "current"
+    find, _ = yaml.safe_load((ROOT / "playbooks/tasks/new-run.yml").read_text())
+    values = {"{{ train_run_dir }}": str(folder), "{{ train_stack }}": str(link)}
+
+    def launch() -> "subprocess.CompletedProcess[str]":
+        argv = [values.get(word, word) for word in find["ansible.builtin.command"]["argv"]]
+        return subprocess.run(argv, check=False, capture_output=True, text=True)
+
+    none = launch()
+    assert none.returncode == 1
+    assert none.stderr == f"{link} leads to no stack: run ftcluster setup\n"
+    (prefix / "stacks/native-1").mkdir(parents=True)
+    link.symlink_to(prefix / "stacks/native-1")
+    assert launch().stdout == f"{prefix}/stacks/native-1\n"
+    assert folder.is_dir()
+    again = launch()
+    assert again.returncode != 0
+    assert "File exists" in again.stderr
+    for name in ("train", "run"):
+        [prepare, _] = yaml.safe_load((ROOT / f"playbooks/{name}.yml").read_text())
+        assert prepare["tasks"][0]["ansible.builtin.import_tasks"] == "tasks/new-run.yml"
+
+
+def test_train_before_setup_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train"]) == 1
+    assert "ftcluster setup inventory.ini" in capsys.readouterr().err
+
+
+def test_dry_run_says_why_and_what(capsys: pytest.CaptureFixture[str]) -> None:
+    remembered()
+    assert main(["train", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "# precision: bf16 (every host has AMX or AVX512-BF16)" in out
+    assert "/opt/ftcluster/current/bin/mpirun" in out
+
+
+def test_what_the_stack_lacks_is_told_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remembered()
+    assert main(["train", "training.use_ipex=true", "--dry-run"]) == 1
+    err = capsys.readouterr().err
+    assert "error: training.use_ipex=true, but the stack native has no IPEX" in err
+    assert "ftcluster setup --stack intel-2.8" in err
+
+
+def test_bad_data_and_bad_model_are_reported_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remembered()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "model").mkdir()
+    assert main(["train", "mrpc", "--data", "data", "--model", "./model"]) == 1
+    err = capsys.readouterr().err
+    assert "train.jsonl does not exist" in err
+    assert "no config.json" in err
+
+
+def test_data_of_another_name_drops_the_recipes_configuration() -> None:
+    remembered()
+    assert prepare_run("mrpc", []).recipe.data_config == "mrpc"
+    assert prepare_run("mrpc", [], data="mine/own").recipe.data_config is None
+    qqp = prepare_run("mrpc", ["data_config=qqp"], data="nyu-mll/glue").recipe
+    assert (qqp.data, qqp.data_config) == ("nyu-mll/glue", "qqp")
+
+
+def test_folders_are_copied_to_hosts_under_a_name_that_changes_with_them(tmp_path: Path) -> None:
+    remember(
+        Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(host("node0"), host("node1")))
+    )
+    data = tmp_path / "pairs"
+    data.mkdir()
+    for split in ("train", "validation"):
+        row = {"sentence1": "a", "sentence2": "b", "label": 0}
+        (data / f"{split}.jsonl").write_text(json.dumps(row))
+    run = prepare_run("mrpc", [], data=str(data))
+    [(source, path)] = run.folders
+    assert source == str(data)
+    assert path.startswith("/opt/ftcluster/data/pairs-")
+    assert run.recipe.data == path
+    (data / "train.jsonl").write_text(json.dumps({**row, "label": 1}))
+    assert prepare_run("mrpc", [], data=str(data)).recipe.data != path
+
+
+def test_folders_are_read_where_they_are_on_this_machine(tmp_path: Path) -> None:
+    remembered()
+    row = {"sentence1": "a", "sentence2": "b", "label": 0}
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
+    run = prepare_run("mrpc", [], data=str(tmp_path))
+    assert (run.recipe.data, run.folders) == (str(tmp_path), ())
+
+
+def test_a_missing_folder_that_can_only_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    remembered()
+    assert main(["train", "mrpc", "--data", "./none"]) == 1
+    assert "data folder none does not exist" in capsys.readouterr().err.replace("./", "")
+
+
+def test_what_is_remembered_survives_and_damage_is_told(tmp_path: Path) -> None:
+    remembered()
+    assert recall().facts == cluster(VM)
+    (tmp_path / "state/ftcluster/cluster.json").write_text("{")
+    with pytest.raises(FtclusterError, match="cannot be read"):
+        recall()
+
+
+def test_importing_the_command_line_needs_no_torch() -> None:
+    code = (
+        "import sys, ftcluster.cli.main; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env={"PYTHONPATH": ":".join(sys.path)})  # fmt: skip
+    assert done.stdout.strip() == "[]"

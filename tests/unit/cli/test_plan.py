@@ -1,0 +1,144 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.cli.main import main
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.cluster.saved import Cluster, remember
+from tests.unit.clusters import VM, cluster, host
+from tests.unit.planning.test_memory import write_weights
+
+GOLDEN = Path(__file__).parents[1] / "planning/golden"
+TWO = cluster(
+    host("node1", cores=64, numa_nodes=2, network_address="10.0.0.1"),
+    host("node2", cores=64, numa_nodes=2, network_address="10.0.0.2"),
+)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=TWO))
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["plan", *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_hosts_decisions_and_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "mrpc", "precision=fp32"]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[:3] == [
+        "# host         rank  CPUs   threads  memory  samples  allocator                 interface",
+        "# node1-node2  0     0-31   31       node 0  8        libtcmalloc_minimal.so.4  eth0",
+        "#              1     32-63  31       node 1  8",
+    ]
+    assert "# ranks on node1-node2: 2 (one a NUMA node: " in out
+    assert "# precision: fp32 (as recipe mrpc says)" in out
+    assert "job.json" in out
+    assert "ftcluster_train.prepare" in out
+    assert lines[-1].startswith("  /opt/ftcluster/current/bin/mpirun -machinefile ")
+    assert not list(Path.cwd().glob("state/ftcluster/runs/*"))  # nothing is left behind
+
+
+def test_train_with_dry_run_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for words in (["plan", "mrpc"], ["train", "mrpc", "--dry-run"]):
+        assert main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shown.append([line for line in lines if "runs/mrpc-" not in line and "_RUN=" not in line])
+    assert shown[0] == shown[1]
+
+
+def test_what_json_says_is_planned_from_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = document(capsys, "mrpc", "--nodes", "1", "--ranks-per-host", "4")
+    assert (first["state"], first["world_size"], first["backend"]) == ("planned", 4, "gloo")
+    assert [rank["cpus"] for rank in first["hosts"][0]["ranks"]] == [
+        "0-15", "16-31", "32-47", "48-63",
+    ]  # fmt: skip
+    assert [one["name"] for one in first["facts"]["hosts"]] == ["node1"]
+    assert {"what", "value", "why", "hosts"} == set(first["decisions"][0])
+    assert first["launch"]["argv"][0] == "/opt/ftcluster/current/bin/mpirun"
+    (tmp_path / "one.json").write_text(json.dumps(first))
+    again = document(capsys, "mrpc", "--facts", "one.json", "--ranks-per-host", "4")
+    for part in ("hosts", "decisions", "facts"):
+        assert again[part] == first[part]
+
+
+def test_facts_of_a_cluster_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "bare.json"
+    bare.write_text(json.dumps(ClusterFacts((VM,)).to_dict()))
+    remembered = tmp_path / "state/ftcluster/cluster.json"
+    for file, hosts in ((bare, 1), (remembered, 2), (GOLDEN / "mixed.json", 6)):
+        assert len(document(capsys, "mrpc", "--facts", str(file))["hosts"]) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ("[1]", "has no hosts"),
+        ("{}", "has no hosts"),
+        ('{"facts": {"hosts": []}}', "has no hosts"),
+        ('{"hosts": [{"name": "a"}, 7]}', "host 1: a has no connection, cpu_model, "),
+        ('{"hosts": [{"name": "a"}, 7]}', "host 2: 7 is no mapping of facts"),
+    ],
+)
+def test_files_that_are_no_facts(
+    text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (tmp_path / "f.json").write_text(text)
+    assert main(["plan", "--facts", "f.json"]) == 1
+    err = capsys.readouterr().err
+    assert said in err
+    assert "ftcluster plan --json" in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"numa": []}, "localhost has 2 cores, its NUMA nodes have 0 CPUs"),
+        ({"cores": 3}, "localhost has 3 cores, its NUMA nodes have 2 CPUs"),
+        ({"numa": [{"node": 0, "cores": 2}]}, "missing 2 required positional arguments"),
+        ({"numa": [{"node": 0, "cores": 2, "memory_bytes": 1, "cpus": "0-x"}]}, "invalid literal"),
+        ({"numa": 7}, "not iterable"),
+    ],
+)
+def test_facts_that_contradict_each_other(
+    changes: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = {**ClusterFacts((VM,)).to_dict()["hosts"][0], **changes}
+    (tmp_path / "f.json").write_text(json.dumps({"hosts": [host]}))
+    assert main(["plan", "--facts", "f.json"]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_the_size_of_a_model_folder_is_planned_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
+    write_weights(model / "model.safetensors", a=("F32", [20_000, 1_000_000]))
+    assert main(["plan", "mrpc", "--model", "model"]) == 1
+    err = capsys.readouterr().err
+    assert "the model does not fit: a rank needs 361 GB" in err
+    assert "for each of 20,000 million parameters" in err
+    assert "node1 has 24 GB for 1 rank" in err
+
+
+def test_two_recipes_are_wrong_usage() -> None:
+    assert main(["plan", "mrpc", "quickstart"]) == 2

@@ -1,0 +1,297 @@
+"""The command `run` up to the launch, and what it makes of a run's end."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.ansible.playbook import Outcome
+from ftcluster.cli.main import main
+from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.launch import follow
+from ftcluster_train.launcher.mpi_output import label_pattern
+from tests.unit.clusters import VM, cluster, host
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a script that is fine."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("import torch\n")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(folder)
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(VM)))
+    return folder
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["run", "--dry-run", "--json", *words]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def program(document: dict[str, Any]) -> list[str]:
+    """What each rank becomes, from its folder on."""
+    script = document["script"]
+    return [script["start"], *script["program"]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--ranks-per-host", "2", "--", "train.py", "--nodes", "3", "--json", "--", "-h"],
+        ["--ranks-per-host", "2", "train.py", "--nodes", "3", "--json", "--", "-h"],
+    ],
+)
+def test_the_words_of_the_script_are_its_own(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    document = planned(capsys, *words)
+    assert document["world_size"] == 2
+    folder, *rest = program(document)
+    assert folder == f"/opt/ftcluster/runs/{document['run']}/script"
+    assert rest == ["train.py", "--nodes", "3", "--json", "--", "-h"]
+
+
+def test_what_every_rank_gets(capsys: pytest.CaptureFixture[str], project: Path) -> None:
+    document = planned(capsys, "--", "train.py")
+    run, launch = document["run"], document["launch"]
+    assert run.startswith("train-")
+    assert launch["env"]["ACCELERATE_USE_CPU"] == "true"
+    assert launch["env"]["FTCLUSTER_BACKEND"] == "gloo"
+    assert launch["env"]["FTCLUSTER_PRECISION"] == "bf16"
+    assert "HF_HUB_OFFLINE" not in launch["env"]
+    assert label_pattern(run) in launch["argv"]  # what the supervisor takes apart again
+    assert document["script"]["folder"] == str(project)
+    assert document["script"]["files"] == ["train.py"]
+    assert document["script"]["copied_to"].startswith("/opt/ftcluster/scripts/project-")
+
+
+def test_words_are_not_in_mpiruns_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    document = planned(capsys, "--", "train.py", "--key", "s3cret", ":")
+    assert program(document)[1:] == ["train.py", "--key", "s3cret", ":"]
+    assert "s3cret" not in json.dumps(document["launch"])
+    run_dir = f"/opt/ftcluster/runs/{document['run']}"
+    assert document["launch"]["argv"][-3:] == ["ftcluster_train.script", "run", run_dir]
+
+
+def test_a_module_and_a_path_of_the_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    document = planned(capsys, "--", "-m", "trl.scripts.sft", "--lr", "1")
+    assert program(document)[1:] == ["-m", "trl.scripts.sft", "--lr", "1"]
+    assert document["script"]["folder"] is None
+    document = planned(capsys, "--on-hosts", "--", "/shared/glue.py", "x")
+    assert program(document) == ["/shared", "/shared/glue.py", "x"]
+
+
+def test_a_dry_run_for_people(capsys: pytest.CaptureFixture[str], project: Path) -> None:
+    (project / ".git").mkdir()
+    assert main(["run", "--dry-run", "--", "train.py", "a b"]) == 0
+    out = capsys.readouterr().out
+    assert f"# copied to the hosts: {project} (1 files, 0.0 MB, without .git)" in out
+    assert '"program": ["train.py", "a b"]' in out
+    assert "/opt/ftcluster/current/bin/mpirun" in out
+    assert "# ranks on localhost: " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no script is given"),
+        (["--"], "no script is given"),
+        (["--", "none.py"], "script none.py does not exist here"),
+        (["--nodes", "2", "--", "train.py"], "2 hosts are asked for"),
+    ],
+)
+def test_what_cannot_be_run(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(["run", *words]) == (1 if "--nodes" in words else 2)
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def test_an_option_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "--wrong", "--", "train.py"])
+    assert caught.value.code == 2
+    assert "--wrong" in capsys.readouterr().err
+
+
+def test_an_old_script_is_not_started(capsys: pytest.CaptureFixture[str], project: Path) -> None:
+    (project / "old.py").write_text("import transformers\nimport torch_ccl\n")
+    assert main(["run", "--", "old.py", "--no_cuda"]) == 2
+    err = capsys.readouterr().err
+    assert "2 things would make the script fail on every rank" in err
+    assert "old.py:2: import torch_ccl: the stack native has no oneccl_bind_pt" in err
+    assert "--no_cuda: transformers 5.23.0 of the stack native no longer takes it" in err
+    assert "write --use_cpu" in err
+    assert "--force" in err
+
+
+def test_an_old_script_by_force(capsys: pytest.CaptureFixture[str], project: Path) -> None:
+    (project / "old.py").write_text("import torch_ccl\n")
+    document = planned(capsys, "--force", "--", "old.py")
+    assert len(document["notes"]) == 1
+
+
+def test_what_is_no_python(capsys: pytest.CaptureFixture[str], project: Path) -> None:
+    (project / "start.sh").write_text("#!/bin/sh\necho hello\n")
+    assert main(["run", "--", "start.sh"]) == 2
+    assert "start.sh:2: not Python" in capsys.readouterr().err
+
+
+def test_notes_do_not_keep_it_from_running(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    remember(Cluster((Path("/i.ini"),), cluster(host("node1"), host("node2"))))
+    (tmp_path / "model").mkdir()
+    [note] = planned(capsys, "--", "train.py", str(tmp_path / "model"))["notes"]
+    assert "outside of the script's folder" in note
+
+
+class Hosts:
+    """Stands in for Ansible and the hosts: writes a run's events where the playbook would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.variables: dict[str, Any] = {}
+        self.state = "done"
+        self.playbooks: list[str] = []
+        monkeypatch.setattr(follow, "run_playbook", self.run)
+
+    def run(self, playbook: str, _inventory: Path, variables: dict[str, Any], *_: Any,
+            cancelled: Any, on_tick: Any, **__: Any) -> Outcome:  # fmt: skip
+        self.playbooks.append(playbook.rpartition(".")[2])
+        self.variables = variables
+        if playbook.endswith(".stop"):
+            return Outcome("done", "")
+        path = Path(variables["train_events"])
+        path.write_text("".join(json.dumps(event) + "\n" for event in self.events))
+        on_tick()
+        return Outcome("stopped" if cancelled() else self.state, "")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    return Hosts(monkeypatch)
+
+
+OUTPUT = [
+    {"event": "output", "rank": 0, "stream": "stdout", "text": "loss 1\nlo"},
+    {"event": "output", "rank": 0, "stream": "stderr", "text": "50 %\r"},
+    {"event": "output", "rank": 0, "stream": "stdout", "text": "ss 0, grün\n"},
+]
+FAILED = [
+    {"event": "error", "message": "ended with exit code 3; it last said:\nodd", "rank": 1,
+     "host": "vm", "hint": "all of it"},
+    {"event": "end", "state": "failed", "exit_code": 3, "seconds": 7.5},
+]  # fmt: skip
+
+
+def test_what_rank_0_says_is_shown(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts.events = [*OUTPUT, {"event": "end", "state": "done", "exit_code": 0, "seconds": 7.5}]
+    assert main(["run", "--", "train.py"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "loss 1\nloss 0, grün\n"
+    assert "50 %\r" in captured.err
+    assert captured.err.splitlines()[-1].startswith("done: run train-")
+    assert hosts.playbooks == ["run"]
+
+
+def test_the_result_as_json(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts.events = [*OUTPUT, {"event": "end", "state": "done", "exit_code": 0, "seconds": 7.5}]
+    assert main(["run", "--json", "--", "train.py"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    run = result.pop("run")
+    assert result == {
+        "state": "done", "exit_code": 0, "world_size": 1, "seconds": 7.5,
+        "logs": f"/opt/ftcluster/runs/{run}/logs",
+    }  # fmt: skip
+    assert captured.err.startswith("loss 1\nlo50 %\rss 0, grün\n")  # all that is not the result
+
+
+def test_the_exit_code_is_the_scripts(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts.events, hosts.state = FAILED, "failed"
+    arguments = ["run", "--json", "--ranks-per-host", "2", "--", "train.py"]
+    assert main(arguments) == 3
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert (result["state"], result["exit_code"], result["world_size"]) == ("failed", 3, 2)
+    # by the inventory's name of the host, not by its own
+    assert "failed: rank 1 on localhost: ended with exit code 3; it last said:\nodd" in captured.err
+
+
+def test_a_run_that_could_not_be_started(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts.state = "failed"
+    hosts.events = [
+        {"event": "error", "message": "node2 (b): no route", "rank": None, "host": "node2",
+         "hint": "no rank was started"},
+        {"event": "end", "state": "failed", "exit_code": 255, "seconds": 0.0},
+    ]  # fmt: skip
+    assert main(["run", "--json", "--", "train.py"]) == 1
+    assert json.loads(capsys.readouterr().out)["state"] == "failed"
+
+
+def test_nobody_reads_any_more(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Closed:
+        encoding = "utf-8"
+
+        def write(self, _: str) -> None:
+            raise BrokenPipeError
+
+        def fileno(self) -> int:
+            return 99
+
+        def flush(self) -> None:
+            pass
+
+    hosts.events = OUTPUT
+    monkeypatch.setattr("ftcluster.cli.run.sys.stdout", Closed())
+    monkeypatch.setattr("ftcluster.cli.main.os.dup2", lambda *_: None)
+    assert main(["run", "--", "train.py"]) == 1
+    assert hosts.playbooks == ["run", "stop"]
+    assert "stopping the ranks" in capsys.readouterr().err
+
+
+def test_every_kind_of_run_is_recorded(hosts: Hosts, tmp_path: Path) -> None:
+    hosts.events = [{"event": "end", "state": "done", "exit_code": 0, "seconds": 1.0}]
+    assert main(["run", "--", "train.py", "--lr", "1"]) == 0
+    [path] = (tmp_path / "state/ftcluster/runs").glob("*/run.json")
+    record = json.loads(path.read_text())
+    assert record["kind"] == "run"
+    assert record["script"]["program"] == ["train.py", "--lr", "1"]
+
+
+def test_other_users_can_read_nothing_of_a_run_here(hosts: Hosts, tmp_path: Path) -> None:
+    hosts.events = [{"event": "end", "state": "done", "exit_code": 0, "seconds": 1.0}]
+    state = tmp_path / "state/ftcluster"
+    state.chmod(0o755)
+    before = os.umask(0)
+    try:
+        assert main(["run", "--", "train.py", "s3cret"]) == 0
+    finally:
+        os.umask(before)
+    assert state.stat().st_mode & 0o777 == 0o700
+    modes = {path.name: path.stat().st_mode & 0o777 for path in state.rglob("*.json*")}
+    assert modes == {"cluster.json": 0o600, "run.json": 0o600, "events.jsonl": 0o600}
+
+
+def test_a_token_for_the_hub_goes_to_the_hosts_if_it_is_asked_for(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_s3cret")
+    hosts.events = [{"event": "end", "state": "done", "exit_code": 0, "seconds": 1.0}]
+    assert main(["run", "--", "train.py"]) == 0
+    assert "hf_s3cret" not in str(hosts.variables)
+    assert main(["run", "--hf-token", "--", "train.py"]) == 0
+    assert hosts.variables.pop("run_hub_token") == "hf_s3cret"
+    assert "hf_s3cret" not in str(hosts.variables)
+    for path in (tmp_path / "state").rglob("*.json*"):
+        assert "hf_s3cret" not in path.read_text()

@@ -1,0 +1,294 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ftcluster.ansible.inventory import Inventory
+from ftcluster.cli import setup as verb
+from ftcluster.cli.main import build_parser
+from ftcluster.cluster.facts import HostFacts
+from ftcluster.cluster.saved import Cluster, recall, remember
+from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.progress.plain import PlainView
+from ftcluster.provision.stages import StagesResult
+from tests.unit.clusters import cluster, host
+
+HOSTS = ("a", "b", "c")
+TABLE = ["host  answers as"]
+Setup = Callable[..., None]
+Paths = tuple[Path, ...]
+# the playbook, the inventories, the options and the variables
+Given = tuple[str, Paths, tuple[str, ...], dict[str, Any]]
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """`setup` of the hosts a, b, c whose stages find the hosts given."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def run(
+        *found: HostFacts,
+        options: tuple[str, ...] = (),
+        path: str = "/inventory.ini",
+        pattern: str = "",
+        table: bool = True,
+        everyone: tuple[str, ...] = HOSTS,
+        passwords: tuple[str, ...] = (),
+    ) -> None:
+        def run_stages(
+            playbook: str, paths: Paths, given: tuple[str, ...], *_: object
+        ) -> StagesResult:
+            assert (playbook, given) == ("setup", (*options, *passwords))
+            names = tuple(one.name for one in found) if "--limit" in given else everyone
+            return StagesResult(
+                Inventory(paths, names, everyone, pattern),
+                facts={one.name: one for one in found},
+                table=TABLE if table else [],
+            )
+
+        monkeypatch.setattr(verb, "run_stages", run_stages)
+        verb.setup((Path(path),), options, PlainView(Console(), verbose=False), passwords)
+
+    return run
+
+
+def names() -> list[str]:
+    return [one.name for one in recall().facts.hosts]
+
+
+def test_a_cluster_that_was_proved_is_remembered_in_the_inventorys_order(setup: Setup) -> None:
+    setup(host("c"), host("a"), host("b"), options=("--user", "ops", "--tags", "all"))
+    assert names() == ["a", "b", "c"]
+    assert recall().inventories == (Path("/inventory.ini"),)
+    assert recall().options == ("--user", "ops")
+
+
+def test_with_limit_the_other_hosts_stay_remembered(setup: Setup) -> None:
+    setup(host("a"), host("b"), host("c"))
+    setup(host("b", cores=64), options=("--limit", "b"))
+    assert names() == ["a", "b", "c"]
+    assert [one.cores for one in recall().facts.hosts] == [2, 64, 2]
+
+
+def test_with_tags_the_facts_stay_remembered(setup: Setup) -> None:
+    setup(host("a"), host("b"), host("c"))
+    setup(options=("--tags", "mesh"), table=False)
+    assert names() == ["a", "b", "c"]
+
+
+def test_with_limit_a_host_that_was_never_set_up_is_none(setup: Setup) -> None:
+    setup(host("b"), options=("--limit", "b"))
+    assert names() == ["b"]
+
+
+def test_a_host_that_left_the_inventory_is_forgotten(setup: Setup) -> None:
+    setup(host("a"), host("b"), host("c"))
+    setup(host("a"), options=("--limit", "a"), everyone=("a", "c"))
+    assert names() == ["a", "c"]
+
+
+def test_without_a_proof_nothing_is_remembered(setup: Setup) -> None:
+    setup(host("a"), host("b"), host("c"), table=False)
+    with pytest.raises(FtclusterError, match="no cluster has been set up"):
+        recall()
+    setup(host("a"), path="/one.ini", everyone=("a",))
+    setup(host("b"), path="/two.ini", everyone=("b",), table=False)
+    assert recall().inventories == (Path("/one.ini"),)
+
+
+def test_another_inventory_replaces_the_former(setup: Setup) -> None:
+    setup(host("a"), host("b"), host("c"), options=("--user", "ops"))
+    setup(host("b", cores=8), path="/other.ini", everyone=("b", "d"))
+    assert recall().inventories == (Path("/other.ini"),)
+    assert [(one.name, one.cores) for one in recall().facts.hosts] == [("b", 8)]
+    assert recall().options == ()
+
+
+def test_check_mode_remembers_nothing(setup: Setup) -> None:
+    setup(host("a"), host("b"), host("c"), options=("--check",))
+    with pytest.raises(FtclusterError, match="no cluster has been set up"):
+        recall()
+
+
+def test_passwords_are_not_remembered(setup: Setup, tmp_path: Path) -> None:
+    setup(host("a"), passwords=("--become-password-file", str(tmp_path)))
+    assert recall().options == ()
+    assert str(tmp_path) not in (tmp_path / "state" / "ftcluster" / "cluster.json").read_text()
+
+
+def test_a_memory_that_cannot_be_read_is_written_anew(setup: Setup, tmp_path: Path) -> None:
+    (tmp_path / "state" / "ftcluster").mkdir(parents=True)
+    (tmp_path / "state" / "ftcluster" / "cluster.json").write_text("{")
+    setup(host("a"), host("b"), host("c"))
+    assert names() == ["a", "b", "c"]
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Given]:
+    """What the stages are given by `ftcluster setup` with the words."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def run(*words: str) -> Given:
+        calls: list[Given] = []
+
+        def run_stages(
+            playbook: str,
+            paths: Paths,
+            options: tuple[str, ...],
+            _view: object,
+            variables: dict[str, Any] | None = None,
+        ) -> StagesResult:
+            calls.append((playbook, paths, options, variables or {}))
+            facts = {"a": host("a")}
+            inventory = Inventory(paths, ("a",), ("a",))
+            return StagesResult(inventory, facts=facts, table=TABLE, stack="native")
+
+        monkeypatch.setattr(verb, "run_stages", run_stages)
+        assert verb.run(build_parser().parse_args(["setup", *words])) == 0
+        (call,) = calls
+        return call
+
+    return run
+
+
+NATIVE = {"torch_stack_name": "native"}
+
+
+def test_the_same_cluster_again_is_reached_the_same_way(given: Callable[..., Given]) -> None:
+    remember(Cluster((Path("/inventory.ini"),), cluster(host("a")), ("--user", "ops")))
+    assert given() == ("setup", (Path("/inventory.ini"),), ("--user", "ops"), NATIVE)
+    assert given("--rollback") == ("rollback", (Path("/inventory.ini"),), ("--user", "ops"), {})
+    assert recall().options == ("--user", "ops")
+
+
+def test_what_is_given_goes_before_what_is_remembered(given: Callable[..., Given]) -> None:
+    remember(Cluster((Path("/inventory.ini"),), cluster(host("a")), ("--user", "ops")))
+    words = ("--user", "me", "--check", "-e", "torch_stack_name=intel-2.8")
+    _, _, options, variables = given(*words)
+    assert options == (
+        "--user", "ops", "--extra-vars", "torch_stack_name=intel-2.8", "--user", "me", "--check",
+    )  # fmt: skip # Ansible takes the last
+    assert variables == NATIVE
+
+
+def test_with_an_inventory_the_way_to_reach_it_is_not_taken_from_the_last_time(
+    given: Callable[..., Given], tmp_path: Path
+) -> None:
+    path = tmp_path / "inventory.ini"
+    remember(Cluster((path,), cluster(host("a")), ("--user", "ops")))
+    assert given(str(path), "--rollback") == ("rollback", (path,), (), {})
+    assert given(str(path)) == ("setup", (path,), (), NATIVE)
+    assert recall().options == ()
+
+
+def test_the_same_inventories_are_the_same_cluster_however_they_are_named(
+    given: Callable[..., Given], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = Cluster((tmp_path / "a", tmp_path / "b"), cluster(host("x", stack="intel-2.8")))
+    remember(known)
+    kept = {"torch_stack_name": "intel-2.8"}
+    assert given("--inventory", "a", "-i", str(tmp_path / "b"))[3] == kept
+    remember(known)
+    assert given("-i", "b", "-i", "a")[3] == {}  # in another order other variables hold
+    remember(known)
+    assert given("a")[3] == {}
+    with pytest.raises(UsageError) as caught:
+        given("a", "-i", "b")
+    assert "-i a -i b" in str(caught.value)
+
+
+def test_which_hosts_are_meant_is_remembered(setup: Setup) -> None:
+    setup(host("a"), host("b"), pattern="a,b", everyone=("a", "b"))
+    assert recall().pattern == "a,b"
+    assert names() == ["a", "b"]
+
+
+def test_without_anything_remembered_it_is_this_machine(given: Callable[..., Given]) -> None:
+    playbook, (path,), options, variables = given()
+    assert (playbook, path.name, options, variables) == ("setup", "localhost.ini", (), {})
+
+
+# --- the stack
+
+
+def variables(*words: str, before: Cluster | None = None) -> dict[str, Any]:
+    """The variables of the playbook that `ftcluster setup` makes of the words."""
+    options = build_parser().parse_args(["setup", *words])
+    return verb.stack_variables(options, before)
+
+
+def test_without_a_word_the_playbook_chooses() -> None:
+    assert variables() == {}
+
+
+@pytest.mark.parametrize("name", ["native", "intel-2.8", "auto"])
+def test_a_stack_by_its_name(name: str) -> None:
+    assert variables("--stack", name) == {"torch_stack_name": name}
+
+
+def test_an_unknown_stack_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match="unknown stack 'nativ'") as caught:
+        variables("--stack", "nativ")
+    assert "did you mean native?" in str(caught.value.hint)
+
+
+def test_the_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my.ftbundle").touch()
+    monkeypatch.chdir(tmp_path)
+    words = ("--stack", "intel-2.5", "--bundle", "my.ftbundle", "--allow-yanked", "--prune")
+    words += ("--allow-unverified",)
+    assert variables(*words) == {
+        "torch_stack_name": "intel-2.5",
+        "torch_stack_bundle": str(tmp_path / "my.ftbundle"),
+        "torch_stack_allow_yanked": True,
+        "torch_stack_allow_unverified": True,
+        "ftcluster_prune": True,
+    }
+
+
+@pytest.mark.parametrize("name", ["none.ftbundle", "."])
+def test_a_bundle_that_is_not_there_is_wrong_usage(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"the bundle {tmp_path / name} does not exist"):
+        variables("--bundle", str(tmp_path / name))
+
+
+def test_a_cluster_keeps_the_stack_that_it_has(tmp_path: Path) -> None:
+    before = Cluster((Path("/i.ini"),), cluster(host("a", stack="intel-2.8")), ())
+    kept = {"torch_stack_name": "intel-2.8"}
+    assert variables(before=before) == kept
+    assert variables("--stack", "native", before=before) == {"torch_stack_name": "native"}
+    assert variables("--prune", before=before) == {**kept, "ftcluster_prune": True}
+    bundle = tmp_path / "my.ftbundle"  # says the stack of a cluster that had another
+    bundle.touch()
+    assert variables("--bundle", str(bundle), before=before).keys() == {"torch_stack_bundle"}
+
+
+def stack_after(monkeypatch: pytest.MonkeyPatch, stack: str, *words: str) -> dict[str, str]:
+    """The stack that each host is remembered with when stages found this one in use."""
+    path = Path("/inventory.ini")
+    both = ("a", "b")
+    names = ("b",) if "--limit" in words else ("a", "b")
+
+    def run_stages(*_: object) -> StagesResult:
+        facts = {name: host(name) for name in names}
+        return StagesResult(Inventory((path,), names, both), facts=facts, table=TABLE, stack=stack)
+
+    monkeypatch.setattr(verb, "run_stages", run_stages)
+    assert verb.run(build_parser().parse_args(["setup", str(path), *words])) == 0
+    return {one.name: one.stack for one in recall().facts.hosts}
+
+
+def test_the_stack_that_is_in_use_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    both = {"a": "intel-2.8", "b": "intel-2.8"}
+    assert stack_after(monkeypatch, "intel-2.8") == both
+    assert stack_after(monkeypatch, "native", "--check") == both
+    assert stack_after(monkeypatch, "native", "--rollback", "--check") == both
+    limited = {"a": "intel-2.8", "b": "native"}
+    assert stack_after(monkeypatch, "native", "--rollback", "--limit", "b") == limited
+    assert stack_after(monkeypatch, "native", "--rollback") == {"a": "native", "b": "native"}

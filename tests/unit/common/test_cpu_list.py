@@ -1,0 +1,22 @@
+import pytest
+
+from ftcluster_common.cpu_list import format_cpus, parse_cpus
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("", ()),
+        ("5", (5,)),
+        ("0-3,8", (0, 1, 2, 3, 8)),
+        ("0-38:2", tuple(range(0, 40, 2))),
+        ("0,2-4,9,11", (0, 2, 3, 4, 9, 11)),
+    ],
+)
+def test_lists_of_cpus(text: str, cpus: tuple[int, ...]) -> None:
+    assert parse_cpus(text) == cpus
+    assert format_cpus(cpus) == text
+
+
+def test_a_list_as_the_kernel_writes_it() -> None:
+    assert format_cpus(parse_cpus("0,2,4,6,8\n".strip())) == "0-8:2"

@@ -1,0 +1,119 @@
+"""Rows, texts and labels as the hosts read them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ftcluster_train.data.sources import AT_ONCE, TextFiles, batches, load_rows, load_texts
+from ftcluster_train.errors import TrainError
+from ftcluster_train.tasks.labels import count_classes, read_class, read_number
+
+GENERATED = "generated:train=4,validation=2,seed=1"
+
+
+def jsonl(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def message_of(error: pytest.ExceptionInfo[TrainError]) -> str:
+    return f"{error.value.message} / {error.value.hint}"
+
+
+def test_rows_of_a_folder(tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", {"a": 1}, {"a": 2})
+    jsonl(tmp_path / "validation_matched.jsonl", {"a": 3})
+    found = load_rows(str(tmp_path), None, ("train", "validation_matched"))
+    assert list(found["train"]) == [{"a": 1}, {"a": 2}]
+    assert list(found["train"]) == list(found["train"])  # can be gone through again
+    with pytest.raises(TrainError, match="no split validation; found train, validation_matched"):
+        load_rows(str(tmp_path), None, ("train", "validation"))
+
+
+def test_generated_rows() -> None:
+    found = load_rows(GENERATED, None, ("train", "validation"))
+    assert [len(list(found[split])) for split in ("train", "validation")] == [4, 2]
+    with pytest.raises(TrainError, match="is not understood"):
+        load_rows("generated:many", None, ("train",))
+
+
+def test_a_line_that_is_no_row(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"a": 1}\n\n[]\n')
+    with pytest.raises(TrainError, match=r"train\.jsonl:3: a list where a JSON object"):
+        list(load_rows(str(tmp_path), None, ("train",))["train"])
+    (tmp_path / "train.jsonl").write_text("{")
+    with pytest.raises(TrainError, match=r"train\.jsonl:1: broken JSON"):
+        list(load_rows(str(tmp_path), None, ("train",))["train"])
+
+
+def test_rows_come_in_batches_of_columns() -> None:
+    rows = [{"a": i, "b": -i, "c": 0} for i in range(AT_ONCE + 1)]
+    found = list(batches(rows, ("b", "a"), "train"))
+    assert [len(batch["a"]) for batch in found] == [AT_ONCE, 1]
+    assert found[1] == {"b": [-AT_ONCE], "a": [AT_ONCE]}
+    with pytest.raises(TrainError) as caught:
+        list(batches([{"a": 1}, {"x": 1, "y": 2}], ("a",), "train"))
+    assert "row 2 of train has no column a; found x, y" in message_of(caught)
+
+
+def test_texts_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("second")
+    (tmp_path / "a.txt").write_text("first\ntext")
+    found = load_texts(str(tmp_path), None, "text")
+    assert list(found) == ["train"]
+    assert [piece.text for piece in found["train"]] == ["first\ntext", "second"]
+    assert all(piece.last for piece in found["train"])
+    (tmp_path / "validation.txt").write_text("third")
+    found = load_texts(str(tmp_path), None, "text")
+    assert [piece.text for piece in found["validation"]] == ["third"]
+    assert len(list(found["train"])) == 2
+
+
+def test_texts_in_a_column_of_rows(tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", {"text": "one"}, {"text": ""}, {"text": "two"})
+    found = load_texts(str(tmp_path), None, "text")
+    assert [piece.text for piece in found["train"]] == ["one", "two"]
+    with pytest.raises(TrainError) as caught:
+        list(load_texts(str(tmp_path), None, "body")["train"])
+    assert "row 1 of train of" in message_of(caught)
+    assert "name the column: text_column=NAME" in message_of(caught)
+
+
+def test_a_folder_without_texts(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match="no split train; found none"):
+        load_texts(str(tmp_path), None, "text")
+
+
+def test_a_text_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(TrainError, match=r"a\.txt: not UTF-8"):
+        list(TextFiles((tmp_path / "a.txt",)))
+
+
+@pytest.mark.parametrize("label", [True, "1", 1.0, None])
+def test_classes_are_whole_numbers(label: object) -> None:
+    with pytest.raises(TrainError, match="not a class number"):
+        read_class(label, "train")
+
+
+def test_a_set_that_is_not_labelled() -> None:
+    with pytest.raises(TrainError, match="train has the label -1, so it is not labelled"):
+        read_class(-1, "train")
+
+
+def test_numbers() -> None:
+    assert read_number(3, "train") == 3.0
+    for label in (True, "3", float("nan"), None):
+        with pytest.raises(TrainError, match="not a number"):
+            read_number(label, "train")
+
+
+def test_the_classes_are_those_of_training() -> None:
+    assert count_classes({0, 1, 2}, {"validation": {0, 2}}) == 3
+    assert count_classes({0}, {}) == 2
+    with pytest.raises(TrainError) as caught:
+        count_classes({0, 1}, {"validation": {0, 7}})
+    assert (
+        caught.value.message == "validation has classes [7], which the training data does not have"
+    )

@@ -1,0 +1,29 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from ftcluster_train.io.fsync import remove
+
+
+def test_a_folder_that_is_removed_loses_its_name_before_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoint-10"
+    folder.mkdir()
+    (folder / "model.safetensors").write_text("weights")
+    (folder / "config.json").write_text("{}")
+    seen: list[set[str]] = []
+
+    def power_fails(*_: object, **__: object) -> None:
+        seen.append({path.name for path in tmp_path.glob("checkpoint-*")})
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", power_fails)
+        with pytest.raises(KeyboardInterrupt):
+            remove(folder)
+    assert seen == [set()]  # nobody takes what is left for a checkpoint
+    folder.mkdir()
+    remove(folder)
+    assert list(tmp_path.iterdir()) == []

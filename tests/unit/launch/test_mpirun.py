@@ -1,0 +1,166 @@
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.launch.mpirun import Launch, as_shell, render
+from ftcluster.planning.plan import plan
+from ftcluster.recipe.recipe import parse_recipe
+from ftcluster_train.bind import find_place
+from tests.unit.clusters import STACKS, VM, cluster, host
+
+RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")
+
+
+def launch_of_two(**head: object) -> Launch:
+    first = host("node1", **{"network_address": "10.0.0.1", "network_interface": "eth0", **head})
+    second = host("node2", network_address="10.0.0.2", network_interface="ens5", cores=8)
+    return render(plan(cluster(first, second), RECIPE, STACKS), "r-1")
+
+
+def test_other_hosts_are_started_over_the_mesh() -> None:
+    launch = launch_of_two()
+    assert launch.ssh_config == "/opt/ftcluster/mesh/ssh_config"
+    assert {key: value for key, value in launch.env.items() if "HYDRA" in key or "PORT" in key} == {
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-F /opt/ftcluster/mesh/ssh_config",
+        "I_MPI_HYDRA_BRANCH_COUNT": "4096",
+        "I_MPI_HYDRA_IFACE": "eth0",
+        "I_MPI_PORT_RANGE": "29600:29799",
+    }
+    assert launch.env["MASTER_ADDR"] == "10.0.0.1"
+
+
+def test_hosts_go_by_address_with_the_head_first() -> None:
+    launch = launch_of_two(cores=16, numa_nodes=2)
+    assert launch.hosts == (("node1", "10.0.0.1"), ("node2", "10.0.0.2"))
+    assert launch.hostfile == "10.0.0.1:2\n10.0.0.2:1\n"
+    assert launch.argv[launch.argv.index("-n") + 1] == "3"
+
+
+def placed(launch: Launch) -> dict[str, Any]:
+    """What the ranks read of the plan."""
+    found: dict[str, Any] = json.loads(launch.env["FTCLUSTER_PLACEMENT"])
+    return found
+
+
+def test_every_host_has_its_own_cores_threads_and_interface() -> None:
+    placement = placed(launch_of_two(cores=4, tcmalloc=""))
+    assert placement["hosts"] == [[0, 1], [1, 1]]
+    first, second = placement["kinds"]
+    assert first["ranks"] == [{"cpus": "0-3", "threads": 4, "memory": []}]
+    assert second["ranks"] == [{"cpus": "0-7", "threads": 7, "memory": []}]
+    assert first["env"] == {"GLOO_SOCKET_IFNAME": "eth0", "FI_TCP_IFACE": "eth0"}
+    assert second["env"]["GLOO_SOCKET_IFNAME"] == "ens5"
+    assert second["env"]["LD_PRELOAD"] == VM.tcmalloc
+    assert "LD_PRELOAD" not in launch_of_two().env  # mpirun and Hydra do without
+
+
+def test_intels_openmp_is_preloaded_after_the_allocator_and_sleeps_soon() -> None:
+    [first, _] = placed(launch_of_two(openmp="/opt/libiomp5.so"))["kinds"]
+    assert first["env"]["LD_PRELOAD"] == f"{VM.tcmalloc}:/opt/libiomp5.so"
+    assert first["env"]["KMP_BLOCKTIME"] == "1"
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 3])
+def test_a_large_cluster_fits_into_one_variable(kinds: int) -> None:
+    """Also one whose hosts of several kinds come by turns."""
+    hosts = [
+        host(f"n{i}", network_address=f"10.0.{i // 250}.{i % 250}", numa_nodes=8,
+             cores=(64, 112, 256)[i % kinds], network_interface=f"eth{i % kinds}")
+        for i in range(256)
+    ]  # fmt: skip
+    launch = render(plan(cluster(*hosts), replace(RECIPE, batch_size=4096), STACKS), "r-1")
+    assert len(launch.env["FTCLUSTER_PLACEMENT"]) < 10_000
+    placement = placed(launch)
+    assert len(placement["kinds"]) == kinds
+    assert sum(count for _, count in placement["hosts"]) == 256
+
+
+def test_another_program_is_bound_the_same_way() -> None:
+    decided = plan(cluster(VM), RECIPE, STACKS)
+    ours = render(decided, "r-1")
+    other = render(decided, "r-1", ["/usr/bin/env", "x y"], ["-prepend-pattern", "[%r] "])
+    assert other.argv[-5:] == (
+        "/opt/ftcluster/current/bin/python", "-m", "ftcluster_train.bind", "/usr/bin/env", "x y",
+    )  # fmt: skip
+    assert ("-l" in ours.argv, "-l" in other.argv) == (True, False)
+    assert (ours.env, ours.hostfile) == (other.env, other.hostfile)
+
+
+def test_a_head_whose_interface_is_not_known() -> None:
+    assert "I_MPI_HYDRA_IFACE" not in launch_of_two(network_interface="").env
+
+
+def test_one_host_has_no_mesh() -> None:
+    launch = render(plan(cluster(VM), RECIPE, STACKS), "r-1")
+    assert launch.ssh_config == ""
+    assert launch.hosts == (("localhost", "127.0.0.1"),)
+    assert not any("HYDRA" in name for name in launch.env)
+
+
+def test_ranks_of_one_host_meet_where_no_other_host_reaches_them() -> None:
+    alone = host("node1", network_address="10.0.0.1", network_interface="eth0")
+    launch = render(plan(cluster(alone), RECIPE, STACKS), "r-1")
+    assert launch.env["MASTER_ADDR"] == "127.0.0.1"
+    place = find_place(json.loads(launch.env["FTCLUSTER_PLACEMENT"]), 0)
+    assert place.env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "10.0.0.1" not in json.dumps(launch.to_dict())
+
+
+def test_the_launch_as_the_supervisor_reads_it() -> None:
+    document = json.loads(json.dumps(launch_of_two().to_dict()))
+    assert document["hosts"] == [
+        {"name": "node1", "address": "10.0.0.1"},
+        {"name": "node2", "address": "10.0.0.2"},
+    ]
+    assert document["ssh_config"] == "/opt/ftcluster/mesh/ssh_config"
+    assert sorted(document) == ["argv", "env", "hostfile", "hosts", "ssh_config", "stack"]
+    assert document["stack"] == "/opt/ftcluster/current"
+
+
+def test_the_mesh_stands_in_what_a_person_pastes() -> None:
+    decided = plan(cluster(host("node1"), host("node2")), RECIPE, STACKS)
+    pasted = as_shell(render(decided, "r-1"), decided)
+    assert "'-F /opt/ftcluster/mesh/ssh_config'" in pasted
+    assert "node1:1\nnode2:1\n" in pasted
+    assert "prepare" not in pasted
+
+
+def test_what_is_pasted_does_what_it_says(tmp_path: Path) -> None:
+    """In a real shell, with programs that write down how they were called."""
+    prefix = tmp_path / "a prefix"
+    bin_dir = prefix / "current/bin"
+    bin_dir.mkdir(parents=True)
+    heard = tmp_path / "heard"
+    for folder, name, more in (
+        (bin_dir, "mpirun", 'echo "$FTCLUSTER_PLACEMENT|$MASTER_PORT|$HF_HUB_OFFLINE" >> "$0.env"'),
+        (bin_dir, "python", '[ "$1" != -c ] || echo 29517'),
+        (tmp_path, "ssh", 'cat >> "$0.in"'),
+    ):
+        (folder / name).write_text(
+            f'#!/bin/sh\necho "{name}: $*" >> "{heard}"\n{more}\n', encoding="utf-8"
+        )
+        (folder / name).chmod(0o755)
+    decided = plan(
+        cluster(host("n1", prefix=str(prefix)), host("n2", prefix=str(prefix))), RECIPE, STACKS
+    )
+    launch = render(decided, "r-1")
+    pasted = as_shell(launch, decided, {"run": "r-1", "text": "it's {{ odd }}"})
+    subprocess.run(
+        ["sh", "-eu", "-c", pasted], check=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    )
+    run_dir = prefix / "runs/r-1"
+    assert (run_dir / "hostfile").read_text() == launch.hostfile
+    assert json.loads((run_dir / "job.json").read_text())["text"] == "it's {{ odd }}"
+    assert (tmp_path / "ssh.in").read_text() == (run_dir / "job.json").read_text()
+    prepared, to_host, port, started = heard.read_text().splitlines()
+    assert prepared == f"python: -m ftcluster_train.prepare {run_dir}"
+    assert to_host.startswith(f"ssh: -F {prefix}/mesh/ssh_config n2 umask 077 && mkdir -p ")
+    assert "free_port" in port
+    assert started == f"mpirun: {' '.join(launch.argv[1:])}"
+    environment = f"{launch.env['FTCLUSTER_PLACEMENT']}|29517|1\n"
+    assert (bin_dir / "mpirun.env").read_text() == environment

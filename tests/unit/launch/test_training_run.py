@@ -1,0 +1,56 @@
+"""What one side writes of a job, the other one reads."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from ftcluster.cluster.saved import Cluster
+from ftcluster.launch.mpirun import render
+from ftcluster.launch.training_run import Run, _variables
+from ftcluster.planning.plan import plan
+from ftcluster.recipe.recipe import known_recipes, load_recipe
+from ftcluster_train.job import Job, read_job
+from ftcluster_train.training.compat import dtype_keyword
+from tests.unit.clusters import STACKS, VM, cluster, host
+
+
+def written_and_read(
+    folder: Path, stack: str, *overrides: str, recipe_name: str = "quickstart"
+) -> Job:
+    facts = cluster(host("node0", stack=stack))
+    recipe = load_recipe(recipe_name, overrides)
+    decided = plan(facts, recipe, STACKS)
+    run = Run("r-1", Cluster((Path("/i.ini"),), facts), recipe, decided, render(decided, "r-1"))
+    (folder / "job.json").write_text(json.dumps(_variables(run)["train_job"]))
+    return read_job(folder)
+
+
+@pytest.mark.parametrize("name", sorted(known_recipes()))
+def test_every_field_of_a_recipe_arrives(tmp_path: Path, name: str) -> None:
+    job = written_and_read(tmp_path, "native", recipe_name=name)
+    assert asdict(job.recipe) == asdict(load_recipe(name))
+    assert (job.run, job.prefix, job.run_dir) == ("r-1", Path(VM.prefix), tmp_path)
+    assert (job.precision, job.ipex) == ("bf16", False)
+
+
+def test_ipex_as_the_plan_decided(tmp_path: Path) -> None:
+    assert written_and_read(tmp_path, "intel-2.8").ipex is True
+    job = written_and_read(tmp_path, "intel-2.8", "training.use_ipex=false")
+    assert (job.ipex, job.recipe.training.use_ipex) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("version", "keyword"),
+    [
+        ("4.51.3", "torch_dtype"),
+        ("4.55.4", "torch_dtype"),
+        ("4.56.0", "dtype"),
+        ("4.57.6", "dtype"),
+        ("5.23.0", "dtype"),
+        ("5.24.0.dev0", "dtype"),
+    ],
+)
+def test_each_transformers_is_asked_for_fp32_in_its_own_words(version: str, keyword: str) -> None:
+    assert dtype_keyword(version) == keyword

@@ -1,0 +1,179 @@
+"""One rank of a script, with real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ftcluster_train.launcher.mpi_output import RankEnd, read_end
+from ftcluster_train.script import why_not
+from tests.programs import NODE_PATH
+
+SAYS = "import os, sys; print(os.getcwd(), sys.argv[1:], os.environ['RANK'])"
+
+
+def argv(*words: str) -> list[str]:
+    return [sys.executable, "-m", "ftcluster_train.script", *words]
+
+
+def environment() -> dict[str, str]:
+    return {"PYTHONPATH": NODE_PATH, "RANK": "5"}
+
+
+def write_job(folder: Path, *words: str, start: Path | None = None) -> str:
+    """The job of a run whose folder is where the script starts."""
+    script = {"program": ["script.py", *words], "start": str(start or folder)}
+    (folder / "job.json").write_text(json.dumps({"script": script}))
+    return str(folder)
+
+
+def run(folder: Path, script: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "script.py").write_text(script)
+    return subprocess.run(
+        argv("run", write_job(folder, *words)),
+        env=environment(), capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+
+
+def reported(text: str) -> RankEnd:
+    end = read_end(text)
+    assert end is not None, text
+    return end
+
+
+def test_the_script_starts_in_its_folder_with_its_words(tmp_path: Path) -> None:
+    words = ["a b", "", "$HOME", "it's", ":", "::", "{{ x }}", "-v", "--", "new\nline"]
+    done = run(tmp_path, SAYS, *words)
+    assert done.stdout == f"{tmp_path} {words} 5\n"
+    assert done.returncode == 0
+    assert reported(done.stderr).code == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "name"),
+    [
+        ("raise SystemExit(3)", 3, ""),
+        ("raise SystemExit(255)", 255, ""),
+        ("raise RuntimeError('odd')", 1, ""),
+        ("import os; os.kill(os.getpid(), 9)", 137, "SIGKILL"),
+        ("import os; os.kill(os.getpid(), 11)", 139, "SIGSEGV"),
+    ],
+)
+def test_how_it_ended(tmp_path: Path, script: str, code: int, name: str) -> None:
+    done = run(tmp_path, script)
+    assert done.returncode == code
+    end = reported(done.stderr)
+    assert (end.rank, end.code, end.signal) == (5, code, name)
+
+
+def test_the_report_comes_last_and_without_a_line_of_its_own(tmp_path: Path) -> None:
+    done = run(tmp_path, "import sys; sys.stderr.write('half'); sys.exit(2)")
+    assert done.stderr.startswith("halfFTCLUSTER-RANK {")
+
+
+def test_file_descriptors_of_mpi_are_handed_on(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    (tmp_path / "script.py").write_text(f"import os; os.write({writer}, b'hello')")
+    words = argv("run", write_job(tmp_path))
+    subprocess.run(words, env=environment(), pass_fds=(writer,), check=True, timeout=30,
+                   capture_output=True)  # fmt: skip
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        assert file.read() == b"hello"
+
+
+def started(folder: Path, script: str) -> "subprocess.Popen[str]":
+    (folder / "script.py").write_text(f"import os\nprint(os.getpid(), flush=True)\n{script}\n")
+    return subprocess.Popen(
+        argv("run", write_job(folder)),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_signals_are_handed_on(tmp_path: Path) -> None:
+    process = started(
+        tmp_path,
+        "import signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "print('ready', flush=True)\n"
+        "while True: signal.pause()",
+    )
+    assert process.stdout is not None
+    while process.stdout.readline() != "ready\n":
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 7
+    assert reported(stderr).code == 7
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_the_script_ends_with_what_started_it(tmp_path: Path) -> None:
+    process = started(tmp_path, "import time; time.sleep(300)")
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.kill()
+    process.communicate(timeout=20)
+    deadline = time.monotonic() + 10
+    while not gone(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_is_imported_first_leaves_no_trace_and_hides_nothing(tmp_path: Path) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "sitecustomize.py").write_text("import sys; sys.own = 'the other one'")
+    (tmp_path / "script.py").write_text(
+        "import sys; print(sys.own, [p for p in sys.path if 'startup' in p])"
+    )
+    done = subprocess.run(
+        argv("run", write_job(tmp_path)),
+        env=environment() | {"PYTHONPATH": f"{NODE_PATH}{os.pathsep}{others}"},
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    assert done.stdout == "the other one []\n"
+
+
+def test_threads_of_gloo_are_given_time_at_the_end(tmp_path: Path) -> None:
+    name = "open(f'/proc/self/task/{threading.get_native_id()}/comm', 'w').write('pt_gloo_runloop')"
+    script = f"import threading, time\ndef work():\n    {name}\n    time.sleep(60)\n"
+    script += "threading.Thread(target=work, daemon=True).start()\ntime.sleep(0.1)\n"
+    began = time.monotonic()
+    assert run(tmp_path, script).returncode == 0
+    assert time.monotonic() - began > 0.4
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    done = subprocess.run(
+        argv("run", write_job(tmp_path, start=tmp_path / "none")),
+        env=environment(), capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "cannot be entered: No such file or directory" in done.stdout
+    assert done.stdout.startswith("FTCLUSTER-ERROR ")
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (["/no/such/script.py"], "/no/such/script.py does not exist there"),
+        (["-m", "no_such_module"], "there is no module no_such_module"),
+        (["-m", "no_such.module"], "there is no module no_such.module: No module named 'no_such'"),
+        (["-m", "json.tool"], ""),
+        ([__file__, "x"], ""),
+    ],
+)
+def test_looking_for_what_is_on_the_hosts(program: list[str], words: str) -> None:
+    assert why_not(program) == words

@@ -1,0 +1,355 @@
+"""The supervisor with real processes; a shell script stands in for mpirun."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ftcluster_train.errors import TrainError, error_line, read_error_line
+from ftcluster_train.supervisor import rank_environment, without_credentials
+from tests.programs import NODE_PATH
+
+NODES = [{"name": f"node{n}", "address": f"10.0.0.1{n}"} for n in (1, 2, 3)]
+# ranks that do not end by themselves would cost a test all of the usual grace period
+IMPATIENT = (
+    "import sys; from ftcluster_train import supervisor; "
+    "supervisor.GRACE_SECONDS = 1.0; sys.exit(supervisor.main())"
+)
+
+
+def supervisor(
+    verb: str, run_dir: Path, site_packages: str = "", token: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", IMPATIENT, verb, str(run_dir), *(["--hub-token"] if token else [])],
+        input=token,
+        env={**os.environ, "PYTHONPATH": f"{NODE_PATH}:{site_packages}", "SECRET": "s3cret"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
+def launch(run_dir: Path, script: str, token: str = "", **mesh: object) -> None:
+    document = {
+        "argv": ["/bin/sh", "-c", script], "env": {"FTCLUSTER_RUN": run_dir.name},
+        "hostfile": "", "hosts": [], "ssh_config": "", **mesh,
+    }  # fmt: skip
+    (run_dir / "launch.json").write_text(json.dumps(document))
+    supervisor("start", run_dir, token=token)
+
+
+def events(run_dir: Path) -> list[dict[str, object]]:
+    path = run_dir / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def until_end(run_dir: Path) -> dict[str, object]:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = events(run_dir)
+        if found and found[-1]["event"] == "end":
+            return found[-1]
+        time.sleep(0.05)
+    raise AssertionError(f"no end: {events(run_dir)}")
+
+
+def processes_of(run: str) -> list[int]:
+    mark = f"FTCLUSTER_RUN={run}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def ssh_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A shell script that stands in for ssh."""
+    ssh = folder / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"#!/bin/sh\n{script}\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / f"run-{os.getpid()}-{time.monotonic_ns()}"
+    folder.mkdir()
+    return folder
+
+
+def test_a_good_run_ends_done(run_dir: Path) -> None:
+    launch(run_dir, "echo hello; env")
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("done", 0)
+    said = (run_dir / "ranks.log").read_text()
+    assert "hello" in said
+    assert "MASTER_PORT=" in said
+    assert "s3cret" not in said  # only what the ranks need is handed on
+
+
+def test_a_failed_run_tells_its_last_words(run_dir: Path) -> None:
+    launch(run_dir, "echo something broke; exit 3")
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("failed", 3)
+    error = events(run_dir)[-2]
+    assert error["event"] == "error"
+    assert "something broke" in str(error["message"])
+
+
+def test_a_ranks_error_is_passed_on_and_the_other_ranks_are_ended(run_dir: Path) -> None:
+    line = error_line(TrainError("the data is odd", "mend it"))
+    launch(run_dir, f"setsid sleep 300 & echo '[1] {line}'; wait")
+    assert until_end(run_dir)["state"] == "failed"
+    error = events(run_dir)[-2]
+    assert (error["message"], error["hint"]) == ("the data is odd", "mend it")
+    assert processes_of(run_dir.name) == []
+
+
+def test_stop_ends_everything_and_says_so(run_dir: Path) -> None:
+    launch(run_dir, "trap '' TERM; setsid sleep 300 & sleep 300 & wait")
+    deadline = time.monotonic() + 30
+    while not processes_of(run_dir.name):
+        assert time.monotonic() < deadline, (run_dir / "supervisor.log").read_text()
+        time.sleep(0.05)
+    assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    assert events(run_dir)[-1]["state"] == "stopped"
+    assert processes_of(run_dir.name) == []
+    assert supervisor("stop", run_dir).stdout.strip() == "not running"
+
+
+def test_a_host_that_the_mesh_does_not_reach_ends_the_run_before_a_rank_starts(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+    ssh_on_path(
+        tmp_path,
+        monkeypatch,
+        '[ "$3" = 10.0.0.12 ] || exit 0\n'
+        "echo 'ssh: connect to host 10.0.0.12 port 22: Connection refused' >&2\n"
+        "exit 255",
+    )
+    launch(run_dir, f"touch {started}", hosts=NODES, ssh_config="/opt/mesh/ssh_config")
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("failed", 1)
+    errors = [event for event in events(run_dir) if event["event"] == "error"]
+    assert [(error["host"], error["hint"]) for error in errors] == [
+        ("node2", "no rank was started")
+    ]
+    assert "Connection refused" in str(errors[0]["message"])
+    assert not started.exists()
+
+
+def test_stop_while_a_host_does_not_answer(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, pid = tmp_path / "started", tmp_path / "pid"
+    ssh_on_path(tmp_path, monkeypatch, f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60")
+    launch(run_dir, f"touch {started}", hosts=NODES[:2], ssh_config="/opt/mesh/ssh_config")
+    deadline = time.monotonic() + 30
+    while not pid.exists():
+        assert time.monotonic() < deadline, (run_dir / "supervisor.log").read_text()
+        time.sleep(0.05)
+    try:
+        began = time.monotonic()
+        os.kill(int((run_dir / "supervisor.pid").read_text()), signal.SIGTERM)
+        end = until_end(run_dir)
+        assert time.monotonic() - began < 2  # ssh would be waited for much longer
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert (end["state"], end["exit_code"]) == ("stopped", 130)
+    assert not any(event["event"] == "error" for event in events(run_dir))
+    assert not started.exists()
+
+
+def test_a_head_without_ssh_says_so(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    launch(run_dir, f": > {started}", hosts=NODES, ssh_config="/opt/mesh/ssh_config")
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("failed", 1)
+    errors = [event for event in events(run_dir) if event["event"] == "error"]
+    assert [(error["host"], error["message"]) for error in errors] == [
+        (name, f"{name} ({address}): the head has no ssh; install an SSH client there")
+        for name, address in (("node2", "10.0.0.12"), ("node3", "10.0.0.13"))
+    ]
+    assert not started.exists()
+
+
+def launch_with_ccl(run_dir: Path, script: str, site_packages: Path) -> None:
+    variables = {"FTCLUSTER_RUN": run_dir.name, "FTCLUSTER_BACKEND": "ccl", "CCL_WORKER_COUNT": "1"}
+    document = {
+        "argv": ["/bin/sh", "-c", script], "env": variables,
+        "hostfile": "", "hosts": [], "ssh_config": "",
+    }  # fmt: skip
+    (run_dir / "launch.json").write_text(json.dumps(document))
+    supervisor("start", run_dir, str(site_packages))
+
+
+def test_ranks_get_the_environment_of_oneccl(run_dir: Path, tmp_path: Path) -> None:
+    setvars = tmp_path / "oneccl_bindings_for_pytorch" / "env" / "setvars.sh"
+    setvars.parent.mkdir(parents=True)
+    (setvars.parents[1] / "__init__.py").touch()
+    setvars.write_text(
+        "export CCL_ROOT=/ccl CCL_WORKER_COUNT=9 LD_LIBRARY_PATH=/ccl/lib PATH=/ccl/bin:$PATH\n"
+    )
+    launch_with_ccl(run_dir, "env", tmp_path)
+    assert until_end(run_dir)["state"] == "done"
+    lines = (run_dir / "ranks.log").read_text().splitlines()
+    assert {"CCL_ROOT=/ccl", "LD_LIBRARY_PATH=/ccl/lib"} < set(lines)
+    assert "CCL_WORKER_COUNT=1" in lines  # the plan's word is above the script's
+    # mpirun's own folder, here /bin, stays before the binding's
+    assert any(line.startswith("PATH=/bin:/ccl/bin:") for line in lines)
+
+
+def test_a_run_with_ccl_on_a_stack_without_it(run_dir: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    launch_with_ccl(run_dir, f": > {started}", tmp_path)
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("failed", 1)
+    error = events(run_dir)[-2]
+    assert "oneccl_bindings_for_pytorch, which the stack does not have" in str(error["message"])
+    assert "training.ddp_backend=gloo" in str(error["hint"])
+    assert not started.exists()
+
+
+def test_stop_before_start(run_dir: Path) -> None:
+    assert supervisor("stop", run_dir).stdout.strip() == "not running"
+
+
+def test_the_supervisor_outlives_its_starters_terminal(run_dir: Path) -> None:
+    launch(run_dir, "sleep 300")
+    pid = int((run_dir / "supervisor.pid").read_text())
+    assert os.getsid(pid) != os.getsid(0)
+    os.kill(pid, signal.SIGTERM)
+    assert until_end(run_dir)["state"] == "stopped"
+
+
+def test_other_lines_are_no_errors() -> None:
+    assert read_error_line("[0] hello") is None
+    assert read_error_line("FTCLUSTER-ERROR {broken") is None
+
+
+def test_the_environment_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("HF_HOME", "/cache")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    found = rank_environment({"OMP_NUM_THREADS": "4"}, Path("/stack/bin"))
+    assert "AWS_SECRET_ACCESS_KEY" not in found
+    assert found["HF_HOME"] == "/cache"
+    assert found["MLFLOW_TRACKING_URI"] == "http://tracking:5000"
+    assert found["PATH"].startswith("/stack/bin:")
+    assert 1024 <= int(found["MASTER_PORT"]) <= 65535
+
+
+def test_other_users_can_read_nothing_of_a_run(run_dir: Path) -> None:
+    before = os.umask(0)
+    try:
+        launch(run_dir, f"mkdir {run_dir}/made; touch {run_dir}/made/file; echo hello")
+        until_end(run_dir)
+    finally:
+        os.umask(before)
+    left = [path for path in run_dir.rglob("*") if path.name != "launch.json"]
+    assert {"events.jsonl", "ranks.log", "supervisor.log"} <= {path.name for path in left}
+    assert [path for path in left if path.stat().st_mode & 0o027] == []
+
+
+MESH = {"hosts": NODES, "ssh_config": "/opt/mesh/ssh_config"}
+# keeps what it is called with and what it is given, as the other hosts would
+HOSTS = 'echo "$@" >> "{folder}/argv"; cat >> "{folder}/$3.stdin"'
+
+
+def test_ranks_have_the_token_for_as_long_as_they_run(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh_on_path(tmp_path, monkeypatch, HOSTS.format(folder=tmp_path))
+    file = run_dir / "hub_token"
+    launch(run_dir, f"stat -c %a {file}; cat {file}; env; echo; ps -ef", token="hf_s3cret", **MESH)
+    assert until_end(run_dir)["state"] == "done"
+    said = (run_dir / "ranks.log").read_text()
+    assert said.startswith("600\nhf_s3cret")
+    assert said.count("hf_s3cret") == 1, "in the file, not in the environment nor in arguments"
+    for host in NODES[1:]:
+        assert (tmp_path / f"{host['address']}.stdin").read_text() == "hf_s3cret"
+    asked = (tmp_path / "argv").read_text()
+    assert asked.count(f"umask 077 && cat > {file}\n") == 2
+    assert asked.count(f"rm -f {file}\n") == 2
+    assert "hf_s3cret" not in asked
+    (run_dir / "ranks.log").unlink()  # where this test has put it itself
+    assert not any("hf_s3cret" in path.read_text() for path in run_dir.iterdir())
+
+
+def test_a_token_does_not_outlast_a_run_that_is_stopped(run_dir: Path) -> None:
+    launch(run_dir, "sleep 300", token="hf_s3cret")
+    wait_for(run_dir / "hub_token")
+    assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    assert not (run_dir / "hub_token").exists()
+
+
+def test_a_token_of_a_supervisor_that_was_killed_goes_with_stop_and_sweep(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh_on_path(tmp_path, monkeypatch, HOSTS.format(folder=tmp_path))
+    launch(run_dir, "sleep 300", token="hf_s3cret", **MESH)
+    wait_for(run_dir / "ranks.log")
+    os.kill(int((run_dir / "supervisor.pid").read_text()), signal.SIGKILL)
+    assert (run_dir / "hub_token").exists()
+    while supervisor("stop", run_dir).stdout.strip() != "not running":
+        pass
+    assert not (run_dir / "hub_token").exists()
+    assert (tmp_path / "argv").read_text().count("rm -f ") == 2
+    (run_dir / "hub_token").touch()
+    supervisor("sweep", run_dir)
+    assert not (run_dir / "hub_token").exists()
+    assert processes_of(run_dir.name) == []
+
+
+def test_a_host_that_cannot_take_the_token_ends_the_run_before_a_rank_starts(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+    full = "case $* in *10.0.0.13*cat*) echo 'No space left on device' >&2; exit 1;; esac"
+    ssh_on_path(tmp_path, monkeypatch, full)
+    launch(run_dir, f"touch {started}", token="hf_s3cret", **MESH)
+    assert until_end(run_dir)["state"] == "failed"
+    [error] = [event for event in events(run_dir) if event["event"] == "error"]
+    assert error["host"] == "node3"
+    assert "token for the Hub cannot be written: No space left on device" in str(error["message"])
+    assert not (run_dir / "hub_token").exists()
+    assert not started.exists()
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_credentials_of_this_host_are_not_sent_to_others() -> None:
+    environment = {
+        "HF_TOKEN": "a", "HF_HOME": "/b", "HF_TOKEN_PATH": "/c", "MLFLOW_TRACKING_PASSWORD": "d",
+        "MLFLOW_TRACKING_URI": "e", "https_proxy": "http://me:f@proxy", "http_proxy": "http://g",
+    }  # fmt: skip
+    argv = ["/stack/bin/mpirun", "-n", "2", "python"]
+    assert without_credentials(argv, environment, {"OMP_NUM_THREADS": "1"}) == [
+        "/stack/bin/mpirun", "-genvexcl", "HF_TOKEN,MLFLOW_TRACKING_PASSWORD,https_proxy",
+        "-n", "2", "python",
+    ]  # fmt: skip
+    assert without_credentials(argv, {"HF_HOME": "/b"}, {}) == argv
+    # an empty one of the launch, which hides those of the hosts, has to get there
+    assert without_credentials(argv, {"HF_TOKEN": ""}, {"HF_TOKEN": ""}) == argv

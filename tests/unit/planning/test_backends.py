@@ -1,0 +1,187 @@
+"""IPEX and oneCCL: what the plan decides for each stack, and why."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ftcluster.cluster.facts import HostFacts
+from ftcluster.errors import PlanError
+from ftcluster.launch.mpirun import as_shell, render
+from ftcluster.planning.plan import LaunchPlan, plan
+from ftcluster.recipe.recipe import Recipe, parse_recipe
+from tests.unit.clusters import STACKS, cluster, host, nodes
+
+AVX2_ONLY = ("avx2",)
+
+
+def recipe(**training: object) -> Recipe:
+    base = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")
+    return replace(base, training=replace(base.training, **training))  # type: ignore[arg-type]
+
+
+def hosts(stack: str, count: int = 1, **changes: object) -> list[HostFacts]:
+    values = {"cores": 16, "stack": stack, **changes}
+    return [host(f"node{number}", **values) for number in range(count)]
+
+
+def decided(
+    stack: str, ranks: int = 2, count: int = 1, cores: int = 16, **training: object
+) -> LaunchPlan:
+    return plan(cluster(*hosts(stack, count, cores=cores)), recipe(**training), STACKS, ranks)
+
+
+def decision(launch: LaunchPlan, what: str) -> tuple[str, str]:
+    return next((d.value, d.why) for d in launch.decisions if d.what == what)
+
+
+@pytest.mark.parametrize(
+    ("stack", "asked", "value", "why"),
+    [
+        ("native", "auto", "off", "the stack native has none; today's torch uses AMX by itself"),
+        ("native", False, "off", "as recipe r says"),
+        ("intel-2.8", "auto", "on", "the stack intel-2.8 has it, and every host has AVX512"),
+        ("intel-2.8", True, "on", "as recipe r says"),
+        ("intel-2.8", False, "off", "as recipe r says"),
+        ("intel-2.7", "auto", "on", "the stack intel-2.7 has it, and every host has AVX512"),
+    ],
+)
+def test_ipex(stack: str, asked: object, value: str, why: str) -> None:
+    launch = decided(stack, use_ipex=asked)
+    assert decision(launch, "ipex") == (value, why)
+    assert launch.ipex == (value == "on")
+
+
+def test_ipex_is_left_where_one_cpu_is_too_old() -> None:
+    new, old = hosts("intel-2.8"), host("old", stack="intel-2.8", cpu_flags=AVX2_ONLY)
+    launch = plan(cluster(*new, old), recipe(), STACKS)
+    assert decision(launch, "ipex") == ("off", "no AVX512 on old, which its kernels are made for")
+    assert plan(cluster(*new, old), recipe(use_ipex=True), STACKS).ipex
+
+
+@pytest.mark.parametrize(
+    ("stack", "asked", "ranks", "cores", "value", "why"),
+    [
+        ("native", "auto", 2, 16, "gloo",
+         "the collective backend that every torch for CPUs has"),
+        ("native", "gloo", 2, 16, "gloo", "as recipe r says"),
+        ("intel-2.8", "auto", 2, 16, "gloo",
+         "the collective backend that every torch for CPUs has"),
+        ("intel-2.7", "auto", 2, 16, "ccl",
+         "the stack intel-2.7 has oneccl_bind_pt, which it prefers"),
+        ("intel-2.7", "gloo", 2, 16, "gloo", "as recipe r says"),
+        ("intel-2.7", "auto", 1, 16, "gloo", "not ccl: one rank alone has nothing to communicate"),
+        ("intel-2.7", "auto", 2, 2, "gloo",
+         "not ccl: a rank with one core has none to give to oneCCL's worker"),
+        ("intel-2.7", "ccl", 2, 2, "ccl", "as recipe r says"),
+    ],
+)  # fmt: skip
+def test_backend(stack: str, asked: str, ranks: int, cores: int, value: str, why: str) -> None:
+    launch = decided(stack, ranks, cores=cores, ddp_backend=asked)
+    assert decision(launch, "backend") == (value, why)
+    assert launch.backend == value
+    assert render(launch, "r-1").env["FTCLUSTER_BACKEND"] == value
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"use_ipex": True}, "training.use_ipex=true, but the stack native has no IPEX"),
+        ({"ddp_backend": "ccl"}, "training.ddp_backend=ccl, but the stack native has only gloo"),
+    ],
+)
+def test_what_the_stack_lacks_is_told_with_the_stacks_that_have_it(
+    training: dict[str, object], message: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        decided("native", **training)
+    assert caught.value.message == message
+    wanted = "intel-2.8" if "use_ipex" in training else "intel-2.7"
+    assert f"ftcluster setup --stack {wanted}" in caught.value.hint
+    assert "intel-2.7" in caught.value.hint
+    assert "intel-1.13" not in caught.value.hint  # nobody looks after it
+    assert "ftcluster stacks" in caught.value.hint
+
+
+def test_hosts_with_different_numbers_of_ranks_can_use_oneccl() -> None:
+    two_nodes = host("a", stack="intel-2.7", cores=32, numa_nodes=2)
+    uneven = cluster(two_nodes, host("b", stack="intel-2.7", cores=16))
+    launch = plan(uneven, recipe(), STACKS)
+    assert launch.backend == "ccl"
+    affinities = [kind["env"]["CCL_WORKER_AFFINITY"] for kind in placed(launch)["kinds"]]
+    assert affinities == ["15,31", "15"]
+
+
+def test_hosts_with_different_stacks_are_named() -> None:
+    mixed = cluster(*hosts("native"), host("b", stack="intel-2.8"))
+    with pytest.raises(PlanError, match=r"node0 has native, b has intel-2\.8"):
+        plan(mixed, recipe(), STACKS)
+
+
+def test_a_stack_of_a_newer_version() -> None:
+    with pytest.raises(PlanError, match="have the stack intel-9"):
+        plan(cluster(*hosts("intel-9")), recipe(), STACKS)
+
+
+def placed(launch: LaunchPlan) -> dict[str, Any]:
+    """What the ranks read of the plan."""
+    text = render(launch, "r-1").env["FTCLUSTER_PLACEMENT"]
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cores", "affinity", "computing", "threads"),
+    [
+        (1, 4, "3", ["0-2"], 3),
+        (2, 16, "7,15", ["0-6", "8-14"], 7),
+        (2, 17, "7,15", ["0-6", "8-14"], 7),  # the odd core is nobody's
+        (4, 128, "31,63,95,127", ["0-30", "32-62", "64-94", "96-126"], 31),
+        (2, 2, "0,1", ["0", "1"], 1),  # asked for; each rank's only core does both
+    ],
+)
+def test_cores_are_kept_for_oneccl(
+    ranks: int, cores: int, affinity: str, computing: list[str], threads: int
+) -> None:
+    launch = decided("intel-2.7", ranks, count=2, cores=cores, ddp_backend="ccl")
+    assert render(launch, "r-1").env["CCL_WORKER_COUNT"] == "1"
+    [kind] = placed(launch)["kinds"]
+    assert kind["env"]["CCL_WORKER_AFFINITY"] == affinity
+    assert [rank["cpus"] for rank in kind["ranks"]] == computing
+    assert {rank["threads"] for rank in kind["ranks"]} == {threads}
+    _, why = decision(launch, "threads per rank")
+    words = "kept for oneCCL's workers" if cores > ranks else "no rank has a core to spare"
+    assert f"CPUs {affinity} " in why
+    assert words in why
+
+
+def test_each_host_keeps_cores_of_its_own() -> None:
+    facts = cluster(*hosts("intel-2.7", cores=32), host("b", stack="intel-2.7", cores=8))
+    kinds = placed(plan(facts, recipe(), STACKS, 2))["kinds"]
+    assert [kind["env"]["CCL_WORKER_AFFINITY"] for kind in kinds] == ["15,31", "3,7"]
+    assert [kind["ranks"][0]["threads"] for kind in kinds] == [15, 3]
+
+
+def test_workers_of_ranks_that_share_cores_under_a_quota_have_cores_of_their_own() -> None:
+    limited = host("a", stack="intel-2.7", cores=8, numa=nodes(16, 1), cpu_quota=8.0)
+    [kind] = placed(plan(cluster(limited), recipe(), STACKS, 2))["kinds"]
+    assert kind["env"]["CCL_WORKER_AFFINITY"] == "15,14"
+    assert [rank["cpus"] for rank in kind["ranks"]] == ["0-14", "0-13,15"]
+    assert [rank["threads"] for rank in kind["ranks"]] == [3, 3]
+
+
+def test_gloo_knows_nothing_of_oneccl() -> None:
+    launch = decided("intel-2.7", ddp_backend="gloo")
+    assert "CCL_" not in json.dumps(render(launch, "r-1").to_dict())
+    assert "setvars.sh" not in as_shell(render(launch, "r-1"), launch)
+
+
+def test_what_a_person_pastes_sources_the_bindings_environment_first() -> None:
+    launch = decided("intel-2.7")
+    before, _, after = as_shell(render(launch, "r-1"), launch).partition(
+        ". /opt/ftcluster/current/lib/python3*/site-packages/"
+        "oneccl_bindings_for_pytorch/env/setvars.sh\n"
+    )
+    assert "mpirun" not in before
+    assert "env PATH=/opt/ftcluster/current/bin:$PATH" in after

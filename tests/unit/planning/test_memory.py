@@ -1,0 +1,131 @@
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.planning.memory import ModelSize, need
+from ftcluster.planning.model_size import model_size, size_from_scratch
+
+HEADS = 12
+MINI = (22_713_216, 6, 384)
+DISTILBERT = (66_955_010, 6, 768)
+BERT = (109_483_778, 12, 768)
+GPT2 = (124_439_808, 12, 768)
+
+
+@pytest.mark.parametrize(
+    ("model", "samples", "tokens", "precision", "vocabulary", "ipex", "measured_mb"),
+    [
+        (MINI, 16, 128, "bf16", 0, False, 1269),
+        (MINI, 64, 128, "bf16", 0, False, 2464),
+        (MINI, 48, 128, "fp32", 0, False, 2712),
+        (MINI, 16, 384, "bf16", 0, False, 2640),
+        (DISTILBERT, 8, 384, "bf16", 0, False, 2899),
+        (BERT, 8, 128, "bf16", 0, False, 3182),
+        (BERT, 16, 128, "bf16", 0, False, 3769),
+        (BERT, 12, 128, "fp32", 0, False, 3918),
+        (BERT, 6, 384, "bf16", 0, False, 4282),
+        (GPT2, 2, 512, "bf16", 50257, False, 3826),
+        (GPT2, 4, 512, "bf16", 50257, False, 4739),
+        (GPT2, 2, 512, "fp32", 50257, False, 4365),
+        (DISTILBERT, 16, 384, "bf16", 0, True, 3540),
+        (GPT2, 4, 512, "bf16", 50257, True, 5770),
+    ],
+)
+def test_the_estimate_is_near_what_was_measured(
+    model: tuple[int, int, int], samples: int, tokens: int, precision: str, vocabulary: int,
+    ipex: bool, measured_mb: int,
+) -> None:  # fmt: skip
+    """The peak of some AdamW steps with dropout: with torch 2.13, with IPEX with 2.8."""
+    parameters, layers, features = model
+    size = ModelSize(parameters, layers, features, HEADS, vocabulary)
+    found = need(size, precision, samples, tokens, vocabulary > 0, ipex).total / 1e6
+    assert found == pytest.approx(measured_mb, rel=0.1)
+
+
+def test_a_model_of_which_only_the_parameters_are_known() -> None:
+    found = need(ModelSize(10**9), "fp32", 8, 128, predicts_tokens=False)
+    assert (found.states, found.activations) == (16 * 10**9, 0)
+
+
+def write_weights(path: Path, **tensors: tuple[str, list[int]]) -> None:
+    """A safetensors file with a header only, which is all that is read."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for name, (dtype, shape) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def test_the_size_of_a_folder(tmp_path: Path) -> None:
+    config = {"n_layer": 2, "n_embd": 8, "n_head": 4, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_weights(
+        tmp_path / "model.safetensors", wte=("F32", [100, 8]), bias=("BF16", [8]),
+        position_ids=("I64", [1, 512]),
+    )  # fmt: skip
+    assert model_size(tmp_path) == ModelSize(808, 2, 8, 4, 100)
+
+
+def test_the_size_of_a_folder_with_several_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    for name in files:
+        write_weights(tmp_path / name, **{name: ("F16", [3, 5])})
+    index = {"weight_map": {"a": files[0], "b": files[1], "c": files[1]}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert model_size(tmp_path) == ModelSize(30, 0, 8)
+
+
+@pytest.mark.parametrize("damage", ["no folder", "bin", "short", "huge", "text", "list"])
+def test_folders_whose_size_is_not_known(tmp_path: Path, damage: str) -> None:
+    weights = tmp_path / "model.safetensors"
+    write_weights(weights, a=("F32", [2]))
+    (tmp_path / "config.json").write_text("{}")
+    match damage:
+        case "no folder":
+            tmp_path = tmp_path / "bert-base-uncased"
+        case "bin":
+            weights.rename(tmp_path / "pytorch_model.bin")
+        case "short":
+            weights.write_bytes(b"abc")
+        case "huge":
+            weights.write_bytes(struct.pack("<Q", 1 << 60))
+        case "text":
+            weights.write_bytes(struct.pack("<Q", 5) + b"hello")
+        case "list":
+            (tmp_path / "config.json").write_text("[]")
+    assert model_size(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        ({"n_layer": 12, "n_embd": 768, "vocab_size": 50257, "n_positions": 1024}, GPT2[0]),
+        (
+            {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072,
+             "vocab_size": 30522, "max_position_embeddings": 512},
+            BERT[0],
+        ),
+    ],
+)  # fmt: skip
+def test_the_size_that_a_configuration_leads_to(
+    tmp_path: Path, config: dict[str, Any], parameters: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = size_from_scratch(str(tmp_path), {})
+    assert found is not None
+    assert found.parameters == pytest.approx(parameters, rel=0.01)
+    assert size_from_scratch("config:type", config) == found
+
+
+def test_overrides_and_a_vocabulary_of_the_data_count_for_the_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"n_layer": 2, "n_embd": 8, "n_head": 4}')
+    found = size_from_scratch(str(tmp_path), {"n_layer": 3}, vocabulary=100)
+    assert found == ModelSize(3 * 12 * 64 + 800, 3, 8, 4, 100)
+
+
+def test_a_configuration_that_only_transformers_knows_has_no_size() -> None:
+    assert size_from_scratch("config:gpt2", {"n_layer": 3}) is None

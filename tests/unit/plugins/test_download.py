@@ -1,0 +1,420 @@
+import hashlib
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils import download
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
+    DownloadError,
+    Pip,
+    Sources,
+    Target,
+    complaint,
+    needs,
+    pip_command,
+    reason,
+    redacted,
+    unpacked_bytes,
+)
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Pin
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
+    Wanted,
+    WheelhouseError,
+    get_wheels,
+)
+
+from tests.unit.wheels import Indexes, serve, write_wheel
+
+TARGET = Target("3.11", "2.36", "x86_64")
+LOCKS = Path(__file__).parents[3] / "roles/torch_stack/files"
+CP311 = "cp311-cp311-{}_x86_64"
+NVIDIA = 'nvidia-x==1.0 ; platform_system == "Linux"'
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of the indexes `main` and `cpu`, whose torch is without CUDA."""
+    root = tmp_path_factory.mktemp("indexes")
+    main = root / "main"
+    write_wheel(main, "tool_kit", "1.0", "dependency>=1")
+    write_wheel(main, "tool_kit", "1.1")
+    for version in ("1.0", "1.2"):
+        write_wheel(main, "dependency", version)
+    for name in ("a", "b", "c", "d"):
+        write_wheel(main, name, "1.0")
+    write_wheel(main, "build", "2.0")
+    write_wheel(main, "build", "2.0+cpu", tag=CP311.format("linux"))
+    write_wheel(main, "taken_back", "1.0")
+    for tag in (
+        "cp312-cp312-manylinux_2_17_x86_64",
+        "cp311-cp311-manylinux_2_17_aarch64",
+        *map(CP311.format, ("manylinux_2_37", "musllinux_1_2", "manylinux_2_28")),
+    ):
+        write_wheel(main, "native", "1.0", tag=tag)
+    write_wheel(main, "torch", "1.0", NVIDIA)
+    write_wheel(main, "nvidia_x", "1.0")
+    write_wheel(root / "cpu", "torch", "1.0+cpu", tag=CP311.format("linux"))
+    write_wheel(root / "evil", "torch", "2.13.0+cpu", tag=CP311.format("manylinux_2_28"))
+    write_wheel(root / "cpu", "choosy", "1.0", "dependency<1.2")
+    cut = write_wheel(main, "cut", "1.0")
+    cut.write_bytes(cut.read_bytes()[:300])
+    return root
+
+
+@pytest.fixture(scope="module")
+def indexes(root: Path) -> Iterator[Indexes]:
+    with serve(root) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_pip(indexes: Indexes) -> Iterator[None]:
+    """A pip whose only configuration is the index `main`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith("PIP_") or name.lower().endswith("_proxy"):
+                patch.delenv(name)
+        patch.setenv("PIP_CONFIG_FILE", os.devnull)
+        patch.setenv("PIP_NO_CACHE_DIR", "1")
+        patch.setenv("PIP_RETRIES", "0")
+        patch.setenv("PIP_INDEX_URL", indexes.url("main"))
+        # its question whether there is a pip at all takes as long as a download
+        patch.setattr(download, "pip_command", lambda: [sys.executable, "-m", "pip"])
+        yield
+
+
+@pytest.fixture(scope="module")
+def closed() -> Iterator[str]:
+    """An index that nobody answers for."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}/simple"
+
+
+def pins(*words: str) -> list[Pin]:
+    return [Pin(*word.split("=="), frozenset()) for word in words]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- the real pip
+
+
+@pytest.fixture(scope="module")
+def downloaded(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("downloaded")
+    wanted = pins("tool-kit==1.0", "build==2.0", "native==1.0", "taken-back==1.0")
+    assert Pip(TARGET, Sources(), folder).download(wanted) == {}
+    return names(folder)
+
+
+def test_only_the_named_versions_are_downloaded(downloaded: list[str]) -> None:
+    assert len(downloaded) == 4
+    assert "tool_kit-1.0-py3-none-any.whl" in downloaded
+
+
+def test_a_build_for_cpus_is_preferred(downloaded: list[str]) -> None:
+    assert "build-2.0+cpu-cp311-cp311-linux_x86_64.whl" in downloaded
+
+
+def test_the_wheel_fits_the_host_not_the_control_node(downloaded: list[str]) -> None:
+    assert "native-1.0-cp311-cp311-manylinux_2_28_x86_64.whl" in downloaded
+
+
+def test_an_exact_pin_gets_a_release_that_was_taken_back(downloaded: list[str]) -> None:
+    assert "taken_back-1.0-py3-none-any.whl" in downloaded
+
+
+def test_with_dependencies_pip_chooses_their_versions(tmp_path: Path) -> None:
+    Pip(TARGET, Sources(), tmp_path).download(pins("tool-kit==1.0"), with_dependencies=True)
+    assert names(tmp_path) == ["dependency-1.2-py3-none-any.whl", "tool_kit-1.0-py3-none-any.whl"]
+
+
+def test_with_dependencies_packages_of_other_indexes_have_their_say(
+    tmp_path: Path, indexes: Indexes
+) -> None:
+    sources = Sources(indexes={"choosy": indexes.url("cpu")})
+    wanted = pins("tool-kit==1.0", "choosy==1.0")
+    assert Pip(TARGET, sources, tmp_path).download(wanted, with_dependencies=True) == {}
+    assert "dependency-1.0-py3-none-any.whl" in names(tmp_path)
+    assert len(names(tmp_path)) == 3
+
+
+def test_an_index_that_takes_seconds_is_waited_for(tmp_path: Path, indexes: Indexes) -> None:
+    Pip(TARGET, Sources(indexes.url("slow")), tmp_path).download(pins("tool-kit==1.0"))
+    assert names(tmp_path) == ["tool_kit-1.0-py3-none-any.whl"]
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [("plain", "Content-Type: text/plain"), ("500", "too many 500 error responses")],
+)
+def test_an_index_that_is_of_no_use_is_named_with_its_reason(
+    index: str, words: str, tmp_path: Path, indexes: Indexes
+) -> None:
+    url = indexes.url(index)
+    with pytest.raises(DownloadError) as caught:
+        Pip(TARGET, Sources(url), tmp_path).download(pins("tool-kit==1.0"))
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("the control node cannot download the wheels for Python 3.11 and gl")
+    assert any(f"{url}/tool-kit/" in line and words in line for line in lines)
+    assert "No matching distribution found for tool-kit==1.0" in lines[-2]
+    assert all(word in lines[-1] for word in ("pip config list", "torch_stack_index_url", "bundle"))
+    assert names(tmp_path) == []
+
+
+def test_of_a_missing_package_only_its_own_indexes_are_told(
+    tmp_path: Path, indexes: Indexes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", indexes.url("cpu"))  # which has no tool-kit either
+    with pytest.raises(DownloadError) as caught:
+        Pip(TARGET, Sources(), tmp_path).download(pins("tool-kit==1.0", "missing==3.0"))
+    assert f"{indexes.url('main')}/missing/: 404" in str(caught.value)
+    assert f"{indexes.url('cpu')}/missing/: 404" in str(caught.value)
+    assert "tool-kit" not in str(caught.value)
+    assert "No matching distribution found for missing==3.0" in str(caught.value)
+
+
+def test_a_wheel_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match=r"cut-1\.0-py3-none-any\.whl"):
+        Pip(TARGET, Sources(), tmp_path).download(pins("cut==1.0"))
+
+
+def test_an_index_of_its_own_that_does_not_give_a_package_is_told_with_its_reason(
+    tmp_path: Path, indexes: Indexes, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "PREFERRED_SECONDS", 1)
+    own = {
+        "a": closed,
+        "b": indexes.url("404"),
+        "c": indexes.url("empty"),
+        "d": indexes.url("silent"),
+    }
+    wanted = pins(*(f"{name}==1.0" for name in own))
+    refused = Pip(TARGET, Sources(indexes=own), tmp_path).download(wanted)
+    assert names(tmp_path) == [f"{name}-1.0-py3-none-any.whl" for name in own]
+    assert refused.keys() == own.keys()
+    for name, words in {
+        "a": "Connection refused",
+        "b": "404 Client Error",
+        "c": "(from versions: none)",
+        "d": "didn't respond within 1",
+    }.items():
+        assert refused[name].startswith(f"{own[name]}: ")
+        assert words in refused[name]
+        assert "\n" not in refused[name]
+
+
+def test_an_index_of_its_own_goes_before_the_others(
+    tmp_path: Path, indexes: Indexes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "asked", [])
+    sources = Sources(indexes={"torch": indexes.url("cpu"), "a": indexes.url("cpu")})
+    refused = Pip(TARGET, sources, tmp_path).download(pins("torch==1.0"))
+    assert refused == {}
+    assert names(tmp_path) == ["torch-1.0+cpu-cp311-cp311-linux_x86_64.whl"]
+    assert set(indexes.asked) == {"cpu/torch"}
+
+
+def test_an_index_of_its_own_may_be_a_folder(tmp_path: Path, root: Path, closed: str) -> None:
+    sources = Sources(closed, indexes={"torch": str(root / "cpu")})
+    assert Pip(TARGET, sources, tmp_path).download(pins("torch==1.0")) == {}
+    assert names(tmp_path) == ["torch-1.0+cpu-cp311-cp311-linux_x86_64.whl"]
+
+
+def test_where_no_source_has_it_both_reasons_are_told(
+    tmp_path: Path, indexes: Indexes, closed: str
+) -> None:
+    sources = Sources(closed, indexes={"a": indexes.url("404")})
+    with pytest.raises(DownloadError) as caught:
+        Pip(TARGET, sources, tmp_path).download(pins("a==1.0"))
+    assert f"{closed}/a/: connection error: [Errno 111] Connection refused" in str(caught.value)
+    assert f"a: {indexes.url('404')}: 404 Client Error" in str(caught.value)
+
+
+# --- a whole wheelhouse with the real pip
+
+
+def test_a_build_with_cuda_packages_brings_them_and_tells_what_it_costs(
+    tmp_path: Path, closed: str
+) -> None:
+    wanted = Wanted("stack", "torch==1.0\n", more="nvidia-x==1.0\n", allow_unverified=True)
+    house = get_wheels(wanted, TARGET, Sources(indexes={"torch": closed}), tmp_path)
+    assert list(house.wheels) == ["nvidia_x-1.0-py3-none-any.whl", "torch-1.0-py3-none-any.whl"]
+    (notice,) = house.notices
+    assert notice.startswith("torch comes with 1 CUDA packages that CPUs do not use (0.0 GB more")
+    assert f"{closed}: connection error: " in notice
+    assert "Connection refused" in notice
+
+
+def test_a_build_for_cpus_needs_no_cuda_packages(tmp_path: Path, indexes: Indexes) -> None:
+    wanted = Wanted("stack", "torch==1.0\n", more="nvidia-x==1.0\n", allow_unverified=True)
+    sources = Sources(indexes={"torch": indexes.url("cpu")})
+    house = get_wheels(wanted, TARGET, sources, tmp_path)
+    assert list(house.wheels) == ["torch-1.0+cpu-cp311-cp311-linux_x86_64.whl"]
+    assert house.notices == ()
+
+
+def test_a_wrong_hash_names_the_file_and_leaves_nothing(tmp_path: Path, root: Path) -> None:
+    path = root / "main" / "a-1.0-py3-none-any.whl"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    wanted = Wanted("stack", f"a==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(WheelhouseError) as caught:
+        get_wheels(wanted, TARGET, Sources(), tmp_path)
+    assert f"{path.name} has the sha256 {digest}, which the list" in str(caught.value)
+    assert [name for name in names(tmp_path) if not name.endswith(".lock")] == []
+
+
+def test_a_torch_that_the_real_lock_does_not_have_is_refused_by_its_name(
+    tmp_path: Path, indexes: Indexes
+) -> None:
+    lines = (LOCKS / "native.txt").read_text().replace("\\\n", " ").splitlines()
+    (lock,) = (line for line in lines if line.startswith("torch=="))
+    sources = Sources(indexes={"torch": indexes.url("evil")})
+    with pytest.raises(WheelhouseError) as caught:
+        get_wheels(Wanted("native", lock), TARGET, sources, tmp_path)
+    assert "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl has the sha256" in str(
+        caught.value
+    )
+    assert "which the list of versions does not allow" in str(caught.value)
+    assert [name for name in names(tmp_path) if not name.endswith(".lock")] == []
+
+
+# --- what needs no pip
+
+
+def test_pip_chooses_as_it_would_on_the_host() -> None:
+    options = TARGET.pip_options()
+    assert "--python-version=3.11" in options
+    assert "--only-binary=:all:" in options
+    platforms = [option for option in options if option.startswith("--platform=")]
+    assert platforms[0] == "--platform=manylinux_2_36_x86_64"
+    assert "--platform=manylinux_2_5_x86_64" in platforms
+    assert "--platform=manylinux_2_37_x86_64" not in platforms
+    assert platforms[-1] == "--platform=linux_x86_64"
+    assert TARGET.tag == "cp311-glibc2.36-x86_64"
+
+
+def test_without_sources_pips_own_configuration_counts() -> None:
+    assert Sources().pip_options() == []
+    assert Sources("https://mirror/simple", ("/a", "/b")).pip_options() == [
+        "--index-url=https://mirror/simple", "--find-links=/a", "--find-links=/b",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("requirement", "needed"),
+    [
+        (NVIDIA, True),
+        ("Nvidia.X==1.0", True),
+        ('nvidia-x==1.0 ; platform_system == "Darwin"', False),
+        ('nvidia-x==1.0 ; extra == "cuda"', False),
+        ('nvidia-x==1.0 ; python_version < "3.11"', False),
+        ("nvidia-y==1.0", False),
+        ("nvidia-x is not a requirement", False),
+        ('nvidia-x ; os_name ~= "posix"', False),
+    ],
+)
+def test_what_a_wheel_asks_for_on_the_host(tmp_path: Path, requirement: str, needed: bool) -> None:
+    write_wheel(tmp_path, "torch", "1.0", "other", requirement)
+    assert needs(tmp_path, {"nvidia-x"}, "3.11") == ({"nvidia-x"} if needed else set())
+
+
+def test_what_a_wheel_brings_along_asks_for_nothing(tmp_path: Path) -> None:
+    write_wheel(tmp_path, "setuptools", "1.0", brings="Name: inner\nRequires-Dist: nvidia-x\n")
+    assert needs(tmp_path, {"nvidia-x"}, "3.11") == set()
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "content"])
+def test_a_file_that_is_no_wheel_is_named(tmp_path: Path, damage: str) -> None:
+    path = write_wheel(tmp_path, "torch", "1.0", "other " * 50)
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        content = content[: len(content) // 2]
+    elif damage == "text":
+        content = bytearray(b"<html>")
+    else:
+        begin = content.index(b"METADATA") + len("METADATA")
+        content[begin : begin + 20] = b"\xff" * 20
+    path.write_bytes(content)
+    with pytest.raises(DownloadError, match=r"^torch-1\.0-py3-none-any\.whl is no wheel: "):
+        needs(tmp_path, {"nvidia-x"}, "3.11")
+
+
+def test_a_zip_file_without_metadata_is_no_wheel(tmp_path: Path) -> None:
+    path = shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path)
+    Path(path).rename(tmp_path / "a-1.0-py3-none-any.whl")
+    with pytest.raises(DownloadError, match="is no wheel: it has no metadata"):
+        needs(tmp_path, {"nvidia-x"}, "3.11")
+
+
+def test_the_size_of_what_is_in_a_wheel(tmp_path: Path) -> None:
+    path = write_wheel(tmp_path, "tool", "1.0")
+    assert unpacked_bytes(path) > path.stat().st_size  # it is compressed
+    path.write_text("wheel")
+    with pytest.raises(DownloadError, match=r"^tool-1\.0-.+ is no wheel"):
+        unpacked_bytes(path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["ERROR: No x", "Could not fetch URL https://i/x/: 403 Client Error"], "403 Client Error"),
+        (["WARNING: Retrying (Retry(total=4)) after: reset", "ERROR: x"],
+         "Retrying (Retry(total=4)) after: reset"),
+        (["DEPRECATION: old", "ERROR: Could not find a version"], "Could not find a version"),
+        (["something else", "Killed"], "Killed"),
+        ([], "pip failed without a word"),
+    ],
+)  # fmt: skip
+def test_the_most_telling_line(lines: list[str], expected: str) -> None:
+    assert reason(lines) == expected
+
+
+def test_pips_complaint_is_its_last_lines_without_those_that_explain_nothing() -> None:
+    lines = [
+        *(f"line {n}" for n in range(20)),
+        "WARNING: You are using an old pip",
+        "WARNING: Retrying (Retry(total=1)) after x",
+        "WARNING: Retrying (Retry(total=0)) after x",
+        "line 19",
+    ]
+    found = complaint(lines, TARGET, {}, {"a"})
+    assert "line 13\n" in found
+    assert "line 12" not in found
+    assert "total=0" in found
+    assert "total=1" not in found
+    assert "old pip" not in found
+    assert found.count("line 19") == 1
+
+
+def test_a_password_in_an_indexs_address_is_not_shown() -> None:
+    assert redacted("https://me:secret@mirror/simple") == "https://****@mirror/simple"
+    assert redacted("https://mirror/a@b") == "https://mirror/a@b"
+    assert redacted("/folder/a@b") == "/folder/a@b"
+
+
+def test_a_pip_of_ansibles_python_is_found() -> None:
+    assert pip_command() == [sys.executable, "-m", "pip"]
+
+
+def test_where_ansibles_python_has_no_pip_the_systems_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good = sys.executable
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(shutil, "which", lambda _name: good)
+    assert pip_command() == [good, "-m", "pip"]
+
+
+def test_without_any_pip_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    with pytest.raises(DownloadError, match="install python3-pip"):
+        pip_command()

@@ -1,0 +1,324 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Target
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice import (
+    Choice,
+    ChoiceError,
+    Wish,
+    choose,
+    python_for,
+    space_problems,
+    version,
+)
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import read_stacks
+
+FILES = Path(__file__).parents[3] / "roles/torch_stack/files"
+REAL = read_stacks(FILES)
+WARNINGS = {"old": {"text": "it is old", "source": "its page"}}
+SAPPHIRE = ["avx2", "avx512f", "amx_tile"]
+
+
+def stack(state: str, first: str, last: str, flag: str = "avx512f", **more: Any) -> dict[str, Any]:
+    return {
+        "state": state, "python": [first, last], "cpu_flags": [flag],
+        "packages": {"torch": "1.0", "ipex": "1.1"}, **more,
+    }  # fmt: skip
+
+
+STACKS = {
+    "native": stack("default", "3.11", "3.14", "avx2"),
+    "intel": stack("supported", "3.10", "3.13", warnings=["old"]),
+    "listed": stack("documented", "3.8", "3.11"),
+    "yanked": stack("documented", "3.8", "3.12", yanked=["ipex"]),
+    "ancient": stack("documented", "3.6", "3.9"),
+    "bare": {**stack("supported", "3.10", "3.13", unverified=["ccl"]), "packages": {"ccl": "1.2"}},
+}
+
+
+def host(*pythons: str, flags: list[str] = SAPPHIRE, **facts: Any) -> dict[str, Any]:
+    """Facts of a host, the Python that Ansible uses first."""
+    return {
+        "pythons": [{"version": text, "path": f"/usr/bin/python{text}"} for text in pythons],
+        "cpu_flags": flags, "cpu_model": "My Xeon", "machine": "x86_64", "libc": "glibc 2.36",
+        **facts,
+    }  # fmt: skip
+
+
+def chosen(wish: Wish, **hosts: dict[str, Any]) -> Choice:
+    choice: Choice = choose(STACKS, WARNINGS, wish, hosts)
+    assert choice.problems.keys() == choice.pythons.keys() == hosts.keys()
+    return choice
+
+
+def refused(wish: Wish, **hosts: dict[str, Any]) -> str:
+    with pytest.raises(ChoiceError) as caught:
+        chosen(wish, **hosts)
+    return str(caught.value)
+
+
+def bundle(name: str = "native", python: str = "3.11", glibc: str = "2.28") -> Any:
+    return SimpleNamespace(stack=name, target=Target(python, glibc, "x86_64"))
+
+
+# --- which stack, and why
+
+OLD = host("3.10.12")
+NEW = host("3.11.2")
+WITHOUT_512 = host("3.11.2", flags=["avx2"])
+BOTH = host("3.10.12", "3.12.1")
+
+
+@pytest.mark.parametrize(
+    ("wish", "hosts", "name", "why"),
+    [
+        ("", [], "native", "it is the default"),
+        ("", [NEW], "native", "it is the default"),
+        ("", [OLD], "native", "it is the default"),  # with a problem: it was not asked to look
+        ("intel", [NEW], "intel", "as asked for"),
+        ("auto", [], "native", "it is the default"),
+        ("auto", [{}], "native", "it is the default"),
+        ("auto", [NEW], "native", "it is the default"),
+        ("auto", [BOTH], "native", "it is the default"),
+        ("auto", [WITHOUT_512], "native", "it is the default"),
+        ("auto", [OLD], "intel", "every host can have it; not native, because of host0: "),
+        ("auto", [NEW, OLD], "intel", "every host can have it; not native, because of host1: "),
+        ("auto", [OLD, {}], "intel", "every host can have it; not native, because of host0: "),
+    ],
+)
+def test_the_stack_and_why(wish: str, hosts: list[dict[str, Any]], name: str, why: str) -> None:
+    choice = chosen(Wish(wish), **{f"host{n}": facts for n, facts in enumerate(hosts)})
+    assert choice.stack == name
+    assert choice.why.startswith(why)
+    assert "\n" not in choice.why
+    if not why.endswith(": "):
+        assert choice.why == why
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        ({"a": host("3.9.2")}, ["not native, because of a: stack native needs Python 3.11 to 3.14, "
+                                "here is 3.9.2", "not intel, because of a: "]),
+        ({"a": NEW, "b": host("3.9.2")}, ["because of b: "]),
+        ({"a": OLD, "b": WITHOUT_512}, ["not native, because of a: ", "not intel, because of b: "
+                                        "stack intel needs a CPU with AVX512"]),
+        ({"a": host("3.11.2", flags=[])}, ["stack native needs a CPU with AVX2"]),
+    ],
+)  # fmt: skip
+def test_where_no_stack_fits_all_hosts_each_is_told_with_its_reason(
+    hosts: dict[str, Any], words: list[str]
+) -> None:
+    message = refused(Wish("auto"), **hosts)
+    assert message.startswith("no stack fits all hosts: ")
+    assert all(word in message for word in words)
+    assert "listed" not in message  # what is only documented is not chosen by itself
+
+
+def test_an_unknown_stack_names_those_that_are_there() -> None:
+    assert refused(Wish("nativ"), a=NEW) == (
+        "there is no stack nativ; there are auto, native, intel, listed, yanked, ancient, bare"
+    )
+
+
+@pytest.mark.parametrize("wish", [Wish("yanked"), Wish("", bundle("yanked"))])
+def test_releases_that_were_taken_back_need_a_word(wish: Wish) -> None:
+    message = refused(wish, a=NEW)
+    assert "stack yanked has ipex 1.1, which its makers took back" in message
+    assert "--allow-yanked (torch_stack_allow_yanked=true)" in message
+    allowed = chosen(Wish(wish.stack, wish.bundle, allow_yanked=True, allow_unverified=True), a=NEW)
+    assert (allowed.stack, allowed.problems) == ("yanked", {"a": []})
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        (Wish("listed"), "stack listed has no lock with the hashes of its packages, so nothing"),
+        (Wish("", bundle("listed")), "stack listed has no lock with the hashes"),
+        (Wish("bare"), "stack bare has no hash of ccl 1.2, so nothing"),
+    ],
+)
+def test_packages_without_a_hash_need_a_word(wish: Wish, told: str) -> None:
+    message = refused(wish, a=NEW)
+    assert message.startswith(told)
+    assert message.endswith("--allow-unverified (torch_stack_allow_unverified=true)")
+    assert chosen(Wish(wish.stack, wish.bundle, allow_unverified=True), a=NEW).problems == {"a": []}
+
+
+def test_the_word_allows_and_does_not_choose() -> None:
+    assert chosen(Wish("auto", allow_yanked=True), a=NEW).stack == "native"
+
+
+def test_a_stack_older_than_what_trains_is_refused() -> None:
+    message = refused(Wish("ancient", allow_yanked=True), a=host("3.9.2"))
+    assert message.startswith("stack ancient ends with Python 3.9, and what trains on the hosts ne")
+    assert "needs 3.10" in message
+    assert "ftcluster stacks" in message
+
+
+def test_what_is_worth_knowing_of_a_stack() -> None:
+    assert chosen(Wish("native")).notices == []
+    assert chosen(Wish("intel")).notices == ["stack intel: it is old (its page)"]
+    auto = chosen(Wish("auto")).notices
+    assert auto == ["stack native, because it is the default"]
+    (notice,) = chosen(Wish("listed", allow_unverified=True)).notices
+    assert "stack listed is only documented" in notice
+
+
+# --- what keeps a host from it
+
+
+def test_hosts_of_which_nothing_is_known_have_no_problems() -> None:
+    choice = chosen(Wish("intel"), a={}, b=NEW)
+    assert choice.problems == {"a": [], "b": []}
+    assert choice.pythons == {"a": "", "b": "/usr/bin/python3.11.2"}
+
+
+@pytest.mark.parametrize(
+    ("pythons", "used"),
+    [
+        (["3.11.2"], "3.11.2"),
+        (["3.11.2", "3.12.1", "3.13.0"], "3.11.2"),  # Ansible's own where it fits
+        (["3.9.2", "3.11.2", "3.12.1"], "3.12.1"),  # else the newest that fits
+        (["3.15.0", "3.12.1", "3.13.0"], "3.13.0"),
+        (["3.9.2", "3.13.0", "3.12.1"], "3.13.0"),  # whatever their order
+        (["3.14.0rc2"], "3.14.0rc2"),
+        (["3.9.2", "3.10.1"], ""),
+        (["3.15.0"], ""),
+    ],
+)
+def test_the_python_that_a_stack_is_made_from(pythons: list[str], used: str) -> None:
+    path, problem = python_for(STACKS["native"], host(*pythons), "native")
+    assert path == (f"/usr/bin/python{used}" if used else "")
+    assert bool(problem) != bool(used)
+
+
+def test_without_a_python_it_is_told_what_is_there_and_what_would_fit() -> None:
+    choice = chosen(Wish("native"), a=NEW, b=host("3.9.2", "3.10.1"))
+    assert choice.problems["a"] == []
+    assert choice.problems["b"] == [
+        "stack native needs Python 3.11 to 3.14, here is 3.9.2, 3.10.1; install one of these, or "
+        "see which stack fits: ftcluster stacks --python 3.9"
+    ]
+
+
+def test_pythons_that_only_the_stack_could_have_are_not_offered() -> None:
+    _, problem = python_for(STACKS["listed"], host("3.9.2"), "listed")
+    assert problem.startswith("stack listed needs Python 3.10 to 3.11, here is 3.9.2")
+    _, problem = python_for(stack("documented", "3.7", "3.10"), host("3.9.2"), "one")
+    assert problem.startswith("stack one needs Python 3.10, here is 3.9.2")
+
+
+def test_a_cpu_without_what_a_stack_needs() -> None:
+    assert chosen(Wish("intel"), a=WITHOUT_512).problems["a"] == [
+        "stack intel needs a CPU with AVX512, which My Xeon has not; take the host out of the "
+        "inventory"
+    ]
+    assert chosen(Wish("native"), a=WITHOUT_512).problems["a"] == []
+
+
+def test_all_problems_of_a_host_come_together() -> None:
+    facts = host("3.9.2", flags=[], machine="aarch64", libc="glibc 2.17")
+    problems = chosen(Wish("", bundle()), a=facts).problems["a"]
+    assert len(problems) == 4
+    assert all(";" in problem for problem in problems)  # each says what to do
+
+
+# --- bundles
+
+
+def test_a_bundle_says_which_stack() -> None:
+    for name in ("", "auto", "intel"):
+        choice = chosen(Wish(name, bundle("intel")), a=NEW)
+        assert (choice.stack, choice.why) == ("intel", "it is the bundle's")
+
+
+def test_a_bundle_of_another_stack_than_the_one_asked_for() -> None:
+    message = refused(Wish("native", bundle("intel")), a=NEW)
+    assert message.startswith("the bundle has stack intel, not native; ")
+    assert "ftcluster bundle --stack native" in message
+
+
+def test_a_bundle_of_a_stack_that_is_not_known() -> None:
+    assert "stack intel-9, which this ftcluster does" in refused(Wish("", bundle("intel-9")), a=NEW)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (host("3.11.2"), ""),
+        (host("3.9.2", "3.11.2"), ""),
+        (host("3.11.2", libc="glibc 2.28"), ""),
+        (host("3.11.2", libc="glibc 2.100"), ""),
+        ({}, ""),
+        (host("3.12.1"), "the bundle is for Python 3.11, here is 3.12.1; install that one, or make "
+                         "a bundle for another: ftcluster bundle --python X.Y"),
+        (host("3.11.2", libc="glibc 2.17"), "the bundle needs glibc 2.28, here is 2.17; make one "
+                                            "for it: ftcluster bundle --glibc 2.17"),
+        (host("3.11.2", machine="aarch64"), "the bundle is for x86_64, this host is aarch64; take "
+                                            "the host out of the inventory"),
+        (host("3.11.2", libc="musl 1.2"), "the bundle needs glibc, here is musl 1.2; take the host "
+                                          "out of the inventory"),
+        (host("3.11.2", libc=""), ""),
+    ],
+)  # fmt: skip
+def test_what_hosts_a_bundle_fits(facts: dict[str, Any], words: str) -> None:
+    choice = chosen(Wish("", bundle()), a=NEW, b=facts)
+    assert choice.problems == {"a": [], "b": [words] if words else []}
+
+
+def test_a_bundle_is_installed_with_the_python_that_it_is_for() -> None:
+    choice = chosen(Wish("", bundle(python="3.11")), a=host("3.12.1", "3.11.2"))
+    assert choice.pythons == {"a": "/usr/bin/python3.11.2"}
+
+
+# --- the stacks that there are
+
+
+@pytest.mark.parametrize(
+    ("pythons", "flags", "name"),
+    [
+        ("3.11.2", SAPPHIRE, "native"),
+        ("3.14.0", ["avx2"], "native"),
+        ("3.10.12", SAPPHIRE, "intel-2.8"),
+        ("3.10.12", ["avx2"], ""),
+        ("3.9.2", SAPPHIRE, ""),
+        ("3.11.2", [], ""),
+    ],
+)
+def test_what_auto_takes_of_the_real_ones(pythons: str, flags: list[str], name: str) -> None:
+    hosts = {"a": host(pythons, flags=flags), "b": host("3.13.0", "3.12.0")}
+    if not name:
+        with pytest.raises(ChoiceError, match="no stack fits all hosts: not native"):
+            choose(REAL["stacks"], REAL["warnings"], Wish("auto"), hosts)
+    else:
+        choice = choose(REAL["stacks"], REAL["warnings"], Wish("auto"), hosts)
+        assert (choice.stack, choice.problems) == (name, {"a": [], "b": []})
+
+
+@pytest.mark.parametrize("name", REAL["stacks"])
+def test_each_real_stack_can_be_chosen_or_says_why_not(name: str) -> None:
+    wish, hosts = Wish(name, None, True, True), {"a": host("3.10.12", "3.11.2")}
+    if REAL["stacks"][name]["python"][1] in ("3.7", "3.9"):
+        with pytest.raises(ChoiceError, match=f"stack {name} ends with Python 3"):
+            choose(REAL["stacks"], REAL["warnings"], wish, hosts)
+    else:
+        assert choose(REAL["stacks"], REAL["warnings"], wish, hosts).problems == {"a": []}
+
+
+# --- parts
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert version("3.9.20") < version("3.10") == version("3.10.12")
+    assert version("2.100") > version("2.36")
+
+
+def test_space() -> None:
+    assert space_problems(10**9, 10**9, "/opt", "native") == []
+    assert space_problems(3 * 10**9, 10**9, "/opt", "native") == [
+        "1.0 GB free at /opt, 3.0 GB are needed for stack native; free some space or choose "
+        "another folder with -e ftcluster_prefix=DIR"
+    ]

@@ -1,0 +1,101 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from ftcluster.ansible.playbook import TaskEvent
+from ftcluster.progress.format import duration, shape
+from ftcluster.progress.live import LiveView, run_picture, sparkline
+from ftcluster.progress.plain import PlainView
+from ftcluster.progress.state import RunProgress, SetupProgress
+
+START = {
+    "event": "start", "world_size": 2, "threads_per_rank": 1, "backend": "gloo",
+    "precision": "bf16", "ipex": False, "steps": 20, "epochs": 2.0, "train_samples": 320,
+    "parameters": 5,
+}  # fmt: skip
+STEP = {
+    "event": "step", "step": 10, "epoch": 1.0, "loss": 0.5, "learning_rate": 1e-4,
+    "samples_per_second": 60.0, "remaining_seconds": 75.0,
+}  # fmt: skip
+NOTICE = {"event": "notice", "message": "3 samples were cut"}
+CHECKPOINT = {"event": "checkpoint", "step": 10, "folder": "/opt/run/checkpoints/checkpoint-10"}
+EVALUATION = {"event": "evaluation", "step": 10, "epoch": 1.0, "metrics": {"accuracy": 0.9}}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (65, "1:05"), (7384, "2:03:04")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_setup_counts_by_host() -> None:
+    progress = SetupProgress()
+    for kind in ("started", "ok", "changed", "skipped"):
+        progress.add(TaskEvent(kind, "stack", "t", "n1"))  # type: ignore[arg-type]
+    progress.add(TaskEvent("unreachable", "stack", "t", "n2", "no route"))
+    progress.add(TaskEvent("ok", "stack", "t", "n1", "take note"))
+    n1, n2 = progress.hosts["n1"], progress.hosts["n2"]
+    assert (n1.ok, n1.changed, n1.skipped, n1.failed) == (2, 1, 1, "")
+    assert (n2.failed, n2.unreachable) == ("no route", True)
+    assert progress.notices == ["n1: take note"]
+
+
+def test_run_state_from_events() -> None:
+    progress = RunProgress("r")
+    for event in (START, STEP, EVALUATION, {"event": "of a later version"}):
+        progress.add(event)
+    assert progress.state == "running"
+    progress.add({"event": "end", "state": "done", "seconds": 3.5, "exit_code": 0})
+    assert (progress.state, progress.seconds) == ("done", 3.5)
+    assert progress.losses == [(10, 0.5)]
+
+
+def test_plain_lines_have_the_same_facts_as_the_picture() -> None:
+    progress, stream = RunProgress("r"), io.StringIO()
+    view = PlainView(Console(file=stream, width=30), verbose=False)
+    for event in (NOTICE, START, STEP, EVALUATION, CHECKPOINT):
+        progress.add(event)
+        view.run_event(progress, str(event["event"]))
+    lines = stream.getvalue().splitlines()
+    assert lines == [
+        "note: 3 samples were cut",
+        "training: 2 ranks, 1 thread each, bf16, gloo, 20 steps",
+        "step 10/20  epoch 1.00  loss 0.5000  60.0 samples/s  1:15 left",
+        "evaluation at step 10: accuracy 0.900",
+        "checkpoint of step 10: /opt/run/checkpoints/checkpoint-10 on the head",
+    ]
+    assert shape(RunProgress("r", start={**START, "ipex": True})) == (
+        "2 ranks, 1 thread each, bf16, IPEX, gloo"
+    )
+    picture = io.StringIO()
+    Console(file=picture, width=120).print(run_picture(progress))
+    for part in ("step 10/20", "epoch 1.00/2", "loss 0.5000", "60.0 samples/s", "1:15 left",
+                 "accuracy 0.900"):  # fmt: skip
+        assert part in picture.getvalue()
+
+
+def test_live_view_shows_hosts_then_the_run_and_leaves_the_last_picture() -> None:
+    stream = io.StringIO()
+    view = LiveView(Console(file=stream, force_terminal=True, width=100, height=20))
+    setup = SetupProgress()
+    event = TaskEvent("changed", "stack", "Install the packages", "node1", "mind this")
+    setup.add(event)
+    view.setup_event(setup, event)
+    view.tick()
+    setup.finished = True
+    run = RunProgress("r-1")
+    run.add(START)
+    view.run_event(run, "start")
+    view.close()
+    shown = stream.getvalue()
+    for part in ("node1", "Install the packages", "note: node1: mind this", "ready", "run r-1"):
+        assert part in shown
+
+
+def test_sparkline_stretches_and_averages() -> None:
+    assert sparkline([0.0, 1.0], 4) == "▁▁██"
+    assert sparkline([1.0, 1.0, 1.0], 3) == "▁▁▁"
+    assert len(sparkline([float(i) for i in range(1000)], 40)) == 40
+    assert sparkline([1.0], 0) == ""

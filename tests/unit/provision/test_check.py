@@ -1,0 +1,173 @@
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ftcluster.ansible.inventory import Inventory
+from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.cli import check
+from ftcluster.cli.main import main
+from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.progress.plain import PlainView
+from ftcluster.provision import check as collecting
+from ftcluster.provision.check import Failure, Found, collect
+from tests.unit.check_documents import found
+from tests.unit.clusters import VM, cluster
+
+# --- what the hosts say
+
+
+def told(host: str, **facts: Any) -> TaskEvent:
+    return TaskEvent("ok", "preflight", host=host, result={"ansible_facts": facts})
+
+
+@pytest.fixture
+def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """A playbook with these events and this end; tells what it was run with."""
+
+    def prepare(*events: TaskEvent, state: Any = "done") -> dict[str, Any]:
+        ran: dict[str, Any] = {}
+
+        def run_playbook(
+            name: str, path: Path, _: object, on_event: Callable[[TaskEvent], None], **options: Any
+        ) -> Outcome:
+            folder = Path(options["settings"]["ANSIBLE_SSH_CONTROL_PATH_DIR"])
+            ran.update(name=name, path=path, **options, folder=folder, was_there=folder.is_dir())
+            for event in events:
+                on_event(event)
+            return Outcome(state, "said")
+
+        monkeypatch.setattr(collecting, "run_playbook", run_playbook)
+        return ran
+
+    monkeypatch.setattr(
+        collecting,
+        "address",
+        lambda paths, _: (Inventory(paths, ("a", "b"), ("a", "b")), {}),
+    )
+    return prepare
+
+
+def ask(*options: str) -> Found:
+    return collect((Path("/i.ini"),), options, PlainView(Console(quiet=True), verbose=False))
+
+
+def test_everything_that_hosts_say_is_kept(playbook: Callable[..., dict[str, Any]]) -> None:
+    ran = playbook(
+        told("a", preflight_facts={"cores": 2}),
+        told("a", preflight_problems=["p; h"], preflight_notices=[]),
+        told("b", preflight_notices=["n"]),
+        told("a", verify_report={"hosts": []}),
+        told("b", something_else=1),
+    )
+    result = ask("--limit", "a")
+    assert ran["name"] == "ftcluster.cluster.check"
+    assert ran["options"] == ("--limit", "a")
+    assert result.facts == {"a": {"cores": 2}}
+    assert (result.problems, result.notices) == ({"a": ["p; h"]}, {"a": [], "b": ["n"]})
+    assert result.report == {"hosts": []}
+    assert result.failures == {}
+
+
+def test_its_connections_are_its_own_and_gone_afterwards(
+    playbook: Callable[..., dict[str, Any]],
+) -> None:
+    """One that is open to a host that is off now would be waited for."""
+    ran = playbook()
+    ask()
+    assert ran["was_there"]
+    assert not ran["folder"].exists()
+
+
+def test_hosts_that_are_lost_do_not_fail_the_check(
+    playbook: Callable[..., dict[str, Any]],
+) -> None:
+    playbook(
+        TaskEvent("unreachable", "preflight", "Look", "b", "No route to host"),
+        TaskEvent("failed", "preflight", "Read", "a", "no python"),
+        state="failed",
+    )
+    assert ask().failures == {
+        "b": Failure("Look", "No route to host", True),
+        "a": Failure("Read", "no python", False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "words"),
+    [
+        ("stopped", Interrupted, "the cluster is as it was"),
+        ("timeout", FtclusterError, "was given up"),
+        ("failed", FtclusterError, "ansible said\nsaid"),
+    ],
+)
+def test_a_check_that_could_not_be_made(
+    playbook: Callable[..., dict[str, Any]], state: str, error: type[Exception], words: str
+) -> None:
+    playbook(state=state)
+    with pytest.raises(error, match=words):
+        ask()
+
+
+# --- the command
+
+Asked = list[tuple[tuple[Path, ...], Sequence[str]]]
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What the hosts were asked; they are without a fault."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    calls: Asked = []
+
+    def collect(paths: tuple[Path, ...], options: Sequence[str], _: object) -> Found:
+        calls.append((paths, options))
+        return found(2)
+
+    monkeypatch.setattr(check, "collect", collect)
+    return calls
+
+
+def test_without_an_inventory_the_last_cluster_is_checked_as_it_was_set_up(
+    asked: Asked,
+) -> None:
+    remember(Cluster((Path("/inventory.ini"),), cluster(VM), ("--user", "ops")))
+    assert main(["check", "--limit", "node1"]) == 0
+    assert main(["check", "/inventory.ini", "--user", "me"]) == 0
+    assert main(["check", "/other.ini", "-e", "x=1"]) == 0
+    assert asked == [
+        ((Path("/inventory.ini"),), ("--user", "ops", "--limit", "node1")),
+        ((Path("/inventory.ini"),), ("--user", "ops", "--user", "me")),
+        ((Path("/other.ini"),), ("--extra-vars", "x=1")),
+    ]
+
+
+def test_with_no_cluster_there_is_nothing_to_check(
+    asked: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check"]) == 1
+    assert "no cluster has been set up from here" in capsys.readouterr().err
+    assert asked == []
+
+
+@pytest.mark.usefixtures("asked")
+def test_the_result_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "i.ini"]) == 0
+    assert capsys.readouterr().out.endswith("fit: 2 hosts, 9 s\n")
+    assert main(["check", "i.ini", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "fit"
+
+
+def test_exit_codes(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["check", "a.ini", "b.ini"]) == 2
+    with pytest.raises(SystemExit) as caught:
+        main(["check", "--tags", "x"])
+    assert caught.value.code == 2
+    assert asked == []
+    monkeypatch.setattr(check, "collect", lambda *_: found(2, problems={"node0": ["p; h"]}))
+    assert main(["check", "i.ini"]) == 1

@@ -1,0 +1,149 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ftcluster.ansible.inventory import Inventory
+from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.progress.plain import PlainView
+from ftcluster.provision import stages
+from ftcluster.provision.stages import StagesResult, run_stages, stack_name
+from tests.unit.clusters import cluster, host
+
+# --- what the stages tell
+
+LOCKED = TaskEvent("ok", "preflight", host="a", action="ftcluster.cluster.setup_lock")
+FAILED = TaskEvent("failed", "stack", task="Install", host="a", message="no space")
+Ran = list[tuple[str, list[str], dict[str, Any]]]
+Playbooks = Callable[..., Ran]
+
+
+def read_inventory(paths: tuple[Path, ...], _: object, pattern: str) -> Inventory:
+    return Inventory(paths, ("a", "b"), ("a", "b", "c"), pattern)
+
+
+@pytest.fixture
+def playbooks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Playbooks:
+    """Playbooks that have these events and end so; tells with what they were run."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def prepare(*events: TaskEvent, state: Any = "done") -> Ran:
+        ran: Ran = []
+
+        def run_playbook(
+            playbook: str, _paths: object, variables: dict[str, Any],
+            on_event: Callable[[TaskEvent], None],
+            *, options: list[str], **_: object,
+        ) -> Outcome:  # fmt: skip
+            ran.append((playbook.rpartition(".")[2], list(options), variables))
+            for event in events if len(ran) == 1 else ():
+                on_event(event)
+            return Outcome(state if len(ran) == 1 else "failed", "said")
+
+        monkeypatch.setattr(stages, "run_playbook", run_playbook)
+        return ran
+
+    monkeypatch.setattr(stages, "read_inventory", read_inventory)
+    return prepare
+
+
+def run(*options: str) -> StagesResult:
+    return run_stages("setup", (Path("/i.ini"),), options, PlainView(Console(), verbose=False))
+
+
+def test_the_stack_in_use_and_why_it_was_chosen(playbooks: Playbooks) -> None:
+    choice = {"torch_stack_choice": {"why": "it is the default"}}
+    link = {"current": "/opt/ftcluster/stacks/intel-2.8-1b2c3d4e5f60"}
+    playbooks(
+        TaskEvent("ok", "preflight", host="a", result={"ansible_facts": choice}),
+        TaskEvent("ok", "verify", host="a", action="ftcluster.cluster.stack_link", result=link),
+    )
+    result = run()
+    assert (result.stack, result.stack_why) == ("intel-2.8", "it is the default")
+
+
+def test_the_playbook_says_who_is_the_head(playbooks: Playbooks) -> None:
+    told = {"cluster_hosts": ["c", "b", "a"], "cluster_head": "c"}
+    playbooks(TaskEvent("ok", "preflight", host="a", result={"ansible_facts": told}))
+    inventory = run().inventory
+    assert (inventory.head, inventory.hosts) == ("c", ("b", "a"))
+
+
+def test_the_hosts_that_are_meant_stay_so(playbooks: Playbooks) -> None:
+    found = (host("a"), host("b"), host("c", network_address="10.0.0.3"))
+    remember(Cluster((Path("/i.ini"),), cluster(*found), (), "xeons"))
+    ran = playbooks(LOCKED, FAILED, state="failed")
+    with pytest.raises(FtclusterError):
+        run("--user", "ops")
+    known = {"ftcluster_hosts": "xeons", "cluster_known_addresses": {"c": "10.0.0.3"}}
+    assert [(name, variables) for name, _, variables in ran] == [
+        ("setup", known),
+        ("unlock", known),
+    ]
+    ran = playbooks()
+    run_stages("teardown", (Path("/other.ini"),), (), PlainView(Console(), verbose=False))
+    assert ran == [("teardown", [], {})]
+
+
+def test_what_was_found_of_hosts_that_are_left_out_still_holds(playbooks: Playbooks) -> None:
+    found = (host("c", network_address="10.0.0.3"), host("a"), host("b"), host("gone"))
+    remember(Cluster((Path("/i.ini"),), cluster(*found)))
+    ran = playbooks()
+    run("--limit", "a,b")
+    known = {"cluster_known_addresses": {"c": "10.0.0.3"}}
+    assert ran == [("setup", ["--limit", "a,b"], known)]
+
+
+def test_where_no_stage_looked_no_stack_is_told(playbooks: Playbooks) -> None:
+    playbooks(TaskEvent("ok", "system", host="a", result={"current": "not a stack's"}))
+    result = run()
+    assert (result.stack, result.stack_why) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("/opt/ftcluster/stacks/native-1b2c3d4e5f60", "native"),
+        ("/opt/ftcluster/stacks/intel-1.13.1-1b2c3d4e5f60", "intel-1.13.1"),
+        ("", ""),
+    ],
+)
+def test_the_stack_of_a_folder(folder: str, name: str) -> None:
+    assert stack_name(folder) == name
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "words"),
+    [
+        ("failed", FtclusterError, "setup failed on 1 of 2 hosts\n  a: Install: no space"),
+        ("stopped", Interrupted, "stopped: setup is not finished"),
+        ("timeout", FtclusterError, "setup was given up after"),
+    ],
+)
+def test_a_setup_that_does_not_end_well_lets_the_next_one_in(
+    playbooks: Playbooks, state: str, error: type[Exception], words: str
+) -> None:
+    ran = playbooks(LOCKED, FAILED, state=state)
+    with pytest.raises(error) as caught:  # also where letting it in fails
+        run("--user", "ops", "--tags", "stack")
+    assert words in str(caught.value)
+    options = ["--user", "ops", "--tags", "stack"]
+    assert [(name, given) for name, given, _ in ran] == [
+        ("setup", options),
+        ("unlock", [*options, "--tags", "verify"]),
+    ]
+
+
+def test_one_that_was_refused_or_ended_well_has_nothing_to_give_back(playbooks: Playbooks) -> None:
+    refused = TaskEvent("failed", "preflight", host="a", action="x.setup_lock", message="another")
+    ran = playbooks(refused, state="failed")
+    with pytest.raises(FtclusterError, match="another"):
+        run()
+    assert len(ran) == 1
+    ran = playbooks(LOCKED)
+    run()
+    assert len(ran) == 1

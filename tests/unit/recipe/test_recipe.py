@@ -1,0 +1,189 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from ftcluster.errors import RecipeError
+from ftcluster.recipe.recipe import known_recipes, load_recipe, parse_recipe
+from ftcluster.recipe.tasks import GLUE, TASKS, CausalLm, QuestionAnswering, TextClassification
+
+QA = "task: question-answering\nmodel: m\ndata: d\n"
+CLM = "task: causal-lm\nmodel: m\ndata: d\n"
+MINIMAL = "model: m\ndata: d\ntext_columns: [a]\n"
+
+
+def problems_of(text: str, *overrides: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text, "my.yml", overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(known_recipes()))
+def test_every_recipe_that_comes_along_is_valid_and_documented(name: str) -> None:
+    assert load_recipe(name).name == name
+    head = known_recipes()[name].read_text().split("\n---\n")[0]
+    for heading in ("Needs:", "Run:", "Override:"):
+        assert heading in head
+
+
+def test_defaults_are_filled_in() -> None:
+    recipe = parse_recipe(MINIMAL, "folder/my.yml")
+    assert (recipe.name, recipe.batch_size, recipe.training.seed) == ("my", 32, 42)
+
+
+def test_overrides_win_and_are_read_as_yaml() -> None:
+    recipe = parse_recipe(
+        MINIMAL, "my.yml", ["training.learning_rate=1e-4", "batch_size=8", "text_columns=[x, y]"]
+    )
+    assert recipe.training.learning_rate == pytest.approx(1e-4)
+    assert recipe.batch_size == 8
+    assert isinstance(recipe.options, TextClassification)
+    assert recipe.options.text_columns == ("x", "y")
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("true", True), ("false", False)])
+def test_ipex_is_asked_for_in_one_word(text: str, value: object) -> None:
+    assert parse_recipe(MINIMAL, "my.yml").training.use_ipex == "auto"
+    recipe = parse_recipe(MINIMAL, "my.yml", [f"training.use_ipex={text}"])
+    assert recipe.training.use_ipex is value or recipe.training.use_ipex == value
+
+
+def test_the_page_of_recipes_has_every_recipe_task_and_field() -> None:
+    page = (Path(__file__).parents[3] / "docs/recipes.md").read_text()
+    fields = [field.name for kind in TASKS.values() for field in dataclasses.fields(kind)]
+    for name in (*known_recipes(), *TASKS, *fields):
+        assert f"`{name}`" in page or f"[{name}]" in page, name
+
+
+def test_unknown_recipe_lists_the_known_and_suggests_the_nearest() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("quikstart")
+    assert "did you mean quickstart?" in str(caught.value)
+    assert "mrpc" in str(caught.value)
+
+
+def test_all_problems_are_reported_at_once_with_file_and_line() -> None:
+    text = (
+        "model: m\nbatchsize: 3\ntext_columns: nine\n"
+        "training:\n  seed: -1\n  learning_rate: fast\n  epochs: 2\n"
+    )
+    found = problems_of(text)
+    assert "6 problems" in found
+    assert "my.yml:2: unknown key 'batchsize'; did you mean 'batch_size'?" in found
+    assert "my.yml:3: 'text_columns' is a list of one or two column names, not 'nine'" in found
+    assert "my.yml:5: 'training.seed' is not negative, not -1" in found
+    assert "my.yml:6: 'training.learning_rate' is a number, not 'fast'" in found
+    assert "my.yml:7: unknown key 'training.epochs'" in found
+    assert "training.num_train_epochs" in found  # what is allowed
+    assert "'data' is missing" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: [1\n", "my.yml:2: not valid YAML"),
+        ("- a\n- b\n", "my.yml:1: a recipe is a mapping"),
+        (MINIMAL + "model: again\n", "my.yml:4: 'model' is set twice, first at my.yml:1"),
+        (MINIMAL + "precision: fp8\n", "one of auto, bf16, fp32, not 'fp8'"),
+        (MINIMAL + "ranks_per_host: true\n", "'ranks_per_host' is a whole number or nothing"),
+        (MINIMAL + "batch_size: 0\n", "'batch_size' is at least 1"),
+        (MINIMAL + "training: 3\n", "'training' is a section"),
+        (MINIMAL + "training:\n  warmup_ratio: 3\n", "from 0 to 1"),
+        (
+            MINIMAL + "training:\n  use_ipex: 1\n",
+            "'training.use_ipex' is one of auto, true, false, not 1",
+        ),
+        (MINIMAL + "training:\n  use_ipex: [true]\n", "one of auto, true, false, not [True]"),
+        (
+            MINIMAL + "training:\n  ddp_backend: mpi\n",
+            "'training.ddp_backend' is one of auto, gloo, ccl, not 'mpi'",
+        ),
+    ],
+)
+def test_each_kind_of_mistake(text: str, expected: str) -> None:
+    assert expected in problems_of(text)
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_one_field_makes_any_task_of_glue(name: str) -> None:
+    recipe = load_recipe("glue", [f"glue_task={name}"])
+    options = recipe.options
+    assert isinstance(options, TextClassification)
+    glue = GLUE[name]
+    assert (options.text_columns, options.metrics) == (glue.text_columns, glue.metrics)
+    assert (options.regression, recipe.data_config) == (name == "stsb", name)
+    sets = 2 if name == "mnli" else 1
+    assert len(options.validation_splits) == sets
+
+
+def test_what_a_recipe_says_goes_before_what_glue_says() -> None:
+    recipe = load_recipe("qqp", ["text_columns=[a, b]", "data_config=null"])
+    assert isinstance(recipe.options, TextClassification)
+    assert (recipe.options.text_columns, recipe.data_config) == (("a", "b"), None)
+    assert recipe.options.metrics == ("accuracy", "f1")
+
+
+def test_each_task_has_fields_of_its_own() -> None:
+    squad, text = parse_recipe(QA, "my.yml"), parse_recipe(CLM, "my.yml", ["block_size=64"])
+    assert isinstance(squad.options, QuestionAnswering)
+    assert (squad.options.doc_stride, squad.max_length) == (128, 384)
+    assert isinstance(text.options, CausalLm)
+    assert text.max_length == text.options.block_size == 64
+
+
+def test_fields_of_the_models_configuration() -> None:
+    recipe = parse_recipe(
+        CLM + "config_overrides: {n_layer: 2}\n",
+        "my.yml",
+        ["config_overrides.n_head=4", "config_overrides={resid_pdrop: 0.0}"],
+    )
+    assert recipe.config_overrides == {"n_layer": 2, "n_head": 4, "resid_pdrop": 0.0}
+    assert parse_recipe(CLM + "config_overrides:\n", "my.yml").config_overrides == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (MINIMAL + "doc_stride: 8\n", "my.yml:4: unknown key 'doc_stride'; it belongs to the task "
+         "question-answering; allowed: attention_dropout, batch_size, data"),
+        (CLM + "glue_task: cola\n", "it belongs to the task text-classification; allowed: "),
+        ("model: m\ndata: d\n", "'text_columns' is missing: a list of one or two column names"),
+        ("model: m\ndata: d\nglue_task: cool\n", "one of cola, sst2, mrpc, qqp, stsb, mnli"),
+        (MINIMAL + "task: translation\n", "one of text-classification, question-answering, causal"),
+        (MINIMAL + "task: [x]\n", "one of text-classification, question-answering, causal-lm"),
+        (MINIMAL + "metrics: []\n", "'metrics' is a list, each one of accuracy, f1, matthews"),
+        (MINIMAL + "metrics: [bleu]\n", "one of accuracy, f1, matthews, pearson, spearman or noth"),
+        (MINIMAL + "regression: true\nmetrics: [f1]\n", "my.yml:5: f1 cannot be measured of a "
+         "regression"),
+        (MINIMAL + "metrics: [pearson]\n", "pearson cannot be measured of classes"),
+        (MINIMAL + "text_columns2: 3\n", "did you mean 'text_columns'?"),
+        (MINIMAL + "batch_size: 4\ntraining:\n  gradient_accumulation_steps: 8\n",
+         "my.yml:4: 4 samples cannot be accumulated in 8 parts"),
+        (MINIMAL + "config_overrides:\n  a: [1]\n", "my.yml:5: 'config_overrides.a' is a number"),
+        (MINIMAL + "training:\n  learning_rate: .nan\n", "is a number, not nan"),
+        (MINIMAL + "training:\n  weight_decay: -.inf\n", "is a number, not -inf"),
+        (QA + "max_length: 128\n", "my.yml:4: 128 tokens leave no room for a context"),
+        (QA + "doc_stride: 320\n", "my.yml: 384 tokens leave no room for a context"),
+        (QA + "null_score_diff_threshold: 2\n", "version_2_with_negative: true"),
+        (QA + "data_config: 3\n", "'data_config' is a text or nothing, not 3"),
+        (CLM + "validation_split_percentage: 70\n", "is from 0.001 to 50, not 70"),
+        (CLM + "vocab_size: 300\n", "my.yml:4: it is for a tokenizer made from the data"),
+        (CLM + "vocab_size: 300\nfrom_scratch: true\ntokenizer: t\n",
+         "my.yml:4: the tokenizer t has its own vocabulary"),
+        ("task: causal-lm\nmodel: config:gpt2\ndata: d\n", "my.yml:2: 'config:gpt2' has no weig"),
+        ("task: causal-lm\nmodel: m\ndata: generated:train=1\n", "my.yml:3: generated data are fo"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_task_or_each_other(text: str, expected: str) -> None:
+    assert expected in problems_of(text)
+
+
+def test_a_mistake_in_an_override_names_the_override() -> None:
+    assert "'bath_size=3': unknown key 'bath_size'" in problems_of(MINIMAL, "bath_size=3")
+    assert "an override is written key=value" in problems_of(MINIMAL, "fast")
+
+
+def test_a_recipe_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="does not exist"):
+        load_recipe(str(tmp_path / "none.yml"))

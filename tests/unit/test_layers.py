@@ -1,0 +1,75 @@
+"""The layers of both packages are those that CONTRIBUTING.md draws."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.programs import ROOT
+
+SOURCES = {"ftcluster": ROOT / "runner", "ftcluster_train": ROOT / "train"}
+
+
+def drawn_layers(package: str) -> list[list[str]]:
+    """The rows of a package's picture, from top to bottom: names of modules and sub-packages."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = re.search(rf"^    {package}\n((?:    .+\n)+)", page, re.MULTILINE)
+    assert picture, f"CONTRIBUTING.md has no picture of {package}"
+    return [line.partition("#")[0].split() for line in picture[1].splitlines()]
+
+
+def rooms_of(source: Path, package: str) -> set[str]:
+    """The package's modules and sub-packages, as the picture names them."""
+    found = (path.relative_to(source / package) for path in (source / package).rglob("*.py"))
+    return {path.parts[0].removesuffix(".py") for path in found} - {"__init__"}
+
+
+def imports(source: Path, package: str) -> Iterator[tuple[str, str, str]]:
+    """Each import of the package's own: file and line, who imports, what is imported."""
+    for path in sorted((source / package).rglob("*.py")):
+        importer = path.relative_to(source / package).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            for name in names:
+                first, _, rest = name.partition(".")
+                if first == package and rest:
+                    where = f"{path.relative_to(source)}:{node.lineno}"
+                    yield where, importer, rest.partition(".")[0]
+
+
+@pytest.mark.parametrize("package", SOURCES)
+def test_every_room_is_drawn(package: str) -> None:
+    drawn = [name for row in drawn_layers(package) for name in row]
+    assert len(drawn) == len(set(drawn))
+    assert set(drawn) == rooms_of(SOURCES[package], package)
+
+
+@pytest.mark.parametrize("package", SOURCES)
+def test_imports_go_down(package: str) -> None:
+    row_of = {name: i for i, row in enumerate(drawn_layers(package)) for name in row}
+    wrong = [
+        f"{where}: {importer} imports {imported}"
+        for where, importer, imported in imports(SOURCES[package], package)
+        if imported in row_of and imported != importer and row_of[imported] <= row_of[importer]
+    ]
+    assert wrong == []
+
+
+def test_an_arrow_up_is_seen(tmp_path: Path) -> None:
+    room = tmp_path / "ftcluster" / "planning"
+    room.mkdir(parents=True)
+    (room / "plan.py").write_text(
+        "from ftcluster.cli import main\nimport ftcluster.launch.mpirun\n"
+    )
+    assert [arrow[1:] for arrow in imports(tmp_path, "ftcluster")] == [
+        ("planning", "cli"),
+        ("planning", "launch"),
+    ]

@@ -1,0 +1,194 @@
+"""Reports, with stand-ins for the packages that neither the tests nor the stacks have."""
+
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ftcluster_train.errors import TrainError
+from ftcluster_train.training.trackers import MLFLOW_SETTINGS, Reports, make_reports, tag
+from tests.unit.trainings import training
+
+Calls = list[tuple[Any, ...]]
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None:
+    made = ModuleType(name)
+    vars(made).update(contents)
+    monkeypatch.setitem(sys.modules, name, made)
+
+
+@pytest.fixture
+def tensorboard(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    calls: Calls = []
+
+    class SummaryWriter:
+        def __init__(self, log_dir: str) -> None:
+            calls.append(("in", log_dir))
+
+        def add_scalar(self, *scalar: Any) -> None:
+            calls.append(scalar)
+
+        def flush(self) -> None:
+            calls.append(("flush",))
+
+        def close(self) -> None:
+            calls.append(("close",))
+
+    for name in ("tensorboard", "torch", "torch.utils"):
+        module(monkeypatch, name)
+    module(monkeypatch, "torch.utils.tensorboard", SummaryWriter=SummaryWriter)
+    return calls
+
+
+class Client:
+    """What is used of mlflow.tracking.MlflowClient."""
+
+    calls: Calls = []  # noqa: RUF012 - emptied by the fixture
+    experiments: dict[str, str] = {}  # noqa: RUF012
+    broken = ""
+
+    def __init__(self, tracking_uri: str) -> None:
+        if self.broken == "server":
+            raise ConnectionError("http://me:pw@mlflow is not there")
+        self.calls.append(("at", tracking_uri))
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        known = self.experiments.get(name)
+        return SimpleNamespace(experiment_id=known) if known else None
+
+    def create_experiment(self, name: str) -> str:
+        self.calls.append(("experiment", name))
+        return "new"
+
+    def create_run(self, experiment: str, run_name: str) -> Any:
+        self.calls.append(("run", experiment, run_name))
+        return SimpleNamespace(info=SimpleNamespace(run_id="r"))
+
+    def log_batch(self, run: str, metrics: Any = (), params: Any = ()) -> None:
+        if self.broken == "log" and metrics:
+            raise ConnectionError("gone\nmore")
+        self.calls.append((run, list(metrics), dict(params)))
+
+    def set_terminated(self, run: str, status: str) -> None:
+        self.calls.append((run, status))
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", *MLFLOW_SETTINGS):
+        monkeypatch.setenv(name, "")  # so that it is taken back after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(Client, "calls", [])
+    monkeypatch.setattr(Client, "experiments", {})
+    monkeypatch.setattr(Client, "broken", "")
+    module(monkeypatch, "mlflow")
+    module(monkeypatch, "mlflow.tracking", MlflowClient=Client)
+    module(
+        monkeypatch,
+        "mlflow.entities",
+        Metric=lambda name, value, _, step: (name, value, step),
+        Param=lambda key, value: (key, value),
+    )
+    return Client
+
+
+def reports(folder: Path, said: list[str] | None = None, **changes: object) -> Reports:
+    notify = [].append if said is None else said.append
+    return make_reports(training(**changes), folder, "r-1", notify)
+
+
+def test_none_is_asked_for_and_nothing_happens(tmp_path: Path) -> None:
+    made = reports(tmp_path)
+    made.log(1, {"loss": 1.0})
+    made.close()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("loss", "train/loss"), ("eval_f1", "eval/f1"), ("eval_eval_x", "eval/eval_x")],
+)
+def test_tags_are_trainers(name: str, expected: str) -> None:
+    assert tag(name) == expected
+
+
+def test_tensorboard(tmp_path: Path, tensorboard: Calls) -> None:
+    made = reports(tmp_path, report_to=("tensorboard", "tensorboard"))
+    made.log(3, {"loss": 1.5, "eval_accuracy": 0.5})
+    made.close()
+    made.close()
+    assert tensorboard == [
+        ("in", str(tmp_path / "reports/tensorboard")),
+        ("train/loss", 1.5, 3),
+        ("eval/accuracy", 0.5, 3),
+        ("flush",),
+        ("close",),
+    ]
+
+
+def test_mlflow_in_a_folder(tmp_path: Path, mlflow: type[Client]) -> None:
+    made = reports(tmp_path, report_to="mlflow", seed=7)
+    made.log(2, {"loss": 1.5, "eval_f1": 0.5})
+    made.close()
+    at, experiment, run, parameters, metrics, end = mlflow.calls
+    assert at == ("at", (tmp_path / "reports/mlruns").as_uri())
+    assert (experiment, run) == (("experiment", "ftcluster"), ("run", "new", "r-1"))
+    assert parameters[2]["seed"] == "7"
+    assert metrics == ("r", [("loss", 1.5, 2), ("eval_f1", 0.5, 2)], {})
+    assert end == ("r", "FINISHED")
+
+
+def test_mlflow_on_a_server_in_an_experiment_that_is_there(
+    tmp_path: Path, mlflow: type[Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ours")
+    mlflow.experiments["ours"] = "4"
+    reports(tmp_path, report_to="mlflow", run_name="mine").close(failed=True)
+    assert mlflow.calls[:2] == [("at", "http://tracking:5000"), ("run", "4", "mine")]
+    assert mlflow.calls[-1] == ("r", "FAILED")
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow-skinny")]
+)
+def test_a_package_that_is_not_there_is_named_with_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    with pytest.raises(TrainError) as caught:
+        reports(tmp_path, report_to=name)
+    host = socket.gethostname()
+    assert f"the package {package}, which {host} has not" in caught.value.message
+    assert f"on {host}: {sys.executable} -m pip install {package}" in caught.value.hint
+
+
+def test_a_server_that_is_not_there_stops_the_run_before_it_trains(
+    tmp_path: Path, mlflow: type[Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pw@mlflow")
+    mlflow.broken = "server"
+    with pytest.raises(TrainError, match="cannot be begun at http://mlflow: ") as caught:
+        reports(tmp_path, report_to="mlflow")
+    assert "pw" not in caught.value.message
+
+
+def test_a_report_that_breaks_off_is_told_once_and_the_others_go_on(
+    tmp_path: Path, mlflow: type[Client], tensorboard: Calls
+) -> None:
+    said: list[str] = []
+    made = reports(tmp_path, said, report_to=("mlflow", "tensorboard"))
+    mlflow.broken = "log"
+    values: Mapping[str, float] = {"loss": 1.0}
+    made.log(1, values)
+    made.log(2, values)
+    made.close()
+    assert said == ["the report to mlflow ends here: gone"]
+    assert [call for call in tensorboard if call[0] == "train/loss"] == [
+        ("train/loss", 1.0, 1), ("train/loss", 1.0, 2),
+    ]  # fmt: skip

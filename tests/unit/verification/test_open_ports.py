@@ -1,0 +1,136 @@
+"""The control node's calls at ports that the ranks of verify open."""
+
+import socket
+import time
+from typing import Any
+
+import pytest
+from ansible_collections.ftcluster.cluster.plugins.action import prove
+from ansible_collections.ftcluster.cluster.plugins.filter.proof_table import guard
+
+from ftcluster_train.launcher.ssh_check import Host
+from ftcluster_train.verification.consistency import strangers
+from ftcluster_train.verification.open_ports import take_calls
+
+HOSTS = (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"))
+
+
+def free_ports(count: int) -> list[int]:
+    with socket.socket() as one, socket.socket() as other:
+        taken = [one, other][:count]
+        for probe in taken:
+            probe.bind(("", 0))
+        return [probe.getsockname()[1] for probe in taken]
+
+
+def test_calls_are_told_with_their_addresses() -> None:
+    called, silent = free_ports(2)
+    with (
+        socket.create_server(("", 0)) as taken,
+        take_calls([called, silent, taken.getsockname()[1]]) as calls,
+    ):
+        for _ in range(2):
+            socket.create_connection(("127.0.0.1", called), timeout=5).close()
+        deadline = time.monotonic() + 5
+        while not calls.came[called] and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert calls.came == {called: ["127.0.0.1"], silent: []}
+    assert calls.seconds > 0
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", called), timeout=5)
+
+
+def test_the_caller_gets_in_where_it_may_and_waits_for_the_ranks_to_listen() -> None:
+    later, nobody = free_ports(2)
+    with socket.create_server(("127.0.0.1", 0)) as ssh:
+        hosts = [("a", "127.0.0.1", ssh.getsockname()[1]), ("b", "127.0.0.1", nobody)]
+        with prove.Caller(hosts, {"a": [later], "b": []}) as caller:
+            time.sleep(0.3)
+            with take_calls([later]) as calls:
+                deadline = time.monotonic() + 5
+                while not calls.came[later] and time.monotonic() < deadline:
+                    time.sleep(0.05)
+            began = time.monotonic()
+    assert time.monotonic() - began < 1.5
+    assert calls.came == {later: ["127.0.0.1"]}
+    assert caller.reached == ["a"]
+
+
+def test_a_port_of_each_range_is_opened() -> None:
+    for _ in range(20):
+        ours, theirs = prove.ports_to_open(["20000-20001", "30005"])
+        assert ours in range(29800, 30000)
+        assert theirs in (20000, 20001, 30005)
+    assert len(prove.ports_to_open([])) == 1
+
+
+def test_verify_runs_while_the_hosts_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Any] = []
+
+    class Caller:
+        def __init__(self, hosts: Any, ports: Any) -> None:
+            self.reached = ["b", "a"]
+            entered.append((hosts, ports))
+
+        def __enter__(self) -> "Caller":
+            return self
+
+        def __exit__(self, *_: Any) -> None:
+            entered.append("left")
+
+    class Task:
+        def __init__(self) -> None:
+            host = {"name": "a", "address": "10.1.1.1", "ssh_port": "22", "local_ports": ["9"]}
+            self.args = {"python": "/s/bin/python", "request": {"hosts": []}, "calls": [host]}
+
+    def execute(_: Any, command: str, data: bytes) -> dict[str, Any]:
+        entered.append((command, data.decode()))
+        return {"stdout": "a banner\nftcluster-report:\r\n{}", "rc": 0}
+
+    action: Any = prove.ActionModule.__new__(prove.ActionModule)
+    action._task, action._compute_environment_string = Task(), lambda: "A=b"
+    monkeypatch.setattr(prove, "execute", execute)
+    monkeypatch.setattr(prove, "Caller", Caller)
+    monkeypatch.setattr(prove.ActionBase, "run", lambda *_: {})
+    result = action.run(None, {})
+    assert result == {"stdout": "{}", "rc": 0, "changed": False, "reached": ["a", "b"]}
+    (hosts, ports), (command, request), last = entered
+    assert hosts == [("a", "10.1.1.1", 22)]
+    assert ports["a"][1] == 9
+    assert command.endswith("cd /; A=b /s/bin/python -m ftcluster_train.verify")
+    assert f'"ports": {{"a": [{ports["a"][0]}, 9]}}' in request
+    assert last == "left"
+
+
+def answers(*came: dict[str, list[str]]) -> list[dict[str, Any]]:
+    return [{"rank": rank, "calls": {"seconds": 4.0, "came": one}} for rank, one in enumerate(came)]
+
+
+def test_who_is_not_of_the_cluster_and_got_in_is_found() -> None:
+    found = strangers(HOSTS, answers({"29900": ["198.51.100.7", "10.0.0.2"], "41000": []}, {}))
+    assert [(one.host, one.kind) for one in found] == [("node1", "firewall")]
+    assert found[0].what == (
+        "TCP ports of training are open to 198.51.100.7, which is not one of the cluster: it "
+        "reached 29900"
+    )
+    assert strangers(HOSTS, answers({"29900": ["10.0.0.2"]}, {})) == []
+    assert strangers(HOSTS, [{"rank": 0}]) == []
+
+
+def row(name: str, address: str, seconds: float = 4.0, **came: list[str]) -> dict[str, Any]:
+    return {"name": name, "address": address, "calls": {"seconds": seconds, "came": came}}
+
+
+def test_what_the_calls_prove() -> None:
+    closed = [row("a", "10.0.0.1", p1=[], p2=[]), row("b", "10.0.0.2", p1=[])]
+    assert guard(closed, ["a", "b"]) == [
+        "their ports are closed to this machine, which is not one of them"
+    ]
+    [line] = guard(closed, ["a"])
+    assert line.startswith("not proved")
+    assert "does not reach b by itself" in line
+    assert guard([row("a", "10.0.0.1", 0.5, p1=[])], ["a"])[0].startswith("not proved")
+    one_of_them = [row("a", "10.0.0.1", p1=["10.0.0.2"]), closed[1]]
+    assert "this machine is one of the hosts" in guard(one_of_them, ["a", "b"])[0]
+    assert guard([row("a", "10.0.0.1", p1=["198.51.100.7"]), closed[1]], ["a", "b"]) == []
+    assert guard([{"name": "a", "address": "10.0.0.1", "calls": None}], ["a"]) == []

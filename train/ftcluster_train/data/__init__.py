@@ -1,0 +1,1 @@
+"""From raw data to token samples on disk, and their order."""

@@ -1,0 +1,48 @@
+"""A tokenizer made from the texts themselves, for models that start from scratch."""
+
+from collections.abc import Iterable, Iterator
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from ftcluster_train.data.packing import Piece
+
+END = "<|endoftext|>"  # GPT-2's name for it
+ENOUGH = 100_000_000  # characters; more change the frequent tokens no longer
+
+
+def make_tokenizer(texts: Iterable[Piece], vocab_size: int) -> PreTrainedTokenizerBase:
+    """A byte-level BPE tokenizer, as GPT-2's: any text can be written in its tokens.
+
+    The same texts give the same tokenizer, on any host.
+
+    Args:
+        texts: what it is made from; the first 100 million characters count.
+        vocab_size: tokens at most; a short text has fewer pairs that come twice.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_first(texts, ENOUGH), trainer=trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END,
+        eos_token=END,
+        unk_token=END,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _first(texts: Iterable[Piece], characters: int) -> Iterator[str]:
+    for piece in texts:
+        if characters <= 0:
+            return
+        characters -= len(piece.text)
+        yield piece.text

@@ -1,0 +1,1 @@
+"""torch.distributed: rendezvous, backends and the collectives of a step."""

@@ -1,0 +1,177 @@
+"""Rank and world size as mpirun's process manager tells them, and the collectives over them."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ftcluster_train.distributed import oneccl
+from ftcluster_train.distributed.connectivity import listen
+from ftcluster_train.errors import TrainError
+
+DEFAULT_PORT = 29500  # torch's own, for a launch without the supervisor, which takes a free one
+SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
+JOIN_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all processes of the run.
+
+    Attributes:
+        rank: from 0; rank 0 is on the head.
+        size: number of ranks.
+        backend: the torch.distributed backend.
+    """
+
+    rank: int
+    size: int
+    backend: str
+
+
+def join_world() -> World:
+    """Meet the other ranks; rank and size come from PMI (set by Hydra for each process).
+
+    Raises:
+        TrainError: this process was not started by mpirun, or the backend cannot be had.
+    """
+    try:
+        rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+    except KeyError:
+        raise TrainError("PMI_RANK is not set", "start the ranks with mpirun") from None
+    backend = os.environ.get("FTCLUSTER_BACKEND", "gloo")
+    if backend == oneccl.BACKEND:
+        oneccl.register()
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    port = int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
+    # gloo would take the interface that the host's name resolves to, often the loopback
+    interface = interface_towards(host)
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    dist.init_process_group(
+        backend,
+        store=open_store(host, port, rank, size, JOIN_TIMEOUT),
+        rank=rank,
+        world_size=size,
+        timeout=JOIN_TIMEOUT,
+    )
+    return World(rank=rank, size=size, backend=backend)
+
+
+def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> dist.TCPStore:
+    """The store that all ranks have; rank 0 listens for the others, at this address alone.
+
+    torch by itself would listen at all addresses of the host. The store has no authentication.
+
+    Args:
+        host: rank 0's address as all ranks reach it.
+        port: of rank 0.
+        rank: this one.
+        size: number of ranks.
+        limit: how long a rank waits for what another one is to say.
+    """
+    descriptor = listen(host, port, size).detach() if rank == 0 else None
+    return dist.TCPStore(
+        host, port, size, is_master=rank == 0, timeout=limit, wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )  # fmt: skip
+
+
+def interface_towards(host: str) -> str:
+    """The network interface that traffic to `host` leaves by, or that has its address; or "".
+
+    Connecting a UDP socket sends nothing; it only makes the kernel choose a source address.
+    """
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, DEFAULT_PORT))
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == own:
+                    return name
+    return ""
+
+
+def leave_world() -> None:
+    """Part from the other ranks."""
+    dist.destroy_process_group()
+
+
+def sum_over_ranks(values: list[float]) -> list[float]:
+    """The element-wise sum over all ranks, the same on every rank."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor)
+    result: list[float] = tensor.tolist()
+    return result
+
+
+def gather_over_ranks(value: Any) -> list[Any]:
+    """What each rank has, by rank, the same on every rank.
+
+    It travels as JSON: all_gather_object would unpickle, and so execute, whatever a stranger who
+    has got at the connection sends.
+
+    Args:
+        value: plain data; tuples arrive as lists.
+    """
+    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(own)]))
+    longest = max(map(int, sizes))
+    padded = torch.nn.functional.pad(own, (0, longest - len(own)))
+    texts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(texts, padded)
+    pairs = zip(texts, sizes, strict=True)
+    return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in pairs]
+
+
+def differing_ranks(values: Sequence[str]) -> tuple[list[int], list[int]]:
+    """The ranks whose value is not what most have (rank 0's, if none is), and the others.
+
+    >>> differing_ranks(["a", "b", "b"])
+    ([0], [1, 2])
+    """
+    usual = max(values, key=values.count)
+    ranks = range(len(values))
+    return [r for r in ranks if values[r] != usual], [r for r in ranks if values[r] == usual]
+
+
+def check_equal_on_ranks(digest: str, step: int, what: str = "parameters") -> None:
+    """Make sure that every rank has the same parameters, or gradients, after `step`, by their hash.
+
+    Raises:
+        TrainError: some differ, so the gradients were not shared; names the ranks.
+    """
+    different, others = differing_ranks(gather_over_ranks(digest))
+    if different:
+        raise TrainError(
+            f"after step {step} the {what} of ranks {different} differ from those of ranks "
+            f"{others}",
+            "the gradients were not shared; nothing was saved",
+        )
+
+
+def check_equal_samples(digest: str) -> None:
+    """Make sure that every rank has the same samples, each host having made its own.
+
+    Raises:
+        TrainError: some differ; names the ranks.
+    """
+    different, others = differing_ranks(gather_over_ranks(digest))
+    if different:
+        raise TrainError(
+            f"ranks {different} have other samples than ranks {others}: their hosts have other "
+            "data or another tokenizer under the same name",
+            "give model and data as folders, which are copied to all hosts: --data DIR --model DIR",
+        )

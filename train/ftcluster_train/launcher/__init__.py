@@ -1,0 +1,1 @@
+"""Starting, watching and ending ranks on the hosts. Standard library only."""

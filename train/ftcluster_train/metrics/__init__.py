@@ -1,0 +1,1 @@
+"""Metrics from predictions and labels."""

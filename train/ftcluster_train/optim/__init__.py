@@ -1,0 +1,1 @@
+"""The optimizer step: gradients, parameters, AdamW."""

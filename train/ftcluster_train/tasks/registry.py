@@ -1,0 +1,22 @@
+"""The task that a recipe names."""
+
+from ftcluster_train.job import Recipe
+from ftcluster_train.tasks.base import Task
+from ftcluster_train.tasks.causal_lm import CausalLmTask
+from ftcluster_train.tasks.question_answering import QuestionAnsweringTask
+from ftcluster_train.tasks.text_classification import TextClassificationTask
+
+_TASKS: dict[str, type[Task]] = {
+    "text-classification": TextClassificationTask,
+    "question-answering": QuestionAnsweringTask,
+    "causal-lm": CausalLmTask,
+}
+
+
+def make_task(recipe: Recipe, tokenizer: object) -> Task:
+    """The recipe's task with the model's tokenizer.
+
+    Raises:
+        TrainError: the tokenizer lacks what the task needs.
+    """
+    return _TASKS[recipe.task](recipe, tokenizer)

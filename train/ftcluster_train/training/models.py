@@ -1,0 +1,176 @@
+"""Making the model: its configuration, its tokenizer, its weights."""
+
+import difflib
+import errno
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.job import Recipe
+from ftcluster_train.training.compat import dtype_keyword
+
+BY_TYPE = "config:"
+# their positions begin behind the padding token's number (transformers' create_position_ids)
+POSITIONS_BEHIND_PADDING = frozenset(
+    {"camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta",
+     "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
+)  # fmt: skip
+
+
+def outputs_of(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
+    """What a model makes of `inputs`, without those that it does not take.
+
+    A tokenizer of BERT's kind makes token types for DistilBERT too, which transformers 4 refuses.
+    """
+    taken = _arguments(type(model).forward)
+    return model(**{name: inputs[name] for name in inputs if taken is None or name in taken})
+
+
+@cache
+def _arguments(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The names of what a function takes; None, if it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return frozenset(parameters)
+
+
+def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder.
+
+    Raises:
+        TrainError: there is none, or it cannot be read.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # from_pretrained raises whatever its many readers raise
+        raise TrainError(f"the tokenizer of {folder} cannot be loaded: {error}") from error
+
+
+def load_config(
+    recipe: Recipe, model: str, tokenizer: PreTrainedTokenizerBase, **settings: Any
+) -> PretrainedConfig:
+    """The model's configuration with the recipe's overrides.
+
+    From scratch, its vocabulary and special tokens are the tokenizer's.
+
+    Args:
+        recipe: has config_overrides and from_scratch.
+        model: a folder, or `config:TYPE`.
+        tokenizer: the model's.
+        settings: further fields; the recipe's overrides win.
+
+    Raises:
+        TrainError: it cannot be read, or an override is no field of it.
+    """
+    plain = _config(model)
+    for name in recipe.config_overrides:
+        if not hasattr(plain, name):
+            nearest = difflib.get_close_matches(name, plain.to_dict(), n=1)
+            guess = f"did you mean {nearest[0]}?" if nearest else ""
+            kind = f"the configuration of a {plain.model_type} model"
+            raise TrainError(f"config_overrides.{name} is no field of {kind}", guess)
+    if recipe.from_scratch:
+        settings = {
+            "vocab_size": len(tokenizer),
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            **settings,
+        }
+    # what samples are padded with: a classifier looks for the last token before it
+    padding = getattr(plain, "pad_token_id", None)
+    behind = plain.model_type in POSITIONS_BEHIND_PADDING and not recipe.from_scratch
+    if behind and padding != tokenizer.pad_token_id:
+        raise TrainError(
+            f"the tokenizer pads with token {tokenizer.pad_token_id}, but the positions of "
+            f"{recipe.model} begin behind its padding token {padding}",
+            "give the tokenizer that belongs to the model: tokenizer=DIR",
+        )
+    settings["pad_token_id"] = tokenizer.pad_token_id
+    return _config(model, **{**settings, **recipe.config_overrides})
+
+
+def _config(model: str, **changes: Any) -> PretrainedConfig:
+    try:
+        if model.startswith(BY_TYPE):
+            return AutoConfig.for_model(model.removeprefix(BY_TYPE), **changes)
+        return AutoConfig.from_pretrained(model, **changes)
+    except Exception as error:
+        raise TrainError(
+            f"the configuration of {model} cannot be had: {first_line(error)}"
+        ) from error
+
+
+def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Tokens that a model takes at most, as its configuration and its tokenizer say; None: any."""
+    limits = []
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:
+        behind = config.model_type in POSITIONS_BEHIND_PADDING
+        limits.append(positions - (config.pad_token_id or 0) - 1 if behind else positions)
+    if tokenizer.model_max_length < 1e9:  # a tokenizer that does not know says 1e30
+        limits.append(tokenizer.model_max_length)
+    return min(limits, default=None)
+
+
+def load_model(
+    model_class: Any, recipe: Recipe, model: str, config: PretrainedConfig
+) -> PreTrainedModel:
+    """The model in fp32, with its own weights or random ones.
+
+    Args:
+        model_class: transformers' AutoModelFor...
+        recipe: says which weights.
+        model: a folder, or `config:TYPE`.
+        config: as `load_config` gives it.
+
+    Raises:
+        TrainError: it cannot be loaded, or transformers has no such model for the task.
+    """
+    fp32 = {dtype_keyword(transformers.__version__): torch.float32}
+    try:
+        if recipe.from_scratch:
+            return model_class.from_config(config, **fp32)
+        return model_class.from_pretrained(model, config=config, **fp32)
+    except Exception as error:  # from_pretrained raises whatever its many readers raise
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
+        if "Unrecognized configuration class" in str(error):
+            raise TrainError(
+                f"{recipe.model} is a {config.model_type} model, which transformers "
+                f"{transformers.__version__} has not for {recipe.task}"
+            ) from error
+        raise TrainError(f"{model} cannot be loaded: {error}") from error
+
+
+def check_tokens(model: PreTrainedModel, largest_token: int, tokenizer: str) -> None:
+    """Make sure that a model has an embedding for each token of the data.
+
+    Raises:
+        TrainError: it has not, so the tokenizer belongs to another model.
+    """
+    known = model.get_input_embeddings().num_embeddings
+    if largest_token >= known:
+        raise TrainError(
+            f"the data have token {largest_token}, the model knows tokens 0 to {known - 1}: "
+            f"the tokenizer {tokenizer} belongs to another model"
+        )
+
+
+def has_tokenizer(folder: str) -> bool:
+    """Whether a model's folder has a tokenizer of its own."""
+    files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
+    return any(any(Path(folder).glob(name)) for name in files)

@@ -1,0 +1,1 @@
+"""Is a cluster fit, and what is it worth: versions, all-reduce, links, speed."""
