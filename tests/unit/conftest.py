@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -42,3 +44,41 @@ def run_module(
         return result
 
     return run
+
+
+# What is said to users, by the test that sees it: the one place where whole sentences are compared.
+# FTCLUSTER_RENEW_SENTENCES=1 ./test unit writes it anew; read the difference.
+SENTENCES = Path(__file__).with_name("sentences.json")
+RENEW = "FTCLUSTER_RENEW_SENTENCES" in os.environ
+RENEWED = pytest.StashKey[dict[str, list[list[str]]]]()
+
+
+@pytest.fixture
+def said(request: pytest.FixtureRequest) -> Iterator[Callable[[object], None]]:
+    """Compare text with the golden file: `said(error)`, once or several times in a test."""
+    key = request.node.nodeid.removeprefix("tests/unit/")
+    golden: dict[str, list[list[str]]] = json.loads(SENTENCES.read_text(encoding="utf-8"))
+    seen: list[list[str]] = []
+
+    def compare(text: object) -> None:
+        seen.append(str(text).splitlines())
+        if not RENEW:
+            assert seen == golden.get(key, [])[: len(seen)], "FTCLUSTER_RENEW_SENTENCES=1 renews"
+
+    yield compare
+    if RENEW:
+        request.config.stash.setdefault(RENEWED, {})[key] = seen
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Renew the sentences of the tests that ran; those of tests that are gone go."""
+    renewed = session.config.stash.get(RENEWED, {})
+    if not renewed:
+        return
+    kept = json.loads(SENTENCES.read_text(encoding="utf-8"))
+    names = {item.nodeid.removeprefix("tests/unit/") for item in session.items}
+    files = {name.partition("::")[0] for name in names}
+    # of a file that was collected, only what its tests have said now remains
+    kept = {key: said for key, said in kept.items() if key.partition("::")[0] not in files}
+    text = json.dumps({**kept, **renewed}, indent=1, sort_keys=True, ensure_ascii=False)
+    SENTENCES.write_text(text + "\n", encoding="utf-8")
