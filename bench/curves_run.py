@@ -22,10 +22,12 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast, get_scheduler, set_seed
 from transformers.utils import logging
 
+from ftcluster_common.job import Job, read_job
+from ftcluster_common.recipe import Training
 from ftcluster_train.data.sampler import Order
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import World
-from ftcluster_train.job import Job, Training, read_inputs, read_job, write_inputs
+from ftcluster_train.inputs import read_inputs, write_inputs
 from ftcluster_train.prepare import prepare
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.registry import make_task

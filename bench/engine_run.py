@@ -27,9 +27,11 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
+from ftcluster_common.job import Job, read_job
+from ftcluster_common.recipe import CausalLm
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import World
-from ftcluster_train.job import CausalLm, Job, read_inputs, read_job, write_inputs
+from ftcluster_train.inputs import read_inputs, write_inputs
 from ftcluster_train.kernels import Gains
 from ftcluster_train.prepare import prepare
 from ftcluster_train.tasks.base import Task

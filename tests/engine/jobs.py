@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ftcluster_train.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.distributed.world import World
-from ftcluster_train.io.events import EventWriter
-from ftcluster_train.job import (
+from ftcluster_common.job import Job
+from ftcluster_common.recipe import (
     CausalLm,
-    Job,
     Options,
     QuestionAnswering,
     Recipe,
     TextClassification,
+    Training,
 )
+from ftcluster_train.data.token_store import Sample, Samples, SampleWriter
+from ftcluster_train.distributed.world import World
+from ftcluster_train.io.events import EventWriter
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.registry import make_task
 from ftcluster_train.training.loop import Report, train
 from ftcluster_train.training.progress import Tell
 from tests.engine.models import SPECIAL, VOCABULARY, make_tokenizer
-from tests.unit.trainings import training
 
 CLASSES = 3
 FIRST_WORD = len(SPECIAL)
@@ -87,7 +87,7 @@ def make_job(
         name="tiny", task=task, model="tiny", from_scratch=True, config_overrides={},
         tokenizer=None, data="samples", data_config=None, options=OPTIONS[task],
         batch_size=batch_size, ranks_per_host=None, precision=precision, attention_dropout=True,
-        training=training(**{**plain, **changes}),
+        training=Training(**{**plain, **changes}),
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     return Job("tiny", folder, folder, recipe, precision, ipex=False)

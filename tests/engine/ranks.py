@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from ftcluster_common.recipe import Training
 from ftcluster_train.data.sampler import micro_batches, own_share
 from ftcluster_train.optim import gradient_buckets
 from ftcluster_train.optim.optimizer_step import FlatUpdate
 from tests.engine.models import VOCABULARY, make_model
-from tests.unit.trainings import training
 
 Work = Callable[..., Any]  # gets rank and size first
 LENGTH = 12
@@ -61,7 +61,7 @@ def learn(case: Case, rank: int, size: int) -> Learned:
         torch.nn.init.constant_(spare.bias, 0.5)
         model.spare = spare
         # so large an epsilon that rounding is not enlarged where the exact gradient is 0
-        settings = training(
+        settings = Training(
             learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5, adam_epsilon=1e-3
         )
         update = FlatUpdate(model, settings, case.dtype, size)

@@ -4,10 +4,11 @@ import dataclasses
 
 import transformers
 
-from ftcluster.recipe.training_arguments import OtherNames, Training
+from ftcluster.recipe.training_arguments import OtherNames
 from ftcluster.recipe.unsupported import REFUSED
 from ftcluster.stacks.catalog import numbers
 from ftcluster.user_script.compatibility import FLAGS
+from ftcluster_common.recipe import Training
 
 THEIRS = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
 

@@ -17,11 +17,11 @@ from transformers import (
     TrainingArguments,
 )
 
+from ftcluster_common.job import Job
 from ftcluster_train.data.sampler import Order
 from ftcluster_train.data.token_store import Sample
 from ftcluster_train.distributed.world import World
 from ftcluster_train.errors import TrainError
-from ftcluster_train.job import Job
 from ftcluster_train.tasks.text_classification import TextClassificationTask
 from tests.engine.jobs import Run, make_job, make_samples, make_task_of, read_events, run
 from tests.engine.models import VOCABULARY, make_model

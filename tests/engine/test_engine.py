@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 from transformers.trainer_pt_utils import LabelSmoother
 
+from ftcluster_common.job import Job
 from ftcluster_train.data.sampler import Order
 from ftcluster_train.data.token_store import Sample
 from ftcluster_train.distributed.world import World
-from ftcluster_train.job import Job
 from tests.engine.jobs import make_job, make_samples, make_task_of, run
 from tests.engine.models import make_model
 

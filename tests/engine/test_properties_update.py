@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
+from ftcluster_common.recipe import Training
 from ftcluster_train.optim.optimizer_step import NORM_BLOCK, FlatUpdate, norm_of
 from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors
-from tests.unit.trainings import training
 
 FP32 = ROUNDOFF[torch.float32]
 STEPS = 4
@@ -79,7 +79,7 @@ def test_adamw(
     shapes: list[list[int]], dtype: torch.dtype, numbers: dict[str, float], data: Any
 ) -> None:
     """Whatever the shapes and the size of gradients; all steps are within their roundings."""
-    settings = training(**numbers)
+    settings = Training(**numbers)
     net = Net([data.draw(tensors(shape, torch.float32)) for shape in shapes])
     exact = [
         Adam(p.detach().double(), settings.weight_decay if p.ndim > 1 else 0.0)

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from ftcluster_common.job import Job
 from ftcluster_train import rank
 from ftcluster_train.distributed.world import World
 from ftcluster_train.errors import TrainError
-from ftcluster_train.job import Job, write_inputs
+from ftcluster_train.inputs import write_inputs
 from ftcluster_train.prepare import prepare
 from ftcluster_train.tasks.registry import make_task
 from tests.engine.models import make_tokenizer

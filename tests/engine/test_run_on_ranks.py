@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from ftcluster_train.job import Job, write_inputs
+from ftcluster_common.job import Job
+from ftcluster_train.inputs import write_inputs
 from ftcluster_train.prepare import prepare
 from ftcluster_train.rank import run
 from tests.engine.runs import (

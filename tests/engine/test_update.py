@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ftcluster_common.recipe import Training
 from ftcluster_train.kernels.function_overrides import Kernels
 from ftcluster_train.optim.optimizer_step import FlatUpdate
 from tests.engine.models import VOCABULARY, make_model
-from tests.unit.trainings import training
 
 STEPS = 6
 
@@ -70,7 +70,7 @@ def learn(update: FlatUpdate, model: nn.Module, steps: int = STEPS, parts: int =
 
 def reference(model: nn.Module, steps: int = STEPS, **settings: Any) -> list[float]:
     """The same with what torch has for it."""
-    chosen = training(**settings)
+    chosen = Training(**settings)
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": chosen.weight_decay},
@@ -118,7 +118,7 @@ def test_steps_are_those_of_adamw(net: Net, settings: dict[str, Any], parts: int
     settings = {"learning_rate": 1e-2, **settings}
     plain = copy.deepcopy(net)
     wanted = reference(plain, **settings)
-    update = FlatUpdate(net, training(**settings), torch.float32, 1)
+    update = FlatUpdate(net, Training(**settings), torch.float32, 1)
     norms = learn(update, net, parts=parts)
     assert norms == pytest.approx(wanted, rel=1e-5)
     if settings.get("max_grad_norm") == 0.1:
@@ -130,7 +130,7 @@ def test_only_matrices_are_decayed(net: Net) -> None:
     """What no loss depends on shows it: its gradient is zero."""
     before = copy.deepcopy(net)
     rate, decay = 1e-2, 0.5
-    update = FlatUpdate(net, training(learning_rate=rate, weight_decay=decay), torch.float32, 1)
+    update = FlatUpdate(net, Training(learning_rate=rate, weight_decay=decay), torch.float32, 1)
     learn(update, net)
     left = (1 - rate * decay) ** STEPS
     assert torch.allclose(net.unused.weight, before.unused.weight * left, atol=1e-7)
@@ -139,7 +139,7 @@ def test_only_matrices_are_decayed(net: Net) -> None:
 
 def test_a_layer_that_was_used_only_once(net: Net) -> None:
     """Its gradient of an earlier step is gone."""
-    update = FlatUpdate(net, training(learning_rate=1e-2), torch.float32, 1)
+    update = FlatUpdate(net, Training(learning_rate=1e-2), torch.float32, 1)
     tokens = next(batches())
     update.backward(loss_of(net, tokens) + net.unused(torch.ones(3)).sum(), last=True)
     with_it = update.step()
@@ -155,7 +155,7 @@ def test_a_layer_that_was_used_only_once(net: Net) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_frozen_and_tied_weights(net: Net, dtype: torch.dtype) -> None:
     before = copy.deepcopy(net)
-    update = FlatUpdate(net, training(learning_rate=1e-2), dtype, 1)
+    update = FlatUpdate(net, Training(learning_rate=1e-2), dtype, 1)
     check_types(net, dtype)
     learn(update, net)
     update.release()
@@ -169,7 +169,7 @@ def test_an_embedding_gives_what_was_learned(net: Net) -> None:
     """Not what is rounded to bf16, which the layer that is tied to it computes with."""
     tokens = torch.tensor([[1, 2, 1]])
     wanted = net.words.weight.detach()[tokens]
-    update = FlatUpdate(net, training(), torch.bfloat16, 1)
+    update = FlatUpdate(net, Training(), torch.bfloat16, 1)
     with Kernels():
         assert torch.equal(net.words(tokens), wanted)
     learn(update, net)
@@ -184,7 +184,7 @@ def test_bf16_learns_steps_that_are_smaller_than_its_own(net: Net) -> None:
     """A weight of 1 in bf16 cannot take a step of 1e-4; the fp32 one behind it can."""
     plain = copy.deepcopy(net)
     settings = {"learning_rate": 1e-4, "max_grad_norm": 0.0}
-    update = FlatUpdate(net, training(**settings), torch.bfloat16, 1)
+    update = FlatUpdate(net, Training(**settings), torch.bfloat16, 1)
     learn(update, net)
     computed = [p.detach().clone() for p in net.parameters()]
     update.release()
@@ -203,7 +203,7 @@ def test_bf16_learns_steps_that_are_smaller_than_its_own(net: Net) -> None:
 def test_release_and_hold(net: Net, dtype: torch.dtype) -> None:
     """A model that was given away and taken back goes on as if it had not been."""
     other = copy.deepcopy(net)
-    settings = training(learning_rate=1e-2)
+    settings = Training(learning_rate=1e-2)
     update, undisturbed = (FlatUpdate(n, settings, dtype, 1) for n in (net, other))
     learn(update, net, steps=2)
     learn(undisturbed, other, steps=2)
@@ -232,7 +232,7 @@ def test_nothing_is_learned_from_what_is_no_number(
     net: Net, bad: float, dtype: torch.dtype
 ) -> None:
     other = copy.deepcopy(net)
-    settings = training(learning_rate=1e-2)
+    settings = Training(learning_rate=1e-2)
     update, undisturbed = (FlatUpdate(n, settings, dtype, 1) for n in (net, other))
     for one, model in ((update, net), (undisturbed, other)):
         learn(one, model, steps=2)
@@ -249,7 +249,7 @@ def test_nothing_is_learned_from_what_is_no_number(
 def test_a_language_model_with_tied_weights() -> None:
     model = make_model("gpt2", "causal-lm")
     plain = copy.deepcopy(model)
-    settings = training(learning_rate=1e-3, weight_decay=0.1)
+    settings = Training(learning_rate=1e-3, weight_decay=0.1)
     update = FlatUpdate(model, settings, torch.float32, 1)
     adamw = torch.optim.AdamW(
         [

@@ -23,7 +23,8 @@ from ftcluster.launch.training_run import Run
 from ftcluster.planning.plan import plan
 from ftcluster.progress.plain import PlainView
 from ftcluster.provision.stages import run_stages, stack_name
-from ftcluster.recipe.recipe import Recipe, known_recipes, load_recipe, schema_of
+from ftcluster.recipe.recipe import known_recipes, load_recipe, schema_of
+from ftcluster_common.recipe import Recipe
 from tests.unit.clusters import STACKS, VM, cluster
 
 # a name of a file as well: no slash

@@ -16,13 +16,15 @@ from typing import Any
 import transformers
 from transformers.utils import logging as transformers_logging
 
+from ftcluster_common.job import Job, read_job
+from ftcluster_common.recipe import CausalLm, Recipe
 from ftcluster_train.data.download import fetch_model
 from ftcluster_train.data.sources import GENERATED, load_texts, version_of_named
 from ftcluster_train.data.token_cache import cached_tokens, token_key
 from ftcluster_train.data.train_tokenizer import make_tokenizer
 from ftcluster_train.errors import TrainError
+from ftcluster_train.inputs import Inputs, write_inputs
 from ftcluster_train.io.permissions import ACCOUNT_ONLY
-from ftcluster_train.job import CausalLm, Inputs, Job, Recipe, read_job, write_inputs
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 from ftcluster_train.tasks.registry import make_task
 from ftcluster_train.training.models import (

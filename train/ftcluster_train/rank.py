@@ -14,6 +14,7 @@ from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.cpu_list import format_cpus
+from ftcluster_common.job import Job, read_job
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import (
     check_equal_samples,
@@ -22,8 +23,8 @@ from ftcluster_train.distributed.world import (
     leave_world,
 )
 from ftcluster_train.errors import TrainError, error_line
+from ftcluster_train.inputs import read_inputs
 from ftcluster_train.io.events import EventWriter
-from ftcluster_train.job import Job, read_inputs, read_job
 from ftcluster_train.launcher.affinity import memory_nodes
 from ftcluster_train.optim.ipex import load_ipex
 from ftcluster_train.tasks.registry import make_task

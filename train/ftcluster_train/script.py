@@ -15,7 +15,6 @@ Standard library only: it should not cost a rank any time or memory.
 import contextlib
 import ctypes
 import importlib.util
-import json
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from ftcluster_common.job import read_script_job
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.launcher.mpi_output import RankEnd, signal_name
 
@@ -100,8 +100,8 @@ def main() -> int:
         problem = why_not(words)
         print(problem)
         return 1 if problem else 0
-    job = json.loads((Path(words[0]) / "job.json").read_text(encoding="utf-8"))
-    return run(job["script"]["start"], job["script"]["program"])
+    job = read_script_job(Path(words[0]))
+    return run(job.start, list(job.program))
 
 
 if __name__ == "__main__":

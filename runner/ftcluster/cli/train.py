@@ -23,9 +23,9 @@ from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
 from ftcluster.recipe.inputs import check_inputs, folder_name
-from ftcluster.recipe.recipe import Recipe, load_recipe
-from ftcluster.recipe.tasks import CausalLm
+from ftcluster.recipe.recipe import load_recipe
 from ftcluster.stacks.catalog import load_stacks
+from ftcluster_common.recipe import CausalLm, Recipe
 
 DEFAULT_RECIPE = "quickstart"
 

@@ -14,6 +14,7 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.user_script.command import Script
 from ftcluster.user_script.files import Copied
+from ftcluster_common.job import ScriptJob
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,7 @@ class ScriptRun:
     def job(self) -> dict[str, Any]:
         """What job.json on the hosts holds."""
         start = start_folder(self.plan, self.id, self.script)
-        script = {"program": list(self.script.program), "start": start}
-        return {"run": self.id, "prefix": self.plan.prefix, "script": script}
+        return ScriptJob(self.id, self.plan.prefix, self.script.program, start).to_dict()
 
     def variables(self) -> dict[str, Any]:
         """See Job."""

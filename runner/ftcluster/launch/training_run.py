@@ -7,11 +7,12 @@ from typing import Any
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import Interrupted
 from ftcluster.launch.follow import carry_out, events_file, failure
-from ftcluster.launch.mpirun import Launch
+from ftcluster.launch.mpirun import Launch, run_dir
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
-from ftcluster.recipe.recipe import Recipe
+from ftcluster_common.job import Job
+from ftcluster_common.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,18 @@ class Run:
     @property
     def job(self) -> dict[str, Any]:
         """What job.json on the hosts holds."""
-        return {
-            "run": self.id,
-            "prefix": self.plan.prefix,
-            "precision": self.plan.precision,
-            "ipex": self.plan.ipex,
-            "recipe": asdict(self.recipe),
-        }
+        plan, prefix = self.plan, Path(self.plan.prefix)
+        folder = Path(run_dir(plan, self.id))
+        return Job(self.id, folder, prefix, self.recipe, plan.precision, plan.ipex).to_dict()
 
     def variables(self) -> dict[str, Any]:
         """See Job."""
-        return _variables(self)
+        return {
+            "train_folders": [{"source": source, "path": path} for source, path in self.folders],
+            "train_launch": self.launch.to_dict(),
+            "train_job": self.job,
+            "train_hub_token": self.hub_token,
+        }
 
     def record(self) -> dict[str, Any]:
         """See Job."""
@@ -88,16 +90,6 @@ def train(run: Run, view: View, reach: tuple[str, ...] = ()) -> RunProgress:
         error.details = _known(run, progress)
         raise error
     return progress
-
-
-def _variables(run: Run) -> dict[str, Any]:
-    """What the playbook train needs to know."""
-    return {
-        "train_folders": [{"source": source, "path": path} for source, path in run.folders],
-        "train_launch": run.launch.to_dict(),
-        "train_job": run.job,
-        "train_hub_token": run.hub_token,
-    }
 
 
 def _known(run: Run, progress: RunProgress) -> dict[str, Any]:

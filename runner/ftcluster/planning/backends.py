@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.oneccl import BACKEND, WORKERS
-from ftcluster.recipe.recipe import Recipe
 from ftcluster.stacks.catalog import Stack
+from ftcluster_common.recipe import Recipe
 
 IPEX_FLAG = "avx512f"  # what IPEX's kernels for training are made for
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.memory import BYTES_A_PARAMETER, USABLE, ModelSize, Need, gigabytes, need
-from ftcluster.recipe.recipe import Recipe
-from ftcluster.recipe.tasks import CausalLm
+from ftcluster_common.recipe import CausalLm, Recipe
 
 
 @dataclass(frozen=True)

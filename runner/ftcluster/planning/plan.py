@@ -13,9 +13,9 @@ from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.oneccl import BACKEND, WORKERS
 from ftcluster.planning.placement import Layout, RankPlan, lay_out
 from ftcluster.planning.rank_counts import choose_counts, wish_of
-from ftcluster.recipe.recipe import Recipe
 from ftcluster.stacks.catalog import Stack
 from ftcluster.text.host_names import short_names
+from ftcluster_common.recipe import Recipe
 
 BF16_FLAG, AMX_FLAG = "avx512_bf16", "amx_bf16"
 WORTH_LEAVING_OUT = 1.2  # how much faster the others alone have to be for the plan to say so

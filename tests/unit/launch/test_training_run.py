@@ -8,10 +8,10 @@ import pytest
 
 from ftcluster.cluster.saved import Cluster
 from ftcluster.launch.mpirun import render
-from ftcluster.launch.training_run import Run, _variables
+from ftcluster.launch.training_run import Run
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import known_recipes, load_recipe
-from ftcluster_train.job import Job, read_job
+from ftcluster_common.job import Job, read_job
 from ftcluster_train.training.compat import dtype_keyword
 from tests.unit.clusters import STACKS, VM, cluster, host
 
@@ -23,7 +23,7 @@ def written_and_read(
     recipe = load_recipe(recipe_name, overrides)
     decided = plan(facts, recipe, STACKS)
     run = Run("r-1", Cluster((Path("/i.ini"),), facts), recipe, decided, render(decided, "r-1"))
-    (folder / "job.json").write_text(json.dumps(_variables(run)["train_job"]))
+    (folder / "job.json").write_text(json.dumps(run.variables()["train_job"]))
     return read_job(folder)
 
 

@@ -28,7 +28,7 @@ def environment() -> dict[str, str]:
 def write_job(folder: Path, *words: str, start: Path | None = None) -> str:
     """The job of a run whose folder is where the script starts."""
     script = {"program": ["script.py", *words], "start": str(start or folder)}
-    (folder / "job.json").write_text(json.dumps({"script": script}))
+    (folder / "job.json").write_text(json.dumps({"run": "r-1", "prefix": "/p", "script": script}))
     return str(folder)
 
 

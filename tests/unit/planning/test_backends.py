@@ -10,7 +10,8 @@ from ftcluster.cluster.facts import HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.launch.mpirun import as_shell, render
 from ftcluster.planning.plan import LaunchPlan, plan
-from ftcluster.recipe.recipe import Recipe, parse_recipe
+from ftcluster.recipe.recipe import parse_recipe
+from ftcluster_common.recipe import Recipe
 from tests.unit.clusters import STACKS, cluster, host, nodes
 
 AVX2_ONLY = ("avx2",)

@@ -6,7 +6,8 @@ import pytest
 from ftcluster.errors import InputError
 from ftcluster.recipe.dataset_checks import check_data_folder
 from ftcluster.recipe.inputs import check_inputs, check_model_folder
-from ftcluster.recipe.recipe import Recipe, load_recipe
+from ftcluster.recipe.recipe import load_recipe
+from ftcluster_common.recipe import Recipe
 
 MRPC = load_recipe("mrpc")
 STSB = load_recipe("glue", ["glue_task=stsb"])

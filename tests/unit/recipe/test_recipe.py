@@ -5,7 +5,8 @@ import pytest
 
 from ftcluster.errors import RecipeError
 from ftcluster.recipe.recipe import known_recipes, load_recipe, parse_recipe
-from ftcluster.recipe.tasks import GLUE, TASKS, CausalLm, QuestionAnswering, TextClassification
+from ftcluster.recipe.tasks import GLUE
+from ftcluster_common.recipe import TASKS, CausalLm, QuestionAnswering, TextClassification
 
 QA = "task: question-answering\nmodel: m\ndata: d\n"
 CLM = "task: causal-lm\nmodel: m\ndata: d\n"

@@ -8,8 +8,9 @@ import pytest
 
 from ftcluster.errors import RecipeError
 from ftcluster.recipe.recipe import load_recipe, parse_recipe
-from ftcluster.recipe.training_arguments import OtherNames, Training, with_own_names
+from ftcluster.recipe.training_arguments import OtherNames, with_own_names
 from ftcluster.recipe.unsupported import _BY_REASON, REFUSED
+from ftcluster_common.recipe import Training
 
 MINIMAL = "model: m\ndata: d\ntext_columns: [a]\n"
 QA = "task: question-answering\nmodel: m\ndata: d\n"

@@ -1,14 +1,14 @@
 import pytest
 
+from ftcluster_common.recipe import Training
 from ftcluster_train.training.intervals import Cadence, steps_of, warmup_steps
-from tests.unit.trainings import training
 
 STEPS, PER_EPOCH = 25, 10  # two epochs and a half
 ALL = range(1, STEPS + 1)
 
 
 def due(method: str, **changes: object) -> list[int]:
-    cadence = Cadence(training(**changes), STEPS, PER_EPOCH)
+    cadence = Cadence(Training(**changes), STEPS, PER_EPOCH)
     return [step for step in ALL if getattr(cadence, method)(step)]
 
 
@@ -32,7 +32,7 @@ def test_a_share_is_rounded_up(value: float, steps: int, whole: int) -> None:
     ],
 )
 def test_warm_up(changes: dict[str, float], steps: int) -> None:
-    assert warmup_steps(training(**changes), 125) == steps
+    assert warmup_steps(Training(**changes), 125) == steps
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_checkpoints(changes: dict[str, object], steps: list[int]) -> None:
 
 
 def test_only_the_strategy_best_goes_by_what_was_evaluated() -> None:
-    best = Cadence(training(save_strategy="best"), STEPS, PER_EPOCH)
+    best = Cadence(Training(save_strategy="best"), STEPS, PER_EPOCH)
     assert best.saves(3, improved=True)
     assert not best.saves(STEPS, improved=False)
-    never = Cadence(training(save_strategy="no"), STEPS, PER_EPOCH)
+    never = Cadence(Training(save_strategy="no"), STEPS, PER_EPOCH)
     assert not never.saves(3, improved=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError
 from ftcluster_train.training.trackers import MLFLOW_SETTINGS, Reports, make_reports, tag
-from tests.unit.trainings import training
 
 Calls = list[tuple[Any, ...]]
 
@@ -99,7 +99,7 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
 
 def reports(folder: Path, said: list[str] | None = None, **changes: object) -> Reports:
     notify = [].append if said is None else said.append
-    return make_reports(training(**changes), folder, "r-1", notify)
+    return make_reports(Training(**changes), folder, "r-1", notify)
 
 
 def test_none_is_asked_for_and_nothing_happens(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from ftcluster_train.job import Training
+from ftcluster_common.recipe import Training
 
 # Batches whose samples are sorted by length together: so many, but at most a quarter of all (as
 # transformers' get_length_grouped_indices has it), so that few samples meet again and again.

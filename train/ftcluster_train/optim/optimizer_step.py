@@ -6,7 +6,8 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from ftcluster_train.job import Job, Training
+from ftcluster_common.job import Job
+from ftcluster_common.recipe import Training
 from ftcluster_train.optim.flat_params import FlatWeights, split_by_decay
 from ftcluster_train.optim.gradient_buckets import SharedGradients
 from ftcluster_train.optim.ipex import IpexUpdate

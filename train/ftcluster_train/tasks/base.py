@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ftcluster_common.recipe import Recipe
 from ftcluster_train.data.token_store import Sample, Samples, token_kind
 from ftcluster_train.errors import TrainError
-from ftcluster_train.job import Recipe
 
 FROM_TOKENIZER = ("input_ids", "token_type_ids")  # columns that the model reads as they are
 

@@ -8,11 +8,11 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from ftcluster_common.recipe import CausalLm, Recipe
 from ftcluster_train.data.packing import PIECE, Packer, Piece
 from ftcluster_train.data.sources import AT_ONCE, load_texts
 from ftcluster_train.data.token_store import Sample, Samples, SampleWriter, move_tail, token_kind
 from ftcluster_train.errors import TrainError
-from ftcluster_train.job import CausalLm, Recipe
 from ftcluster_train.kernels.linear_cross_entropy import cross_entropy_of_hidden, find_head
 from ftcluster_train.metrics.glue import perplexity
 from ftcluster_train.tasks.base import Batch, Task

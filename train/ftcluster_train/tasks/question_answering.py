@@ -14,10 +14,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
+from ftcluster_common.recipe import QuestionAnswering, Recipe
 from ftcluster_train.data.sources import batches, load_rows
 from ftcluster_train.data.token_store import Sample, Samples
 from ftcluster_train.errors import TrainError
-from ftcluster_train.job import QuestionAnswering, Recipe
 from ftcluster_train.metrics import squad
 from ftcluster_train.tasks.answer_spans import Found, Span, best_span, choose_answers
 from ftcluster_train.tasks.base import Batch, Task

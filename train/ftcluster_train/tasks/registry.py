@@ -1,6 +1,6 @@
 """The task that a recipe names."""
 
-from ftcluster_train.job import Recipe
+from ftcluster_common.recipe import Recipe
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.causal_lm import CausalLmTask
 from ftcluster_train.tasks.question_answering import QuestionAnsweringTask

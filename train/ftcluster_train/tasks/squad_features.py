@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ftcluster_common.recipe import QuestionAnswering
 from ftcluster_train.data.token_store import SampleWriter
 from ftcluster_train.errors import TrainError
-from ftcluster_train.job import QuestionAnswering
 from ftcluster_train.tasks.answer_spans import Offsets, tokens_of_answer
 
 CONTEXT = 1  # what `sequence_ids` calls the second text

@@ -9,10 +9,10 @@ import torch
 from torch.nn.functional import cross_entropy, mse_loss
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
+from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.data.sources import Rows, batches, load_rows, names_of_classes
 from ftcluster_train.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.errors import TrainError
-from ftcluster_train.job import Recipe, TextClassification
 from ftcluster_train.metrics.glue import default_metrics, measure
 from ftcluster_train.tasks.base import Batch, Task
 from ftcluster_train.tasks.labels import count_classes, read_class, read_number

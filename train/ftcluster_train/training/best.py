@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError
-from ftcluster_train.job import Training
 
 PREFIX = "eval_"  # transformers' Trainer puts it before the names; a recipe may or may not
 

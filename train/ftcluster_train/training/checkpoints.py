@@ -5,8 +5,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ftcluster_common.job import Job
 from ftcluster_train.io.fsync import remove
-from ftcluster_train.job import Job
 from ftcluster_train.optim.optimizer_step import Update
 from ftcluster_train.training.best import Best
 from ftcluster_train.training.progress import Tell

@@ -6,7 +6,7 @@ transformers has it.
 
 import math
 
-from ftcluster_train.job import Training
+from ftcluster_common.recipe import Training
 
 
 def steps_of(value: float, steps: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from ftcluster_common.job import Job
 from ftcluster_train.data.sampler import Order, micro_batches, own_share
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import (
@@ -23,7 +24,6 @@ from ftcluster_train.distributed.world import (
     sum_over_ranks,
 )
 from ftcluster_train.errors import TrainError
-from ftcluster_train.job import Job
 from ftcluster_train.kernels import Gains
 from ftcluster_train.kernels.function_overrides import Kernels
 from ftcluster_train.optim.optimizer_step import make_update

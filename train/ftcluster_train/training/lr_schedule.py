@@ -9,8 +9,8 @@ from transformers import __version__ as transformers_version
 from transformers import get_scheduler
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
+from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError
-from ftcluster_train.job import Training
 from ftcluster_train.training.intervals import warmup_steps
 
 # what every schedule is told without the recipe's saying it

@@ -18,8 +18,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ftcluster_common.recipe import Recipe
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.job import Recipe
 from ftcluster_train.training.compat import dtype_keyword
 
 BY_TYPE = "config:"

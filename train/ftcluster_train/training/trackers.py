@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.job import Training
 
 EXPERIMENT = "ftcluster"
 LONGEST_PARAMETER = 250  # characters; servers of older releases refuse more

@@ -1,0 +1,33 @@
+"""inputs.json in a run's folder: what `prepare` has made for the ranks of this host."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where the ranks of a host find model and data.
+
+    Attributes:
+        model: a folder for `from_pretrained`, or `config:TYPE`.
+        tokenizer: a folder for `from_pretrained`.
+        samples: the folder with a folder of token samples for each split.
+        notices: what to tell the user, such as that samples were truncated.
+    """
+
+    model: str
+    tokenizer: str
+    samples: str
+    notices: list[str]
+
+
+def write_inputs(run_dir: Path, inputs: Inputs) -> None:
+    """Write `run_dir`/inputs.json."""
+    text = json.dumps(asdict(inputs)) + "\n"
+    (run_dir / "inputs.json").write_text(text, encoding="utf-8")
+
+
+def read_inputs(run_dir: Path) -> Inputs:
+    """Read `run_dir`/inputs.json."""
+    return Inputs(**json.loads((run_dir / "inputs.json").read_text(encoding="utf-8")))
