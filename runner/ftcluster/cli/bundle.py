@@ -83,10 +83,9 @@ def run(options: argparse.Namespace) -> int:
             f"{', '.join(f'{p} {stack.packages[p]}' for p in stack.yanked)}",
             "to bundle it all the same: --allow-yanked",
         )
-    if stack.bare and not options.allow_unverified:
+    if stack.missing_hashes and not options.allow_unverified:
         raise FtclusterError(
-            f"stack {stack.name} has {stack.bare}, so nothing tells whether what an index gives is "
-            "what it should be",
+            f"stack {stack.name} has {stack.missing_hashes}, so downloads cannot be verified",
             "to bundle it all the same: --allow-unverified",
         )
     output = Path(options.output or f"{stack.name}-py{target.python}.ftbundle")
