@@ -29,7 +29,7 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View, make_view
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster.user_script.command import USAGE, Script, doubtful_paths, read_words
-from ftcluster.user_script.compatibility import Finding, find_old
+from ftcluster.user_script.compatibility import Incompatibility, incompatibilities
 from ftcluster.user_script.files import choose_files
 from ftcluster.user_script.source import read_source
 
@@ -109,24 +109,26 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check_script(script: Script, facts: ClusterFacts, force: bool) -> list[str]:
-    """What to know about a script before it is run on these hosts.
+    """What the user should know about a script before it runs on these hosts.
 
     Raises:
-        UsageError: it would fail on every rank, for a reason that is in its source or its words.
+        UsageError: it would fail on every rank; names every reason.
     """
     source = read_source(script.source, script.folder) if script.source and script.folder else None
     stacks = load_stacks()
-    found = find_old(source, script.arguments, stack_of(facts, stacks), stacks)
-    broken = [Finding(source.broken, "mend it")] if source and source.broken else []
-    certain = [*broken, *(one for one in found if one.certain)]
+    stack = stack_of(facts, stacks)
+    problems = incompatibilities(source, script.arguments, stack, stacks)
+    if source and source.syntax_error:
+        problems.insert(0, Incompatibility(source.syntax_error, "correct it"))
+    certain = [str(problem) for problem in problems if problem.certain]
     if certain and not force:
-        plural = "s" if len(certain) > 1 else ""
-        listed = "\n  ".join(map(str, certain))
+        plural = "s" * (len(certain) > 1)
         raise UsageError(
-            f"{len(certain)} thing{plural} would make the script fail on every rank\n  {listed}",
-            "to run it all the same: --force",
+            f"the script would fail on every rank, {len(certain)} problem{plural}\n  "
+            + "\n  ".join(certain),
+            "to run it anyway: --force",
         )
-    return [str(one) for one in (*broken, *found)]
+    return [str(problem) for problem in problems]
 
 
 def _here_only(facts: ClusterFacts) -> bool:

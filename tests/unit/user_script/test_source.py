@@ -1,4 +1,4 @@
-"""What a script's source says about itself."""
+"""What a script's source uses."""
 
 from pathlib import Path
 
@@ -8,104 +8,90 @@ from ftcluster.user_script.source import Source, read_source
 
 
 def source(folder: Path, text: str, others: dict[str, str] | None = None) -> Source:
-    for name, other in (others or {}).items():
+    for name, other in {"train.py": text, **(others or {})}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(other)
-    (folder / "train.py").write_text(text)
     return read_source(folder / "train.py", folder)
 
 
 @pytest.mark.parametrize(
-    ("text", "certain"),
+    ("text", "line", "certain"),
     [
-        ("import ipex", True),
-        ("import os\nimport ipex.cpu as i", True),
-        ("from ipex.cpu import runtime", True),
-        ("if __name__ == '__main__':\n    import ipex", True),
-        ("with open('x'):\n    import ipex", True),
-        ("try:\n    import ipex\nexcept ValueError:\n    pass", True),
-        ("class A:\n    import ipex", True),
-        ("try:\n    import ipex\nexcept ImportError:\n    pass", False),
-        ("try:\n    import ipex\nexcept (KeyError, ModuleNotFoundError):\n    pass", False),
-        ("try:\n    import ipex\nexcept:\n    pass", False),
-        ("try:\n    x = 1\nexcept ImportError:\n    import ipex", False),
-        ("if args.ipex:\n    import ipex", False),
-        ("def f():\n    import ipex", False),
-        ("async def f():\n    import ipex", False),
+        ("import os\nimport ipex.cpu as i", 2, True),
+        ("from ipex.cpu import runtime", 1, True),
+        ("try:\n    import ipex\nexcept ImportError:\n    pass", 2, False),
+        ("if args.ipex:\n    import ipex", 2, False),
+        ("async def f():\n    import ipex", 2, False),
     ],
 )
-def test_imports_and_whether_they_are_carried_out(tmp_path: Path, text: str, certain: bool) -> None:
-    found = [one for one in source(tmp_path, text).imports if one.module == "ipex"]
-    assert [one.certain for one in found] == [certain]
-    line = text[: text.index("ipex" if "from" in text else "import ipex")].count("\n") + 1
-    assert found[0].where == f"train.py:{line}"
+def test_imports_and_whether_something_guards_them(
+    tmp_path: Path, text: str, line: int, certain: bool
+) -> None:
+    [found] = [one for one in source(tmp_path, text).imports if one.module == "ipex"]
+    assert (found.where, found.certain) == (f"train.py:{line}", certain)
 
 
-def test_own_modules_are_read_and_not_counted(tmp_path: Path) -> None:
+def test_its_own_modules_are_read_and_not_counted(tmp_path: Path) -> None:
     found = source(
         tmp_path,
-        "from pkg import model\nimport tools\nimport os.path",
+        "from pkg import model\nimport tools, os.path",
         {
             "pkg/__init__.py": "from . import inner",
             "pkg/model.py": "from .inner import y\nfrom ..up import z",
             "pkg/inner.py": "import deep_one",
-            "tools.py": "import ipex\nimport tools",
+            "tools.py": "import ipex\nimport tools, broken\nparser.add_argument('--use_ipex')",
+            "broken.py": "this is not Python",
             "unused.py": "import never",
         },
     )
-    assert found.modules == {"os", "deep_one", "ipex"}
-    assert {one.where for one in found.imports if one.module == "ipex"} == {"tools.py:1"}
-
-
-def test_a_broken_module_of_its_own_is_passed_over(tmp_path: Path) -> None:
-    found = source(tmp_path, "import tools, json", {"tools.py": "this is not Python"})
-    assert (found.modules, found.broken) == ({"json"}, "")
+    where = {one.module: one.where for one in found.imports}
+    assert where == {"os": "train.py:2", "deep_one": "pkg/inner.py:1", "ipex": "tools.py:1"}
+    assert found.own_flags == {"use_ipex"}
+    assert found.syntax_error == ""
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "where"),
     [
-        ("x = (\n", "train.py:1: not Python: '(' was never closed"),
-        ("#!/bin/sh\necho hello\n", "train.py:2: not Python: invalid syntax"),
-        ("x = '\0'", "not Python"),
+        (b"x = (\n", "train.py:1: "),
+        (b"#!/bin/sh\necho hello\n", "train.py:2: "),
+        (b"x = '\0'", "train.py:1: "),
+        (b"x = '\xff'\n", "train.py:1: "),
     ],
 )
-def test_what_is_no_python(tmp_path: Path, text: str, said: str) -> None:
-    assert said in source(tmp_path, text).broken
-
-
-def test_a_script_in_another_encoding_than_it_says(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_bytes(b"x = '\xff'\n")
-    assert "train.py" in read_source(tmp_path / "train.py", tmp_path).broken
+def test_what_is_not_python(tmp_path: Path, text: bytes, where: str) -> None:
+    (tmp_path / "train.py").write_bytes(text)
+    assert read_source(tmp_path / "train.py", tmp_path).syntax_error.startswith(where)
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "own"),
     [
-        "parser.add_argument('--no_cuda', action='store_true')",
-        "parser.add_argument('-n', '--no-cuda')",
-        "@click.option('--no-cuda/--cuda')\ndef main(no_cuda): ...",
-        "@dataclass\nclass Mine:\n    no_cuda: bool = False",
-        "import fire\ndef main(no_cuda=False): ...\nfire.Fire(main)",
+        ("parser.add_argument('-n', '--no-cuda')", True),
+        ("@click.option('--no-cuda/--cuda')\ndef main(no_cuda): ...", True),
+        ("@dataclass\nclass Mine:\n    no_cuda: bool = False", True),
+        ("x = '--no_cuda'", False),
+        ("call(['--no_cuda'])", False),
+        ("def f(no_cuda): ...", False),
     ],
 )
-def test_flags_of_its_own(tmp_path: Path, text: str) -> None:
-    assert "no_cuda" in source(tmp_path, text).own_flags
+def test_flags_that_it_defines_itself(tmp_path: Path, text: str, own: bool) -> None:
+    assert ("no_cuda" in source(tmp_path, text).own_flags) == own
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["x = '--no_cuda'", "call(['--no_cuda'])", "def f(no_cuda): ...", "no_cuda = 1", "a.no_cuda"],
+    ("text", "parses"),
+    [
+        ("from transformers import HfArgumentParser", True),
+        ("import trl\ntrl.TrlParser(x)", True),
+        ("from transformers import TrainingArguments", False),
+    ],
 )
-def test_what_defines_no_flag(tmp_path: Path, text: str) -> None:
-    assert "no_cuda" not in source(tmp_path, text).own_flags
-
-
-def test_flags_of_its_own_modules(tmp_path: Path) -> None:
-    text = "from options import parser"
-    found = source(tmp_path, text, {"options.py": "parser.add_argument('--use_ipex')"})
-    assert "use_ipex" in found.own_flags
+def test_whether_its_options_are_those_of_training_arguments(
+    tmp_path: Path, text: str, parses: bool
+) -> None:
+    assert source(tmp_path, text).parses_flags == parses
 
 
 def test_arguments_of_training_arguments(tmp_path: Path) -> None:
@@ -113,13 +99,9 @@ def test_arguments_of_training_arguments(tmp_path: Path) -> None:
         tmp_path,
         "a = transformers.Seq2SeqTrainingArguments(\n    no_cuda=True,\n    bf16=flag, **more)\n"
         "b = dict(use_ipex=True)",
-    )
-    assert [(one.name, one.value, one.where) for one in found.keywords] == [
-        ("no_cuda", True, "train.py:2"), ("bf16", None, "train.py:3"),
-    ]  # fmt: skip
-    assert found.keywords[0].beside == {"no_cuda", "bf16", "**"}
-
-
-def test_names_that_are_read_off_objects(tmp_path: Path) -> None:
-    found = source(tmp_path, "\nif args.no_cuda: pass\nargs.use_ipex = 1\nprint(args.no_cuda)")
-    assert found.attributes == {"no_cuda": "train.py:2"}
+    ).arguments
+    assert [(one.name, one.value, one.where) for one in found] == [
+        ("no_cuda", "True", "train.py:2"),
+        ("bf16", "", "train.py:3"),
+    ]
+    assert found[0].others == {"no_cuda", "bf16", "**"}
