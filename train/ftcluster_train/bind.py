@@ -1,38 +1,37 @@
-"""Binds a rank to its cores and memory and then becomes its program: what mpirun starts.
+"""Binds a rank to its cores and memory, then executes its program: what mpirun starts.
 
     python -m ftcluster_train.bind PROGRAM ARGUMENTS ...
 
 The plan of all ranks is in FTCLUSTER_PLACEMENT (`ftcluster.launch.mpirun.placement_text` writes
 it), the rank in PMI_RANK. Each host's masks are computed here, on the host, within what this
-process may use now. What cannot be done - a container without the right, cores that are gone - is
-said in one line on stderr, and the rank runs all the same.
+process may use now. Where that fails, as in a container without the capability, a line on stderr
+says so and the rank runs all the same.
 
-The program finds its place in the variables that torchrun sets too: RANK, WORLD_SIZE, LOCAL_RANK,
-LOCAL_WORLD_SIZE and GROUP_RANK. It is executed and not imported, because LD_PRELOAD counts from the
-start of a process.
+The program gets the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
+and GROUP_RANK. It is executed and not imported, because LD_PRELOAD is read when a process starts.
 
-Standard library only: it is in every rank's way.
+Standard library only: it delays every rank.
 """
 
 import json
 import os
 import sys
 
+from ftcluster_common.launch import PLACEMENT_VARIABLE
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.io.permissions import GROUP_READS
 from ftcluster_train.launcher.affinity import bind_cores, bind_memory, find_place, variables
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 
-PLACEMENT = "FTCLUSTER_PLACEMENT"
-
 
 def main() -> int:
     """Entry point; returns only where the program cannot be started."""
-    text = os.environ.pop(PLACEMENT, None)
+    text = os.environ.pop(PLACEMENT_VARIABLE, None)
     rank = os.environ.get("PMI_RANK")
     if text is None or rank is None or len(sys.argv) < 2:
         print(
-            f"ftcluster: {PLACEMENT} and PMI_RANK are needed; start it as `train --dry-run` shows",
+            f"ftcluster: {PLACEMENT_VARIABLE} and PMI_RANK are not set; start it as "
+            "`ftcluster train --dry-run` shows",
             file=sys.stderr,
         )
         return 2

@@ -1,14 +1,16 @@
-"""Errors for a person, on their way from a rank or host to the control node."""
+"""Errors for a user, and how a rank passes them on to the supervisor."""
 
 import json
 import os
 import socket
 
+from ftcluster_common.events import is_event
+
 MARKER = "FTCLUSTER-ERROR "
 
 
 class TrainError(Exception):
-    """Something a user can mend.
+    """Something that a user can fix.
 
     Args:
         message: what is wrong, and where.
@@ -22,7 +24,7 @@ class TrainError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception says, or its name where it says nothing."""
+    """The first line of an exception's message, or its type where that is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -39,12 +41,12 @@ def error_line(error: TrainError) -> str:
 
 
 def read_error_line(line: str) -> dict[str, object] | None:
-    """The inverse; the line may have mpirun's rank label in front. None for any other line."""
+    """The fields of an event `error`, also behind mpirun's label; None for any other line."""
     _, marker, text = line.partition(MARKER)
     if not marker:
         return None
     try:
         found: dict[str, object] = json.loads(text)
-    except ValueError:
+        return found if is_event("error", found) else None
+    except (ValueError, AttributeError):
         return None
-    return found

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ftcluster_common.launch import RUN_VARIABLE
 from ftcluster_train.distributed.connectivity import WAIT_SECONDS, meet, together
 from ftcluster_train.verification.consistency import PROMISES
 from ftcluster_train.verification.matmul_benchmark import measure_speed, read
@@ -154,7 +155,7 @@ def other_runs(processes: Path = Path("/proc")) -> list[str]:
         with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
             for variable in file.read_bytes().split(b"\0"):
                 name, _, run = variable.decode(errors="replace").partition("=")
-                if name == "FTCLUSTER_RUN" and not run.startswith(RUN_PREFIX):
+                if name == RUN_VARIABLE and not run.startswith(RUN_PREFIX):
                     found.add(run)
     return sorted(found)
 

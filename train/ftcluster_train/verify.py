@@ -17,17 +17,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.finding import Finding
+from ftcluster_common.launch import MPI_VARIABLES, RUN_VARIABLE, Host, mesh_variables
 from ftcluster_train.distributed.connectivity import receive_calls
 from ftcluster_train.errors import TrainError
-from ftcluster_train.launcher.ssh_check import Host, refusals
-from ftcluster_train.probe import ERRAND, LIMIT_SECONDS, MARK, RUN_PREFIX, Errand, read_answers
-from ftcluster_train.supervisor import (
-    end_group,
+from ftcluster_train.launcher.processes import end_group, kill_rest
+from ftcluster_train.launcher.rank_environment import (
     free_port,
     rank_environment,
-    sweep,
     without_credentials,
 )
+from ftcluster_train.launcher.ssh_check import refusals
+from ftcluster_train.probe import ERRAND, LIMIT_SECONDS, MARK, RUN_PREFIX, Errand, read_answers
 from ftcluster_train.verification.consistency import (
     PORTS,
     SETUP,
@@ -37,7 +38,6 @@ from ftcluster_train.verification.consistency import (
     rows,
     strangers,
 )
-from ftcluster_train.verification.findings import Finding
 from ftcluster_train.verification.outliers import slow_links, stragglers
 
 LAST_LINES = 12
@@ -175,17 +175,16 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
         ]  # fmt: skip
         environment = rank_environment(
             {
-                "FTCLUSTER_RUN": run,
+                RUN_VARIABLE: run,
                 ERRAND: errand.write(),
                 "MASTER_ADDR": request.hosts[0].address,
                 "OMP_NUM_THREADS": "1",
-                "I_MPI_PIN": "0",  # the rank itself takes all cores of its host
-                "I_MPI_PORT_RANGE": "29600:29799",  # within what the firewall guards
+                **MPI_VARIABLES,
                 "PYTHONPYCACHEPREFIX": sys.pycache_prefix or "",
                 "PYTHONDONTWRITEBYTECODE": "1" if sys.dont_write_bytecode else "",
-                **mesh_environment(request.ssh_config, request.interface),
+                **mesh_variables(request.ssh_config, request.interface),
             },
-            bin_dir,
+            str(bin_dir.parent),
         )
         process = subprocess.Popen(
             without_credentials(argv, environment, {}), env=environment,
@@ -199,7 +198,7 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
             end_group(process)
             output, late = process.communicate()[0], True
         finally:
-            sweep(run)
+            kill_rest(run)
     lines = output.decode(errors="replace").splitlines()
     answers = read_answers(lines)
     silent = set(range(len(request.hosts))) - {answer["rank"] for answer in answers}
@@ -214,20 +213,6 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
         )
         for name in names
     ]
-
-
-def mesh_environment(ssh_config: str, interface: str) -> dict[str, str]:
-    """Variables that make Hydra use the mesh's SSH (Intel MPI's manual, Hydra variables)."""
-    if not ssh_config:
-        return {}
-    variables = {
-        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {ssh_config}",
-        # the head starts every host itself: no other host has the key
-        "I_MPI_HYDRA_BRANCH_COUNT": "4096",
-    }
-    # else Hydra tells the hosts to call back at the head's name, which they may not know
-    return {**variables, **({"I_MPI_HYDRA_IFACE": interface} if interface else {})}
 
 
 def main() -> int:

@@ -177,7 +177,7 @@ def show_plan(run: ScriptRun, notes: Sequence[str], as_json: bool) -> None:
                 "files": copied.files if copied else [],
                 "copied_to": script_folder(run.plan, copied),
             },
-            "launch": run.launch.to_dict(),
+            "launch": run.launch.shown(),
         }
         print(json.dumps(document))
         return
@@ -192,7 +192,7 @@ def show_plan(run: ScriptRun, notes: Sequence[str], as_json: bool) -> None:
         )
     for decision in run.plan.decisions:
         print(f"# {decision.subject}: {decision.value} ({decision.why})")
-    print(as_shell(run.launch, run.plan, run.job, fetch=False))
+    print(as_shell(run.launch, run.plan, run.job))
 
 
 def say_result(run: ScriptRun, progress: RunProgress, view: View, as_json: bool) -> None:

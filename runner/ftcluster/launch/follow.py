@@ -17,11 +17,12 @@ from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import read_event_line
-from ftcluster.launch.mpirun import Launch, run_dir, stack_bin, stack_link
+from ftcluster.launch.mpirun import run_dir, stack_bin, stack_link
 from ftcluster.paths import PRIVATE_FILE, make_state_dir, plain_name, state_dir, write_atomically
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
+from ftcluster_common.launch import Launch
 
 RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may last; the playbook only follows it
 STOP_LIMIT_SECONDS = 120
@@ -215,7 +216,7 @@ def _record(job: Job) -> str:
         "kind": job.playbook,
         "inventories": [str(path) for path in job.cluster.inventories],
         "plan": asdict(job.plan),
-        "launch": job.launch.to_dict(),
+        "launch": job.launch.shown(),
         **job.record(),
     }
     return json.dumps(document, indent=1) + "\n"

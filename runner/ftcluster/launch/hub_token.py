@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ftcluster.errors import UsageError
-
-NAME = "hub_token"  # on the hosts, in the run's folder
+from ftcluster_common.launch import HUB_TOKEN_FILE
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -50,4 +49,4 @@ def find_token(environ: Mapping[str, str] = os.environ) -> str:
 def rank_variables(run_dir: str) -> dict[str, str]:
     """What makes the ranks' huggingface_hub take the token of the run's folder."""
     # an empty HF_TOKEN is none; one that a host has by itself would go before the file
-    return {"HF_TOKEN_PATH": f"{run_dir}/{NAME}", "HF_TOKEN": ""}
+    return {"HF_TOKEN_PATH": f"{run_dir}/{HUB_TOKEN_FILE}", "HF_TOKEN": ""}

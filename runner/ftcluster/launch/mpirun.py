@@ -3,48 +3,24 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from ftcluster.planning import oneccl
 from ftcluster.planning.plan import HostPlan, LaunchPlan
+from ftcluster_common.launch import (
+    BACKEND_VARIABLE,
+    CCL,
+    MPI_VARIABLES,
+    PLACEMENT_VARIABLE,
+    RUN_VARIABLE,
+    Host,
+    Launch,
+    head_variables,
+    mesh_variables,
+)
 
-# what the supervisor does by itself
 FREE_PORT = "from ftcluster_train.supervisor import free_port; print(free_port())"
 SETVARS = "oneccl_bindings_for_pytorch/env/setvars.sh"  # what oneccl_bind_pt's libraries need
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What the supervisor on the head starts.
-
-    Attributes:
-        argv: mpirun's command line; no shell is involved.
-        env: variables set for mpirun and every rank.
-        hostfile: the text of the hostfile.
-        hosts: name and address of each host, the head first.
-        ssh_config: the mesh's SSH configuration on the head, or "" for one host.
-        stack: the link to the stack in use, which the supervisor puts the real folder in place of.
-    """
-
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    hostfile: str
-    hosts: tuple[tuple[str, str], ...]
-    ssh_config: str
-    stack: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready data, as launch.json has it."""
-        return {
-            "argv": list(self.argv),
-            "env": self.env,
-            "hostfile": self.hostfile,
-            "hosts": [{"name": name, "address": address} for name, address in self.hosts],
-            "ssh_config": self.ssh_config,
-            "stack": self.stack,
-        }
 
 
 def stack_link(plan: LaunchPlan) -> str:
@@ -65,32 +41,30 @@ def run_dir(plan: LaunchPlan, run: str) -> str:
 def render(
     plan: LaunchPlan, run: str, program: Sequence[str] = (), labels: Sequence[str] = ("-l",)
 ) -> Launch:
-    """The one mpirun of a run.
+    """The mpirun command of a run.
 
     Args:
         plan: who runs where.
         run: the run's id.
         program: what each rank becomes once it is bound; left out, the stack's Python with
             `ftcluster_train.rank`.
-        labels: options of mpirun that mark the lines of each rank.
+        labels: options of mpirun that label the output of each rank.
     """
     bin_dir, folder = stack_bin(plan), run_dir(plan, run)
     python = f"{bin_dir}/python"
+    ssh_config = f"{plan.prefix}/mesh/ssh_config" if len(plan.hosts) > 1 else ""
     env = {
-        "FTCLUSTER_RUN": run,
-        "FTCLUSTER_BACKEND": plan.backend,
-        "FTCLUSTER_PLACEMENT": placement_text(plan),
+        RUN_VARIABLE: run,
+        BACKEND_VARIABLE: plan.backend,
+        PLACEMENT_VARIABLE: placement_text(plan),
         "MASTER_ADDR": plan.master_address,
-        "I_MPI_PIN": "0",  # ftcluster_train.bind does it, on each host by that host's own plan
-        "I_MPI_PORT_RANGE": "29600:29799",  # within what the firewall guards
+        **MPI_VARIABLES,
         "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
     }
     if plan.rank_user:  # the stack is not the account's to write
         env["PYTHONPYCACHEPREFIX"] = f"{plan.prefix}/cache"
-    if plan.backend == oneccl.BACKEND:
+    if plan.backend == CCL:
         env |= oneccl.variables()
-    if len(plan.hosts) > 1:
-        env |= _mesh(plan)
     argv = (
         f"{bin_dir}/mpirun",
         "-machinefile", f"{folder}/hostfile",  # -f fills the first host, whatever its count says
@@ -99,25 +73,27 @@ def render(
         python, "-m", "ftcluster_train.bind",
         *(program or (python, "-m", "ftcluster_train.rank", folder)),
     )  # fmt: skip
-    hostfile = "".join(f"{host.address}:{host.ranks}\n" for host in plan.hosts)
-    hosts = tuple((host.name, host.address) for host in plan.hosts)
-    ssh_config = _ssh_config(plan) if len(hosts) > 1 else ""
     return Launch(
-        argv=argv, env=env, hostfile=hostfile, hosts=hosts, ssh_config=ssh_config,
+        run_dir=folder,
+        argv=argv,
+        env=env | mesh_variables(ssh_config, plan.interface),
+        hostfile="".join(f"{host.address}:{host.ranks}\n" for host in plan.hosts),
+        hosts=tuple(Host(host.name, host.address) for host in plan.hosts),
+        ssh_config=ssh_config,
         stack=stack_link(plan),
-    )  # fmt: skip
+    )
 
 
 def placement_text(plan: LaunchPlan) -> str:
-    """What every rank gets, as `ftcluster_train.bind` reads it on the hosts.
+    """The placement of all ranks, which `ftcluster_train.bind` reads on the hosts.
 
-    Each kind of host stands there once, because a variable has a limit (128 KiB, MAX_ARG_STRLEN):
+    Hosts that are alike share an entry, because a variable has a limit (128 KiB, MAX_ARG_STRLEN):
 
         {"kinds": [{"env": {"LD_PRELOAD": "/usr/lib/..."}, "ranks":
             [{"cpus": "0-31", "threads": 31, "memory": [0]}, ...]}, ...],
          "hosts": [[0, 7], [1, 1]]}
 
-    says that seven hosts of the first kind come before one of the second.
+    are seven hosts of the first kind and then one of the second.
     """
     kinds: list[dict[str, Any]] = []
     hosts: list[list[int]] = []
@@ -140,85 +116,58 @@ def placement_text(plan: LaunchPlan) -> str:
 
 
 def _host_variables(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
-    """What the ranks of one host need and those of another may not."""
+    """Variables of the ranks of one host."""
     variables = {}
     if host.preload:
         variables["LD_PRELOAD"] = ":".join(host.preload)
     if host.openmp:
-        # else its threads poll for 200 ms after each product (OpenMP run-time's manual), and keep
-        # what communicates from the cores
+        # the default is to poll for 200 ms after each product (OpenMP run-time's manual), which
+        # keeps communication threads from the cores
         variables["KMP_BLOCKTIME"] = "1"
     if host.interface:
         variables["GLOO_SOCKET_IFNAME"] = host.interface
         if len(plan.hosts) > 1:
             variables["FI_TCP_IFACE"] = host.interface  # libfabric's, fi_tcp(7)
-    if plan.backend == oneccl.BACKEND:
+    if plan.backend == CCL:
         variables |= oneccl.host_variables([rank.workers for rank in host.placement])
     return variables
 
 
-def _ssh_config(plan: LaunchPlan) -> str:
-    return f"{plan.prefix}/mesh/ssh_config"
-
-
-def _mesh(plan: LaunchPlan) -> dict[str, str]:
-    """What makes Hydra start other hosts over the mesh (Intel MPI's manual, Hydra variables)."""
-    variables = {
-        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {_ssh_config(plan)}",
-        # the head starts every host itself: no other host has the key
-        "I_MPI_HYDRA_BRANCH_COUNT": "4096",
-    }
-    if plan.interface:
-        # else Hydra tells the hosts to call back at the head's name, which they may not know
-        variables["I_MPI_HYDRA_IFACE"] = plan.interface
-    return variables
-
-
-def as_shell(
-    launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = None, fetch: bool = True
-) -> str:
+def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = None) -> str:
     """The launch as a person would paste it into a shell on the head.
 
     Args:
         launch: what runs.
         plan: what it was made from.
-        job: what job.json shall hold; left out, nothing is prepared for the ranks.
-        fetch: whether each host fetches what the job names, as a training needs it.
+        job: the content of job.json; left out, nothing is prepared for the ranks.
     """
-    folder = shlex.quote(str(PurePosixPath(_hostfile(launch)).parent))
-    python = shlex.quote(f"{stack_bin(plan)}/python")
+    folder, hostfile = shlex.quote(launch.run_dir), shlex.quote(launch.hostfile_path)
+    python = shlex.quote(f"{launch.stack}/bin/python")
     user = f", as the user {plan.rank_user}" if plan.rank_user else ""
     lines = [
         f"# on {plan.hosts[0].name}{user}",
         *(["umask 077"] if job is not None else []),
         f"mkdir -p {folder}",
-        f"printf %s {shlex.quote(launch.hostfile)} > {shlex.quote(_hostfile(launch))}",
+        f"printf %s {shlex.quote(launch.hostfile)} > {hostfile}",
     ]
     if job is not None:
-        prepare = [f"{python} -m ftcluster_train.prepare {folder}"] if fetch else []
-        lines += [
-            f"printf %s {shlex.quote(json.dumps(job))} > {folder}/job.json",
-            *prepare,
-        ]
-        others = " ".join(shlex.quote(address) for _, address in launch.hosts[1:])
+        training = launch.script_ranks is None
+        prepare = [f"{python} -m ftcluster_train.prepare {folder}"] if training else []
+        lines += [f"printf %s {shlex.quote(json.dumps(job))} > {folder}/job.json", *prepare]
+        others = " ".join(shlex.quote(host.address) for host in launch.hosts[1:])
         if others:
             here = ["umask 077", f"mkdir -p {folder}", f"cat > {folder}/job.json", *prepare]
             there = shlex.quote(" && ".join(here))
             ssh = f"ssh -F {shlex.quote(launch.ssh_config)}"
             lines.append(f"for host in {others}; do {ssh} $host {there} < {folder}/job.json; done")
-    if plan.backend == oneccl.BACKEND:  # the supervisor sources it by itself
-        lines.append(f". {shlex.quote(stack_link(plan))}/lib/python3*/site-packages/{SETVARS}")
-    fetched = {"HF_HUB_OFFLINE": "1"} if job is not None and fetch else {}
-    variables = sorted({**launch.env, **fetched}.items())
+    if plan.backend == CCL:
+        lines.append(f". {shlex.quote(launch.stack)}/lib/python3*/site-packages/{SETVARS}")
+    on_head = head_variables(shlex.quote(launch.stack), "$PATH", "$port")
+    variables = launch.variables if job is not None else launch.env
     lines += [
         f"port=$({python} -c {shlex.quote(FREE_PORT)})",
-        f"env PATH={shlex.quote(stack_bin(plan))}:$PATH MASTER_PORT=$port \\",
-        *(f"  {key}={shlex.quote(value)} \\" for key, value in variables),
+        f"env {' '.join(f'{key}={value}' for key, value in on_head.items())} \\",
+        *(f"  {key}={shlex.quote(value)} \\" for key, value in sorted(variables.items())),
         f"  {shlex.join(launch.argv)}",
     ]
     return "\n".join(lines)
-
-
-def _hostfile(launch: Launch) -> str:
-    return launch.argv[launch.argv.index("-machinefile") + 1]

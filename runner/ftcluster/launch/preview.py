@@ -5,10 +5,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ftcluster.cluster.facts import ClusterFacts
-from ftcluster.launch.mpirun import Launch, as_shell
+from ftcluster.launch.mpirun import as_shell
 from ftcluster.planning.plan import HostPlan, LaunchPlan
 from ftcluster.text.host_names import short_names
 from ftcluster.text.table import aligned
+from ftcluster_common.launch import Launch
 
 HEAD = ("host", "rank", "CPUs", "threads", "memory", "samples", "allocator", "interface")
 
@@ -82,6 +83,6 @@ def as_document(run: str, plan: LaunchPlan, launch: Launch, facts: ClusterFacts)
             for host in plan.hosts
         ],
         "decisions": [vars(decision) for decision in plan.decisions],
-        "launch": launch.to_dict(),
+        "launch": launch.shown(),
         "facts": facts.to_dict(),
     }

@@ -8,13 +8,14 @@ from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.launch.follow import carry_out, failure
 from ftcluster.launch.hub_token import rank_variables
-from ftcluster.launch.mpirun import Launch, render, run_dir, stack_bin
+from ftcluster.launch.mpirun import render, run_dir, stack_bin
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.user_script.command import Script
 from ftcluster.user_script.files import Copied
 from ftcluster_common.job import ScriptJob
+from ftcluster_common.launch import Launch, label_pattern
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,8 @@ class ScriptRun:
             "folder": script_folder(self.plan, self.copied),
             "look": look,
         }
-        launch = self.launch.to_dict() | {"script": {"world_size": self.plan.world_size}}
         return {
-            "train_launch": launch,
+            "train_launch": self.launch.to_dict(),
             "train_job": self.job,
             "run_hub_token": self.hub_token,
             "run_script": document,
@@ -106,9 +106,10 @@ def render_script(plan: LaunchPlan, run: str, hub_token: bool = False) -> Launch
     program = (
         f"{stack_bin(plan)}/python", "-m", "ftcluster_train.script", "run", run_dir(plan, run)
     )  # fmt: skip
-    launch = render(plan, run, program, ("-prepend-pattern", f"[{run} %r] "))
+    launch = render(plan, run, program, ("-prepend-pattern", label_pattern(run)))
     token = rank_variables(run_dir(plan, run)) if hub_token else {}
-    return replace(launch, env=launch.env | _script_environment(plan) | token)
+    env = launch.env | _script_environment(plan) | token
+    return replace(launch, env=env, script_ranks=plan.world_size)
 
 
 def start_folder(plan: LaunchPlan, run: str, script: Script) -> str:

@@ -7,11 +7,12 @@ from typing import Any
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import Interrupted
 from ftcluster.launch.follow import carry_out, events_file, failure
-from ftcluster.launch.mpirun import Launch, run_dir
+from ftcluster.launch.mpirun import run_dir
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster_common.job import Job
+from ftcluster_common.launch import Launch
 from ftcluster_common.recipe import Recipe
 
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
-from ftcluster.planning.oneccl import BACKEND, WORKERS
+from ftcluster.planning.oneccl import WORKERS
 from ftcluster.stacks.catalog import Stack
+from ftcluster_common.launch import CCL
 from ftcluster_common.recipe import Recipe
 
 IPEX_FLAG = "avx512f"  # what IPEX's kernels for training are made for
@@ -92,13 +93,13 @@ def choose_backend(
                 _instead(having, stacks),
             )
         return asked, f"as recipe {recipe.name} says"
-    if stack.backends[0] != BACKEND:
+    if stack.backends[0] != CCL:
         return "gloo", "the collective backend that every torch for CPUs has"
     if world == 1:
         return "gloo", "not ccl: one rank alone has nothing to communicate"
     if cores <= WORKERS:
         return "gloo", "not ccl: a rank with one core has none to give to oneCCL's worker"
-    return BACKEND, f"the stack {stack.name} has oneccl_bind_pt, which it prefers"
+    return CCL, f"the stack {stack.name} has oneccl_bind_pt, which it prefers"
 
 
 def _instead(having: Sequence[str], stacks: Mapping[str, Stack]) -> str:

@@ -5,6 +5,7 @@ Each returns the value of a decision and its reason.
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.planning.placement import COMMUNICATION_FROM, SYSTEM_FROM, Layout
+from ftcluster_common.launch import RENDEZVOUS_PORTS
 
 Reason = tuple[str, str]
 
@@ -112,7 +113,7 @@ def interface(host: HostFacts, hosts: int) -> Reason:
 def meeting_point(facts: ClusterFacts) -> Reason:
     """Where ranks find each other."""
     return (
-        f"{facts.head.network_address}, a free port from 29550 on",
+        f"{facts.head.network_address}, a free port from {RENDEZVOUS_PORTS.start} on",
         f"{facts.head.name} is the head; the port is taken at the launch",
     )
 

@@ -8,7 +8,6 @@ where oneCCL's automatic choice has it too.
 
 from collections.abc import Sequence
 
-BACKEND = "ccl"
 WORKERS = 1  # of each rank
 
 

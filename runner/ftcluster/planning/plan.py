@@ -10,11 +10,12 @@ from ftcluster.planning import explain
 from ftcluster.planning.backends import choose_backend, choose_ipex, stack_of
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.memory import ModelSize
-from ftcluster.planning.oneccl import BACKEND, WORKERS
+from ftcluster.planning.oneccl import WORKERS
 from ftcluster.planning.placement import Layout, RankPlan, lay_out
 from ftcluster.planning.rank_counts import choose_counts, wish_of
 from ftcluster.stacks.catalog import Stack
 from ftcluster.text.host_names import short_names
+from ftcluster_common.launch import CCL
 from ftcluster_common.recipe import Recipe
 
 BF16_FLAG, AMX_FLAG = "avx512_bf16", "amx_bf16"
@@ -187,7 +188,7 @@ def plan(
     if problems.found or not ipex or not backend:
         raise problems.together()
 
-    workers = WORKERS if backend[0] == BACKEND else 0
+    workers = WORKERS if backend[0] == CCL else 0
     decided = _Decisions()
     hosts: list[HostPlan] = []
     before = 0  # ranks on the hosts before this one

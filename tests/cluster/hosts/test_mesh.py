@@ -101,7 +101,7 @@ def test_a_changed_host_key_is_refused_by_name(cluster: Cluster) -> None:
         refused = control.run("train", "quickstart", *TWO, "training.max_steps=2")
         assert refused.returncode == 1
         assert f"{OTHER} ({ADDRESS[OTHER]}): ssh from the head fails" in refused.stderr
-        assert "its host key is another one than at the last setup" in refused.stderr
+        assert "its host key has changed since the last setup" in refused.stderr
         assert "step " not in refused.stderr
         no_rank_is_left(cluster)
     finally:

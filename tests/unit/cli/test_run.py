@@ -12,7 +12,7 @@ from ftcluster.ansible.playbook import Outcome
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch import follow
-from ftcluster_train.launcher.mpi_output import label_pattern
+from ftcluster_common.launch import label_pattern
 from tests.unit.clusters import VM, cluster, host
 
 

@@ -17,9 +17,10 @@ SHOWN = "a\\x1b[2J\\x07\\x9b31m\nb\\x0dc\td\\x7f"
     "line",
     [
         "no json", "[]", "null", "{}", '{"event": []}', '{"event": "step"}', "[" * 100_000,
-        '{"event": "end", "state": {}, "seconds": 1}',
-        '{"event": "end", "state": "done", "seconds": true}',
-        '{"event": "error", "message": "x", "rank": "{{ 1 }}"}',
+        '{"event": "end", "state": {}, "exit_code": 0, "seconds": 1}',
+        '{"event": "end", "state": "done", "exit_code": 0, "seconds": true}',
+        '{"event": "end", "state": "done", "exit_code": 0}',
+        '{"event": "error", "message": "x", "hint": "", "host": "a", "rank": "{{ 1 }}"}',
         '{"event": "evaluation", "step": 1, "epoch": 1, "metrics": {"f1": "1"}}',
     ],
 )  # fmt: skip
@@ -36,8 +37,8 @@ def test_kinds_of_a_later_version_are_passed_on() -> None:
 
 def test_a_loss_that_is_no_number_any_more() -> None:
     line = (
-        '{"event": "step", "step": 1, "epoch": 0.5, "loss": NaN, "samples_per_second": 1.0, '
-        '"remaining_seconds": 0.0}'
+        '{"event": "step", "step": 1, "epoch": 0.5, "loss": NaN, "grad_norm": NaN, '
+        '"learning_rate": 0, "samples_per_second": 1.0, "remaining_seconds": 0.0}'
     )
     assert str(read_event_line(line.encode())["loss"]) == "nan"
 
@@ -53,5 +54,5 @@ def test_no_terminal_obeys_a_host() -> None:
 
 
 def test_what_a_users_own_script_prints_is_as_it_is() -> None:
-    output = {"event": "output", "stream": "stdout", "text": "50 %\r\x1b[1mdone"}
+    output = {"event": "output", "rank": 0, "stream": "stdout", "text": "50 %\r\x1b[1mdone"}
     assert read_event_line(json.dumps(output).encode()) == output

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from ftcluster.launch.mpirun import Launch, as_shell, render
+from ftcluster.launch.mpirun import as_shell, render
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
+from ftcluster_common.launch import Host, Launch, read_launch
 from ftcluster_train.bind import find_place
 from tests.unit.clusters import STACKS, VM, cluster, host
 
@@ -36,7 +37,7 @@ def test_other_hosts_are_started_over_the_mesh() -> None:
 
 def test_hosts_go_by_address_with_the_head_first() -> None:
     launch = launch_of_two(cores=16, numa_nodes=2)
-    assert launch.hosts == (("node1", "10.0.0.1"), ("node2", "10.0.0.2"))
+    assert launch.hosts == (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"))
     assert launch.hostfile == "10.0.0.1:2\n10.0.0.2:1\n"
     assert launch.argv[launch.argv.index("-n") + 1] == "3"
 
@@ -98,7 +99,7 @@ def test_a_head_whose_interface_is_not_known() -> None:
 def test_one_host_has_no_mesh() -> None:
     launch = render(plan(cluster(VM), RECIPE, STACKS), "r-1")
     assert launch.ssh_config == ""
-    assert launch.hosts == (("localhost", "127.0.0.1"),)
+    assert launch.hosts == (Host("localhost", "127.0.0.1"),)
     assert not any("HYDRA" in name for name in launch.env)
 
 
@@ -111,15 +112,11 @@ def test_ranks_of_one_host_meet_where_no_other_host_reaches_them() -> None:
     assert "10.0.0.1" not in json.dumps(launch.to_dict())
 
 
-def test_the_launch_as_the_supervisor_reads_it() -> None:
-    document = json.loads(json.dumps(launch_of_two().to_dict()))
-    assert document["hosts"] == [
-        {"name": "node1", "address": "10.0.0.1"},
-        {"name": "node2", "address": "10.0.0.2"},
-    ]
-    assert document["ssh_config"] == "/opt/ftcluster/mesh/ssh_config"
-    assert sorted(document) == ["argv", "env", "hostfile", "hosts", "ssh_config", "stack"]
-    assert document["stack"] == "/opt/ftcluster/current"
+def test_the_supervisor_reads_what_was_written(tmp_path: Path) -> None:
+    launch = replace(launch_of_two(), run_dir=str(tmp_path))
+    (tmp_path / "launch.json").write_text(json.dumps(launch.to_dict()))
+    assert read_launch(tmp_path) == launch
+    assert sorted(launch.shown()) == ["argv", "env", "hostfile", "hosts", "ssh_config", "stack"]
 
 
 def test_the_mesh_stands_in_what_a_person_pastes() -> None:

@@ -129,7 +129,7 @@ def test_the_program_runs_on_the_cores_of_the_plan() -> None:
     assert memory in ([0], None) or "its memory cannot be taken" in done.stderr
     assert environment["OMP_NUM_THREADS"] == environment["KMP_BLOCKTIME"] == "1"
     assert environment["RANK"] == "0"
-    assert bind.PLACEMENT not in environment
+    assert bind.PLACEMENT_VARIABLE not in environment
 
 
 def test_cores_that_are_not_allowed_are_said_in_one_line_and_survived() -> None:
@@ -165,9 +165,9 @@ def test_the_programs_exit_code_comes_through() -> None:
     assert "/no/such/program cannot be started: No such file or directory" in done.stderr
 
 
-@pytest.mark.parametrize("missing", [bind.PLACEMENT, "PMI_RANK"])
+@pytest.mark.parametrize("missing", [bind.PLACEMENT_VARIABLE, "PMI_RANK"])
 def test_a_launch_without_a_plan(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(bind.PLACEMENT, json.dumps(PLACEMENT))
+    monkeypatch.setenv(bind.PLACEMENT_VARIABLE, json.dumps(PLACEMENT))
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.delenv(missing)
     monkeypatch.setattr(sys, "argv", ["bind", "/bin/true"])

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ftcluster_common.launch import Host
 from ftcluster_train.launcher.host_watchdog import Connections, as_error
-from ftcluster_train.launcher.ssh_check import Host
 
 NODES = [Host("node1", "10.0.0.11"), Host("node2", "10.0.0.12")]
 FIELDS = "1 1 1 0 -1 0 0"  # proc(5) has more, between the state and the exit code
@@ -67,4 +67,4 @@ def test_the_error_says_which_host_and_what_to_do() -> None:
     error = as_error(NODES[1])
     assert error["host"] == "node2"
     assert error["message"].startswith("node2 (10.0.0.12) was lost")
-    assert "see that it is on" in error["hint"]
+    assert "ftcluster check" in error["hint"]

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from ftcluster_common.launch import label_pattern
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.launcher.mpi_output import (
+    FLUSH_SECONDS,
     LAST_LINES,
-    TELL_SECONDS,
+    MarkedLines,
     RankEnd,
     RankOutput,
-    Reports,
     Splitter,
     Stream,
-    label_pattern,
     read_end,
 )
 
@@ -82,9 +82,9 @@ ENDS = [RankEnd(3, "node2", 1), RankEnd(0, "node1", 137, "SIGKILL")]
 def test_what_is_for_the_supervisor_is_taken_out_wherever_it_is_cut() -> None:
     data = f"half a line{ENDS[0].line()}F FTC\n{ENDS[1].line()}FTCLUSTER".encode()
     for at in range(len(data) + 1):
-        reports = Reports()
-        first, second = reports.feed(data[:at]), reports.feed(data[at:])
-        assert first[0] + second[0] + reports.close() == b"half a lineF FTC\nFTCLUSTER"
+        marked = MarkedLines()
+        first, second = marked.feed(data[:at]), marked.feed(data[at:])
+        assert first[0] + second[0] + marked.close() == b"half a lineF FTC\nFTCLUSTER"
         assert [read_end(line) for line in first[1] + second[1]] == ENDS
 
 
@@ -137,10 +137,10 @@ def test_each_rank_has_a_log_of_both_streams(listener: Listener) -> None:
 def test_rank_0_is_told_on_by_and_by(listener: Listener) -> None:
     output = listener.output
     output.feed("stdout", f"{A}a{A}b{B}not told\n".encode())
-    output.tell_on()
+    output.flush()
     assert listener.told == []
-    listener.now = TELL_SECONDS
-    output.tell_on()
+    listener.now = FLUSH_SECONDS
+    output.flush()
     assert listener.told == [("stdout", "ab")]
     output.feed("stdout", f"{A}c\n".encode())
     output.feed("stderr", f"{A}d\n".encode())
@@ -168,18 +168,18 @@ def test_ends_and_errors_are_known_and_not_shown(listener: Listener) -> None:
     assert output.failure == RankEnd(1, "node2", 3)
     assert [error["message"] for error in output.errors] == ["no such core"]
     assert len(output.ends) == 3
-    assert output.last_words(1) == "bad"
+    assert output.last_lines(1) == "bad"
     output.close()
     assert listener.log("rank-0.log") == "fine\n"
 
 
-def test_last_words_are_lines_with_something_on_them(listener: Listener) -> None:
+def test_last_lines_are_lines_with_something_on_them(listener: Listener) -> None:
     many = "".join(f"{A}line {number}\n{A}\n" for number in range(100))
     listener.output.feed("stdout", f"{many}{A}\r1/3\r2/3\r3/3\r\n{A}the end".encode())
-    words = listener.output.last_words(0).splitlines()
+    words = listener.output.last_lines(0).splitlines()
     assert words[-3:] == ["line 99", "3/3", "the end"]
     assert len(words) == LAST_LINES
-    assert listener.output.last_words(7) == ""
+    assert listener.output.last_lines(7) == ""
 
 
 def test_a_rank_that_was_killed_together_with_its_parent(listener: Listener) -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ftcluster_common.launch import Host
 from ftcluster_train.launcher import ssh_check
-from ftcluster_train.launcher.ssh_check import Host, same_stack, unreachable
+from ftcluster_train.launcher.ssh_check import Refusal, refusals, same_stack
 
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
@@ -40,46 +41,30 @@ def hosts(count: int) -> list[Host]:
 
 
 def test_hosts_that_answer_are_no_problems(ssh: Path) -> None:
-    assert unreachable(hosts(3), "/opt/mesh/ssh_config") == []
+    assert refusals(hosts(3), "/opt/mesh/ssh_config") == []
     assert sorted((ssh / "calls").read_text().splitlines()) == [
         f"-F /opt/mesh/ssh_config 10.0.0.{n} true" for n in (1, 2, 3)
     ]
 
 
-def test_nobody_is_asked_where_there_is_no_other_host(ssh: Path) -> None:
-    assert unreachable([], "") == []
-    assert not (ssh / "calls").exists()
-
-
-def test_a_changed_host_key_says_what_to_do(ssh: Path) -> None:
-    (ssh / "10.0.0.1").write_text(CHANGED)
-    (problem,) = unreachable(hosts(2), "c")
-    assert problem.startswith("node1 (10.0.0.1): ssh from the head fails: its host key is another")
-    assert "run setup; if not, somebody may be answering in its place" in problem
-
-
-def test_all_hosts_that_fail_come_together_in_their_order(ssh: Path) -> None:
-    refused = "ssh: connect to host 10.0.0.3 port 22: Connection refused"
-    (ssh / "10.0.0.3").write_text(f"Warning: something else\n{refused}\r\n")
-    (ssh / "10.0.0.1").write_text("Permission denied (publickey).\r\n\n")
-    assert unreachable(hosts(3), "c") == [
-        "node1 (10.0.0.1): ssh from the head fails: Permission denied (publickey).",
-        f"node3 (10.0.0.3): ssh from the head fails: {refused}",
-    ]
-
-
-def test_a_failure_without_words(ssh: Path) -> None:
-    (ssh / "10.0.0.1").write_text("\n \n")
-    assert unreachable(hosts(1), "c") == [
-        "node1 (10.0.0.1): ssh from the head fails: without a word"
-    ]
-
-
-def test_a_host_that_says_nothing_is_given_up(ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_hosts_that_fail_come_together_in_their_order(
+    ssh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ssh_check, "PROBE_SECONDS", 0.5)
+    refused = "ssh: connect to host 10.0.0.3 port 22: Connection refused"
+    (ssh / "10.0.0.1").write_text(CHANGED)
     (ssh / "10.0.0.2.slow").touch()
-    assert unreachable(hosts(2)[1:], "c") == [
-        "node2 (10.0.0.2): ssh from the head got no answer in time"
+    (ssh / "10.0.0.3").write_text(f"Warning: something else\n{refused}\r\n")
+    (ssh / "10.0.0.4").write_text("\n \n")
+    everyone = hosts(5)
+    changed, late, *others = refusals(everyone, "c")
+    assert changed.host == everyone[0]
+    assert "its host key has changed" in changed.reason
+    assert "run ftcluster setup" in changed.reason
+    assert (late.host, "0.5 s" in late.reason) == (everyone[1], True)
+    assert others == [
+        Refusal(everyone[2], f"ssh from the head fails: {refused}", True),
+        Refusal(everyone[3], "ssh from the head fails: without output", True),
     ]
 
 
@@ -108,4 +93,11 @@ def test_another_node_package_is_told(tmp_path: Path) -> None:
     (stack / "wheels-node_agent.json").write_text('{"ours": "2"}')
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "its node package is another one than the head's: run ftcluster setup" in done.stderr
+    assert "its node package differs from the head's: run ftcluster setup" in done.stderr
+
+
+def test_a_head_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert refusals(hosts(1), "c") == [
+        Refusal(hosts(1)[0], "the head has no ssh; install an SSH client there", True)
+    ]

@@ -26,10 +26,10 @@ from ansible_collections.ftcluster.cluster.plugins.modules import (
     stack_link,
 )
 
+from ftcluster_common.launch import Launch
 from ftcluster_train.errors import TrainError
 from ftcluster_train.launcher import stack_lock
 from ftcluster_train.launcher.stack_lock import hold_stack
-from ftcluster_train.supervisor import by_real_path
 from tests.programs import NODE_PATH
 
 RUN = "quickstart-20260131-101500-7f3a"
@@ -257,23 +257,20 @@ def test_a_node_package_is_not_replaced_under_a_run(
 # --- the launch
 
 
-def test_a_launch_has_the_real_folder_and_a_script_its_words() -> None:
+def test_a_launch_by_the_real_folder_of_its_stack() -> None:
     link, real = "/opt/ft/current", Path("/opt/ft/stacks/native-1")
     placement = {"kinds": [{"env": {"LD_PRELOAD": f"{link}/lib/libiomp5.so"}}]}
-    launch = {
-        "stack": link,
-        "argv": [
-            f"{link}/bin/mpirun", "-n", "1", f"{link}/bin/python", "-m", "ftcluster_train.bind",
-            f"{link}/bin/python", "-m", "ftcluster_train.script", "run", "/x", f"{link}/bin/python",
-        ],
-        "env": {"FTCLUSTER_PLACEMENT": json.dumps(placement), "OTHER": "/opt/ft/currently/x"},
-    }  # fmt: skip
-    found = by_real_path(launch, real)
-    assert found["argv"] == [
-        f"{real}/bin/mpirun", "-n", "1", f"{real}/bin/python", "-m", "ftcluster_train.bind",
-        f"{real}/bin/python", "-m", "ftcluster_train.script", "run", "/x", f"{link}/bin/python",
-    ]  # fmt: skip
-    [kind] = json.loads(found["env"]["FTCLUSTER_PLACEMENT"])["kinds"]
+    found = Launch(
+        run_dir="/x",
+        argv=(f"{link}/bin/mpirun", "-n", "1", f"{link}/bin/python", "-m", "ftcluster_train.bind"),
+        env={"FTCLUSTER_PLACEMENT": json.dumps(placement), "OTHER": "/opt/ft/currently/x"},
+        hostfile="",
+        hosts=(),
+        ssh_config="",
+        stack=link,
+    ).with_stack(real)
+    python = f"{real}/bin/python"
+    assert found.argv == (f"{real}/bin/mpirun", "-n", "1", python, "-m", "ftcluster_train.bind")
+    [kind] = json.loads(found.env["FTCLUSTER_PLACEMENT"])["kinds"]
     assert kind["env"]["LD_PRELOAD"] == f"{real}/lib/libiomp5.so"
-    assert found["env"]["OTHER"] == "/opt/ft/currently/x"
-    assert found["stack"] == str(real)
+    assert (found.env["OTHER"], found.stack) == ("/opt/ft/currently/x", str(real))

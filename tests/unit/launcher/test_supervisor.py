@@ -7,19 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from ftcluster_train.errors import TrainError, error_line, read_error_line
-from ftcluster_train.supervisor import rank_environment, without_credentials
+from ftcluster_common.launch import Host, Launch
+from ftcluster_train.errors import TrainError, error_line
 from tests.programs import NODE_PATH
 
-NODES = [{"name": f"node{n}", "address": f"10.0.0.1{n}"} for n in (1, 2, 3)]
+NODES = [Host(f"node{n}", f"10.0.0.1{n}") for n in (1, 2, 3)]
 # ranks that do not end by themselves would cost a test all of the usual grace period
 IMPATIENT = (
     "import sys; from ftcluster_train import supervisor; "
-    "supervisor.GRACE_SECONDS = 1.0; sys.exit(supervisor.main())"
+    "supervisor.processes.GRACE_SECONDS = 1.0; sys.exit(supervisor.main())"
 )
 
 
@@ -37,13 +38,28 @@ def supervisor(
     )
 
 
-def launch(run_dir: Path, script: str, token: str = "", **mesh: object) -> None:
-    document = {
-        "argv": ["/bin/sh", "-c", script], "env": {"FTCLUSTER_RUN": run_dir.name},
-        "hostfile": "", "hosts": [], "ssh_config": "", **mesh,
-    }  # fmt: skip
-    (run_dir / "launch.json").write_text(json.dumps(document))
-    supervisor("start", run_dir, token=token)
+def launch(
+    run_dir: Path,
+    script: str,
+    token: str = "",
+    site_packages: str = "",
+    env: Mapping[str, str] | None = None,
+    hosts: Sequence[Host] = NODES[:1],
+    script_ranks: int | None = None,
+) -> None:
+    """Have the supervisor launch a shell script instead of mpirun."""
+    started = Launch(
+        run_dir=str(run_dir),
+        argv=("/bin/bash", "-c", script),
+        env={"FTCLUSTER_RUN": run_dir.name, **(env or {})},
+        hostfile="",
+        hosts=tuple(hosts),
+        ssh_config="/opt/mesh/ssh_config" if len(hosts) > 1 else "",
+        stack="/opt/ftcluster/current",
+        script_ranks=script_ranks,
+    )
+    (run_dir / "launch.json").write_text(json.dumps(started.to_dict()))
+    supervisor("start", run_dir, site_packages, token)
 
 
 def events(run_dir: Path) -> list[dict[str, object]]:
@@ -82,13 +98,6 @@ def ssh_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
     monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    folder = tmp_path / f"run-{os.getpid()}-{time.monotonic_ns()}"
-    folder.mkdir()
-    return folder
-
-
 def test_a_good_run_ends_done(run_dir: Path) -> None:
     launch(run_dir, "echo hello; env")
     end = until_end(run_dir)
@@ -118,6 +127,7 @@ def test_a_ranks_error_is_passed_on_and_the_other_ranks_are_ended(run_dir: Path)
 
 
 def test_stop_ends_everything_and_says_so(run_dir: Path) -> None:
+    assert supervisor("stop", run_dir).stdout.strip() == "not running"
     launch(run_dir, "trap '' TERM; setsid sleep 300 & sleep 300 & wait")
     deadline = time.monotonic() + 30
     while not processes_of(run_dir.name):
@@ -140,7 +150,7 @@ def test_a_host_that_the_mesh_does_not_reach_ends_the_run_before_a_rank_starts(
         "echo 'ssh: connect to host 10.0.0.12 port 22: Connection refused' >&2\n"
         "exit 255",
     )
-    launch(run_dir, f"touch {started}", hosts=NODES, ssh_config="/opt/mesh/ssh_config")
+    launch(run_dir, f"touch {started}", hosts=NODES)
     end = until_end(run_dir)
     assert (end["state"], end["exit_code"]) == ("failed", 1)
     errors = [event for event in events(run_dir) if event["event"] == "error"]
@@ -156,7 +166,7 @@ def test_stop_while_a_host_does_not_answer(
 ) -> None:
     started, pid = tmp_path / "started", tmp_path / "pid"
     ssh_on_path(tmp_path, monkeypatch, f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60")
-    launch(run_dir, f"touch {started}", hosts=NODES[:2], ssh_config="/opt/mesh/ssh_config")
+    launch(run_dir, f"touch {started}", hosts=NODES[:2])
     deadline = time.monotonic() + 30
     while not pid.exists():
         assert time.monotonic() < deadline, (run_dir / "supervisor.log").read_text()
@@ -174,30 +184,7 @@ def test_stop_while_a_host_does_not_answer(
     assert not started.exists()
 
 
-def test_a_head_without_ssh_says_so(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = tmp_path / "started"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    launch(run_dir, f": > {started}", hosts=NODES, ssh_config="/opt/mesh/ssh_config")
-    end = until_end(run_dir)
-    assert (end["state"], end["exit_code"]) == ("failed", 1)
-    errors = [event for event in events(run_dir) if event["event"] == "error"]
-    assert [(error["host"], error["message"]) for error in errors] == [
-        (name, f"{name} ({address}): the head has no ssh; install an SSH client there")
-        for name, address in (("node2", "10.0.0.12"), ("node3", "10.0.0.13"))
-    ]
-    assert not started.exists()
-
-
-def launch_with_ccl(run_dir: Path, script: str, site_packages: Path) -> None:
-    variables = {"FTCLUSTER_RUN": run_dir.name, "FTCLUSTER_BACKEND": "ccl", "CCL_WORKER_COUNT": "1"}
-    document = {
-        "argv": ["/bin/sh", "-c", script], "env": variables,
-        "hostfile": "", "hosts": [], "ssh_config": "",
-    }  # fmt: skip
-    (run_dir / "launch.json").write_text(json.dumps(document))
-    supervisor("start", run_dir, str(site_packages))
+CCL = {"FTCLUSTER_BACKEND": "ccl", "CCL_WORKER_COUNT": "1"}
 
 
 def test_ranks_get_the_environment_of_oneccl(run_dir: Path, tmp_path: Path) -> None:
@@ -207,18 +194,18 @@ def test_ranks_get_the_environment_of_oneccl(run_dir: Path, tmp_path: Path) -> N
     setvars.write_text(
         "export CCL_ROOT=/ccl CCL_WORKER_COUNT=9 LD_LIBRARY_PATH=/ccl/lib PATH=/ccl/bin:$PATH\n"
     )
-    launch_with_ccl(run_dir, "env", tmp_path)
+    launch(run_dir, "env", site_packages=str(tmp_path), env=CCL)
     assert until_end(run_dir)["state"] == "done"
     lines = (run_dir / "ranks.log").read_text().splitlines()
     assert {"CCL_ROOT=/ccl", "LD_LIBRARY_PATH=/ccl/lib"} < set(lines)
     assert "CCL_WORKER_COUNT=1" in lines  # the plan's word is above the script's
-    # mpirun's own folder, here /bin, stays before the binding's
-    assert any(line.startswith("PATH=/bin:/ccl/bin:") for line in lines)
+    # the stack's folder stays before the binding's
+    assert any(line.startswith(f"PATH={sys.prefix}/bin:/ccl/bin:") for line in lines)
 
 
 def test_a_run_with_ccl_on_a_stack_without_it(run_dir: Path, tmp_path: Path) -> None:
     started = tmp_path / "started"
-    launch_with_ccl(run_dir, f": > {started}", tmp_path)
+    launch(run_dir, f": > {started}", env=CCL)
     end = until_end(run_dir)
     assert (end["state"], end["exit_code"]) == ("failed", 1)
     error = events(run_dir)[-2]
@@ -227,33 +214,12 @@ def test_a_run_with_ccl_on_a_stack_without_it(run_dir: Path, tmp_path: Path) -> 
     assert not started.exists()
 
 
-def test_stop_before_start(run_dir: Path) -> None:
-    assert supervisor("stop", run_dir).stdout.strip() == "not running"
-
-
 def test_the_supervisor_outlives_its_starters_terminal(run_dir: Path) -> None:
     launch(run_dir, "sleep 300")
     pid = int((run_dir / "supervisor.pid").read_text())
     assert os.getsid(pid) != os.getsid(0)
     os.kill(pid, signal.SIGTERM)
     assert until_end(run_dir)["state"] == "stopped"
-
-
-def test_other_lines_are_no_errors() -> None:
-    assert read_error_line("[0] hello") is None
-    assert read_error_line("FTCLUSTER-ERROR {broken") is None
-
-
-def test_the_environment_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    monkeypatch.setenv("HF_HOME", "/cache")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
-    found = rank_environment({"OMP_NUM_THREADS": "4"}, Path("/stack/bin"))
-    assert "AWS_SECRET_ACCESS_KEY" not in found
-    assert found["HF_HOME"] == "/cache"
-    assert found["MLFLOW_TRACKING_URI"] == "http://tracking:5000"
-    assert found["PATH"].startswith("/stack/bin:")
-    assert 1024 <= int(found["MASTER_PORT"]) <= 65535
 
 
 def test_other_users_can_read_nothing_of_a_run(run_dir: Path) -> None:
@@ -268,7 +234,6 @@ def test_other_users_can_read_nothing_of_a_run(run_dir: Path) -> None:
     assert [path for path in left if path.stat().st_mode & 0o027] == []
 
 
-MESH = {"hosts": NODES, "ssh_config": "/opt/mesh/ssh_config"}
 # keeps what it is called with and what it is given, as the other hosts would
 HOSTS = 'echo "$@" >> "{folder}/argv"; cat >> "{folder}/$3.stdin"'
 
@@ -278,13 +243,15 @@ def test_ranks_have_the_token_for_as_long_as_they_run(
 ) -> None:
     ssh_on_path(tmp_path, monkeypatch, HOSTS.format(folder=tmp_path))
     file = run_dir / "hub_token"
-    launch(run_dir, f"stat -c %a {file}; cat {file}; env; echo; ps -ef", token="hf_s3cret", **MESH)
+    launch(
+        run_dir, f"stat -c %a {file}; cat {file}; env; echo; ps -ef", token="hf_s3cret", hosts=NODES
+    )
     assert until_end(run_dir)["state"] == "done"
     said = (run_dir / "ranks.log").read_text()
     assert said.startswith("600\nhf_s3cret")
     assert said.count("hf_s3cret") == 1, "in the file, not in the environment nor in arguments"
     for host in NODES[1:]:
-        assert (tmp_path / f"{host['address']}.stdin").read_text() == "hf_s3cret"
+        assert (tmp_path / f"{host.address}.stdin").read_text() == "hf_s3cret"
     asked = (tmp_path / "argv").read_text()
     assert asked.count(f"umask 077 && cat > {file}\n") == 2
     assert asked.count(f"rm -f {file}\n") == 2
@@ -304,7 +271,7 @@ def test_a_token_of_a_supervisor_that_was_killed_goes_with_stop_and_sweep(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ssh_on_path(tmp_path, monkeypatch, HOSTS.format(folder=tmp_path))
-    launch(run_dir, "sleep 300", token="hf_s3cret", **MESH)
+    launch(run_dir, "sleep 300", token="hf_s3cret", hosts=NODES)
     wait_for(run_dir / "ranks.log")
     os.kill(int((run_dir / "supervisor.pid").read_text()), signal.SIGKILL)
     assert (run_dir / "hub_token").exists()
@@ -324,7 +291,7 @@ def test_a_host_that_cannot_take_the_token_ends_the_run_before_a_rank_starts(
     started = tmp_path / "started"
     full = "case $* in *10.0.0.13*cat*) echo 'No space left on device' >&2; exit 1;; esac"
     ssh_on_path(tmp_path, monkeypatch, full)
-    launch(run_dir, f"touch {started}", token="hf_s3cret", **MESH)
+    launch(run_dir, f"touch {started}", token="hf_s3cret", hosts=NODES)
     assert until_end(run_dir)["state"] == "failed"
     [error] = [event for event in events(run_dir) if event["event"] == "error"]
     assert error["host"] == "node3"
@@ -338,18 +305,3 @@ def wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def test_credentials_of_this_host_are_not_sent_to_others() -> None:
-    environment = {
-        "HF_TOKEN": "a", "HF_HOME": "/b", "HF_TOKEN_PATH": "/c", "MLFLOW_TRACKING_PASSWORD": "d",
-        "MLFLOW_TRACKING_URI": "e", "https_proxy": "http://me:f@proxy", "http_proxy": "http://g",
-    }  # fmt: skip
-    argv = ["/stack/bin/mpirun", "-n", "2", "python"]
-    assert without_credentials(argv, environment, {"OMP_NUM_THREADS": "1"}) == [
-        "/stack/bin/mpirun", "-genvexcl", "HF_TOKEN,MLFLOW_TRACKING_PASSWORD,https_proxy",
-        "-n", "2", "python",
-    ]  # fmt: skip
-    assert without_credentials(argv, {"HF_HOME": "/b"}, {}) == argv
-    # an empty one of the launch, which hides those of the hosts, has to get there
-    assert without_credentials(argv, {"HF_TOKEN": ""}, {"HF_TOKEN": ""}) == argv

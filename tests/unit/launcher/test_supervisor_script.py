@@ -1,30 +1,21 @@
 """The supervisor with a user's script; a shell script stands in for mpirun and labels lines."""
 
 import json
-import os
 import time
 from pathlib import Path
 
-import pytest
-
 from ftcluster_train.launcher.mpi_output import RankEnd
-from tests.unit.launcher.test_supervisor import events, processes_of, supervisor, until_end
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    folder = tmp_path / f"run-{os.getpid()}-{time.monotonic_ns()}"
-    folder.mkdir()
-    return folder
+from tests.unit.launcher import test_supervisor
+from tests.unit.launcher.test_supervisor import (
+    events,
+    processes_of,
+    supervisor,
+    until_end,
+)
 
 
 def launch(run_dir: Path, script: str, world_size: int = 2) -> None:
-    document = {
-        "argv": ["/bin/bash", "-c", script], "env": {"FTCLUSTER_RUN": run_dir.name},
-        "hostfile": "", "hosts": [], "ssh_config": "", "script": {"world_size": world_size},
-    }  # fmt: skip
-    (run_dir / "launch.json").write_text(json.dumps(document))
-    supervisor("start", run_dir)
+    test_supervisor.launch(run_dir, script, script_ranks=world_size)
 
 
 def say(run_dir: Path, rank: int, text: str) -> str:
@@ -80,7 +71,7 @@ def test_the_exit_code_of_the_rank_that_failed_first(run_dir: Path) -> None:
     assert (end["state"], end["exit_code"]) == ("failed", 3)
     [error] = errors(run_dir)
     assert (error["rank"], error["host"]) == (1, "node1")
-    assert error["message"] == "ended with exit code 3; it last said:\ncannot read x"
+    assert error["message"] == "ended with exit code 3; its last output:\ncannot read x"
     assert str(error["hint"]).endswith("/logs/rank-1.log")
 
 
@@ -91,7 +82,7 @@ def test_a_rank_that_failed_ends_those_that_would_wait_for_it(run_dir: Path) -> 
     assert (end["state"], end["exit_code"]) == ("failed", 137)
     assert time.monotonic() - began < 20
     [error] = errors(run_dir)
-    assert error["message"] == "was killed by signal 9 (SIGKILL) without a word"
+    assert error["message"] == "was killed by signal 9 (SIGKILL) without output"
     assert "memory is short" in str(error["hint"])
     assert processes_of(run_dir.name) == []
 

@@ -31,14 +31,20 @@ def told(run_dir: Path) -> list[dict[str, Any]]:
     ]
 
 
+START = {
+    "world_size": 2, "threads_per_rank": 1, "backend": "gloo", "precision": "fp32", "ipex": False,
+    "train_samples": 80, "parameters": 9,
+}  # fmt: skip
+
+
 def test_a_step_has_what_is_left_and_the_report_has_trainers_names(tmp_path: Path) -> None:
     noted = Noted()
     tell = Tell(EventWriter(tmp_path), Reports({"noted": noted}, print))
-    tell.start(40, 10, world_size=2)
+    tell.start(40, 10, **START)
     tell.step(10, loss=0.5, norm=1.5, rate=1e-4, samples=320, seconds=5.0)
     tell.evaluation(10, {"accuracy": 0.9})
     assert told(tmp_path) == [
-        {"event": "start", "steps": 40, "epochs": 4.0, "world_size": 2},
+        {"event": "start", "steps": 40, "epochs": 4.0, **START},
         {
             "event": "step", "step": 10, "loss": 0.5, "grad_norm": 1.5, "learning_rate": 1e-4,
             "epoch": 1.0, "samples_per_second": 64.0, "remaining_seconds": 15.0,

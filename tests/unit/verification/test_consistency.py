@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from ftcluster_train.launcher.ssh_check import Host
+from ftcluster_common.finding import Finding
+from ftcluster_common.launch import Host
 from ftcluster_train.verification.consistency import (
     at_work,
     compare,
@@ -11,7 +12,6 @@ from ftcluster_train.verification.consistency import (
     promise,
     rows,
 )
-from ftcluster_train.verification.findings import Finding
 
 HOSTS = (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))
 PACKAGES = {"torch": "2.8.0+cpu", "transformers": "4.57.0", "ftcluster-train": "0.1.0"}

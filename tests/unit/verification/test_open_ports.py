@@ -8,7 +8,7 @@ import pytest
 from ansible_collections.ftcluster.cluster.plugins.action import prove
 from ansible_collections.ftcluster.cluster.plugins.filter.proof_table import guard
 
-from ftcluster_train.launcher.ssh_check import Host
+from ftcluster_common.launch import Host
 from ftcluster_train.verification.consistency import strangers
 from ftcluster_train.verification.open_ports import take_calls
 

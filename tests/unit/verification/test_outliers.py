@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster_train.verification.findings import Finding
+from ftcluster_common.finding import Finding
 from ftcluster_train.verification.outliers import NAMED, relative_speeds, slow_links, stragglers
 
 XEON, OTHER_XEON = "Intel(R) Xeon(R) Platinum 8488C", "Intel(R) Xeon(R) Platinum 8375C"

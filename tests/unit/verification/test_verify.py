@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from ftcluster_train import supervisor, verify
-from ftcluster_train.launcher.ssh_check import Host, Refusal
-from ftcluster_train.verification.findings import Finding
-from ftcluster_train.verify import Request, launch, mesh_environment, unfit_hosts
+from ftcluster_common.finding import Finding
+from ftcluster_common.launch import Host
+from ftcluster_train import verify
+from ftcluster_train.launcher import rank_environment
+from ftcluster_train.launcher.ssh_check import Refusal
+from ftcluster_train.verify import Request, launch, unfit_hosts
 from tests.programs import NODE_PATH
 
 HOSTS = (Host("node1", "127.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))
@@ -52,14 +54,6 @@ def test_a_request_comes_as_json() -> None:
     assert Request.read(json.dumps(text)) == REQUEST
     more = Request.read(json.dumps({**text, "measure": True, "cores": {"node1": 32}}))
     assert (more.measure, more.cores) == (True, {"node1": 32})
-
-
-def test_hydra_uses_the_mesh_where_there_is_one() -> None:
-    assert mesh_environment("", "eth0") == {}
-    found = mesh_environment("/mesh/ssh_config", "eth0")
-    assert found["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] == "-F /mesh/ssh_config"
-    assert found["I_MPI_HYDRA_IFACE"] == "eth0"
-    assert "I_MPI_HYDRA_IFACE" not in mesh_environment("/mesh/ssh_config", "")
 
 
 def test_a_rank_that_says_nothing_is_named_with_mpiruns_words(bin_dir: Path) -> None:
@@ -177,7 +171,7 @@ def test_a_head_without_a_free_port_is_a_problem_of_the_head(
     with socket.socket() as taken:
         taken.bind(("", 0))
         port = taken.getsockname()[1]
-        monkeypatch.setattr(supervisor, "PORTS", range(port, port + 1))
+        monkeypatch.setattr(rank_environment, "RENDEZVOUS_PORTS", range(port, port + 1))
         assert verify.main() == 1
     [problem] = json.loads(capsys.readouterr().out)["problems"]
     assert (problem["host"], problem["kind"]) == ("node1", "network")

@@ -15,9 +15,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from ftcluster_common.launch import BACKEND_VARIABLE, CCL
 from ftcluster_train.errors import TrainError
 
-BACKEND = "ccl"
 MODULE = "oneccl_bindings_for_pytorch"
 SETVARS = Path("env/setvars.sh")
 SETVARS_SECONDS = 60
@@ -89,7 +89,7 @@ def variables_for(launch: Mapping[str, str], path: str) -> dict[str, str]:
     Raises:
         TrainError: as `find_setvars` and `sourced_variables`.
     """
-    if launch.get("FTCLUSTER_BACKEND") != BACKEND:
+    if launch.get(BACKEND_VARIABLE) != CCL:
         return {}
     return sourced_variables(find_setvars(), path)
 

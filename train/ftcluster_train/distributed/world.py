@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ftcluster_common.launch import BACKEND_VARIABLE, CCL
 from ftcluster_train.distributed import oneccl
 from ftcluster_train.distributed.connectivity import listen
 from ftcluster_train.errors import TrainError
@@ -48,8 +49,8 @@ def join_world() -> World:
         rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
     except KeyError:
         raise TrainError("PMI_RANK is not set", "start the ranks with mpirun") from None
-    backend = os.environ.get("FTCLUSTER_BACKEND", "gloo")
-    if backend == oneccl.BACKEND:
+    backend = os.environ.get(BACKEND_VARIABLE, "gloo")
+    if backend == CCL:
         oneccl.register()
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = int(os.environ.get("MASTER_PORT", DEFAULT_PORT))

@@ -1,14 +1,16 @@
-"""What the supervisor makes of the words of the ranks: of a training, and of a user's script.
+"""Reads mpirun's output during a run: of a training, and of a user's script.
 
-Standard library only: the supervisor uses it.
+Standard library only.
 """
 
 import contextlib
 import socket
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from ftcluster_common.launch import Launch
 from ftcluster_train.errors import read_error_line
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.launcher.mpi_output import RankEnd, RankOutput, Stream
@@ -21,38 +23,51 @@ class Ending:
     """How a run ended.
 
     Attributes:
-        state: done or failed.
+        state: done, failed or stopped.
         exit_code: mpirun's, or that of the script of the rank that failed first.
         errors: for each event `error` its fields.
+        seconds: from the launch to the end of the last rank; 0 where no rank was started.
     """
 
     state: str
     exit_code: int
     errors: list[dict[str, Any]]
+    seconds: float = 0.0
 
 
-class Watch(Protocol):
-    """Takes what mpirun says while it runs, and knows afterwards how the run ended."""
+class Watch(ABC):
+    """Reads what mpirun and the ranks write, and knows afterwards how the run ended."""
 
     @property
+    @abstractmethod
     def over(self) -> bool:
-        """Whether ranks that are still there should be ended after a grace period."""
+        """Whether ranks that are still running should be ended after a grace period."""
 
+    @abstractmethod
     def feed(self, stream: Stream, data: bytes) -> None:
-        """Take what mpirun has said."""
+        """Take a piece of mpirun's output."""
 
-    def pause(self) -> None:
+    def pause(self) -> None:  # noqa: B027
         """Nothing has come for a moment."""
 
+    @abstractmethod
     def close(self) -> None:
         """Nothing more will come."""
 
+    @abstractmethod
     def ending(self, exit_code: int) -> Ending:
         """How the run ended, given mpirun's exit code."""
 
 
-class TrainingWatch:
-    """Ranks of ftcluster's own: their words go to ranks.log; errors are lines that they mark."""
+def watch_of(launch: Launch, events: EventWriter) -> Watch:
+    """The watch of this kind of launch."""
+    if launch.script_ranks is None:
+        return _TrainingWatch(Path(launch.run_dir))
+    return _ScriptWatch(launch, events, launch.script_ranks)
+
+
+class _TrainingWatch(Watch):
+    """A training: the ranks' output goes to ranks.log; lines with a marker are errors."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "ranks.log"
@@ -63,22 +78,16 @@ class TrainingWatch:
 
     @property
     def over(self) -> bool:
-        """See Watch; the others wait for the rank that has failed in a collective."""
-        return bool(self._errors)
+        return bool(self._errors)  # the others wait in a collective for the rank that has failed
 
     def feed(self, _stream: Stream, data: bytes) -> None:
-        """See Watch."""
         with contextlib.suppress(OSError):  # disk full
             self._log.write(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._take(line)
 
-    def pause(self) -> None:
-        """See Watch."""
-
     def close(self) -> None:
-        """See Watch."""
         self._take(self._rest)
         self._log.close()
 
@@ -90,89 +99,73 @@ class TrainingWatch:
             self._errors.append(error)
 
     def ending(self, exit_code: int) -> Ending:
-        """See Watch."""
         if exit_code == 0 and not self._errors:
             return Ending("done", 0, [])
-        words = "\n".join(self._lines)
-        return Ending(
-            "failed", exit_code, self._errors or [_mpirun_failed(exit_code, words, str(self._path))]
-        )
+        last = "\n".join(self._lines)
+        errors = self._errors or [_mpirun_failed(exit_code, last, str(self._path))]
+        return Ending("failed", exit_code, errors)
 
 
-class ScriptWatch:
-    """A user's script on every rank: see `RankOutput`; rank 0's words become events.
+class _ScriptWatch(Watch):
+    """A user's script: each rank has a log; rank 0's output becomes events. See `RankOutput`."""
 
-    Args:
-        run_dir: the run's folder on the head.
-        run: the run's id.
-        world_size: number of ranks.
-        events: where to tell.
-        head: the inventory's name of this host, or "" where it is the only one.
-    """
-
-    def __init__(
-        self, run_dir: Path, run: str, world_size: int, events: EventWriter, head: str = ""
-    ) -> None:
-        self._logs = run_dir / "logs"
-        self._where = f"{head}:{self._logs}" if head else str(self._logs)
-        self._world_size = world_size
+    def __init__(self, launch: Launch, events: EventWriter, ranks: int) -> None:
+        logs = Path(launch.run_dir) / "logs"
+        self._where = f"{launch.hosts[0].name}:{logs}" if len(launch.hosts) > 1 else str(logs)
+        self._ranks = ranks
         self._events = events
-        self._output = RankOutput(self._logs, run, self._tell)
+        self._output = RankOutput(logs, launch.run, self._write_output)
 
     @property
     def over(self) -> bool:
-        """See Watch; mpirun also waits for what a script has left in the background."""
+        # mpirun also waits for processes that a script has left in the background
         output = self._output
-        return bool(output.failure or output.errors) or len(output.ends) >= self._world_size
+        return bool(output.failure or output.errors) or len(output.ends) >= self._ranks
 
     def feed(self, stream: Stream, data: bytes) -> None:
-        """See Watch."""
         self._output.feed(stream, data)
-        self._output.tell_on()
+        self._output.flush()
 
     def pause(self) -> None:
-        """See Watch."""
-        self._output.tell_on()
+        self._output.flush()
 
     def close(self) -> None:
-        """See Watch."""
         self._output.close()
 
-    def _tell(self, stream: Stream, text: str) -> None:
+    def _write_output(self, stream: Stream, text: str) -> None:
         with contextlib.suppress(OSError):  # disk full
             self._events.write("output", rank=0, stream=stream, text=text)
 
     def ending(self, exit_code: int) -> Ending:
-        """See Watch."""
         output = self._output
-        if output.errors:  # of what starts the script
+        if output.errors:  # of the process that starts the script
             return Ending("failed", exit_code or 1, output.errors)
         failure = output.failure or output.killed()
         if failure:
             return Ending("failed", failure.code, [self._failed(failure)])
-        if exit_code == 0 or len(output.ends) >= self._world_size:
+        if exit_code == 0 or len(output.ends) >= self._ranks:
             return Ending("done", 0, [])
-        # mpirun by itself, or a rank before its script began
-        words = next(filter(None, map(output.last_words, (None, *output.heard))), "")
-        return Ending("failed", exit_code, [_mpirun_failed(exit_code, words, self._where)])
+        # mpirun itself failed, or a rank before its script began
+        last = next(filter(None, map(output.last_lines, (None, *output.heard))), "")
+        return Ending("failed", exit_code, [_mpirun_failed(exit_code, last, self._where)])
 
     def _failed(self, failure: RankEnd) -> dict[str, Any]:
-        words = self._output.last_words(failure.rank)
-        said = f"; it last said:\n{words}" if words else " without a word"
-        memory = "that is what Linux does where memory is short; "
+        last = self._output.last_lines(failure.rank)
+        output = f"; its last output:\n{last}" if last else " without output"
+        memory = "Linux does so when memory is short; " if failure.signal == "SIGKILL" else ""
+        log = f"{self._where}/rank-{failure.rank}.log"
         return {
-            "message": f"{failure.words}{said}",
-            "hint": f"{memory if failure.signal == 'SIGKILL' else ''}all that it said is in "
-            f"{self._where}/rank-{failure.rank}.log",
+            "message": f"{failure.words}{output}",
+            "hint": f"{memory}its whole output is in {log}",
             "host": failure.host,
             "rank": failure.rank,
         }
 
 
-def _mpirun_failed(exit_code: int, words: str, log: str) -> dict[str, Any]:
+def _mpirun_failed(exit_code: int, last: str, log: str) -> dict[str, Any]:
     return {
-        "message": f"mpirun ended with exit code {exit_code}; it last said:\n{words}",
-        "hint": f"everything the ranks said is in {log}",
+        "message": f"mpirun ended with exit code {exit_code}; its last output:\n{last}",
+        "hint": f"the ranks' whole output is in {log}",
         "host": socket.gethostname(),
         "rank": None,
     }

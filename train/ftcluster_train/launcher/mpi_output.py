@@ -1,15 +1,15 @@
-"""What the ranks of a script say: mpirun's one stream taken apart, kept a rank and told on.
+"""Takes mpirun's output stream apart: a log for each rank, and what the supervisor needs of it.
 
-mpirun reads the ranks in pieces, and puts a label in front of each piece and each line of it, so
-that labels also stand in the middle of lines and pieces of several ranks in one line (MPICH's
-Hydra, which Intel MPI's mpirun is made from, does so for -l and -prepend-pattern alike; seen with
-Intel MPI 2021.18). A label with the run's name in it cannot be mistaken for a script's own `[1] `.
-
-Standard library only: the supervisor uses it.
+mpirun reads the ranks' output in pieces, and puts a label in front of each piece and of each line
+in it, so that labels also occur in the middle of lines, and pieces of several ranks in one line
+(MPICH's Hydra, which Intel MPI's mpirun is made from, does so for -l and -prepend-pattern alike;
+seen with Intel MPI 2021.18). The label has the run's id, so a script's own `[1] ` is not mistaken
+for one. Standard library only.
 """
 
 import codecs
 import contextlib
+import itertools
 import json
 import re
 import signal
@@ -25,11 +25,11 @@ Stream = Literal["stdout", "stderr"]
 
 END_MARKER = "FTCLUSTER-RANK "
 MARKERS = (END_MARKER.encode(), MARKER.encode())
-TELL_SECONDS = 0.2  # rank 0's words are told on this often, not write by write
-TELL_CHARACTERS = 65536
-LAST_BYTES = 8192  # kept of each rank for its last words
+FLUSH_SECONDS = 0.2  # rank 0's output is handed on this often, not write by write
+FLUSH_CHARACTERS = 65536
+LAST_BYTES = 8192  # kept of each rank for `last_lines`
 LAST_LINES = 15
-# the banner of mpirun for a rank that was killed together with what started it
+# mpirun's message about a rank that was killed together with the process that started it
 BANNER = re.compile(r"RANK (\d+) PID \d+ RUNNING AT (\S+)\s+=\s+KILLED BY SIGNAL: (\d+)")
 
 
@@ -38,7 +38,7 @@ class RankEnd:
     """How one rank's script ended.
 
     Attributes:
-        rank: which one.
+        rank: from 0.
         host: the host's own name.
         code: its exit code; 128+n after signal n.
         signal: the signal's name, or "".
@@ -61,13 +61,8 @@ class RankEnd:
         return f"ended with exit code {self.code}"
 
 
-def label_pattern(run: str) -> str:
-    """What mpirun's -prepend-pattern gets; mpirun puts the rank for %r."""
-    return f"[{run} %r] "
-
-
 class Splitter:
-    """Takes mpirun's output apart, however it was cut into pieces.
+    """Separates the output of the ranks, however it was cut into pieces.
 
     Args:
         run: the run's id, which is in the labels.
@@ -80,7 +75,7 @@ class Splitter:
         self._held = b""
 
     def feed(self, data: bytes) -> list[tuple[int | None, bytes]]:
-        """Whose is what, in order; None is mpirun itself. What may be half a label waits."""
+        """(rank, text) in order; rank None is mpirun itself. What may be half a label is held."""
         data = self._held + data
         pieces: list[tuple[int | None, bytes]] = []
         at = 0
@@ -94,7 +89,7 @@ class Splitter:
         return pieces
 
     def close(self) -> list[tuple[int | None, bytes]]:
-        """What has waited for the rest of a label that did not come."""
+        """What was held for the rest of a label."""
         pieces: list[tuple[int | None, bytes]] = []
         self._take(self._held, pieces)
         self._held = b""
@@ -117,14 +112,14 @@ class Splitter:
         return len(part) if begun or self._head.startswith(part) else 0
 
 
-class Reports:
-    """Takes the lines out of a rank's output that are meant for the supervisor."""
+class MarkedLines:
+    """Takes the lines for the supervisor out of a rank's output."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, data: bytes) -> tuple[bytes, list[str]]:
-        """The rank's own words, and whole lines for the supervisor."""
+        """The rank's other output, and whole lines for the supervisor."""
         data = self._held + data
         own, lines = b"", []
         while True:
@@ -142,7 +137,7 @@ class Reports:
         return own + data[:cut], lines
 
     def close(self) -> bytes:
-        """What has waited for the rest of a line that did not come."""
+        """What was held for the rest of a line."""
         held, self._held = self._held, b""
         return held
 
@@ -165,12 +160,12 @@ def read_end(line: str) -> RankEnd | None:
 
 
 class RankOutput:
-    """Keeps what each rank says in logs/rank-N.log, and tells on what rank 0 says.
+    """Writes each rank's output to logs/rank-N.log, and hands on that of rank 0.
 
     Args:
         logs: the folder for the logs.
         run: the run's id.
-        tell: called with stream and text of rank 0.
+        write: called with stream and text of rank 0.
         clock: seconds.
     """
 
@@ -178,13 +173,13 @@ class RankOutput:
         self,
         logs: Path,
         run: str,
-        tell: Callable[[Stream, str], None],
+        write: Callable[[Stream, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ends: list[RankEnd] = []
         self.errors: list[dict[str, object]] = []
         self._logs = logs
-        self._tell = tell
+        self._write = write
         self._clock = clock
         self._splitters: dict[Stream, Splitter] = {
             "stdout": Splitter(run),
@@ -195,10 +190,10 @@ class RankOutput:
             "stdout": decoder("replace"),
             "stderr": decoder("replace"),
         }
-        self._reports: dict[tuple[int | None, Stream], Reports] = {}
+        self._marked: dict[tuple[int | None, Stream], MarkedLines] = {}
         self._last: dict[int | None, bytes] = {}
-        self._untold: list[tuple[Stream, str]] = []
-        self._told = clock()
+        self._pending: list[tuple[Stream, str]] = []
+        self._flushed = clock()
         logs.mkdir(exist_ok=True)
 
     @property
@@ -208,70 +203,64 @@ class RankOutput:
 
     @property
     def heard(self) -> list[int]:
-        """The ranks that have said something."""
+        """The ranks that have written something."""
         return sorted(rank for rank in self._last if rank is not None)
 
     def feed(self, stream: Stream, data: bytes) -> None:
-        """Take what mpirun has said."""
-        self._keep(stream, self._splitters[stream].feed(data))
+        """Take a piece of mpirun's output."""
+        self._take(stream, self._splitters[stream].feed(data))
 
-    def tell_on(self, at_once: bool = False) -> None:
-        """Tell what rank 0 has said since the last time, if that is some time ago."""
+    def flush(self, at_once: bool = False) -> None:
+        """Hand on rank 0's output, unless that was done a moment ago."""
         now = self._clock()
-        size = sum(len(text) for _, text in self._untold)
-        due = at_once or now - self._told >= TELL_SECONDS or size >= TELL_CHARACTERS
-        if not due or not self._untold:
+        size = sum(len(text) for _, text in self._pending)
+        due = at_once or now - self._flushed >= FLUSH_SECONDS or size >= FLUSH_CHARACTERS
+        if not due or not self._pending:
             return
-        self._told = now
-        untold, self._untold = self._untold, []
-        for stream, text in _joined(untold):
-            for start in range(0, len(text), TELL_CHARACTERS):
-                self._tell(stream, text[start : start + TELL_CHARACTERS])
+        self._flushed = now
+        for stream, group in itertools.groupby(self._pending, key=lambda piece: piece[0]):
+            text = "".join(text for _, text in group)
+            for start in range(0, len(text), FLUSH_CHARACTERS):
+                self._write(stream, text[start : start + FLUSH_CHARACTERS])
+        self._pending = []
 
     def close(self) -> None:
         """Nothing more will come."""
         for stream, splitter in self._splitters.items():
-            self._keep(stream, splitter.close())
-        for (rank, stream), reports in self._reports.items():
-            self._words(rank, stream, reports.close())
+            self._take(stream, splitter.close())
+        for (rank, stream), marked in self._marked.items():
+            self._log(rank, stream, marked.close())
         for stream, decoder in self._decoders.items():
             rest = decoder.decode(b"", final=True)
             if rest:
-                self._untold.append((stream, rest))
-        self.tell_on(at_once=True)
+                self._pending.append((stream, rest))
+        self.flush(at_once=True)
 
-    def last_words(self, rank: int | None) -> str:
+    def last_lines(self, rank: int | None) -> str:
         """The last lines of a rank, or of mpirun itself; of a progress bar its last state."""
         text = self._last.get(rank, b"").decode(errors="replace")
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
         return "\n".join([line.rstrip() for line in lines if line.strip()][-LAST_LINES:])
 
     def killed(self) -> RankEnd | None:
-        """A rank of which mpirun says that a signal has killed it."""
+        """A rank that mpirun reports as killed by a signal."""
         found = BANNER.search(self._last.get(None, b"").decode(errors="replace"))
         if not found:
             return None
         number = int(found[3])
         return RankEnd(int(found[1]), found[2], 128 + number, signal_name(number))
 
-    def _keep(self, stream: Stream, pieces: list[tuple[int | None, bytes]]) -> None:
+    def _take(self, stream: Stream, pieces: list[tuple[int | None, bytes]]) -> None:
         gathered: dict[int | None, bytes] = {}
         for rank, data in pieces:
             gathered[rank] = gathered.get(rank, b"") + data
         for rank, data in gathered.items():
-            own, lines = self._reports.setdefault((rank, stream), Reports()).feed(data)
-            self._words(rank, stream, own)
-            for line in lines:
-                self._report(line)
+            own, lines = self._marked.setdefault((rank, stream), MarkedLines()).feed(data)
+            self._log(rank, stream, own)
+            self.ends += filter(None, map(read_end, lines))
+            self.errors += filter(None, map(read_error_line, lines))
 
-    def _report(self, line: str) -> None:
-        end, error = read_end(line), read_error_line(line)
-        if end:
-            self.ends.append(end)
-        if error:
-            self.errors.append(error)
-
-    def _words(self, rank: int | None, stream: Stream, data: bytes) -> None:
+    def _log(self, rank: int | None, stream: Stream, data: bytes) -> None:
         if not data:
             return
         self._last[rank] = (self._last.get(rank, b"") + data)[-LAST_BYTES:]
@@ -279,7 +268,7 @@ class RankOutput:
         with contextlib.suppress(OSError), (self._logs / name).open("ab") as file:  # disk full
             file.write(data)
         if rank == 0:
-            self._untold.append((stream, self._decoders[stream].decode(data)))
+            self._pending.append((stream, self._decoders[stream].decode(data)))
 
 
 def signal_name(number: int) -> str:
@@ -288,14 +277,3 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _joined(pieces: list[tuple[Stream, str]]) -> list[tuple[Stream, str]]:
-    """Neighbours of the same stream as one."""
-    joined: list[tuple[Stream, str]] = []
-    for stream, text in pieces:
-        if joined and joined[-1][0] == stream:
-            joined[-1] = (stream, joined[-1][1] + text)
-        else:
-            joined.append((stream, text))
-    return joined

@@ -1,7 +1,7 @@
-"""Whether the head reaches the other hosts over the mesh, found out before anything is launched,
-and whether they have the run's stack.
+"""Runs a command on all other hosts over the mesh: before a launch, whether they have its stack.
 
 mpirun calls `ssh -q`: its own error names no host, and it waits minutes for one that is off.
+Standard library only.
 """
 
 import hashlib
@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftcluster_common.launch import Host
+
 PROBE_SECONDS = 15
 AT_ONCE = 32
 NODE_PACKAGE = "wheels-node_agent.json"  # in a stack: name and hash of the node package
@@ -19,25 +21,12 @@ SSH_FAILED = 255  # its exit code for a failure of its own, ssh(1)
 
 
 @dataclass(frozen=True)
-class Host:
-    """One host of a cluster.
-
-    Attributes:
-        name: the inventory's name.
-        address: the address that the head reaches it by.
-    """
-
-    name: str
-    address: str
-
-
-@dataclass(frozen=True)
 class Refusal:
-    """A host on which a command over the mesh has not succeeded.
+    """A host on which a command over the mesh failed.
 
     Attributes:
         host: which one.
-        reason: why, in words.
+        reason: why.
         by_ssh: whether ssh failed and not the command.
     """
 
@@ -46,40 +35,25 @@ class Refusal:
     by_ssh: bool
 
 
-def unreachable(hosts: Sequence[Host], ssh_config: str, stack: Path | None = None) -> list[str]:
-    """Hosts that the head's SSH does not reach, as sentences with ssh's own reason.
-
-    Args:
-        hosts: all but the head.
-        ssh_config: the mesh's SSH configuration.
-        stack: the run's, at the same place on all hosts; those that have another one there, or
-            none, are among the hosts, too.
-    """
-    return [
-        f"{refusal.host.name} ({refusal.host.address}): {refusal.reason}"
-        for refusal in refusals(hosts, ssh_config, same_stack(stack) if stack else "")
-    ]
-
-
 def same_stack(stack: Path) -> str:
-    """A command that fails on a host that does not have a stack as it is here.
+    """A command that fails on a host that does not have the same stack as this host.
 
-    The name of a stack has a digest of its packages, but for the node package, which is listed in
-    it.
+    The name of a stack has a digest of its packages without the node package; that one is compared
+    by the list in the stack.
     """
     there = shlex.quote(f"{stack}/bin")
     try:
         listed = hashlib.sha256((stack / NODE_PACKAGE).read_bytes()).hexdigest()
     except OSError:
         listed = ""
-    mend = "run ftcluster setup, which makes it the same on all"
+    fix = "run ftcluster setup"
     script = (
         f"if ! cd {there} 2>/dev/null; then "
-        f'echo "it does not have {stack.name}, the stack in use on the head: {mend}" >&2; '
+        f'echo "it does not have {stack.name}, the stack in use on the head: {fix}" >&2; '
         "exit 1; fi; "
         f"list=$(sha256sum 2>/dev/null < ../{NODE_PACKAGE}); list=${{list%% *}}; "
-        f'[ "$list" = "{listed}" ] || {{ echo "its node package is another one than the head\'s: '
-        f'{mend}" >&2; exit 1; }}'
+        f'[ "$list" = "{listed}" ] || {{ echo "its node package differs from the head\'s: '
+        f'{fix}" >&2; exit 1; }}'
     )
     return f"sh -c {shlex.quote(script)}"
 
@@ -87,13 +61,13 @@ def same_stack(stack: Path) -> str:
 def refusals(
     hosts: Sequence[Host], ssh_config: str, command: str = "", data: str = ""
 ) -> list[Refusal]:
-    """Hosts on which a command over the mesh does not succeed, all tried at the same time.
+    """Run a command on hosts over the mesh, on all at the same time; returns where it failed.
 
     Args:
         hosts: all but the head.
         ssh_config: the mesh's SSH configuration.
-        command: for a shell on the host; "" only looks whether ssh gets there.
-        data: what the command finds on its stdin.
+        command: for a shell on the host; "" only checks whether ssh connects.
+        data: the command's stdin.
     """
 
     def probe(host: Host) -> Refusal | None:
@@ -104,7 +78,7 @@ def refusals(
                 check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return Refusal(host, "ssh from the head got no answer in time", True)
+            return Refusal(host, f"ssh from the head got no answer within {PROBE_SECONDS} s", True)
         except FileNotFoundError:
             return Refusal(host, "the head has no ssh; install an SSH client there", True)
         if done.returncode == 0:
@@ -117,15 +91,15 @@ def refusals(
     try:
         return [refusal for refusal in pool.map(probe, hosts) if refusal]
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # whoever breaks it off need not wait
+        pool.shutdown(wait=False, cancel_futures=True)  # a signal need not wait for ssh
 
 
 def _words(stderr: str) -> str:
-    """ssh's complaint in one line, and what to do where it is a changed host key."""
+    """The last line of ssh's error, and what to do about a changed host key."""
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
         return (
-            "its host key is another one than at the last setup. If the host was installed anew, "
-            "run setup; if not, somebody may be answering in its place"
+            "its host key has changed since the last setup. If the host was reinstalled, run "
+            "ftcluster setup; if not, another machine may be answering at its address"
         )
     lines = [line.strip() for line in stderr.splitlines() if line.strip(" @\r")]
-    return lines[-1] if lines else "without a word"
+    return lines[-1] if lines else "without output"

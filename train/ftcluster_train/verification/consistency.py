@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ftcluster_common.finding import Finding
+from ftcluster_common.launch import Host
 from ftcluster_train.distributed.connectivity import pairs_apart
-from ftcluster_train.launcher.ssh_check import Host
-from ftcluster_train.verification.findings import Finding
 from ftcluster_train.verification.outliers import relative_speeds
 
 SHOWN = ("torch", "transformers", "ftcluster-train")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_high, median_low
 from typing import Any
 
-from ftcluster_train.verification.findings import Finding
+from ftcluster_common.finding import Finding
 
 STRAGGLER = 0.8  # of the median of hosts with the same CPU
 GIVEN_CPU = 0.85  # of the CPU time that the threads could have had

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, or worth knowing of it, each with what to do about it."""
+"""One problem or warning of `ftcluster check`. Standard library only."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ class Finding:
 
     Attributes:
         host: the inventory's name, or "" where it concerns all hosts.
-        what: what was found, in words.
+        what: what was found.
         hint: what to do about it, or "".
-        kind: ssh, launch, network, packages, result, kernel, straggler, link or busy.
+        kind: one of docs/check.md's.
     """
 
     host: str

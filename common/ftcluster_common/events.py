@@ -1,0 +1,69 @@
+"""events.jsonl in a run's folder: what a run reports, one JSON object a line.
+
+Rank 0 writes while there are ranks; the supervisor writes before and after. Standard library only.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+Number = int | float
+# the fields of each kind of event, besides `event` (the kind) and `time` (seconds since the epoch)
+EVENTS: dict[str, dict[str, Any]] = {
+    "phase": {"doing": str},
+    # what a user should know, such as that samples were truncated
+    "notice": {"message": str},
+    # where each rank really is: rank, host, cpus (such as 0-15), threads, memory_nodes (NUMA nodes
+    # that it prefers; [] for the kernel's default policy, null where that is not known)
+    "placement": {"ranks": list},
+    "start": {
+        "world_size": int,
+        "threads_per_rank": int,
+        "precision": str,
+        "ipex": bool,
+        "backend": str,
+        "steps": int,
+        "epochs": Number,
+        "train_samples": int,
+        "parameters": int,
+    },
+    "step": {
+        "step": int,
+        "epoch": Number,
+        "loss": Number,
+        "grad_norm": Number,
+        "learning_rate": Number,
+        "samples_per_second": Number,
+        "remaining_seconds": Number,
+    },
+    "evaluation": {"step": int, "epoch": Number, "metrics": dict},
+    "parameters": {"step": int, "equal": bool, "sha256": str},
+    "checkpoint": {"step": int, "folder": str},
+    "result": {
+        "model": str,
+        "metrics": dict,
+        "samples_per_second": Number,
+        "train_seconds": Number,
+        "world_size": int,
+    },
+    # what rank 0 of a user's script prints, to stdout or stderr
+    "output": {"rank": int, "stream": str, "text": str},
+    "error": {"message": str, "hint": str, "host": str, "rank": int | None},
+    # state: done, failed or stopped
+    "end": {"state": str, "exit_code": int, "seconds": Number},
+}
+
+
+def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
+    """Whether an event of this kind has all of its fields, each of its type."""
+    wanted = EVENTS[kind]
+    metrics = fields.get("metrics", {})
+    return (
+        wanted.keys() <= fields.keys()
+        and all(_is(fields[name], type_) for name, type_ in wanted.items())
+        and all(_is(value, Number) for value in metrics.values())
+    )
+
+
+def _is(value: Any, type_: Any) -> bool:
+    # Python takes true for a whole number
+    return isinstance(value, type_) and isinstance(value, bool) == (type_ is bool)

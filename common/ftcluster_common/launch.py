@@ -1,0 +1,151 @@
+"""launch.json in a run's folder, and the variables of a launch. Standard library only.
+
+Variables of Hydra and Intel MPI: Intel MPI Developer Reference, Hydra Environment Variables.
+"""
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+# TCP ports: torch's rendezvous, and mpirun with its ranks. The role firewall closes these. Not the
+# ports that torch and accelerate take by default: local users other than the cluster's account
+# are kept from these.
+RENDEZVOUS_PORTS = range(29550, 29600)
+MPI_PORTS = range(29600, 29800)
+
+RUN_VARIABLE = "FTCLUSTER_RUN"  # the run's id, by which its processes are known
+BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # of torch.distributed
+PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see ftcluster.launch.mpirun.placement_text
+CCL = "ccl"  # the backend of oneccl_bind_pt
+
+HUB_TOKEN_FILE = "hub_token"  # in the run's folder, while its ranks are running
+# ftcluster sets the ranks' affinity by itself
+MPI_VARIABLES = {
+    "I_MPI_PIN": "0",
+    "I_MPI_PORT_RANGE": f"{MPI_PORTS.start}:{MPI_PORTS.stop - 1}",
+}
+
+
+def mesh_variables(ssh_config: str, interface: str) -> dict[str, str]:
+    """Variables that make Hydra start other hosts over the mesh.
+
+    Args:
+        ssh_config: the mesh's SSH configuration, or "" for one host.
+        interface: the head's network interface, or "". Without it Hydra gives the hosts the head's
+            name to call back, which they may not be able to resolve.
+    """
+    if not ssh_config:
+        return {}
+    variables = {
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {ssh_config}",
+        # the head starts every host itself: no other host has the key
+        "I_MPI_HYDRA_BRANCH_COUNT": "4096",
+    }
+    return {**variables, **({"I_MPI_HYDRA_IFACE": interface} if interface else {})}
+
+
+def head_variables(stack: str, path: str, port: str) -> dict[str, str]:
+    """What the head adds to a launch's variables.
+
+    Args:
+        stack: the stack's folder; mpirun finds its own programs on PATH.
+        path: PATH of the head.
+        port: a free one of RENDEZVOUS_PORTS.
+    """
+    return {"PATH": f"{stack}/bin{os.pathsep}{path}", "MASTER_PORT": port}
+
+
+def label_pattern(run: str) -> str:
+    """mpirun's -prepend-pattern, which labels the output of a script's ranks: %r is the rank."""
+    return f"[{run} %r] "
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a cluster.
+
+    Attributes:
+        name: the inventory's name.
+        address: the address that the head reaches it by.
+    """
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the supervisor on the head starts.
+
+    Attributes:
+        run_dir: the run's folder on the head.
+        argv: mpirun's command line; no shell is involved.
+        env: variables set for mpirun and every rank.
+        hostfile: the text of the hostfile.
+        hosts: all hosts, the head first.
+        ssh_config: the mesh's SSH configuration on the head, or "" for one host.
+        stack: the link to the stack in use, or the stack's folder.
+        script_ranks: number of ranks where they run a user's script; None for a training.
+    """
+
+    run_dir: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    hostfile: str
+    hosts: tuple[Host, ...]
+    ssh_config: str
+    stack: str
+    script_ranks: int | None = None
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return Path(self.run_dir).name
+
+    @property
+    def hostfile_path(self) -> str:
+        """Where mpirun finds the hostfile."""
+        return f"{self.run_dir}/hostfile"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """`env`, and that a training finds model and data on its host, where `prepare` put them."""
+        offline = {"HF_HUB_OFFLINE": "1"} if self.script_ranks is None else {}
+        return {**self.env, **offline}
+
+    def with_stack(self, folder: Path) -> "Launch":
+        """The same launch by the stack's folder, because the link may be moved during the run."""
+        link, real = f"{self.stack}/", f"{folder}/"
+        return replace(
+            self,
+            argv=tuple(
+                word.replace(link, real, 1) if word.startswith(link) else word for word in self.argv
+            ),
+            env={name: value.replace(link, real) for name, value in self.env.items()},
+            stack=str(folder),
+        )
+
+    def shown(self) -> dict[str, Any]:
+        """What `--json` shows of it."""
+        return {
+            "argv": list(self.argv),
+            "env": self.env,
+            "hostfile": self.hostfile,
+            "hosts": [vars(host) for host in self.hosts],
+            "ssh_config": self.ssh_config,
+            "stack": self.stack,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of launch.json, which `read_launch` reads."""
+        return {**self.shown(), "script_ranks": self.script_ranks}
+
+
+def read_launch(run_dir: Path) -> Launch:
+    """Read `run_dir`/launch.json."""
+    data: dict[str, Any] = json.loads((run_dir / "launch.json").read_text(encoding="utf-8"))
+    hosts = tuple(Host(**host) for host in data.pop("hosts"))
+    return Launch(run_dir=str(run_dir), argv=tuple(data.pop("argv")), hosts=hosts, **data)

@@ -1,0 +1,15 @@
+"""What the tests of the supervisor share."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run's folder, whose name no other process has in its environment."""
+    folder = tmp_path / f"run-{os.getpid()}-{time.monotonic_ns()}"
+    folder.mkdir()
+    return folder

@@ -1,0 +1,64 @@
+"""Finds and ends the processes of a run on this host. Standard library only."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from ftcluster_common.launch import RUN_VARIABLE
+
+GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
+
+
+def processes_of(run: str) -> list[int]:
+    """Process ids of a run on this host, without this process.
+
+    A process belongs to the run if its environment says so: Hydra's proxies and ranks are in
+    sessions of their own, so they are not in mpirun's process group.
+    """
+    mark = f"{RUN_VARIABLE}={run}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            if mark in environment and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def end_group(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and its group: SIGTERM, a grace period, SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+            return
+
+
+def wait_for_end(run: str) -> None:
+    """Wait a grace period for the run's processes; mpirun itself does not wait for them."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < deadline and any(map(is_running, processes_of(run))):
+        time.sleep(0.1)
+
+
+def kill_rest(run: str) -> list[int]:
+    """Kill what is left of a run on this host; returns the process ids."""
+    found = []
+    for pid in processes_of(run):
+        with contextlib.suppress(OSError):  # it has ended
+            os.kill(pid, signal.SIGKILL)
+            found.append(pid)
+    return found
