@@ -1,4 +1,4 @@
-"""The forms that data have in a folder, one a kind of task: each file and line is checked."""
+"""Checks of a data folder: each file and line has the form that the task needs."""
 
 import json
 import math
@@ -9,10 +9,10 @@ from typing import Any
 from ftcluster.errors import InputError, raise_together
 from ftcluster_common.recipe import CausalLm, QuestionAnswering, Recipe, TextClassification
 
-MAX_PROBLEMS = 10  # a list longer than this helps nobody
+MAX_PROBLEMS = 10  # of a file
 
 Row = dict[str, Any]
-CheckRow = Callable[[Row], str]  # what is wrong with a row, or an empty string
+CheckRow = Callable[[Row], str]  # returns the problem, or ""
 
 
 def check_data_folder(folder: Path, recipe: Recipe) -> None:
@@ -33,11 +33,11 @@ def check_data_folder(folder: Path, recipe: Recipe) -> None:
             problems = _check_splits(folder, splits, answering_row(options))
         case CausalLm():
             form = (
-                f"it has texts in *.txt, or train.jsonl whose lines are JSON objects with "
+                f"it needs *.txt files, or train.jsonl with lines that are JSON objects with "
                 f"{options.text_column}"
             )
-            problems = _check_texts(folder, text_row(options))
-    raise_together(problems, f"data folder {folder} cannot be used", form)
+            problems = _check_texts(folder, lambda row: _check_columns(row, [options.text_column]))
+    raise_together(problems, f"data folder {folder} is not valid for this task", form)
 
 
 def _check_splits(folder: Path, splits: Sequence[str], check: CheckRow) -> list[str]:
@@ -59,7 +59,7 @@ def _check_texts(folder: Path, check: CheckRow) -> list[str]:
         return [line for file in rows if file.is_file() for line in _check_jsonl(file, check)]
     problems = [problem for file in texts for problem in _check_text(file)]
     if not [file for file in texts if file.stem != "validation"]:
-        problems.append(f"there is no text to train on; the folder has: {_listing(folder)}")
+        problems.append(f"no text for training; the folder has: {_listing(folder)}")
     return problems
 
 
@@ -93,7 +93,9 @@ def _check_jsonl(file: Path, check: CheckRow) -> list[str]:
                 if problem:
                     problems.append(f"{file}:{number}: {problem}")
                 if len(problems) >= MAX_PROBLEMS:
-                    problems.append(f"{file}: not read further after {MAX_PROBLEMS} problems")
+                    problems.append(
+                        f"{file}: more than {MAX_PROBLEMS} problems, the rest is not shown"
+                    )
                     break
     except UnicodeDecodeError as error:
         problems.append(f"{file}: not UTF-8: {error.reason} at byte {error.start}")
@@ -105,13 +107,13 @@ def _check_jsonl(file: Path, check: CheckRow) -> list[str]:
 
 
 def _check_line(line: str, check: CheckRow) -> str:
-    """What is wrong with one line of JSONL, or an empty string."""
+    """The problem of a line of JSONL, or ""."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        return f"broken JSON: {error.msg} at column {error.colno}"
+        return f"not valid JSON: {error.msg} at column {error.colno}"
     if not isinstance(row, dict):
-        return f"a {type(row).__name__} where a JSON object is needed"
+        return "not a JSON object"
     return check(row)
 
 
@@ -126,7 +128,7 @@ def _check_columns(row: Row, texts: Sequence[str], others: Sequence[str] = ()) -
 
 
 def classification_row(options: TextClassification) -> CheckRow:
-    """What checks a row for TextClassification: texts, and a class or a number."""
+    """The check of a row for TextClassification: texts, and a class or a number."""
     column = options.label_column
 
     def check(row: Row) -> str:
@@ -146,7 +148,7 @@ def classification_row(options: TextClassification) -> CheckRow:
 
 
 def _classification_form(options: TextClassification) -> str:
-    files = " and ".join(f"{split}.jsonl" for split in ("train", *options.validation_splits))
+    files = ", ".join(f"{split}.jsonl" for split in ("train", *options.validation_splits))
     label = "a number" if options.regression else "0, 1, ..."
     return (
         f"each line of {files} is one JSON object with {', '.join(options.text_columns)} (text) "
@@ -155,7 +157,7 @@ def _classification_form(options: TextClassification) -> str:
 
 
 def answering_row(options: QuestionAnswering) -> CheckRow:
-    """What checks a row for QuestionAnswering: texts, and answers that stand where they say."""
+    """The check of a row for QuestionAnswering: texts, and answers at their place in the context."""
     column = options.answers_column
 
     def check(row: Row) -> str:
@@ -167,13 +169,15 @@ def answering_row(options: QuestionAnswering) -> CheckRow:
             return f"{column} is {answers!r}, not an object with text and answer_start"
         texts, starts = answers["text"], answers["answer_start"]
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            return f"text and answer_start of {column} are not two lists of one length"
+            return f"text and answer_start of {column} are not two lists of the same length"
         for text, start in zip(texts, starts, strict=True):
             if not isinstance(text, str) or not isinstance(start, int) or start < 0:
-                return f"{column} has {text!r} at {start!r}, not a text at a character's number"
+                return (
+                    f"{column} has {text!r} at {start!r}, not a text at the number of a character"
+                )
             found = context[start : start + len(text)]
             if found != text:
-                return f"the answer {text!r} is not at {start} of the context, {found!r} is there"
+                return f"answer {text!r} is not at character {start} of the context, but {found!r}"
         return ""
 
     return check
@@ -181,12 +185,7 @@ def answering_row(options: QuestionAnswering) -> CheckRow:
 
 def _answering_form(options: QuestionAnswering) -> str:
     return (
-        "each line of train.jsonl and validation.jsonl is one JSON object with "
+        "each line of train.jsonl, validation.jsonl is one JSON object with "
         f"{options.question_column}, {options.context_column} (text) and {options.answers_column} "
         '({"text": [...], "answer_start": [...]}, empty lists where there is no answer)'
     )
-
-
-def text_row(options: CausalLm) -> CheckRow:
-    """What checks a row for CausalLm."""
-    return lambda row: _check_columns(row, [options.text_column])

@@ -1,4 +1,4 @@
-"""Data and model folders that a user hands over: checked and named before anything is launched."""
+"""Checks of the folders of this machine that a recipe names, and names for their copies."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.jso
 
 
 def folder_name(folder: Path) -> str:
-    """A name for a copy of a folder that changes with its files: mrpc-4f7d1c0b2a9e."""
+    """A name that changes with the folder's files: mrpc-4f7d1c0b2a9e."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(os.fsencode(f"{path.relative_to(folder)}\0{path.stat().st_size}\0"))
@@ -49,15 +49,15 @@ def check_inputs(recipe: Recipe) -> None:
 
 
 def means_a_folder(value: str) -> bool:
-    """Whether a folder of this machine is meant, be it there or not."""
+    """Whether a value means a folder of this machine, which may not exist."""
     return value.startswith((".", "/")) or value.endswith("/") or Path(value).is_dir()
 
 
 def check_model_folder(folder: Path, recipe: Recipe) -> None:
-    """Make sure that a folder is a model as `from_pretrained` reads it.
+    """Make sure that `from_pretrained` can read a folder.
 
-    From scratch, a configuration is enough. A tokenizer is not needed where the recipe names one,
-    or where one is made from the data.
+    Training from scratch needs only a configuration. No tokenizer is needed if the recipe names
+    one, or if one is trained on the data.
 
     Raises:
         InputError: it does not exist, or lacks its configuration, weights or tokenizer.
@@ -82,7 +82,7 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
     raise_together(
         problems,
         f"{folder} is not a Hugging Face model folder",
-        "a folder that save_pretrained wrote for model and tokenizer has all of these",
+        "save_pretrained of the model and of the tokenizer writes these files",
     )
 
 

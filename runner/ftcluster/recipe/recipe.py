@@ -14,7 +14,7 @@ from ftcluster.recipe import tasks, training_arguments
 from ftcluster.recipe.schema import Key, keys_of
 from ftcluster.recipe.tasks import Contradiction, glue_defaults, metric_names
 from ftcluster.recipe.training_arguments import OtherNames, with_own_names
-from ftcluster.recipe.unsupported import REFUSED
+from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster_common.recipe import (
     DEFAULT_TASK,
@@ -110,7 +110,7 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
 
 
 def schema_of(task: Any) -> dict[str, Key]:
-    """Every key that a recipe of this task takes; of a task that is none, the default one's."""
+    """Every key of a recipe for this task; for an unknown task, those of the default."""
     kind = TASKS.get(task, TASKS[DEFAULT_TASK]) if isinstance(task, str) else TASKS[DEFAULT_TASK]
     keys = (
         *keys_of(Recipe, leave_out=("name", "options", *SECTIONS)),
@@ -122,7 +122,7 @@ def schema_of(task: Any) -> dict[str, Key]:
 
 
 def _apply(overrides: Sequence[str], values: dict[str, Any], lines: dict[str, str]) -> list[str]:
-    """Put overrides into what the file says; returns what is wrong with them."""
+    """Apply overrides to the values of the file; returns the problems."""
     problems = []
     for override in overrides:
         key, equals, raw = override.partition("=")
@@ -130,10 +130,11 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], lines: dict[str, st
             problems.append(f"'{override}': an override is written key=value")
             continue
         value = read_value(raw)
-        inner = value if key in SECTIONS and isinstance(value, dict) else None
-        for name, one in {key: value}.items() if inner is None else inner.items():
-            full = name if inner is None else f"{key}.{name}"
-            values[full], lines[full] = one, f"'{override}'"
+        given = {key: value}
+        if key in SECTIONS and isinstance(value, dict):
+            given = {f"{key}.{name}": one for name, one in value.items()}
+        values.update(given)
+        lines.update(dict.fromkeys(given, f"'{override}'"))
     return problems
 
 
@@ -141,7 +142,7 @@ def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
     """The value of a key as its field's type.
 
     Raises:
-        ValueError: there is no such key, or it takes something else; says what is allowed.
+        ValueError: there is no such key, or the value is not allowed; says what is.
     """
     section, dot, _ = key.partition(".")
     if dot and section == "config_overrides":
@@ -152,7 +153,7 @@ def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
         return None
     if key not in schema:
         raise ValueError(_unknown_key(key, schema))
-    if section == "training" and value is None:  # takes back what the file says, see _section
+    if section == "training" and value is None:  # removes the key, see _section
         return None
     return schema[key].convert(value)
 
@@ -161,8 +162,8 @@ def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
     if key in SECTIONS:
         return f"'{key}' is a section, with keys of its own: {key}.NAME=VALUE"
     name = key.removeprefix("training.")
-    if name in REFUSED:
-        return f"'{key}' cannot be set: {REFUSED[name]}"
+    if name in UNSUPPORTED:
+        return f"'{key}' is not supported: {UNSUPPORTED[name]}"
     if f"training.{key}" in schema:
         return f"'{key}' belongs to the section training: training.{key}"
     if key.startswith("training."):
@@ -178,7 +179,7 @@ def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
 
 
 def _section(start: str, accepted: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a section without its name; null is as if the key were not there."""
+    """The keys of a section without its name; null removes a key."""
     return {
         key.removeprefix(start): value
         for key, value in accepted.items()
@@ -187,7 +188,7 @@ def _section(start: str, accepted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(name: str, accepted: Mapping[str, Any], training: Mapping[str, Any]) -> Recipe:
-    """The recipe from its checked keys; those of the section `training` by their own names."""
+    """The recipe from its checked keys, `training` without the names of transformers 5."""
     kind = TASKS[accepted.get("task", DEFAULT_TASK)]
     of_task = {key.name for key in keys_of(kind)}
     top = {
@@ -205,7 +206,7 @@ def _build(name: str, accepted: Mapping[str, Any], training: Mapping[str, Any]) 
 
 
 def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
-    """What each key allows and all of them together do not."""
+    """Values that are valid by themselves, but not together."""
     parts, options = recipe.training.gradient_accumulation_steps, recipe.options
     if recipe.batch_size < parts:
         yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
@@ -222,7 +223,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradiction]:
-    """The same of the section `training`, and of what the task makes of it."""
+    """The same for the section `training`, alone and with the task."""
     for name, said in training_arguments.contradictions(recipe.training, given):
         yield f"training.{name}", said
     options = recipe.options
@@ -231,7 +232,7 @@ def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradic
     if metric and metric not in known:
         yield (
             "training.metric_for_best_model",
-            f"this task does not measure '{metric}', but {', '.join(sorted(known))}",
+            f"'{metric}' is not a metric of this task: {', '.join(sorted(known))}",
         )
     no_classes = isinstance(options, QuestionAnswering) or (
         isinstance(options, TextClassification) and options.regression
@@ -239,5 +240,5 @@ def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradic
     if recipe.training.label_smoothing_factor and no_classes:
         yield (
             "training.label_smoothing_factor",
-            "label_smoothing_factor is for classes and tokens, and this task has neither",
+            "label_smoothing_factor needs classes or tokens as labels, and this task has neither",
         )

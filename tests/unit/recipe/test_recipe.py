@@ -1,4 +1,5 @@
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from ftcluster.recipe.recipe import known_recipes, load_recipe, parse_recipe
 from ftcluster.recipe.tasks import GLUE
 from ftcluster_common.recipe import TASKS, CausalLm, QuestionAnswering, TextClassification
 
+Said = Callable[[object], None]
 QA = "task: question-answering\nmodel: m\ndata: d\n"
 CLM = "task: causal-lm\nmodel: m\ndata: d\n"
 MINIMAL = "model: m\ndata: d\ntext_columns: [a]\n"
@@ -57,53 +59,37 @@ def test_the_page_of_recipes_has_every_recipe_task_and_field() -> None:
         assert f"`{name}`" in page or f"[{name}]" in page, name
 
 
-def test_unknown_recipe_lists_the_known_and_suggests_the_nearest() -> None:
+def test_an_unknown_recipe_lists_the_known_and_suggests_the_nearest(said: Said) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("quikstart")
-    assert "did you mean quickstart?" in str(caught.value)
-    assert "mrpc" in str(caught.value)
+    said(caught.value)
 
 
-def test_all_problems_are_reported_at_once_with_file_and_line() -> None:
+def test_all_problems_are_reported_at_once_with_file_and_line(said: Said) -> None:
     text = (
         "model: m\nbatchsize: 3\ntext_columns: nine\n"
         "training:\n  seed: -1\n  learning_rate: fast\n  epochs: 2\n"
     )
-    found = problems_of(text)
-    assert "6 problems" in found
-    assert "my.yml:2: unknown key 'batchsize'; did you mean 'batch_size'?" in found
-    assert "my.yml:3: 'text_columns' is a list of one or two column names, not 'nine'" in found
-    assert "my.yml:5: 'training.seed' is not negative, not -1" in found
-    assert "my.yml:6: 'training.learning_rate' is a number, not 'fast'" in found
-    assert "my.yml:7: unknown key 'training.epochs'" in found
-    assert "training.num_train_epochs" in found  # what is allowed
-    assert "'data' is missing" in found
+    said(problems_of(text, "bath_size=3", "fast"))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a: [1\n", "my.yml:2: not valid YAML"),
-        ("- a\n- b\n", "my.yml:1: a recipe is a mapping"),
-        (MINIMAL + "model: again\n", "my.yml:4: 'model' is set twice, first at my.yml:1"),
-        (MINIMAL + "precision: fp8\n", "one of auto, bf16, fp32, not 'fp8'"),
-        (MINIMAL + "ranks_per_host: true\n", "'ranks_per_host' is a whole number or nothing"),
-        (MINIMAL + "batch_size: 0\n", "'batch_size' is at least 1"),
-        (MINIMAL + "training: 3\n", "'training' is a section"),
-        (MINIMAL + "training:\n  warmup_ratio: 3\n", "from 0 to 1"),
-        (
-            MINIMAL + "training:\n  use_ipex: 1\n",
-            "'training.use_ipex' is one of auto, true, false, not 1",
-        ),
-        (MINIMAL + "training:\n  use_ipex: [true]\n", "one of auto, true, false, not [True]"),
-        (
-            MINIMAL + "training:\n  ddp_backend: mpi\n",
-            "'training.ddp_backend' is one of auto, gloo, ccl, not 'mpi'",
-        ),
-    ],
-)
-def test_each_kind_of_mistake(text: str, expected: str) -> None:
-    assert expected in problems_of(text)
+MISTAKES = [
+    "a: [1\n",
+    "- a\n- b\n",
+    MINIMAL + "model: again\n",
+    MINIMAL + "precision: fp8\n",
+    MINIMAL + "ranks_per_host: true\n",
+    MINIMAL + "batch_size: 0\n",
+    MINIMAL + "training: 3\n",
+    MINIMAL + "training:\n  warmup_ratio: 3\n",
+    MINIMAL + "training:\n  use_ipex: 1\n",
+    MINIMAL + "training:\n  use_ipex: [true]\n",
+    MINIMAL + "training:\n  ddp_backend: mpi\n",
+]
+
+
+def test_each_kind_of_mistake(said: Said) -> None:
+    said("\n".join(problems_of(text).splitlines()[-1] for text in MISTAKES))
 
 
 @pytest.mark.parametrize("name", GLUE)
@@ -143,46 +129,36 @@ def test_fields_of_the_models_configuration() -> None:
     assert parse_recipe(CLM + "config_overrides:\n", "my.yml").config_overrides == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (MINIMAL + "doc_stride: 8\n", "my.yml:4: unknown key 'doc_stride'; it belongs to the task "
-         "question-answering; allowed: attention_dropout, batch_size, data"),
-        (CLM + "glue_task: cola\n", "it belongs to the task text-classification; allowed: "),
-        ("model: m\ndata: d\n", "'text_columns' is missing: a list of one or two column names"),
-        ("model: m\ndata: d\nglue_task: cool\n", "one of cola, sst2, mrpc, qqp, stsb, mnli"),
-        (MINIMAL + "task: translation\n", "one of text-classification, question-answering, causal"),
-        (MINIMAL + "task: [x]\n", "one of text-classification, question-answering, causal-lm"),
-        (MINIMAL + "metrics: []\n", "'metrics' is a list, each one of accuracy, f1, matthews"),
-        (MINIMAL + "metrics: [bleu]\n", "one of accuracy, f1, matthews, pearson, spearman or noth"),
-        (MINIMAL + "regression: true\nmetrics: [f1]\n", "my.yml:5: f1 cannot be measured of a "
-         "regression"),
-        (MINIMAL + "metrics: [pearson]\n", "pearson cannot be measured of classes"),
-        (MINIMAL + "text_columns2: 3\n", "did you mean 'text_columns'?"),
-        (MINIMAL + "batch_size: 4\ntraining:\n  gradient_accumulation_steps: 8\n",
-         "my.yml:4: 4 samples cannot be accumulated in 8 parts"),
-        (MINIMAL + "config_overrides:\n  a: [1]\n", "my.yml:5: 'config_overrides.a' is a number"),
-        (MINIMAL + "training:\n  learning_rate: .nan\n", "is a number, not nan"),
-        (MINIMAL + "training:\n  weight_decay: -.inf\n", "is a number, not -inf"),
-        (QA + "max_length: 128\n", "my.yml:4: 128 tokens leave no room for a context"),
-        (QA + "doc_stride: 320\n", "my.yml: 384 tokens leave no room for a context"),
-        (QA + "null_score_diff_threshold: 2\n", "version_2_with_negative: true"),
-        (QA + "data_config: 3\n", "'data_config' is a text or nothing, not 3"),
-        (CLM + "validation_split_percentage: 70\n", "is from 0.001 to 50, not 70"),
-        (CLM + "vocab_size: 300\n", "my.yml:4: it is for a tokenizer made from the data"),
-        (CLM + "vocab_size: 300\nfrom_scratch: true\ntokenizer: t\n",
-         "my.yml:4: the tokenizer t has its own vocabulary"),
-        ("task: causal-lm\nmodel: config:gpt2\ndata: d\n", "my.yml:2: 'config:gpt2' has no weig"),
-        ("task: causal-lm\nmodel: m\ndata: generated:train=1\n", "my.yml:3: generated data are fo"),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_the_task_or_each_other(text: str, expected: str) -> None:
-    assert expected in problems_of(text)
+CONTRADICTIONS = [
+    MINIMAL + "doc_stride: 8\n",
+    CLM + "glue_task: cola\n",
+    "model: m\ndata: d\n",
+    "model: m\ndata: d\nglue_task: cool\n",
+    MINIMAL + "task: translation\n",
+    MINIMAL + "task: [x]\n",
+    MINIMAL + "metrics: []\n",
+    MINIMAL + "metrics: [bleu]\n",
+    MINIMAL + "regression: true\nmetrics: [f1]\n",
+    MINIMAL + "metrics: [pearson]\n",
+    MINIMAL + "text_columns2: 3\n",
+    MINIMAL + "batch_size: 4\ntraining:\n  gradient_accumulation_steps: 8\n",
+    MINIMAL + "config_overrides:\n  a: [1]\n",
+    MINIMAL + "training:\n  learning_rate: .nan\n",
+    MINIMAL + "training:\n  weight_decay: -.inf\n",
+    QA + "max_length: 128\n",
+    QA + "doc_stride: 320\n",
+    QA + "null_score_diff_threshold: 2\n",
+    QA + "data_config: 3\n",
+    CLM + "validation_split_percentage: 70\n",
+    CLM + "vocab_size: 300\n",
+    CLM + "vocab_size: 300\nfrom_scratch: true\ntokenizer: t\n",
+    "task: causal-lm\nmodel: config:gpt2\ndata: d\n",
+    "task: causal-lm\nmodel: m\ndata: generated:train=1\n",
+]
 
 
-def test_a_mistake_in_an_override_names_the_override() -> None:
-    assert "'bath_size=3': unknown key 'bath_size'" in problems_of(MINIMAL, "bath_size=3")
-    assert "an override is written key=value" in problems_of(MINIMAL, "fast")
+def test_what_does_not_fit_the_task_or_each_other(said: Said) -> None:
+    said("\n".join(problems_of(text).splitlines()[-1] for text in CONTRADICTIONS))
 
 
 def test_a_recipe_file_that_is_not_there(tmp_path: Path) -> None:
