@@ -7,7 +7,6 @@ OPTIONS is a JSON object with `way` (see bench.curves.WAYS) and `seed`. Prints o
 """
 
 import json
-import math
 import statistics
 import sys
 import time
@@ -23,40 +22,37 @@ from transformers import PreTrainedTokenizerFast, get_scheduler, set_seed
 from transformers.utils import logging
 
 from ftcluster_common.job import Job, read_job
-from ftcluster_common.recipe import Training
-from ftcluster_train.data.sampler import Order
+from ftcluster_train.data.sampler import BatchSampler
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import World
 from ftcluster_train.inputs import read_inputs, write_inputs
 from ftcluster_train.prepare import prepare
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.registry import make_task
+from ftcluster_train.training.intervals import warmup_steps
 from ftcluster_train.training.loop import train
-from ftcluster_train.training.models import load_config, load_model, load_tokenizer, outputs_of
-from ftcluster_train.training.progress import Tell
+from ftcluster_train.training.models import call_model, load_config, load_model, load_tokenizer
+from ftcluster_train.training.progress import ProgressLog
 
 LAST = 50  # steps whose mean is the final training loss
 EVALUATED = 512  # samples of the validation set
-AT_ONCE = 16
+EVAL_BATCH = 16
 VOCABULARY = 4096
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 TEXTS = ("sentence1", "sentence2", "question", "context")
 WORLD = World(rank=0, size=1, backend="gloo")
 
 
-class Losses(Tell):
+class LossLog(ProgressLog):
     """Keeps the loss of each step."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[float] = []
+        self.losses: list[float] = []
 
-    def step(
-        self, step: int, loss: float, norm: float, rate: float, samples: int, seconds: float
-    ) -> None:
-        """See Tell."""
-        super().step(step, loss, norm, rate, samples, seconds)
-        self.found.append(loss)
+    def write(self, event: str, **fields: Any) -> None:
+        if event == "step":
+            self.losses.append(fields["loss"])
 
 
 def main() -> int:
@@ -81,9 +77,9 @@ def main() -> int:
     began = time.perf_counter()
     if options["way"] == "ours":
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        tell = Losses()
-        _, model = train(job, task, model, train_set, {}, WORLD, tell)
-        losses = tell.found
+        log = LossLog()
+        _, model = train(job, task, model, train_set, {}, WORLD, log)
+        losses = log.losses
     else:
         losses = list(train_plainly(job, task, model, train_set, options["way"] == "stock bf16"))
     seconds = time.perf_counter() - began
@@ -103,15 +99,15 @@ def main() -> int:
 def train_plainly(
     job: Job, task: Task, model: Any, train_set: Samples, bf16: bool
 ) -> Iterator[float]:
-    """What one writes with torch and transformers alone; yields the loss of each step.
+    """A plain loop of torch and transformers; yields the loss of each step.
 
-    Batches, and the loss as a function of the logits, are the engine's.
+    Batches and the loss function are the engine's.
     """
     training = job.recipe.training
-    order = Order(train_set.lengths("input_ids"), job.recipe.batch_size, training)
+    sampler = BatchSampler(train_set.lengths("input_ids"), job.recipe.batch_size, training)
     optimizer = torch.optim.AdamW(
         [
-            # here that is transformers' choice: biases and norms are not decayed
+            # transformers' choice: biases and norms are not decayed
             {"params": [p for p in model.parameters() if p.ndim > 1]},
             {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
         ],
@@ -123,15 +119,15 @@ def train_plainly(
     schedule = get_scheduler(
         training.lr_scheduler_type,
         optimizer,
-        num_warmup_steps=warmup_steps(training, order.steps),
-        num_training_steps=order.steps,
+        num_warmup_steps=warmup_steps(training, sampler.steps),
+        num_training_steps=sampler.steps,
         scheduler_specific_kwargs=dict(training.lr_scheduler_kwargs),
     )
     model.train()
-    for indices in order:
+    for indices in sampler:
         inputs, targets = task.collate([train_set[i] for i in indices])
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            outputs = outputs_of(model, inputs)
+            outputs = call_model(model, inputs)
         loss = task.loss(outputs, targets) / len(indices)
         optimizer.zero_grad()
         loss.backward()
@@ -141,25 +137,20 @@ def train_plainly(
         yield loss.item()
 
 
-def warmup_steps(training: Training, steps: int) -> int:
-    """As Trainer counts them."""
-    return int(training.warmup_steps) or math.ceil(steps * training.warmup_ratio)
-
-
 @torch.inference_mode()  # type: ignore[untyped-decorator]
 def evaluate(task: Task, model: Any, samples: Samples) -> float:
     """The mean loss of the first samples, in fp32 whatever the model was trained in."""
     model.eval()
     count = min(EVALUATED, len(samples))
     total = 0.0
-    for begin in range(0, count, AT_ONCE):
-        inputs, targets = task.collate(samples[begin : min(begin + AT_ONCE, count)])
-        total += task.loss(outputs_of(model, inputs), targets).item()
+    for begin in range(0, count, EVAL_BATCH):
+        inputs, targets = task.collate(samples[begin : min(begin + EVAL_BATCH, count)])
+        total += task.loss(call_model(model, inputs), targets).item()
     return total / count
 
 
 def make_tokenizer(job: Job) -> None:
-    """One of BERT's kind from the training texts, into the folder that the recipe names, if any."""
+    """Train a WordPiece tokenizer on the training texts, where the recipe names a folder for it."""
     folder = job.recipe.tokenizer
     if not folder or Path(folder).exists():
         return

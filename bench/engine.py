@@ -19,6 +19,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -35,7 +36,10 @@ ROOT = Path(__file__).parent.parent
 TCMALLOC = ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "/usr/lib64/libtcmalloc.so.4")
 WITHOUT = "ours, attention_dropout=false"
 PROFILED_STEPS = 8  # the warm-up's and bench.engine_run's PROFILED, and one
-GAINS = ("dropout", "attention", "activations", "vocabulary", "weights", "lengths")
+OPTIMIZATIONS = (
+    "dropout", "attention", "activations", "cross_entropy", "bf16_weights", "group_by_length",
+    "tcmalloc",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ def first_rows(source: Path, folder: Path) -> Path:
 
 
 def write(path: Path | None, results: dict[str, Any]) -> None:
-    """What has been measured so far."""
+    """Write what was measured so far."""
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -217,12 +221,12 @@ def measure(
         variants["stock, one thread"] = {**variants["stock"], "threads": 1}
         variants["ours, one thread"] = {**ours, "threads": 1}
     if ablation:
-        for gain in (*GAINS, "tcmalloc"):
-            variants[f"without {gain}"] = {**ours, "leave_out": [gain]}
-        for gain in (*GAINS, "tcmalloc"):
-            others = [name for name in (*GAINS, "tcmalloc") if name != gain]
-            variants[f"{gain} alone"] = {**ours, "leave_out": others}
-        variants["none of them"] = {**ours, "leave_out": [*GAINS, "tcmalloc"]}
+        for one in OPTIMIZATIONS:
+            variants[f"without {one}"] = {**ours, "leave_out": [one]}
+        for one in OPTIMIZATIONS:
+            others = [name for name in OPTIMIZATIONS if name != one]
+            variants[f"{one} alone"] = {**ours, "leave_out": others}
+        variants["none of them"] = {**ours, "leave_out": [*OPTIMIZATIONS]}
     found: dict[str, list[float]] = {}
     limits, flop = [], 0.0
     for _ in range(turns):
@@ -305,17 +309,14 @@ def table(case: str, found: dict[str, dict[str, Any]]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What this machine is, and what else it does."""
+    """CPU and load of this machine."""
     info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    lines = [line.split(":", 1)[1].strip() for line in info.splitlines() if ":" in line]
-    model = next(
-        (line.split(":", 1)[1].strip() for line in info.splitlines() if "model name" in line), ""
-    )
+    fields = dict(re.findall(r"^(.*?)\s*: (.*)$", info, re.MULTILINE))
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "cpu": model,
+        "cpu": fields.get("model name", ""),
         "cores": len(os.sched_getaffinity(0)),
-        "instructions": [f for f in ("amx_bf16", "avx512_bf16") if any(f in x for x in lines)],
+        "instructions": [f for f in ("amx_bf16", "avx512_bf16") if f in fields.get("flags", "")],
         "load": os.getloadavg()[0],
     }
 

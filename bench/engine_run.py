@@ -3,10 +3,9 @@
     PYTHON -m bench.engine_run RUN_DIR OPTIONS
 
 RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
-object: `engine` is `ours` or `stock`, `leave_out` names gains that ours goes without, `seed` and
-`attention_dropout` are the recipe's, `pad` is `max` or `longest` (stock), `evaluate` and `profile`
-say whether those are wanted; or `shapes` of matrix products to be measured instead of a training.
-Prints one JSON object.
+object: `engine` (`ours` or `stock`), `leave_out` (optimizations that ours goes without), `seed` and
+`attention_dropout` (of the recipe), `pad` (`max` or `longest`, of stock), `evaluate`, `profile`;
+or `shapes` of matrix products to measure instead of a training. Prints one JSON object.
 """
 
 import json
@@ -32,14 +31,13 @@ from ftcluster_common.recipe import CausalLm
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import World
 from ftcluster_train.inputs import read_inputs, write_inputs
-from ftcluster_train.kernels import Gains
+from ftcluster_train.kernels import Optimizations
 from ftcluster_train.prepare import prepare
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.registry import make_task
-from ftcluster_train.training.evaluation import evaluate_all
-from ftcluster_train.training.loop import train
+from ftcluster_train.training.loop import evaluate, train
 from ftcluster_train.training.models import load_config, load_model, load_tokenizer
-from ftcluster_train.training.progress import Tell
+from ftcluster_train.training.progress import ProgressLog
 
 TURNS = 7
 WARM_UP = 3  # steps that are not counted: their memory is new, and the kernel clears it
@@ -48,8 +46,8 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 WORLD = World(rank=0, size=1, backend="gloo")
 
 
-class Clock(Tell):
-    """Notes when each step ends, and what is done by then."""
+class Clock(ProgressLog, TrainerCallback):
+    """Records when each step ends, of the engine or of Trainer."""
 
     def __init__(self, profiler: profile | None) -> None:
         super().__init__()
@@ -57,42 +55,17 @@ class Clock(Tell):
         self.losses: list[float] = []
         self._profiler = profiler
 
-    def step(
-        self, step: int, loss: float, norm: float, rate: float, samples: int, seconds: float
-    ) -> None:
-        """See Tell."""
-        super().step(step, loss, norm, rate, samples, seconds)
-        self.times.append(time.perf_counter())
-        self.losses.append(loss)
-        if self._profiler:
-            self._profiler.step()
-
-
-class StockClock(TrainerCallback):
-    """The same for Trainer."""
-
-    def __init__(self, profiler: profile | None) -> None:
-        self.times: list[float] = []
-        self._profiler = profiler
+    def write(self, event: str, **fields: Any) -> None:
+        """Called by the engine."""
+        if event == "step":
+            self.losses.append(fields["loss"])
+            self.on_step_end()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """See TrainerCallback."""
+        """Called by Trainer."""
         self.times.append(time.perf_counter())
         if self._profiler:
             self._profiler.step()
-
-
-class Rows(torch.utils.data.Dataset[dict[str, Any]]):
-    """Samples for Trainer."""
-
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.samples[index]
 
 
 def main() -> int:
@@ -120,38 +93,37 @@ def main() -> int:
     config = load_config(recipe, inputs.model, tokenizer, **task.model_settings(train_set))
     set_seed(training.seed)
     model = load_model(task.model_class, recipe, inputs.model, config)
-    flop_per_token = 6 * multiplied(model)
+    flop_per_token = 6 * product_weights(model)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    losses: list[float] = []
     if options["engine"] == "stock":
-        times, batch_size = _stock(job, task, model, train_set, options), recipe.batch_size
-        losses: list[float] = []
+        times = _stock(job, task, model, train_set, options)
     else:
         times, losses, model = _ours(job, task, model, train_set, options)
-        batch_size = recipe.batch_size
     counted = times[WARM_UP - 1 :]
     lengths = train_set.lengths("input_ids")
     found: dict[str, Any] = {
         "flop_per_sample": flop_per_token * sum(lengths) / len(lengths),
-        "samples_per_second": batch_size * (len(counted) - 1) / (counted[-1] - counted[0]),
+        "samples_per_second": recipe.batch_size * (len(counted) - 1) / (counted[-1] - counted[0]),
         "losses": losses[-1:],
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     if options.get("evaluate"):
-        found["metrics"] = evaluate_all(task, model, samples, WORLD, job.precision == "bf16")
+        found["metrics"] = evaluate(task, model, samples, WORLD, job.precision == "bf16")
     if options.get("profile"):
         found["profile"] = options["profile_found"]
     print(json.dumps(found))
     return 0
 
 
-def multiplied(model: torch.nn.Module) -> int:
-    """The weights of all matrix products; forward and backward pass take 6 operations of each."""
+def product_weights(model: torch.nn.Module) -> int:
+    """Number of weights in matrix products; each takes 6 operations, forward and backward."""
     linear = (torch.nn.Linear, Conv1D)
     return sum(m.weight.numel() for m in model.modules() if isinstance(m, linear))
 
 
 def products(shapes: list[tuple[int, int, int]]) -> float:
-    """Operations a second that products of these shapes reach together, in bf16, forward only."""
+    """Operations per second of matrix products of these shapes, in bf16, forward only."""
     seconds = work = 0.0
     for rows, inner, columns in shapes:
         left = torch.randn(rows, inner, dtype=torch.bfloat16)
@@ -169,12 +141,12 @@ def products(shapes: list[tuple[int, int, int]]) -> float:
 def _ours(
     job: Job, task: Task, model: Any, train_set: Samples, options: dict[str, Any]
 ) -> tuple[list[float], list[float], Any]:
-    gains = Gains(**dict.fromkeys(options.get("leave_out", ()), False))
+    optimizations = Optimizations(**dict.fromkeys(options.get("leave_out", ()), False))
     training = replace(job.recipe.training, logging_steps=1, eval_strategy="no")
     job = replace(job, recipe=replace(job.recipe, training=training))
     with _profiler(options) as profiler:
         clock = Clock(profiler)
-        _, trained = train(job, task, model, train_set, {}, WORLD, clock, gains)
+        _, trained = train(job, task, model, train_set, {}, WORLD, clock, optimizations)
     return clock.times, clock.losses, trained
 
 
@@ -216,11 +188,11 @@ def _stock(
         return {**inputs, **labels}
 
     with _profiler(options) as profiler:
-        clock = StockClock(profiler)
+        clock = Clock(profiler)
         trainer = Trainer(
             model,
             arguments,
-            train_dataset=Rows(train_set),
+            train_dataset=train_set,
             data_collator=collate,
             callbacks=[clock],
         )
@@ -230,19 +202,19 @@ def _stock(
 
 @contextmanager
 def _profiler(options: dict[str, Any]) -> Iterator[profile | None]:
-    """One for the steps after the warm-up where `options` want it; leaves there what it found."""
+    """Profile the steps after the warm-up, if asked to; `profile_found` of `options` has them."""
     if not options.get("profile"):
         yield None
         return
     plan = schedule(wait=WARM_UP - 1, warmup=1, active=PROFILED, repeat=1)
     with profile(schedule=plan) as profiler:
         yield profiler
-    options["profile_found"] = _shares(profiler)
+    options["profile_found"] = _profile_of_step(profiler)
 
 
-def _shares(found: profile) -> dict[str, float]:
-    """Milliseconds of a step of each kind of work, and of the largest kernels."""
-    ops = [op for op in found.key_averages() if not op.key.startswith("ProfilerStep")]
+def _profile_of_step(profiler: profile) -> dict[str, float]:
+    """Milliseconds of a step by kind of work, and of the slowest kernels."""
+    ops = [op for op in profiler.key_averages() if not op.key.startswith("ProfilerStep")]
 
     def milliseconds(*names: str) -> float:
         chosen = [op for op in ops if not names or op.key in names]

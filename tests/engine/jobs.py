@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
@@ -24,8 +23,8 @@ from ftcluster_train.distributed.world import World
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.registry import make_task
-from ftcluster_train.training.loop import Report, train
-from ftcluster_train.training.progress import Tell
+from ftcluster_train.training.loop import TrainResult, train
+from ftcluster_train.training.progress import ProgressLog
 from tests.engine.models import SPECIAL, VOCABULARY, make_tokenizer
 
 CLASSES = 3
@@ -81,7 +80,7 @@ def write_samples(folder: Path, samples: Sequence[Sample]) -> Samples:
 def make_job(
     folder: Path, task: str, precision: str = "fp32", batch_size: int = 8, **changes: Any
 ) -> Job:
-    """The defaults are a recipe's, but that each step is told and nothing is evaluated."""
+    """A recipe's defaults, but each step is logged and nothing is evaluated."""
     plain = {"logging_steps": 1, "eval_strategy": "no", "learning_rate": 1e-3}
     recipe = Recipe(
         name="tiny", task=task, model="tiny", from_scratch=True, config_overrides={},
@@ -101,7 +100,7 @@ def make_task_of(job: Job) -> Task:
 class Run:
     """What a training has left."""
 
-    report: Report
+    result: TrainResult
     model: PreTrainedModel
     events: list[dict[str, Any]]
 
@@ -135,10 +134,6 @@ def run(
     sets = {}
     if validation:
         sets["validation"] = write_samples(job.run_dir / "samples/validation", validation)
-    tell = Tell(EventWriter(job.run_dir))
-    task = task or make_task_of(job)
-    try:
-        report, trained = train(job, task, model, train_set, sets, world, tell)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    return Run(report, trained, read_events(job))
+    log = ProgressLog(EventWriter(job.run_dir))
+    result, trained = train(job, task or make_task_of(job), model, train_set, sets, world, log)
+    return Run(result, trained, read_events(job))

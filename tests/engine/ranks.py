@@ -11,9 +11,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.data.sampler import micro_batches, own_share
+from ftcluster_train.data.sampler import micro_batches, share_of_rank
 from ftcluster_train.optim import gradient_buckets
-from ftcluster_train.optim.optimizer_step import FlatUpdate
+from ftcluster_train.optim.optimizer_step import FlatOptimizerStep
 from tests.engine.models import VOCABULARY, make_model
 
 Work = Callable[..., Any]  # gets rank and size first
@@ -44,7 +44,7 @@ class Case:
 class Learned:
     """What a rank has after a case."""
 
-    masters: torch.Tensor
+    master_weights: torch.Tensor
     norms: list[float]
     digest: str
     buckets: int
@@ -64,7 +64,7 @@ def learn(case: Case, rank: int, size: int) -> Learned:
         settings = Training(
             learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5, adam_epsilon=1e-3
         )
-        update = FlatUpdate(model, settings, case.dtype, size)
+        update = FlatOptimizerStep(model, settings, case.dtype, size)
     finally:
         gradient_buckets.BUCKET = usual
     tokens = torch.randint(
@@ -73,7 +73,7 @@ def learn(case: Case, rank: int, size: int) -> Learned:
     model.eval()
     norms = []
     for batch in case.batches:
-        parts = micro_batches(own_share(batch, rank, size), case.parts)
+        parts = micro_batches(share_of_rank(batch, rank, size), case.parts)
         for part in parts:
             own = tokens[part]
             loss = model(input_ids=own, labels=own).loss * len(part) / len(batch)
@@ -81,8 +81,8 @@ def learn(case: Case, rank: int, size: int) -> Learned:
                 loss = loss + model.spare.weight.sum() * 1e-3
             update.backward(loss, last=part is parts[-1])
         norms.append(update.step())
-    masters = update._weights.masters.clone()
-    return Learned(masters, norms, update.digest(), len(update._gradients._buckets))
+    master_weights = update.weights.master_weights.clone()
+    return Learned(master_weights, norms, update.digest(), len(update.gradients.buckets))
 
 
 def _rank(rank: int, size: int, folder: Path, work: Work, arguments: tuple[Any, ...]) -> None:

@@ -8,7 +8,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ftcluster_train.kernels import attention
-from ftcluster_train.kernels.attention import CAUSAL_BLOCK, CAUSAL_BLOCKS, Attention, flash
+from ftcluster_train.kernels.attention import (
+    CAUSAL_BLOCK,
+    CAUSAL_BLOCKS,
+    Attention,
+    torch_attention,
+)
 
 BATCH, HEADS, SIZE = 3, 4, 8
 LENGTH = 24
@@ -50,7 +55,7 @@ def check(tensors: Tensors, **options: Any) -> None:
     if mask is not None and mask.is_floating_point():
         options["attn_mask"] = mask.double()
     with sdpa_kernel(SDPBackend.MATH):
-        wanted = both(flash, exact, upstream, **options)
+        wanted = both(torch_attention, exact, upstream, **options)
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == tensors[0].dtype
         largest = other.abs().max().clamp(min=1e-3)  # one key alone has a gradient of 0
@@ -123,7 +128,7 @@ def test_another_mask_is_not_taken_for_the_last_one() -> None:
     for lengths in ((LENGTH, 17, 1), (2, 3, 4), (LENGTH, 17, 1)):
         mask = padding(lengths)
         found = ours(*tensors, attn_mask=mask)
-        assert torch.allclose(found, flash(*tensors, attn_mask=mask), atol=1e-6)
+        assert torch.allclose(found, torch_attention(*tensors, attn_mask=mask), atol=1e-6)
 
 
 def test_a_mask_that_was_changed_in_place() -> None:
@@ -132,7 +137,7 @@ def test_a_mask_that_was_changed_in_place() -> None:
     ours(*tensors, attn_mask=mask)
     mask[:, :, :, 5:] = False
     assert torch.allclose(
-        ours(*tensors, attn_mask=mask), flash(*tensors, attn_mask=mask), atol=1e-6
+        ours(*tensors, attn_mask=mask), torch_attention(*tensors, attn_mask=mask), atol=1e-6
     )
 
 
@@ -175,7 +180,7 @@ def test_dropout_that_is_not_wanted() -> None:
     ours = Attention(with_dropout=False)
     assert torch.equal(ours(*tensors, dropout_p=0.5), ours(*tensors))
     with torch.no_grad():
-        assert torch.equal(ours(*tensors, dropout_p=0.5), flash(*tensors))
+        assert torch.equal(ours(*tensors, dropout_p=0.5), torch_attention(*tensors))
 
 
 @pytest.fixture
@@ -185,10 +190,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def spy(*args: torch.Tensor | None, **kwargs: Any) -> torch.Tensor:
         seen.append(kwargs)
-        found: torch.Tensor = flash(*args, **kwargs)
+        found: torch.Tensor = torch_attention(*args, **kwargs)
         return found
 
-    monkeypatch.setattr(attention, "flash", spy)
+    monkeypatch.setattr(attention, "torch_attention", spy)
     return seen
 
 
@@ -204,10 +209,10 @@ def test_what_is_left_to_torch(calls: list[dict[str, Any]]) -> None:
     ours(*(x.double() for x in tensors))
     ours(*made(7, keys=19), is_causal=True)
     assert len(calls) == 6
-    Attention(with_dropout=True, longest=LENGTH - 1)(*tensors, dropout_p=0.25, scale=0.5)
+    Attention(with_dropout=True, max_length=LENGTH - 1)(*tensors, dropout_p=0.25, scale=0.5)
     assert len(calls) == 7
     assert (calls[-1]["dropout_p"], calls[-1]["scale"]) == (0.25, 0.5)
-    Attention(with_dropout=True, longest=LENGTH)(*tensors)
+    Attention(with_dropout=True, max_length=LENGTH)(*tensors)
     assert len(calls) == 7
 
 
@@ -224,7 +229,7 @@ def test_types_that_differ(calls: list[dict[str, Any]]) -> None:
 def test_a_mask_that_is_learned_gets_its_gradient() -> None:
     """As the relative positions of T5 and its kind."""
     tensors, gradients = made(), []
-    for function in (Attention(with_dropout=True), flash):
+    for function in (Attention(with_dropout=True), torch_attention):
         mask = torch.linspace(-1, 1, LENGTH * LENGTH).view(1, 1, LENGTH, LENGTH).requires_grad_()
         function(*tensors, attn_mask=mask).square().sum().backward()
         gradients.append(mask.grad)

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from ftcluster_common.job import Job
-from ftcluster_train.data.sampler import Order
+from ftcluster_train.data.sampler import BatchSampler
 from ftcluster_train.data.token_store import Sample
 from ftcluster_train.distributed.world import World
 from ftcluster_train.errors import TrainError
@@ -43,7 +43,7 @@ def bad_at(step: int, samples: list[Sample], job: Job) -> list[int]:
     lengths = [len(sample["input_ids"]) for sample in samples]
     for sample in samples:
         sample["input_ids"] = [min(token, RARE - 1) for token in sample["input_ids"]]
-    batch = list(Order(lengths, job.recipe.batch_size, job.recipe.training))[step - 1]
+    batch = list(BatchSampler(lengths, job.recipe.batch_size, job.recipe.training))[step - 1]
     samples[batch[-1]]["input_ids"][0] = RARE
     return batch
 
@@ -64,7 +64,7 @@ def test_a_loss_that_is_no_number(tmp_path: Path, world: World, precision: str) 
     shown = ", ".join(map(str, batch[:8]))
     assert caught.value.message == (
         "the loss is nan at step 3 on rank 0; rank 0's part of the batch: "
-        f"samples {shown} ... of train, from 0; the model before it is in {kept} on the head"
+        f"samples {shown} ... of train, from 0; the model before this step is in {kept} on the head"
     )
     assert "training.learning_rate" in caught.value.hint
     before = run(
@@ -85,7 +85,7 @@ def test_a_first_step_that_fails_leaves_no_model(tmp_path: Path, world: World) -
         model.classifier.bias[0] = math.nan
     with pytest.raises(TrainError, match="the loss is nan at step 1 on rank 0") as caught:
         run(make_job(tmp_path, "text-classification"), model, samples, world)
-    assert "the model before it" not in caught.value.message
+    assert "the model before" not in caught.value.message
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -170,7 +170,7 @@ def test_checkpoints_are_those_of_transformers(
     assert found == pytest.approx([entry["eval_loss"] for entry in history], rel=1e-3)
     if settings.get("load_best_model_at_end"):
         best = trainer.state.best_global_step
-        assert ours.report.metrics["loss"] == found[told.index(best)]
+        assert ours.result.metrics["loss"] == found[told.index(best)]
         if not settings.get("greater_is_better"):
             assert best != told[-1]  # otherwise nothing is chosen here
         kept = AutoModelForCausalLM.from_pretrained(
@@ -212,7 +212,7 @@ def test_a_model_that_was_best_before_it_learned(tmp_path: Path, world: World) -
     )  # fmt: skip
     losses = [event["metrics"]["loss"] for event in done.of("evaluation")]
     assert losses[0] == min(losses)
-    assert done.report.metrics["loss"] == min(losses[1:])
+    assert done.result.metrics["loss"] == min(losses[1:])
 
 
 def test_the_steps_after_the_last_evaluation(tmp_path: Path, world: World) -> None:
@@ -222,7 +222,7 @@ def test_the_steps_after_the_last_evaluation(tmp_path: Path, world: World) -> No
     )
     assert [event["step"] for event in done.of("evaluation")] == [3, 6, 7]
     assert [event["step"] for event in done.of("checkpoint")] == [3, 6, 7]
-    assert done.report.metrics == done.of("evaluation")[-1]["metrics"]
+    assert done.result.metrics == done.of("evaluation")[-1]["metrics"]
 
 
 def test_nothing_is_left_half_saved(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ftcluster_train.kernels.dropout import AT_ONCE, LANES, dropout, noise
+from ftcluster_train.kernels.dropout import CHUNK, LANES, dropout, make_mask
 
 COUNT = 10_000_000
 SIGMAS = 5
@@ -23,7 +23,7 @@ def threads() -> Iterator[None]:
 
 
 def documented(p: float) -> tuple[float, float]:
-    """The probability of 0 and the other number, as the docstring of `noise` has them."""
+    """The probability of 0 and the other number, as the docstring of `make_mask` has them."""
     other = torch.tensor(1 / (1 - p)).bfloat16().item()
     return 1 - 1 / other, other
 
@@ -32,7 +32,7 @@ def documented(p: float) -> tuple[float, float]:
 def test_share_of_zeros_and_mean(p: float) -> None:
     rate, other = documented(p)
     assert rate == pytest.approx(p, abs=0.005)
-    made = noise(COUNT, p, seed=1)
+    made = make_mask(COUNT, p, seed=1)
     assert made.dtype == torch.bfloat16
     zeros = int((made == 0).sum())
     assert zeros + int((made == other).sum()) == COUNT
@@ -55,11 +55,11 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_lanes_and_neighbours_do_not_know_of_each_other(p: float) -> None:
-    zeros = (noise(4_000_000, p, seed=2) == 0).view(-1, LANES)
+    zeros = (make_mask(4_000_000, p, seed=2) == 0).view(-1, LANES)
     for one, other in itertools.combinations(range(LANES), 2):
         assert abs(correlation(zeros[:, one], zeros[:, other])) < SIGMAS
     for one, other in itertools.product(range(LANES), repeat=2):
-        for distance in (1, 2, 64, AT_ONCE):
+        for distance in (1, 2, 64, CHUNK):
             near, far = zeros[:-distance, one], zeros[distance:, other]
             assert abs(correlation(near, far)) < SIGMAS
 
@@ -67,7 +67,7 @@ def test_lanes_and_neighbours_do_not_know_of_each_other(p: float) -> None:
 def test_the_four_lanes_together() -> None:
     """Chi-square over the 16 patterns of a word, of 15 degrees of freedom."""
     count, p = 4_000_000, 0.5
-    zeros = (noise(count, p, seed=3) == 0).view(-1, LANES).long()
+    zeros = (make_mask(count, p, seed=3) == 0).view(-1, LANES).long()
     patterns = (zeros * torch.tensor([1, 2, 4, 8])).sum(1)
     found = torch.bincount(patterns, minlength=16).double()
     expected = count / LANES / 16
@@ -77,9 +77,9 @@ def test_the_four_lanes_together() -> None:
 
 @pytest.mark.parametrize("other", [6, 7 + 2**32, -7, 2**63 - 1, -(2**63)])
 def test_other_seeds_give_other_masks(other: int) -> None:
-    one, another = (noise(400_000, 0.5, seed) == 0 for seed in (7, other))
+    one, another = (make_mask(400_000, 0.5, seed) == 0 for seed in (7, other))
     assert abs(correlation(one, another)) < SIGMAS
-    assert torch.equal(one, noise(400_000, 0.5, 7) == 0)
+    assert torch.equal(one, make_mask(400_000, 0.5, 7) == 0)
 
 
 def test_the_mask_follows_from_the_default_generator() -> None:
@@ -95,25 +95,25 @@ def test_the_mask_follows_from_the_default_generator() -> None:
 
 @pytest.mark.usefixtures("threads")
 def test_the_number_of_threads_changes_nothing() -> None:
-    count = 3 * AT_ONCE * LANES + 2  # more than a stream holds, whatever the threads are
+    count = 3 * CHUNK * LANES + 2  # more than a stream holds, whatever the threads are
     made = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        made.append(noise(count, 0.2, seed=4))
+        made.append(make_mask(count, 0.2, seed=4))
     assert torch.equal(made[0], made[1])
     assert torch.equal(made[0], made[2])
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 4 * 1000 + 3])
 def test_counts_that_fill_no_word(count: int) -> None:
-    assert torch.equal(noise(count, 0.5, seed=5), noise(4 * count, 0.5, seed=5)[:count])
+    assert torch.equal(make_mask(count, 0.5, seed=5), make_mask(4 * count, 0.5, seed=5)[:count])
 
 
 @pytest.mark.usefixtures("threads")
 def test_a_mask_that_is_larger_than_a_stream_does_not_repeat() -> None:
     torch.set_num_threads(1)
-    stream = AT_ONCE * LANES
-    first, second = (noise(2 * stream, 0.5, seed=6) == 0).view(2, stream)
+    stream = CHUNK * LANES
+    first, second = (make_mask(2 * stream, 0.5, seed=6) == 0).view(2, stream)
     assert abs(correlation(first, second)) < SIGMAS
 
 

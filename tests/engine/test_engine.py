@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 from transformers.trainer_pt_utils import LabelSmoother
 
 from ftcluster_common.job import Job
-from ftcluster_train.data.sampler import Order
+from ftcluster_train.data.sampler import BatchSampler
 from ftcluster_train.data.token_store import Sample
 from ftcluster_train.distributed.world import World
 from tests.engine.jobs import make_job, make_samples, make_task_of, run
@@ -37,7 +37,7 @@ def plain_loop(job: Job, model: PreTrainedModel, samples: Sequence[Sample]) -> l
     model.train()
     losses = []
     lengths = [len(sample["input_ids"]) for sample in samples]
-    for batch in Order(lengths, job.recipe.batch_size, settings):
+    for batch in BatchSampler(lengths, job.recipe.batch_size, settings):
         loss = model(**transformers_inputs(job, [samples[i] for i in batch])).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
@@ -187,9 +187,7 @@ def test_attention_that_a_model_computes_by_itself(tmp_path: Path, world: World)
     done = run(job, model, samples, world)
     assert done.losses == pytest.approx(plain_loop(job, plain, samples), rel=1e-4)
     (notice,) = done.of("notice")
-    assert notice["message"] == (
-        "this bert model computes attention by itself: it is as transformers has it"
-    )
+    assert notice["message"] == ("this bert model computes attention itself, so ours is not used")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from ftcluster_train.distributed.world import World
-from ftcluster_train.training.evaluation import evaluate
-from ftcluster_train.training.models import outputs_of
+from ftcluster_train.training.loop import evaluate
+from ftcluster_train.training.models import call_model
 from tests.engine.jobs import make_job, make_samples, make_task_of, write_samples
 from tests.engine.models import make_model
 
@@ -39,7 +39,9 @@ def test_the_loss_of_classes_is_that_of_transformers(
     model = make_model("bert")
     with torch.no_grad():
         model.classifier.weight.mul_(40)  # losses that differ from sample to sample
-    found = evaluate(task, model, write_samples(tmp_path / "set", samples), world, bf16=False)
+    found = evaluate(
+        task, model, {"validation": write_samples(tmp_path / "set", samples)}, world, bf16=False
+    )
     rows = [{"input_ids": s["input_ids"], "labels": s["label"][0]} for s in samples]
     wanted = loss_of_trainer(tmp_path / "theirs", model, rows, smoothing)
     assert found["loss"] == pytest.approx(wanted, rel=1e-5)
@@ -56,7 +58,9 @@ def test_the_loss_of_tokens_is_that_of_transformers(
     model = make_model("llama", "causal-lm")
     with torch.no_grad():
         model.lm_head.weight.mul_(20)
-    found = evaluate(task, model, write_samples(tmp_path / "set", samples), world, bf16=False)
+    found = evaluate(
+        task, model, {"validation": write_samples(tmp_path / "set", samples)}, world, bf16=False
+    )
     rows = [{"input_ids": s["input_ids"], "labels": s["input_ids"]} for s in samples]
     wanted = loss_of_trainer(tmp_path / "theirs", model, rows, smoothing)
     assert found["loss"] == pytest.approx(wanted, rel=1e-5)
@@ -74,5 +78,5 @@ def test_a_model_is_not_given_what_it_does_not_take() -> None:
 
     ones = torch.ones(2, 3)
     given = {"input_ids": ones, "attention_mask": ones, "token_type_ids": ones}
-    assert torch.equal(outputs_of(Narrow(), given), ones)
-    assert outputs_of(Wide(), given) == ["attention_mask", "token_type_ids", "2"]
+    assert torch.equal(call_model(Narrow(), given), ones)
+    assert call_model(Wide(), given) == ["attention_mask", "token_type_ids", "2"]

@@ -25,12 +25,12 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ftcluster_train.kernels import Gains
+from ftcluster_train.kernels import Optimizations
 from ftcluster_train.optim.flat_params import FlatWeights
-from ftcluster_train.optim.gradient_buckets import SharedGradients
-from ftcluster_train.training.models import outputs_of
-from ftcluster_train.training.patch_model import fuse
-from ftcluster_train.training.progress import Tell
+from ftcluster_train.optim.gradient_buckets import GradientBuckets
+from ftcluster_train.training.models import call_model
+from ftcluster_train.training.patch_model import patch_model
+from ftcluster_train.training.progress import ProgressLog
 from tests.engine.jobs import CLASSES, make_job, make_task_of
 
 TIMES, LEAST = 1.5, 0.01  # of the error of plain transformers in bf16, or this
@@ -168,7 +168,7 @@ def make_inputs(kind: Kind, side: str, seed: int) -> tuple[dict[str, Any], dict[
 def plain(model: PreTrainedModel, task: Any, batch: Any, bf16: bool) -> Gradients:
     inputs, targets = batch
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        outputs = outputs_of(model, inputs)
+        outputs = call_model(model, inputs)
     (task.loss(outputs, targets) / ROWS).backward()
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
@@ -176,18 +176,18 @@ def plain(model: PreTrainedModel, task: Any, batch: Any, bf16: bool) -> Gradient
 def ours(model: PreTrainedModel, task: Any, batch: Any) -> Gradients:
     inputs, targets = batch
     names = {p: name for name, p in model.named_parameters()}
-    kernels = fuse(model, task, True, Gains(), Tell())
+    kernels = patch_model(model, task, True, Optimizations(), ProgressLog())
     model.train()
     weights = FlatWeights(model, torch.bfloat16)
-    gradients = SharedGradients(weights, 1)
+    gradients = GradientBuckets(weights, 1)
     with kernels:
         with torch.autocast("cpu", torch.bfloat16):
-            outputs = outputs_of(model, inputs)
+            outputs = call_model(model, inputs)
         loss = task.loss(outputs, targets) / ROWS
-        gradients.expect(last=True)
+        gradients.start_backward(last=True)
         loss.backward()
-    flat = gradients.finish()
-    return {names[p]: flat[place].view(p.shape) for p, place in weights.places.items()}
+    flat = gradients.wait()
+    return {names[p]: flat[place].view(p.shape) for p, place in weights.slices.items()}
 
 
 def errors(found: Sequence[Gradients], exact: Sequence[Gradients]) -> dict[str, float]:

@@ -92,13 +92,13 @@ def cases(draw: st.DrawFn) -> Case:
 def ours(case: Case, block: int) -> tuple[Tensors, torch.Tensor]:
     """Output and gradients, and the factors of dropout: (batch, heads, queries, keys)."""
     drawn: list[torch.Tensor] = []
-    plain, before = attention.noise, attention.CAUSAL_BLOCK
+    plain, before = attention.make_mask, attention.CAUSAL_BLOCK
 
     def noise(count: int, p: float, seed: int) -> torch.Tensor:
         drawn.append(plain(count, p, seed))
         return drawn[-1]
 
-    attention.noise, attention.CAUSAL_BLOCK = noise, block
+    attention.make_mask, attention.CAUSAL_BLOCK = noise, block
     try:
         torch.manual_seed(case.seed)
         inputs = [x.clone().requires_grad_() for x in (case.query, case.key, case.value)]
@@ -112,7 +112,7 @@ def ours(case: Case, block: int) -> tuple[Tensors, torch.Tensor]:
                 part = factors[:, rows, seen]
                 part.copy_(numbers.view(part.shape))
     finally:
-        attention.noise, attention.CAUSAL_BLOCK = plain, before
+        attention.make_mask, attention.CAUSAL_BLOCK = plain, before
     return (found.detach(), *gradients), factors.view(batch, heads, queries, -1)
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ftcluster_train.kernels.dropout import LANES, LEVELS, dropout, noise
+from ftcluster_train.kernels.dropout import LANES, LEVELS, dropout, make_mask
 from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors
 
 # standard deviations: one in 10^9 of all cases is beyond
@@ -24,7 +24,7 @@ def scale_of(p: float) -> float:
 @given(counts, rates, seeds)
 @example(50_000, 0.999999, 0)  # of a probability next to 1 nothing is left
 def test_the_rate_and_the_scale(count: int, p: float, seed: int) -> None:
-    made, scale = noise(count, p, seed), scale_of(p)
+    made, scale = make_mask(count, p, seed), scale_of(p)
     assert (made.shape, made.dtype) == ((count,), torch.bfloat16)
     zeros = int((made == 0).sum())
     assert zeros + int((made == scale).sum()) == count
@@ -40,9 +40,9 @@ def test_the_rate_and_the_scale(count: int, p: float, seed: int) -> None:
 
 @given(counts, rates, seeds, st.integers(0, 100))
 def test_a_mask_follows_from_its_seed(count: int, p: float, seed: int, more: int) -> None:
-    made = noise(count, p, seed)
-    assert torch.equal(noise(count, p, seed), made)
-    assert torch.equal(noise(count + more, p, seed)[:count], made)
+    made = make_mask(count, p, seed)
+    assert torch.equal(make_mask(count, p, seed), made)
+    assert torch.equal(make_mask(count + more, p, seed)[:count], made)
 
 
 def splitmix64(seed: int, counter: int) -> int:
@@ -57,7 +57,7 @@ def splitmix64(seed: int, counter: int) -> int:
 @given(rates, seeds, st.lists(st.integers(0, 300_000), min_size=1, max_size=20))
 def test_each_element_is_decided_on_by_its_counter(p: float, seed: int, places: list[int]) -> None:
     """Also where a mask is longer than what is made at once."""
-    made, scale = noise(max(places) + 1, p, seed), scale_of(p)
+    made, scale = make_mask(max(places) + 1, p, seed), scale_of(p)
     share = 1 - 1 / scale if scale > 1 else p
     for place in places:
         lane = splitmix64(seed, place // LANES) >> 16 * (place % LANES) & 0xFFFF
@@ -69,7 +69,7 @@ def test_each_element_is_decided_on_by_its_counter(p: float, seed: int, places: 
 def test_seeds_that_differ(one: int, other: int) -> None:
     assume(one != other)
     count = 4000
-    equal = int((noise(count, 0.5, one) == noise(count, 0.5, other)).sum())
+    equal = int((make_mask(count, 0.5, one) == make_mask(count, 0.5, other)).sum())
     assert abs(equal - count / 2) <= SIGMAS * math.sqrt(count) / 2
 
 

@@ -26,7 +26,7 @@ def test_layer_norm(rows: int, width: int, dtype: torch.dtype, eps: float, data:
     ]
     upstream = data.draw(tensors((rows, width), torch.float32))
     own = [x.clone().requires_grad_() for x in inputs]
-    own[1].master = inputs[1]
+    own[1].master_weight = inputs[1]
     found = layer_norm(own[0], [width], own[1], own[2], eps)
     gradients = torch.autograd.grad(found, own, upstream)
     assert found.dtype == torch.float32
@@ -77,11 +77,11 @@ def test_embedding(
     tokens = torch.randint(vocabulary, shape, generator=numbers)
     weight = master.bfloat16().requires_grad_()
     if data.draw(st.booleans()):
-        weight.master = master
+        weight.master_weight = master
     found = embedding(tokens, weight, padding)
     (gradient,) = torch.autograd.grad(found, weight, upstream)
     assert (found.dtype, gradient.dtype) == (torch.float32, torch.bfloat16)
-    assert torch.equal(found, getattr(weight, "master", weight)[tokens].float())
+    assert torch.equal(found, getattr(weight, "master_weight", weight)[tokens].float())
     check_sums(gradient, tokens, upstream, padding)
 
 
@@ -140,7 +140,7 @@ def test_linear(
         check_near(one, other.view(one.shape), u * size.view(one.shape))
 
 
-actions = st.lists(st.tuples(st.sampled_from(["call", "change", "forget"]), st.integers(0, 2)))
+actions = st.lists(st.tuples(st.sampled_from(["call", "change", "clear"]), st.integers(0, 2)))
 
 
 @given(actions)
@@ -151,8 +151,8 @@ def test_linear_never_takes_an_input_for_another(steps: list[tuple[str, int]]) -
     for action, number in steps:
         if action == "change":
             inputs[number].mul_(1.5)
-        elif action == "forget":
-            linear.forget()
+        elif action == "clear":
+            linear.clear()
         else:
             assert torch.equal(linear(inputs[number], weight), inputs[number].bfloat16())
 

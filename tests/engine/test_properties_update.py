@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.optim.optimizer_step import NORM_BLOCK, FlatUpdate, norm_of
+from ftcluster_train.optim.optimizer_step import NORM_BLOCK, FlatOptimizerStep, norm_of
 from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors
 
 FP32 = ROUNDOFF[torch.float32]
@@ -85,7 +85,7 @@ def test_adamw(
         Adam(p.detach().double(), settings.weight_decay if p.ndim > 1 else 0.0)
         for p in net.parameters()
     ]
-    update = FlatUpdate(net, settings, dtype, 1)
+    update = FlatOptimizerStep(net, settings, dtype, 1)
     for number in range(1, STEPS + 1):
         given = [data.draw(tensors(s, torch.bfloat16, gradient_sizes)).float() for s in shapes]
         loss = sum((p.float() * g).sum() for p, g in zip(net.parameters(), given, strict=True))
@@ -101,7 +101,7 @@ def test_adamw(
         for parameter, one in zip(net.parameters(), exact, strict=True):
             rounded = one.error + (ROUNDOFF[dtype] * one.value.abs() * (dtype != torch.float32))
             check_near(parameter, one.value, rounded * (1 + ROUNDOFF[dtype]))
-    update.release()
+    update.detach()
     for parameter, one in zip(net.parameters(), exact, strict=True):
         assert parameter.dtype == torch.float32
         check_near(parameter, one.value, one.error)

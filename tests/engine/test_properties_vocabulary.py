@@ -6,13 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftcluster_train.kernels.linear_cross_entropy import ALIGNED, ROWS, cross_entropy_of_hidden
+from ftcluster_train.kernels.linear_cross_entropy import ALIGNMENT, ROWS, linear_cross_entropy
 from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors, unit
 
 FP32 = ROUNDOFF[torch.float32]
 # on both sides of where rows are cut and columns are padded
 rows = st.sampled_from([1, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 5]) | st.integers(1, 3 * ROWS)
-columns = st.sampled_from([1, 2, ALIGNED - 1, ALIGNED, ALIGNED + 1]) | st.integers(1, 3 * ALIGNED)
+columns = st.sampled_from([1, 2, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1]) | st.integers(
+    1, 3 * ALIGNMENT
+)
 large = st.sampled_from([1.0, 1e-3, 10.0])
 
 
@@ -26,7 +28,7 @@ def test_loss_and_gradients(
     weight = data.draw(tensors((vocabulary, width), dtype, large)).requires_grad_()
     numbers = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     tokens = torch.randint(vocabulary, (count,), generator=numbers)
-    found = cross_entropy_of_hidden(hidden, weight, tokens)
+    found = linear_cross_entropy(hidden, weight, tokens)
     gradients = torch.autograd.grad(found * scale, (hidden, weight))
     assert found.dtype == torch.float32
     assert [g.dtype for g in gradients] == [of_hidden, dtype]

@@ -45,7 +45,7 @@ def test_ranks_learn_what_one_learns(of_ranks: list[dict[str, Learned]], name: s
     alone, shared = learn(Case(case.batches, dtype=case.dtype), 0, 1), of_ranks[0][name]
     exact = case.dtype == torch.float32
     assert shared.norms == pytest.approx(alone.norms, rel=1e-5 if exact else 0.02)
-    apart = (shared.masters - alone.masters).abs()
+    apart = (shared.master_weights - alone.master_weights).abs()
     if exact:
         assert float(apart.max()) < 1e-6
     else:  # Adam's step is as long for a gradient that rounds to the other side of 0
@@ -54,7 +54,7 @@ def test_ranks_learn_what_one_learns(of_ranks: list[dict[str, Learned]], name: s
 
 def test_small_buckets_are_many(of_ranks: list[dict[str, Learned]]) -> None:
     counts = {name: found.buckets for name, found in of_ranks[0].items()}
-    elements = len(of_ranks[0]["halves"].masters)
+    elements = len(of_ranks[0]["halves"].master_weights)
     assert elements < BUCKET
     assert counts["halves"] == 2  # matrices and vectors
     assert counts["small buckets"] >= elements / 10_000

@@ -73,7 +73,7 @@ def test_fields_that_a_configuration_has_not(tmp_path: Path) -> None:
     wrong = {"config_overrides": {"n_layers": 2}}
     job = make_whole_job(tmp_path / "run", "causal-lm", texts(tmp_path), model, recipe=wrong)
     error = refusal(job)
-    assert "config_overrides.n_layers is no field of the configuration of a gpt2 model" in (
+    assert "config_overrides.n_layers is not a field of the configuration of a gpt2 model" in (
         error.message
     )
     assert "did you mean n_layer?" in error.hint

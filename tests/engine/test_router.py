@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ftcluster_train.kernels import Gains
+from ftcluster_train.kernels import Optimizations
 from ftcluster_train.tasks.base import Task
-from ftcluster_train.training.models import outputs_of
-from ftcluster_train.training.patch_model import fuse
-from ftcluster_train.training.progress import Tell
+from ftcluster_train.training.models import call_model
+from ftcluster_train.training.patch_model import patch_model
+from ftcluster_train.training.progress import ProgressLog
 from tests.engine.jobs import make_job, make_task_of
 from tests.engine.models import SIZES, VOCABULARY
 
@@ -41,27 +41,35 @@ def gradients(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def learned(model: PreTrainedModel, task: Task, tokens: torch.Tensor, gains: Gains) -> float:
+def learned(
+    model: PreTrainedModel, task: Task, tokens: torch.Tensor, optimizations: Optimizations
+) -> float:
     """Our loss, a mean over the rows, after its backward pass."""
     task.check_model(model)
-    kernels = fuse(model, task, True, gains, Tell())
+    kernels = patch_model(model, task, True, optimizations, ProgressLog())
     model.train()
     with kernels:
-        outputs = outputs_of(model, {"input_ids": tokens, "use_cache": False})
+        outputs = call_model(model, {"input_ids": tokens, "use_cache": False})
         loss = task.loss(outputs, {"tokens": tokens}) / ROWS
         loss.backward()
     return loss.item()
 
 
-@pytest.mark.parametrize("gains", [Gains(), Gains(vocabulary=False)], ids=["hidden", "logits"])
+@pytest.mark.parametrize(
+    "optimizations", [Optimizations(), Optimizations(cross_entropy=False)], ids=["hidden", "logits"]
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_routers_loss_is_transformers_own(tmp_path: Path, kind: str, gains: Gains) -> None:
+def test_the_routers_loss_is_transformers_own(
+    tmp_path: Path, kind: str, optimizations: Optimizations
+) -> None:
     model, tokens = make_experts(kind), torch.randint(4, VOCABULARY, (ROWS, LENGTH))
     plain = copy.deepcopy(model).train()
     wanted = plain(input_ids=tokens, labels=tokens, use_cache=False)
     wanted.loss.backward()
     task = make_task_of(make_job(tmp_path, "causal-lm"))
-    assert learned(model, task, tokens, gains) == pytest.approx(wanted.loss.item(), rel=1e-5)
+    assert learned(model, task, tokens, optimizations) == pytest.approx(
+        wanted.loss.item(), rel=1e-5
+    )
     assert wanted.aux_loss.item() > 0.5  # so it is a large part of that
     found = gradients(model)
     assert found.keys() == gradients(plain).keys()
@@ -76,4 +84,6 @@ def test_a_router_whose_loss_is_not_counted(tmp_path: Path, kind: str) -> None:
     wanted = copy.deepcopy(model)(input_ids=tokens, labels=tokens, use_cache=False)
     assert wanted.aux_loss is None
     task = make_task_of(make_job(tmp_path, "causal-lm"))
-    assert learned(model, task, tokens, Gains()) == pytest.approx(wanted.loss.item(), rel=1e-5)
+    assert learned(model, task, tokens, Optimizations()) == pytest.approx(
+        wanted.loss.item(), rel=1e-5
+    )

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.kernels.function_overrides import Kernels
-from ftcluster_train.optim.optimizer_step import FlatUpdate
+from ftcluster_train.kernels.function_overrides import FunctionOverrides
+from ftcluster_train.optim.optimizer_step import FlatOptimizerStep
 from tests.engine.models import VOCABULARY, make_model
 
 STEPS = 6
@@ -58,7 +58,9 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return found / 60
 
 
-def learn(update: FlatUpdate, model: nn.Module, steps: int = STEPS, parts: int = 1) -> list[float]:
+def learn(
+    update: FlatOptimizerStep, model: nn.Module, steps: int = STEPS, parts: int = 1
+) -> list[float]:
     norms = []
     for tokens in batches(steps):
         cut = tokens.chunk(parts)
@@ -118,7 +120,7 @@ def test_steps_are_those_of_adamw(net: Net, settings: dict[str, Any], parts: int
     settings = {"learning_rate": 1e-2, **settings}
     plain = copy.deepcopy(net)
     wanted = reference(plain, **settings)
-    update = FlatUpdate(net, Training(**settings), torch.float32, 1)
+    update = FlatOptimizerStep(net, Training(**settings), torch.float32, 1)
     norms = learn(update, net, parts=parts)
     assert norms == pytest.approx(wanted, rel=1e-5)
     if settings.get("max_grad_norm") == 0.1:
@@ -130,7 +132,9 @@ def test_only_matrices_are_decayed(net: Net) -> None:
     """What no loss depends on shows it: its gradient is zero."""
     before = copy.deepcopy(net)
     rate, decay = 1e-2, 0.5
-    update = FlatUpdate(net, Training(learning_rate=rate, weight_decay=decay), torch.float32, 1)
+    update = FlatOptimizerStep(
+        net, Training(learning_rate=rate, weight_decay=decay), torch.float32, 1
+    )
     learn(update, net)
     left = (1 - rate * decay) ** STEPS
     assert torch.allclose(net.unused.weight, before.unused.weight * left, atol=1e-7)
@@ -139,7 +143,7 @@ def test_only_matrices_are_decayed(net: Net) -> None:
 
 def test_a_layer_that_was_used_only_once(net: Net) -> None:
     """Its gradient of an earlier step is gone."""
-    update = FlatUpdate(net, Training(learning_rate=1e-2), torch.float32, 1)
+    update = FlatOptimizerStep(net, Training(learning_rate=1e-2), torch.float32, 1)
     tokens = next(batches())
     update.backward(loss_of(net, tokens) + net.unused(torch.ones(3)).sum(), last=True)
     with_it = update.step()
@@ -155,10 +159,10 @@ def test_a_layer_that_was_used_only_once(net: Net) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_frozen_and_tied_weights(net: Net, dtype: torch.dtype) -> None:
     before = copy.deepcopy(net)
-    update = FlatUpdate(net, Training(learning_rate=1e-2), dtype, 1)
+    update = FlatOptimizerStep(net, Training(learning_rate=1e-2), dtype, 1)
     check_types(net, dtype)
     learn(update, net)
-    update.release()
+    update.detach()
     assert torch.equal(net.frozen.weight, before.frozen.weight)
     assert torch.equal(net.frozen.bias, before.frozen.bias)
     assert net.head.weight is net.words.weight
@@ -169,13 +173,13 @@ def test_an_embedding_gives_what_was_learned(net: Net) -> None:
     """Not what is rounded to bf16, which the layer that is tied to it computes with."""
     tokens = torch.tensor([[1, 2, 1]])
     wanted = net.words.weight.detach()[tokens]
-    update = FlatUpdate(net, Training(), torch.bfloat16, 1)
-    with Kernels():
+    update = FlatOptimizerStep(net, Training(), torch.bfloat16, 1)
+    with FunctionOverrides():
         assert torch.equal(net.words(tokens), wanted)
     learn(update, net)
-    with Kernels():
+    with FunctionOverrides():
         found = net.words(tokens).detach()
-    update.release()
+    update.detach()
     assert torch.equal(found, net.words.weight[tokens])
     assert not torch.equal(found, wanted)
 
@@ -184,10 +188,10 @@ def test_bf16_learns_steps_that_are_smaller_than_its_own(net: Net) -> None:
     """A weight of 1 in bf16 cannot take a step of 1e-4; the fp32 one behind it can."""
     plain = copy.deepcopy(net)
     settings = {"learning_rate": 1e-4, "max_grad_norm": 0.0}
-    update = FlatUpdate(net, Training(**settings), torch.bfloat16, 1)
+    update = FlatOptimizerStep(net, Training(**settings), torch.bfloat16, 1)
     learn(update, net)
     computed = [p.detach().clone() for p in net.parameters()]
-    update.release()
+    update.detach()
     assert {p.dtype for p in net.parameters()} == {torch.float32}
     for p, used in zip(net.parameters(), computed, strict=True):
         if p.requires_grad:
@@ -199,16 +203,28 @@ def test_bf16_learns_steps_that_are_smaller_than_its_own(net: Net) -> None:
     check_same(net, plain, tolerance=2 * STEPS * 1e-4)
 
 
+def test_attaching_or_detaching_twice_changes_nothing(net: Net) -> None:
+    optimizer = FlatOptimizerStep(net, Training(), torch.bfloat16, 1)
+    optimizer.attach()
+    check_types(net, torch.bfloat16)
+    optimizer.detach()
+    places = [p.data_ptr() for p in net.parameters()]
+    optimizer.detach()
+    assert [p.data_ptr() for p in net.parameters()] == places
+    optimizer.attach()
+    check_types(net, torch.bfloat16)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_release_and_hold(net: Net, dtype: torch.dtype) -> None:
+def test_detach_and_attach(net: Net, dtype: torch.dtype) -> None:
     """A model that was given away and taken back goes on as if it had not been."""
     other = copy.deepcopy(net)
     settings = Training(learning_rate=1e-2)
-    update, undisturbed = (FlatUpdate(n, settings, dtype, 1) for n in (net, other))
+    update, undisturbed = (FlatOptimizerStep(n, settings, dtype, 1) for n in (net, other))
     learn(update, net, steps=2)
     learn(undisturbed, other, steps=2)
     digest = update.digest()
-    assert update.release() is net
+    assert update.detach() is net
     assert {p.dtype for p in net.parameters()} == {torch.float32}
     storages = [p.untyped_storage() for p in net.parameters()]
     assert len({s.data_ptr() for s in storages}) == len(storages)
@@ -219,7 +235,7 @@ def test_release_and_hold(net: Net, dtype: torch.dtype) -> None:
             if parameter.requires_grad:
                 parameter.fill_(7.0)  # what is done to it meanwhile is not learned from
     assert update.digest() == digest
-    update.hold()
+    update.attach()
     check_types(net, dtype)
     learn(update, net)
     learn(undisturbed, other)
@@ -233,7 +249,7 @@ def test_nothing_is_learned_from_what_is_no_number(
 ) -> None:
     other = copy.deepcopy(net)
     settings = Training(learning_rate=1e-2)
-    update, undisturbed = (FlatUpdate(n, settings, dtype, 1) for n in (net, other))
+    update, undisturbed = (FlatOptimizerStep(n, settings, dtype, 1) for n in (net, other))
     for one, model in ((update, net), (undisturbed, other)):
         learn(one, model, steps=2)
     before = update.digest()
@@ -250,7 +266,7 @@ def test_a_language_model_with_tied_weights() -> None:
     model = make_model("gpt2", "causal-lm")
     plain = copy.deepcopy(model)
     settings = Training(learning_rate=1e-3, weight_decay=0.1)
-    update = FlatUpdate(model, settings, torch.float32, 1)
+    update = FlatOptimizerStep(model, settings, torch.float32, 1)
     adamw = torch.optim.AdamW(
         [
             {"params": [p for p in plain.parameters() if p.ndim > 1], "weight_decay": 0.1},
@@ -268,6 +284,6 @@ def test_a_language_model_with_tied_weights() -> None:
         adamw.step()
     assert model.lm_head.weight is model.transformer.wte.weight
     check_same(model, plain, tolerance=1e-5)
-    released = update.release()
+    released = update.detach()
     saved = dict(released.state_dict())
     assert saved["lm_head.weight"].data_ptr() == saved["transformer.wte.weight"].data_ptr()

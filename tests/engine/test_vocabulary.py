@@ -13,8 +13,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ftcluster_train.kernels.function_overrides import Kernels
-from ftcluster_train.kernels.linear_cross_entropy import ROWS, cross_entropy_of_hidden, find_head
+from ftcluster_train.kernels.function_overrides import FunctionOverrides
+from ftcluster_train.kernels.linear_cross_entropy import ROWS, find_head, linear_cross_entropy
 from tests.engine.models import SIZES, VOCABULARY, make_model
 
 HIDDEN = 16
@@ -30,7 +30,7 @@ def test_loss_and_gradients(vocabulary: int, rows: int, scale: float) -> None:
     for own in (True, False):
         inputs = [x.clone().requires_grad_() for x in (hidden, weight)]
         if own:
-            loss = cross_entropy_of_hidden(*inputs, tokens)
+            loss = linear_cross_entropy(*inputs, tokens)
         else:
             loss = functional.cross_entropy(inputs[0] @ inputs[1].T, tokens, reduction="sum")
         (loss * scale).backward()
@@ -47,7 +47,7 @@ def test_bf16_is_near_and_its_loss_fp32() -> None:
         inputs = [x.clone().requires_grad_() for x in (hidden, weight)]
         if own:
             with torch.autocast("cpu", torch.bfloat16):
-                loss = cross_entropy_of_hidden(*inputs, tokens)
+                loss = linear_cross_entropy(*inputs, tokens)
         else:
             exact = inputs[0].double() @ inputs[1].double().T
             loss = functional.cross_entropy(exact, tokens, reduction="sum")
@@ -62,7 +62,7 @@ def test_bf16_is_near_and_its_loss_fp32() -> None:
 
 def test_large_logits_are_no_infinity() -> None:
     hidden = torch.tensor([[200.0, 0.0], [0.0, -200.0]], requires_grad=True)
-    loss = cross_entropy_of_hidden(hidden, torch.eye(2) * 5, torch.tensor([1, 0]))
+    loss = linear_cross_entropy(hidden, torch.eye(2) * 5, torch.tensor([1, 0]))
     loss.backward()
     assert loss.item() == pytest.approx(1000, rel=1e-6)
     assert hidden.grad is not None
@@ -86,7 +86,7 @@ def check_head(model: PreTrainedModel) -> None:
     assert head is model.get_output_embeddings().weight
     tokens = torch.arange(10).unsqueeze(0)
     wanted = model(input_ids=tokens, use_cache=False).logits
-    with Kernels({}, head=head):
+    with FunctionOverrides({}, head=head):
         hidden = model(input_ids=tokens, use_cache=False).logits
     assert torch.allclose(hidden @ head.T, wanted, atol=1e-6)
 

@@ -28,25 +28,25 @@ from ftcluster_train.io.events import EventWriter
 from ftcluster_train.launcher.affinity import memory_nodes
 from ftcluster_train.optim.ipex import load_ipex
 from ftcluster_train.tasks.registry import make_task
+from ftcluster_train.training.checkpoints import check_space, save_model
 from ftcluster_train.training.loop import train
 from ftcluster_train.training.models import check_tokens, load_config, load_model, load_tokenizer
-from ftcluster_train.training.progress import Tell
-from ftcluster_train.training.save_model import check_space, save_model
-from ftcluster_train.training.trackers import make_reports
+from ftcluster_train.training.progress import ProgressLog
+from ftcluster_train.training.trackers import make_trackers
 
 
 def run(job: Job) -> None:
     """Load, train and save; every rank calls it with the same job.
 
     Raises:
-        TrainError: something a user can mend.
+        TrainError: something that a user can fix.
     """
     inputs = read_inputs(job.run_dir)
     if job.ipex:
         load_ipex()  # before anything that takes time
     world = join_world()
     events = EventWriter(job.run_dir) if world.rank == 0 else None
-    tell_placement(events)
+    write_placement(events)
     if events:
         events.write("phase", doing="loading model and data")
         for notice in inputs.notices:
@@ -54,45 +54,46 @@ def run(job: Job) -> None:
     tokenizer = load_tokenizer(inputs.tokenizer)
     task = make_task(job.recipe, tokenizer)
     samples = {name: Samples(Path(inputs.samples) / name) for name in task.splits}
-    check_equal_samples("".join(found.about["sha256"] for found in samples.values()))
+    check_equal_samples("".join(split.about["sha256"] for split in samples.values()))
     train_set = samples.pop("train")
     config = load_config(job.recipe, inputs.model, tokenizer, **task.model_settings(train_set))
-    set_seed(job.recipe.training.seed)  # the first weights of a new classifier, or of all
+    set_seed(job.recipe.training.seed)  # random weights of a new classifier, or of the whole model
     model = load_model(task.model_class, job.recipe, inputs.model, config)
-    largest = max(found.about["largest"]["input_ids"] for found in (train_set, *samples.values()))
+    largest = max(split.about["largest"]["input_ids"] for split in (train_set, *samples.values()))
     check_tokens(model, largest, job.recipe.tokenizer or job.recipe.model)
     task.check_model(model)
-    reports = None
+    trackers = None
     if events:
         check_space(job.run_dir, model)
-        reports = make_reports(
+        trackers = make_trackers(
             job.recipe.training,
             job.run_dir,
             job.run,
             lambda text: events.write("notice", message=text),
         )
     try:
-        tell = Tell(events, reports)
-        report, trained = train(job, task, model, train_set, samples, world, tell)
+        log = ProgressLog(events, trackers)
+        result, trained = train(job, task, model, train_set, samples, world, log)
     finally:
-        if reports:
-            reports.close(failed=sys.exc_info()[0] is not None)
+        if trackers:
+            trackers.close(failed=sys.exc_info()[0] is not None)
     if events:
         events.write("phase", doing="saving the model")
-        folder = save_model(trained, tokenizer, job.run_dir / "model")
+        folder = job.run_dir / "model"
+        save_model(trained, tokenizer, folder)
         events.write(
             "result",
             model=str(folder),
-            metrics=report.metrics,
-            samples_per_second=report.samples_per_second,
-            train_seconds=report.train_seconds,
+            metrics=result.metrics,
+            samples_per_second=result.samples_per_second,
+            train_seconds=result.train_seconds,
             world_size=world.size,
         )
     leave_world()
 
 
-def tell_placement(events: EventWriter | None) -> None:
-    """Have rank 0 write down where each rank really is; every rank calls it."""
+def write_placement(events: EventWriter | None) -> None:
+    """Log on rank 0 where each rank runs; every rank calls it."""
     own = {
         "host": socket.gethostname(),
         "cpus": format_cpus(os.sched_getaffinity(0)),

@@ -157,7 +157,7 @@ def _classification_form(options: TextClassification) -> str:
 
 
 def answering_row(options: QuestionAnswering) -> CheckRow:
-    """The check of a row for QuestionAnswering: texts, and answers at their place in the context."""
+    """The check of a row for QuestionAnswering: texts, and answers where the context has them."""
     column = options.answers_column
 
     def check(row: Row) -> str:

@@ -1,6 +1,5 @@
 """Which samples are learned when, and by whom."""
 
-import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -13,11 +12,11 @@ from hypothesis import strategies as st
 from ftcluster_common.recipe import Training
 from ftcluster_train.data.sampler import (
     EVAL_TOKENS,
-    Order,
+    BatchSampler,
     epoch_batches,
     eval_batches,
     micro_batches,
-    own_share,
+    share_of_rank,
 )
 
 MANY = 3200
@@ -29,28 +28,13 @@ def lengths_of(count: int, seed: int = 1) -> list[int]:
     return [min(512, 8 + int(draw.expovariate(1 / 60))) for _ in range(count)]
 
 
-def order(count: int, batch_size: int = 8, **changes: Any) -> Order:
-    return Order(lengths_of(count), batch_size, Training(**changes))
+def order(count: int, batch_size: int = 8, **changes: Any) -> BatchSampler:
+    return BatchSampler(lengths_of(count), batch_size, Training(**changes))
 
 
 def padding(batches: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
     """Tokens that are padding."""
     return sum(max(lengths[i] for i in b) * len(b) - sum(lengths[i] for i in b) for b in batches)
-
-
-@pytest.mark.parametrize("by_length", [False, True])
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 400, 403, 1000])
-def test_each_sample_comes_once_an_epoch(count: int, by_length: bool) -> None:
-    found = order(count, num_train_epochs=3, group_by_length=by_length)
-    batches = list(found)
-    per_epoch = math.ceil(count / 8)
-    assert (found.samples, found.steps_per_epoch, found.steps) == (count, per_epoch, 3 * per_epoch)
-    assert len(batches) == found.steps
-    for epoch in range(3):
-        own = batches[epoch * per_epoch : (epoch + 1) * per_epoch]
-        assert sorted(i for batch in own for i in batch) == list(range(count))
-        assert [len(batch) for batch in own[:-1]] == [8] * (per_epoch - 1)
-        assert len(own[-1]) == count - 8 * (per_epoch - 1)
 
 
 def test_a_last_batch_that_is_left_out() -> None:
@@ -99,12 +83,13 @@ def test_the_data_can_have_a_seed_of_their_own() -> None:
     assert list(order(200, seed=9, data_seed=0)) == list(order(200, seed=0))
 
 
-def test_grouping_can_be_overruled() -> None:
+def test_grouping_can_be_switched_off() -> None:
     lengths = lengths_of(200)
     grouped, plain = Training(), Training(group_by_length=False)
-    assert list(Order(lengths, 8, grouped, by_length=False)) == list(Order(lengths, 8, plain))
-    assert list(Order(lengths, 8, plain, by_length=True)) == list(Order(lengths, 8, plain))
-    assert list(Order(lengths, 8, grouped)) != list(Order(lengths, 8, plain))
+    ungrouped = list(BatchSampler(lengths, 8, plain))
+    assert list(BatchSampler(lengths, 8, grouped, group_by_length=False)) == ungrouped
+    assert list(BatchSampler(lengths, 8, plain, group_by_length=True)) == ungrouped
+    assert list(BatchSampler(lengths, 8, grouped)) != ungrouped
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
@@ -135,21 +120,13 @@ def test_batches_do_not_come_by_length() -> None:
     assert sum(longest[:half]) == pytest.approx(sum(longest[half:]), rel=0.2)
 
 
-@pytest.mark.parametrize("by_length", [False, True])
-def test_a_batch_begins_with_its_longest(by_length: bool) -> None:
-    lengths = lengths_of(403)
-    for batch in epoch_batches(lengths, 8, 42, 0, by_length):
-        own = [lengths[i] for i in batch]
-        assert own == sorted(own, reverse=True)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("by_length", [False, True])
 def test_shares_of_a_batch(size: int, by_length: bool) -> None:
     lengths = lengths_of(MANY)
     tokens, samples = [0] * size, [0] * size
     for batch in epoch_batches(lengths, 64, 42, 0, by_length):
-        shares = [own_share(batch, rank, size) for rank in range(size)]
+        shares = [share_of_rank(batch, rank, size) for rank in range(size)]
         assert sorted(i for share in shares for i in share) == sorted(batch)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
         # ranks wait for the one with the longest row
@@ -164,17 +141,8 @@ def test_shares_of_a_batch(size: int, by_length: bool) -> None:
 
 
 def test_more_ranks_than_samples() -> None:
-    assert [own_share([5, 6], rank, 4) for rank in range(4)] == [[5], [6], [], []]
+    assert [share_of_rank([5, 6], rank, 4) for rank in range(4)] == [[5], [6], [], []]
     assert micro_batches([], 3) == []
-
-
-@pytest.mark.parametrize("count", range(9))
-@pytest.mark.parametrize("parts", range(1, 6))
-def test_parts_of_a_share(count: int, parts: int) -> None:
-    found = micro_batches(list(range(count)), parts)
-    assert [i for part in found for i in part] == list(range(count))
-    assert len(found) == min(parts, count)
-    assert not found or max(map(len, found)) - min(map(len, found)) <= 1
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -190,10 +158,6 @@ def test_each_sample_is_evaluated_once(size: int) -> None:
 
 def test_a_sample_that_is_longer_than_an_evaluation_allows() -> None:
     assert list(eval_batches([1, EVAL_TOKENS + 1, 2], 0, 1)) == [[0, 2], [1]]
-
-
-def test_no_samples() -> None:
-    assert list(eval_batches([], 0, 1)) == []
 
 
 lengths = st.lists(st.integers(1, 600), min_size=1, max_size=300)
@@ -223,7 +187,7 @@ def test_steps_of_any_samples(
 ) -> None:
     """As many as are wanted, and no sample twice before each has come."""
     changes = {"group_by_length": by_length, "dataloader_drop_last": drop, "seed": seed}
-    found = Order(lengths, batch_size, Training(max_steps=steps, **changes))
+    found = BatchSampler(lengths, batch_size, Training(max_steps=steps, **changes))
     batches = list(found)
     assert len(batches) == found.steps == steps
     if drop and len(lengths) >= batch_size:
@@ -236,7 +200,7 @@ def test_steps_of_any_samples(
 @given(lengths, st.integers(1, 9), st.integers(1, 9))
 def test_parts_of_any_batch(batch: list[int], size: int, parts: int) -> None:
     """All samples, each once, for ranks and parts that differ by one sample at most."""
-    shares = [own_share(range(len(batch)), rank, size) for rank in range(size)]
+    shares = [share_of_rank(range(len(batch)), rank, size) for rank in range(size)]
     assert sorted(i for share in shares for i in share) == list(range(len(batch)))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     for share in shares:

@@ -1,14 +1,12 @@
 """Token samples: packed, stored, shared by ranks."""
 
 import io
-import json
 from pathlib import Path
 
 import pytest
 
 from ftcluster_train.data import packing
 from ftcluster_train.data.packing import Packer, pieces
-from ftcluster_train.data.sampler import EVAL_TOKENS, eval_batches, micro_batches, own_share
 from ftcluster_train.data.token_store import Samples, SampleWriter, move_tail, token_kind
 
 
@@ -83,35 +81,3 @@ def test_long_texts_are_cut_at_the_ends_of_lines_only() -> None:
     assert list(pieces(io.StringIO(""))) == []
     assert len(list(pieces(io.StringIO(text)))) == 1
     assert packing.PIECE > 1000
-
-
-def test_micro_batches_cover_a_share_evenly() -> None:
-    for count in range(1, 20):
-        for parts in range(1, 8):
-            cut = micro_batches(list(range(count)), parts)
-            assert [i for part in cut for i in part] == list(range(count))
-            assert len(cut) == min(parts, count)
-            assert max(map(len, cut)) - min(map(len, cut)) <= 1
-
-
-def test_ranks_share_a_batch_without_gaps() -> None:
-    shares = [own_share(range(10), rank, 4) for rank in range(4)]
-    assert sorted(i for share in shares for i in share) == list(range(10))
-    assert [len(share) for share in shares] == [3, 3, 2, 2]
-
-
-def test_an_evaluation_has_every_sample_once_and_fits() -> None:
-    lengths = [(7 * i) % 500 + 1 for i in range(1000)]
-    seen: list[int] = []
-    for rank in range(3):
-        for batch in eval_batches(lengths, rank, 3):
-            assert len(batch) * max(lengths[i] for i in batch) <= EVAL_TOKENS
-            seen += batch
-    assert sorted(seen) == list(range(1000))
-    huge = [3 * EVAL_TOKENS]  # one that is longer than all is a batch by itself
-    assert list(eval_batches(huge, 0, 1)) == [[0]]
-
-
-def test_about_is_json_that_a_person_can_read(tmp_path: Path) -> None:
-    write(tmp_path / "s", [[1]])
-    assert json.loads((tmp_path / "s/about.json").read_text())["count"] == 1

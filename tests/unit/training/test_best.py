@@ -4,52 +4,36 @@ import pytest
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError
-from ftcluster_train.training.best import Best
+from ftcluster_train.training.best import BestEvaluation
+
+NAN = math.nan
 
 
-def test_the_loss_where_there_is_one_and_the_smaller_the_better() -> None:
-    best = Best(Training())
-    assert best.update({"perplexity": 8.0, "loss": 2.0}, 10)
-    assert not best.update({"perplexity": 9.0, "loss": 2.5}, 20)
-    assert best.update({"perplexity": 9.0, "loss": 1.5}, 30)
-    assert (best.metric, best.value, best.step) == ("loss", 1.5, 30)
+@pytest.mark.parametrize(
+    ("changes", "evaluations", "metric", "best"),
+    [
+        # the loss by default, where there is one: the smaller the better
+        ({}, [{"perplexity": 9.0 - x, "loss": x} for x in (2.0, 2.5, 1.5)], "loss", 3),
+        # otherwise the task's first metric: the greater the better
+        ({}, [{"accuracy": x, "f1": -x} for x in (0.5, 0.6, 0.4)], "accuracy", 2),
+        ({"metric_for_best_model": "f1"}, [{"accuracy": -x, "f1": x} for x in (1, 2)], "f1", 2),
+        # with transformers' prefix
+        ({"metric_for_best_model": "eval_f1"}, [{"f1": 0.1}, {"eval_f1": 0.2}], "f1", 2),
+        ({"greater_is_better": False}, [{"f1": x} for x in (9.0, 8.0, 10.0)], "f1", 2),
+        # neither a tie nor NaN is better
+        ({}, [{"f1": x} for x in (NAN, 0.5, 0.5, NAN)], "f1", 2),
+        ({}, [{"f1": NAN}], "f1", None),
+    ],
+)
+def test_the_best_evaluation(
+    changes: dict[str, object], evaluations: list[dict[str, float]], metric: str, best: int | None
+) -> None:
+    found = BestEvaluation(Training(**changes))
+    improved = [step for step, one in enumerate(evaluations, 1) if found.update(one, step)]
+    assert (found.metric, found.step) == (metric, best)
+    assert improved[-1:] == ([best] if best else [])
 
 
-def test_otherwise_the_tasks_first_metric_and_the_greater_the_better() -> None:
-    best = Best(Training())
-    found = [best.update({"accuracy": value, "f1": -value}, 1) for value in (0.5, 0.4, 0.6)]
-    assert found == [True, False, True]
-    assert best.metric == "accuracy"
-
-
-@pytest.mark.parametrize("name", ["f1", "eval_f1"])
-def test_a_metric_by_name_with_and_without_transformers_prefix(name: str) -> None:
-    best = Best(Training(metric_for_best_model=name))
-    assert best.update({"accuracy": 0.9, "f1": 0.1}, 1)
-    assert best.update({"eval_accuracy": 0.8, "eval_f1": 0.2}, 2)
-    assert best.value == 0.2
-
-
-def test_what_is_better_can_be_said() -> None:
-    best = Best(Training(metric_for_best_model="perplexity", greater_is_better=False))
-    assert [best.update({"perplexity": value}, 1) for value in (9.0, 8.0, 10.0)] == [
-        True, True, False,
-    ]  # fmt: skip
-
-
-def test_a_tie_is_not_better_and_neither_is_what_is_no_number() -> None:
-    best = Best(Training(metric_for_best_model="f1"))
-    assert not best.update({"f1": math.nan}, 1)
-    assert best.step is None
-    assert best.update({"f1": 0.5}, 2)
-    assert not best.update({"f1": 0.5}, 3)
-    assert not best.update({"f1": math.nan}, 4)
-    assert best.step == 2
-
-
-def test_a_metric_that_is_not_there_names_those_that_are() -> None:
-    with pytest.raises(TrainError) as caught:
-        Best(Training(metric_for_best_model="bleu")).update({"accuracy": 1.0, "f1": 1.0}, 1)
-    assert "'bleu'" in caught.value.message
-    assert "accuracy, f1" in caught.value.message
-    assert "training.metric_for_best_model" in caught.value.hint
+def test_an_unknown_metric_is_an_error_that_names_the_others() -> None:
+    with pytest.raises(TrainError, match=r"'bleu'.*accuracy, f1"):
+        BestEvaluation(Training(metric_for_best_model="bleu")).update({"accuracy": 1, "f1": 1}, 1)

@@ -1,17 +1,18 @@
-"""What rank 0 tells: events for the control node, and the same numbers to the reports."""
+"""What rank 0 writes: events for the control node, and the same values to the trackers."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ftcluster_train.io.events import EventWriter
-from ftcluster_train.training.progress import Tell
-from ftcluster_train.training.trackers import Reports
+from ftcluster_train.training.progress import ProgressLog
+from ftcluster_train.training.trackers import Trackers
+
+STEP = {"step": 10, "loss": 0.5, "grad_norm": 1.5, "learning_rate": 1e-4, "epoch": 1.0}
 
 
-class Noted:
-    """A report that keeps what it is told."""
+class Recorder:
+    """A tracker that keeps what is logged."""
 
     def __init__(self) -> None:
         self.values: list[tuple[int, dict[str, float]]] = []
@@ -23,43 +24,20 @@ class Noted:
         pass
 
 
-def told(run_dir: Path) -> list[dict[str, Any]]:
-    lines = (run_dir / "events.jsonl").read_text().splitlines()
-    return [
-        {name: value for name, value in json.loads(line).items() if name != "time"}
-        for line in lines
-    ]
-
-
-START = {
-    "world_size": 2, "threads_per_rank": 1, "backend": "gloo", "precision": "fp32", "ipex": False,
-    "train_samples": 80, "parameters": 9,
-}  # fmt: skip
-
-
-def test_a_step_has_what_is_left_and_the_report_has_trainers_names(tmp_path: Path) -> None:
-    noted = Noted()
-    tell = Tell(EventWriter(tmp_path), Reports({"noted": noted}, print))
-    tell.start(40, 10, **START)
-    tell.step(10, loss=0.5, norm=1.5, rate=1e-4, samples=320, seconds=5.0)
-    tell.evaluation(10, {"accuracy": 0.9})
-    assert told(tmp_path) == [
-        {"event": "start", "steps": 40, "epochs": 4.0, **START},
-        {
-            "event": "step", "step": 10, "loss": 0.5, "grad_norm": 1.5, "learning_rate": 1e-4,
-            "epoch": 1.0, "samples_per_second": 64.0, "remaining_seconds": 15.0,
-        },
-        {"event": "evaluation", "step": 10, "epoch": 1.0, "metrics": {"accuracy": 0.9}},
-    ]  # fmt: skip
-    assert noted.values == [
-        (10, {"loss": 0.5, "grad_norm": 1.5, "learning_rate": 1e-4, "epoch": 1.0}),
+def test_trackers_get_steps_and_evaluations_by_trainers_names(tmp_path: Path) -> None:
+    recorder = Recorder()
+    log = ProgressLog(EventWriter(tmp_path), Trackers({"recorder": recorder}, print))
+    log.write("notice", message="3 samples were cut")
+    log.write("step", **STEP, samples_per_second=64.0, remaining_seconds=1.0)
+    log.write("evaluation", step=10, epoch=1.0, metrics={"accuracy": 0.9})
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["notice", "step", "evaluation"]
+    assert events[1].items() >= {**STEP, "samples_per_second": 64.0}.items()
+    assert recorder.values == [
+        (10, {name: value for name, value in STEP.items() if name != "step"}),
         (10, {"eval_accuracy": 0.9, "epoch": 1.0}),
     ]
 
 
-def test_the_other_ranks_tell_nothing() -> None:
-    tell = Tell()
-    tell.start(40, 10)
-    tell.step(10, loss=0.5, norm=1.5, rate=1e-4, samples=320, seconds=5.0)
-    tell.notice("3 samples were cut")
-    tell.checkpoint(10, Path("checkpoint-10"))
+def test_the_other_ranks_write_nothing() -> None:
+    ProgressLog().write("step", **STEP)

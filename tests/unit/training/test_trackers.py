@@ -1,4 +1,4 @@
-"""Reports, with stand-ins for the packages that neither the tests nor the stacks have."""
+"""Trackers, with stand-ins for the packages that neither the tests nor the stacks have."""
 
 import socket
 import sys
@@ -11,7 +11,7 @@ import pytest
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError
-from ftcluster_train.training.trackers import MLFLOW_SETTINGS, Reports, make_reports, tag
+from ftcluster_train.training.trackers import MLFLOW_SETTINGS, Trackers, make_trackers
 
 Calls = list[tuple[Any, ...]]
 
@@ -97,42 +97,34 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
     return Client
 
 
-def reports(folder: Path, said: list[str] | None = None, **changes: object) -> Reports:
+def trackers(folder: Path, said: list[str] | None = None, **changes: object) -> Trackers:
     notify = [].append if said is None else said.append
-    return make_reports(Training(**changes), folder, "r-1", notify)
+    return make_trackers(Training(**changes), folder, "r-1", notify)
 
 
-def test_none_is_asked_for_and_nothing_happens(tmp_path: Path) -> None:
-    made = reports(tmp_path)
+def test_without_trackers_nothing_is_written(tmp_path: Path) -> None:
+    made = trackers(tmp_path)
     made.log(1, {"loss": 1.0})
     made.close()
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("loss", "train/loss"), ("eval_f1", "eval/f1"), ("eval_eval_x", "eval/eval_x")],
-)
-def test_tags_are_trainers(name: str, expected: str) -> None:
-    assert tag(name) == expected
-
-
 def test_tensorboard(tmp_path: Path, tensorboard: Calls) -> None:
-    made = reports(tmp_path, report_to=("tensorboard", "tensorboard"))
-    made.log(3, {"loss": 1.5, "eval_accuracy": 0.5})
+    made = trackers(tmp_path, report_to=("tensorboard", "tensorboard"))
+    made.log(3, {"loss": 1.5, "eval_eval_x": 0.5})
     made.close()
     made.close()
     assert tensorboard == [
         ("in", str(tmp_path / "reports/tensorboard")),
         ("train/loss", 1.5, 3),
-        ("eval/accuracy", 0.5, 3),
+        ("eval/eval_x", 0.5, 3),
         ("flush",),
         ("close",),
     ]
 
 
 def test_mlflow_in_a_folder(tmp_path: Path, mlflow: type[Client]) -> None:
-    made = reports(tmp_path, report_to="mlflow", seed=7)
+    made = trackers(tmp_path, report_to="mlflow", seed=7)
     made.log(2, {"loss": 1.5, "eval_f1": 0.5})
     made.close()
     at, experiment, run, parameters, metrics, end = mlflow.calls
@@ -149,7 +141,7 @@ def test_mlflow_on_a_server_in_an_experiment_that_is_there(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ours")
     mlflow.experiments["ours"] = "4"
-    reports(tmp_path, report_to="mlflow", run_name="mine").close(failed=True)
+    trackers(tmp_path, report_to="mlflow", run_name="mine").close(failed=True)
     assert mlflow.calls[:2] == [("at", "http://tracking:5000"), ("run", "4", "mine")]
     assert mlflow.calls[-1] == ("r", "FAILED")
 
@@ -162,9 +154,9 @@ def test_a_package_that_is_not_there_is_named_with_its_host(
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     with pytest.raises(TrainError) as caught:
-        reports(tmp_path, report_to=name)
+        trackers(tmp_path, report_to=name)
     host = socket.gethostname()
-    assert f"the package {package}, which {host} has not" in caught.value.message
+    assert f"the package {package}, which is not installed on {host}" in caught.value.message
     assert f"on {host}: {sys.executable} -m pip install {package}" in caught.value.hint
 
 
@@ -173,22 +165,22 @@ def test_a_server_that_is_not_there_stops_the_run_before_it_trains(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pw@mlflow")
     mlflow.broken = "server"
-    with pytest.raises(TrainError, match="cannot be begun at http://mlflow: ") as caught:
-        reports(tmp_path, report_to="mlflow")
+    with pytest.raises(TrainError, match="cannot start at http://mlflow: ") as caught:
+        trackers(tmp_path, report_to="mlflow")
     assert "pw" not in caught.value.message
 
 
-def test_a_report_that_breaks_off_is_told_once_and_the_others_go_on(
+def test_a_tracker_that_raises_is_closed_with_one_notice(
     tmp_path: Path, mlflow: type[Client], tensorboard: Calls
 ) -> None:
     said: list[str] = []
-    made = reports(tmp_path, said, report_to=("mlflow", "tensorboard"))
+    made = trackers(tmp_path, said, report_to=("mlflow", "tensorboard"))
     mlflow.broken = "log"
     values: Mapping[str, float] = {"loss": 1.0}
     made.log(1, values)
     made.log(2, values)
     made.close()
-    assert said == ["the report to mlflow ends here: gone"]
+    assert said == ["logging to mlflow stopped: gone"]
     assert [call for call in tensorboard if call[0] == "train/loss"] == [
         ("train/loss", 1.0, 1), ("train/loss", 1.0, 2),
     ]  # fmt: skip

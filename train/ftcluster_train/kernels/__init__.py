@@ -1,27 +1,24 @@
-"""What makes a step faster than plain transformers makes it.
-
-Each gain is a module, or a few lines of one, and can be left out for a measurement (bench/engine).
-"""
+"""Functions of torch that run faster here than in plain transformers."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Gains:
-    """Which gains are taken.
+class Optimizations:
+    """Which optimizations a training uses; each can be left out to measure it (bench/engine).
 
     Attributes:
-        dropout: masks from the parallel generator, see `dropout`.
-        attention: plain products for short sequences, see `attention`.
-        activations: each in one pass, see `activations`.
-        vocabulary: the loss of a large vocabulary without its logits in fp32, see `vocabulary`.
-        weights: bf16 copies of fp32 master weights, see `ftcluster_train.optim.flat_params`.
-        lengths: samples of like length in one batch, see `ftcluster_train.data.sampler`.
+        dropout: masks from a generator that all threads compute together, see `dropout`.
+        attention: matrix products for short sequences, see `attention`.
+        activations: one kernel for each, see `activations`.
+        cross_entropy: no logits in fp32, see `linear_cross_entropy`.
+        bf16_weights: a bf16 copy of fp32 master weights, see `ftcluster_train.optim.flat_params`.
+        group_by_length: batches of similar length, see `ftcluster_train.data.sampler`.
     """
 
     dropout: bool = True
     attention: bool = True
     activations: bool = True
-    vocabulary: bool = True
-    weights: bool = True
-    lengths: bool = True
+    cross_entropy: bool = True
+    bf16_weights: bool = True
+    group_by_length: bool = True

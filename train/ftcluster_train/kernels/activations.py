@@ -1,16 +1,14 @@
-"""Activations that transformers computes in many passes, as torch's one kernel for each."""
+"""Activations that transformers computes in many passes, as one kernel of torch."""
 
 from torch import nn
 from transformers import activations
 
-TANH_GELU = (
-    activations.NewGELUActivation,
-    activations.FastGELUActivation,
-)  # equal in exact numbers
+# both are the tanh approximation of GELU
+TANH_GELU = (activations.NewGELUActivation, activations.FastGELUActivation)
 
 
 def fuse_activations(model: nn.Module) -> int:
-    """Put `nn.GELU` in the place of the tanh forms of GELU that Python writes out; counts them."""
+    """Replace them by `nn.GELU`; returns how many there were."""
     found = [
         (parent, name)
         for parent in model.modules()

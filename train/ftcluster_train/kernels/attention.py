@@ -13,21 +13,22 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ftcluster_train.kernels.dropout import draw_seed, noise
+from ftcluster_train.kernels.dropout import draw_seed, make_mask
+from ftcluster_train.kernels.private_torch import softmax_backward, version_of
 
-LONGEST = 1024  # tokens
-TYPES = (torch.bfloat16, torch.float32)
-NOT = -1e30  # added to the score of what must not be seen: its share is 0, and no row becomes NaN
-CAUSAL_BLOCK = 128  # rows of queries that see the same keys; larger ones where there are many
-CAUSAL_BLOCKS = 8
+MAX_LENGTH = 1024  # tokens
+DTYPES = (torch.bfloat16, torch.float32)
+MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
+CAUSAL_BLOCK = 128  # query rows that are computed together, at least
+CAUSAL_BLOCKS = 8  # at most
 
-flash = functional.scaled_dot_product_attention
+torch_attention = functional.scaled_dot_product_attention
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """softmax(scale * query key' + bias) value, each matrix of shape (batch * heads, length, .).
+    """softmax(scale * query key' + bias) value, each of shape (batch * heads, length, size).
 
-    A causal one goes by blocks of rows, and leaves out the keys that come behind a block.
+    Causal attention goes by blocks of query rows, and leaves out the keys behind each block.
     """
 
     @staticmethod
@@ -37,51 +38,53 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         key: torch.Tensor,
         value: torch.Tensor,
         bias: torch.Tensor | None,
-        unseeing: torch.Tensor | None,
+        masked_rows: torch.Tensor | None,
         heads: int,
         causal: bool,
         scale: float,
         p: float,
     ) -> torch.Tensor:
         query = query * scale
-        found = torch.empty((*query.shape[:2], value.shape[2]), dtype=value.dtype)
-        kept = []
-        for rows, seen in _blocks(query.shape[1], key.shape[1], causal):
-            shares = torch.bmm(query[:, rows], key[:, seen].transpose(1, 2))
+        output = torch.empty((*query.shape[:2], value.shape[2]), dtype=value.dtype)
+        saved = []
+        for rows, keys in _blocks(query.shape[1], key.shape[1], causal):
+            scores = torch.bmm(query[:, rows], key[:, keys].transpose(1, 2))
             if causal:
-                shares[:, :, rows].add_(_triangle(rows.stop - rows.start, shares.dtype))
+                scores[:, :, rows].add_(_causal_bias(rows.stop - rows.start, scores.dtype))
             if bias is not None:
-                shares.unflatten(0, (-1, heads)).add_(bias)
-            torch.softmax(shares, -1, out=shares)
-            if unseeing is not None:
-                shares.unflatten(0, (-1, heads)).masked_fill_(unseeing, 0)
-            factors = noise(shares.numel(), p, draw_seed()).view(shares.shape) if p else None
-            found[:, rows] = torch.bmm(_dropped(shares, factors), value[:, seen])
-            kept += [shares, factors]
-        ctx.save_for_backward(query, key, value, *kept)
+                scores.unflatten(0, (-1, heads)).add_(bias)
+            probabilities = torch.softmax(scores, -1, out=scores)
+            if masked_rows is not None:
+                probabilities.unflatten(0, (-1, heads)).masked_fill_(masked_rows, 0)
+            mask = None
+            if p:
+                mask = make_mask(probabilities.numel(), p, draw_seed()).view(probabilities.shape)
+            output[:, rows] = torch.bmm(_dropped(probabilities, mask), value[:, keys])
+            saved += [probabilities, mask]
+        ctx.save_for_backward(query, key, value, *saved)
         ctx.causal, ctx.scale = causal, scale
-        return found
+        return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, *kept = ctx.saved_tensors
-        of_query = torch.empty_like(query)
-        of_key, of_value = torch.zeros_like(key), torch.zeros_like(value)
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, *saved = ctx.saved_tensors
+        grad_query = torch.empty_like(query)
+        grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
         blocks = _blocks(query.shape[1], key.shape[1], ctx.causal)
-        for (rows, seen), shares, factors in zip(blocks, kept[::2], kept[1::2], strict=True):
-            of_found = gradient[:, rows]
-            of_value[:, seen] += torch.bmm(_dropped(shares, factors).transpose(1, 2), of_found)
-            of_shares = torch.bmm(of_found, value[:, seen].transpose(1, 2))
-            if factors is not None:
-                of_shares.mul_(factors)
-            of_scores = torch.ops.aten._softmax_backward_data(of_shares, shares, -1, shares.dtype)
-            of_query[:, rows] = torch.bmm(of_scores, key[:, seen])
-            of_key[:, seen] += torch.bmm(of_scores.transpose(1, 2), query[:, rows])
-        return of_query.mul_(ctx.scale), of_key, of_value, None, None, None, None, None, None
+        for (rows, keys), probabilities, mask in zip(blocks, saved[::2], saved[1::2], strict=True):
+            grad = grad_output[:, rows]
+            grad_value[:, keys] += torch.bmm(_dropped(probabilities, mask).transpose(1, 2), grad)
+            grad_probabilities = torch.bmm(grad, value[:, keys].transpose(1, 2))
+            if mask is not None:
+                grad_probabilities.mul_(mask)
+            grad_scores = softmax_backward(grad_probabilities, probabilities)
+            grad_query[:, rows] = torch.bmm(grad_scores, key[:, keys])
+            grad_key[:, keys] += torch.bmm(grad_scores.transpose(1, 2), query[:, rows])
+        return grad_query.mul_(ctx.scale), grad_key, grad_value, *[None] * 6
 
 
 def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slice]]:
-    """Rows of queries, and the keys that they see."""
+    """Query rows, and the keys that they attend to."""
     if not causal:
         yield slice(0, queries), slice(0, keys)
         return
@@ -91,29 +94,30 @@ def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slic
         yield slice(begin, end), slice(0, end)
 
 
-def _dropped(shares: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
-    return shares if factors is None else shares * factors
+def _dropped(probabilities: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    return probabilities if mask is None else probabilities * mask
 
 
 @lru_cache(maxsize=8)
-def _triangle(length: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.full((length, length), NOT, dtype=dtype).triu_(1)
+def _causal_bias(length: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full((length, length), MASKED, dtype=dtype).triu_(1)
 
 
 class Attention:
-    """Takes the place of `scaled_dot_product_attention` in training.
+    """Overrides `scaled_dot_product_attention` in training.
 
     Args:
-        with_dropout: whether the shares are dropped out as the model asks for.
-        longest: tokens up to which the plain products are taken.
+        with_dropout: whether probabilities are dropped as the model asks for.
+        max_length: tokens; longer sequences go to torch's function.
     """
 
-    def __init__(self, with_dropout: bool, longest: int = LONGEST) -> None:
-        self._with_dropout, self._longest = with_dropout, longest
-        self._mask: torch.Tensor | None = None  # the last one, which all layers have in common
-        self._version = 0  # a mask can be changed in place
+    def __init__(self, with_dropout: bool, max_length: int = MAX_LENGTH) -> None:
+        self._with_dropout, self._max_length = with_dropout, max_length
+        # all layers of a model get the same mask: the bias made from the last one is kept
+        self._mask: torch.Tensor | None = None
+        self._version = 0
         self._bias: torch.Tensor | None = None
-        self._unseeing: torch.Tensor | None = None  # queries that see no key: torch gives them 0
+        self._masked_rows: torch.Tensor | None = None  # of queries without any key: torch gives 0
 
     def __call__(
         self,
@@ -128,8 +132,8 @@ class Attention:
     ) -> torch.Tensor:
         """As torch's; shapes (batch, heads, length, head size)."""
         p = dropout_p if self._with_dropout else 0.0
-        if not self._takes(query, key, value, attn_mask, is_causal):
-            return flash(
+        if not self._supports(query, key, value, attn_mask, is_causal):
+            return torch_attention(
                 query,
                 key,
                 value,
@@ -145,16 +149,16 @@ class Attention:
             key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
         # one head of keys for all queries (Falcon's multi_query), or one batch of them
         key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
-        bias, unseeing = self._as_bias(attn_mask, query)
+        bias, masked_rows = self._bias_of(attn_mask, query)
         matrices = (x.flatten(0, 1) for x in (query, key, value))
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         with torch.autocast("cpu", enabled=False):
-            found: torch.Tensor = _Attention.apply(
-                *matrices, bias, unseeing, heads, is_causal, scale, p
+            output: torch.Tensor = _Attention.apply(
+                *matrices, bias, masked_rows, heads, is_causal, scale, p
             )
-        return found.unflatten(0, (-1, heads))
+        return output.unflatten(0, (-1, heads))
 
-    def _takes(
+    def _supports(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -162,26 +166,29 @@ class Attention:
         mask: torch.Tensor | None,
         causal: bool,
     ) -> bool:
-        shapes = query.ndim == key.ndim == 4 and (mask is None or mask.ndim == 4)
         lengths = query.shape[-2], key.shape[-2]
-        same = not causal or lengths[0] == lengths[1]
-        learns = torch.is_grad_enabled() and query.requires_grad
-        fixed = mask is None or not mask.requires_grad  # the mask gets no gradient here
-        types = query.dtype == key.dtype == value.dtype and query.dtype in TYPES
-        return shapes and same and learns and fixed and types and max(lengths) <= self._longest
+        return (
+            query.ndim == key.ndim == 4
+            and (mask is None or (mask.ndim == 4 and not mask.requires_grad))
+            and (not causal or lengths[0] == lengths[1])
+            and torch.is_grad_enabled()
+            and query.requires_grad
+            and query.dtype == key.dtype == value.dtype
+            and query.dtype in DTYPES
+            and max(lengths) <= self._max_length
+        )
 
-    def _as_bias(
+    def _bias_of(
         self, mask: torch.Tensor | None, query: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         if mask is None:
             return None, None
-        version = 0 if mask.is_inference() else mask._version  # such tensors have none
-        if mask is not self._mask or version != self._version:
-            self._mask, self._version, self._bias = mask, version, mask
-            hidden = mask.to(query.dtype).isneginf()  # the least number of fp32 is -inf in bf16
+        if mask is not self._mask or version_of(mask) != self._version:
+            self._mask, self._version, self._bias = mask, version_of(mask), mask
+            masked = mask.to(query.dtype).isneginf()  # fp32's smallest number is -inf in bf16
             if mask.dtype == torch.bool:
-                hidden = ~mask
-                self._bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(hidden, NOT)
-            unseeing = hidden.all(-1, keepdim=True)
-            self._unseeing = unseeing if unseeing.any() else None
-        return self._bias, self._unseeing
+                masked = ~mask
+                self._bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(masked, MASKED)
+            rows = masked.all(-1, keepdim=True)
+            self._masked_rows = rows if rows.any() else None
+        return self._bias, self._masked_rows

@@ -1,7 +1,7 @@
-"""Dropout from a generator that all threads of a rank compute together.
+"""Dropout with a generator that all threads of a rank compute together.
 
-torch draws one number an element on one thread (`bernoulli_`). Here the k-th word of a mask is
-SplitMix64's output for a counter (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+torch draws one number for each element, on one thread (`bernoulli_`). Here word k of a mask is
+SplitMix64's output for counter k (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
 generators"), so a mask is elementwise arithmetic, and each word decides on four elements.
 """
 
@@ -14,13 +14,13 @@ from torch.nn import functional
 GAMMA = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, SplitMix64's, as a signed number
 MIXES = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))  # its shifts and factors
 LAST_SHIFT = 31
-LANES = 4  # elements a word of 64 bits decides on
-AT_ONCE = 1 << 15  # words of a thread at once: with their temporaries they stay in its L2 cache
-LEVELS = 1 << 16  # in how many steps a probability can be given
+LANES = 4  # elements that a word of 64 bits decides on
+CHUNK = 1 << 15  # words of a thread at once: with their temporaries they fit in its L2 cache
+LEVELS = 1 << 16  # steps in which a probability can be given
 
 
-class _Stream:
-    """Random words for a range of counters; holds its temporaries."""
+class _SplitMix64:
+    """Random words for a range of counters; keeps its temporaries."""
 
     def __init__(self, words: int) -> None:
         self.words = words
@@ -29,75 +29,75 @@ class _Stream:
         self._shifted = torch.empty(words, dtype=torch.int64)
 
     def draw(self, seed: int, begin: int, count: int) -> torch.Tensor:
-        """Words `begin` to `begin + count` of the stream `seed`: int64, of shape (count,).
+        """Words `begin` to `begin + count` for `seed`: int64, shape (count,).
 
-        They are overwritten by the next call.
+        The next call overwrites them.
         """
         values, shifted = self._values[:count], self._shifted[:count]
-        torch.add(self._counters[:count], _signed(seed + begin * GAMMA), out=values)
+        torch.add(self._counters[:count], _as_signed(seed + begin * GAMMA), out=values)
         for shift, factor in MIXES:
-            values.bitwise_xor_(_shift(values, shift, shifted)).mul_(factor)
-        return values.bitwise_xor_(_shift(values, LAST_SHIFT, shifted))
+            values.bitwise_xor_(_shift_right(values, shift, shifted)).mul_(factor)
+        return values.bitwise_xor_(_shift_right(values, LAST_SHIFT, shifted))
 
 
-def _shift(values: torch.Tensor, by: int, out: torch.Tensor) -> torch.Tensor:
-    """The logical shift to the right: torch has only the one that repeats the sign."""
+def _shift_right(values: torch.Tensor, by: int, out: torch.Tensor) -> torch.Tensor:
+    """The logical shift: torch's repeats the sign."""
     torch.bitwise_right_shift(values, by, out=out)
     return out.bitwise_and_((1 << (64 - by)) - 1)
 
 
-def _signed(number: int) -> int:
+def _as_signed(number: int) -> int:
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 @cache
-def _stream(threads: int) -> _Stream:
-    return _Stream(AT_ONCE * threads)
+def _generator(threads: int) -> _SplitMix64:
+    return _SplitMix64(CHUNK * threads)
 
 
-def noise(count: int, p: float, seed: int) -> torch.Tensor:
-    """Numbers in bf16, each 0 with a probability near `p` and else 1 / (1 - that probability).
+def make_mask(count: int, p: float, seed: int) -> torch.Tensor:
+    """A dropout mask in bf16: each element is 0 with a probability near `p`, else the scale.
 
-    The probability is the one that makes the other number one that bf16 has, so that the mean is 1
-    exactly: 0.0986 for 0.1. torch rounds the number instead, and its mean is off by as much. Below
-    0.004 the nearest such number is 1, so there the probability is `p`.
+    The probability is the one for which bf16 has the scale 1 / (1 - p) exactly, so that the mean of
+    the mask is 1: 0.0986 for 0.1. torch rounds the scale instead, and its mean is off by as much.
+    Below 0.004 the nearest scale is 1, and the probability is `p`.
 
     Args:
-        count: of numbers.
-        p: from 0 to 1; with 1, and from 1 - 2^-17 on, all are 0.
-        seed: of the stream, any 64 bits.
+        count: of elements.
+        p: from 0 to 1; from 1 - 2^-17 on all elements are 0.
+        seed: any 64 bits.
 
     Returns:
         Shape (count,).
     """
     scale = torch.tensor(1 / (1 - p) if p < 1 else torch.inf, dtype=torch.bfloat16)
-    share = (1 - 1 / scale.item()) or p
-    below = round(share * LEVELS) - LEVELS // 2  # of numbers from -2^15 on
-    if below == LEVELS // 2:  # which 16 bits do not have
+    probability = (1 - 1 / scale.item()) or p
+    threshold = round(probability * LEVELS) - LEVELS // 2  # for numbers from -2^15 on
+    if threshold == LEVELS // 2:  # does not fit in 16 bits
         return torch.zeros(count, dtype=torch.bfloat16)
-    bits = int(scale.view(torch.int16).item())
+    scale_bits = int(scale.view(torch.int16).item())
     words = -(-count // LANES)
-    made = torch.empty(words * LANES, dtype=torch.int16)
-    stream = _stream(torch.get_num_threads())
-    for begin in range(0, words, stream.words):
-        drawn = stream.draw(seed, begin, min(stream.words, words - begin)).view(torch.int16)
-        part = made[begin * LANES :][: len(drawn)]
-        torch.ge(drawn, below, out=part)
-        part.mul_(bits)
-    return made[:count].view(torch.bfloat16)
+    mask = torch.empty(words * LANES, dtype=torch.int16)
+    generator = _generator(torch.get_num_threads())
+    for begin in range(0, words, generator.words):
+        lanes = generator.draw(seed, begin, min(generator.words, words - begin)).view(torch.int16)
+        part = mask[begin * LANES :][: len(lanes)]
+        torch.ge(lanes, threshold, out=part)
+        part.mul_(scale_bits)
+    return mask[:count].view(torch.bfloat16)
 
 
 class _Dropout(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, p: float, seed: int) -> torch.Tensor:
-        factors = noise(values.numel(), p, seed).view(values.shape)
-        ctx.save_for_backward(factors)
-        return values * factors
+        mask = make_mask(values.numel(), p, seed).view(values.shape)
+        ctx.save_for_backward(mask)
+        return values * mask
 
     @staticmethod
-    def backward(ctx: Any, gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (factors,) = ctx.saved_tensors
-        return gradients * factors, None, None
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (mask,) = ctx.saved_tensors
+        return grad_output * mask, None, None
 
 
 def dropout(
@@ -106,10 +106,10 @@ def dropout(
     training: bool = True,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """Takes the place of `torch.nn.functional.dropout`.
+    """Overrides `torch.nn.functional.dropout`.
 
-    The mask follows from torch's default generator, so from its seed, as that of torch's dropout;
-    also where a layer is computed again in the backward pass.
+    The mask depends on torch's default generator, as that of torch's dropout, so gradient
+    checkpointing draws the same one again.
     """
     if not training or p == 0:
         return input

@@ -1,4 +1,4 @@
-"""Has a model's own code call our kernels in the place of torch's."""
+"""Redirects a model's calls of torch functions to our kernels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,29 +10,29 @@ from torch.overrides import TorchFunctionMode
 from ftcluster_train.kernels.residuals import Linear, embedding, layer_norm
 
 
-class Kernels(TorchFunctionMode):  # type: ignore[misc]
-    """While it is active, functions of torch that a model calls are others.
+class FunctionOverrides(TorchFunctionMode):  # type: ignore[misc]
+    """While it is active, a model's calls of torch functions go to others.
 
-    So a model needs no other code, whatever its architecture, and its weights keep their names.
+    So a model's code and the names of its weights stay as they are, whatever its architecture.
 
     Args:
-        instead: what is called in the place of which function, with the same arguments.
+        overrides: by torch's function, another one with the same arguments.
         head: the weight of the layer that turns hidden states into logits, where the loss is
-            computed from hidden states: that layer then gives back what it gets.
+            computed from hidden states; that layer then returns its input.
     """
 
     def __init__(
         self,
-        instead: Mapping[Any, Callable[..., Any]] | None = None,
+        overrides: Mapping[Any, Callable[..., Any]] | None = None,
         head: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
         self._linear = Linear(head)
-        self._instead: dict[Any, Callable[..., Any]] = {
+        self._overrides: dict[Any, Callable[..., Any]] = {
             functional.linear: self._linear,
             functional.layer_norm: layer_norm,
             functional.embedding: embedding,
-            **(instead or {}),
+            **(overrides or {}),
         }
 
     def __torch_function__(
@@ -42,14 +42,14 @@ class Kernels(TorchFunctionMode):  # type: ignore[misc]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """See torch."""
-        return self._instead.get(func, func)(*args, **(kwargs or {}))
+        """Called by torch in place of each function."""
+        return self._overrides.get(func, func)(*args, **(kwargs or {}))
 
-    def __enter__(self) -> "Kernels":
-        self._linear.forget()  # a layer that is computed again gets its input as before
+    def __enter__(self) -> "FunctionOverrides":
+        self._linear.clear()  # gradient checkpointing passes inputs of the forward pass again
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._linear.forget()
+        self._linear.clear()
         super().__exit__(*error)

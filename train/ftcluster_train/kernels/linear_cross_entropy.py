@@ -1,7 +1,7 @@
 """The cross entropy of a large vocabulary without its logits in fp32.
 
-transformers holds the logits of all tokens in bf16 and in fp32, their logarithmic softmax and its
-gradient: 1.6 GB for 2,048 tokens of GPT-2. Here the logits are in bf16 only, and become their own
+transformers keeps the logits of all tokens in bf16 and in fp32, their log-softmax and its gradient:
+1.6 GB for 2,048 tokens of GPT-2. Here the logits are in bf16 only, and are replaced by their own
 gradient some rows at a time, which stay in the cache.
 """
 
@@ -13,57 +13,58 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ftcluster_train.kernels.function_overrides import Kernels
+from ftcluster_train.kernels.function_overrides import FunctionOverrides
 
 ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
-LOUD = 1e3  # a cap that hardly bends the logits of random weights shows with such hidden states
-ALIGNED = 64  # columns: rows that begin on a cache line make the products up to a third faster
+LOUD = 1e3  # hidden states this large show a cap that hardly changes the logits of random weights
+ALIGNMENT = 64  # columns: rows that begin on a cache line make the products up to a third faster
 
 
-class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
+class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:
-        vocabulary = len(weight)
-        padded = functional.pad(weight, (0, 0, 0, -vocabulary % ALIGNED))
+        vocab_size = len(weight)
+        padded = functional.pad(weight, (0, 0, 0, -vocab_size % ALIGNMENT))
         logits = hidden @ padded.T
         losses = torch.empty(len(tokens))
         for begin in range(0, len(tokens), ROWS):
             rows = slice(begin, begin + ROWS)
-            part, wanted = logits[rows].float(), tokens[rows].unsqueeze(1)
-            part[:, vocabulary:] = -torch.inf
+            part, targets = logits[rows].float(), tokens[rows].unsqueeze(1)
+            part[:, vocab_size:] = -torch.inf
             part.sub_(part.amax(-1, keepdim=True))
-            losses[rows] = -part.gather(1, wanted).squeeze(1)
+            losses[rows] = -part.gather(1, targets).squeeze(1)
             total = part.exp_().sum(-1, keepdim=True)
             losses[rows] += total.squeeze(1).log()
-            part.div_(total).scatter_add_(1, wanted, torch.full(wanted.shape, -1.0))
+            # the gradient: softmax - one_hot(targets)
+            part.div_(total).scatter_add_(1, targets, torch.full(targets.shape, -1.0))
             logits[rows] = part
         ctx.save_for_backward(hidden, padded, logits)
-        ctx.vocabulary = vocabulary
+        ctx.vocab_size = vocab_size
         return losses.sum()
 
     @staticmethod
-    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        hidden, padded, of_logits = ctx.saved_tensors
-        of_hidden = (of_logits @ padded).mul_(scale)
-        of_weight = of_logits.T @ (hidden * scale)
-        return of_hidden, of_weight[: ctx.vocabulary], None
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        hidden, padded, grad_logits = ctx.saved_tensors
+        grad_hidden = (grad_logits @ padded).mul_(grad_output)
+        grad_weight = grad_logits.T @ (hidden * grad_output)
+        return grad_hidden, grad_weight[: ctx.vocab_size], None
 
 
-def cross_entropy_of_hidden(
+def linear_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor
 ) -> torch.Tensor:
-    """The sum of the cross entropies of `hidden @ weight.T`, in fp32, with what is wanted.
+    """The sum of the cross entropies of the logits `hidden @ weight.T`, in fp32.
 
     Args:
-        hidden: of shape (tokens, hidden size).
-        weight: of shape (vocabulary, hidden size).
-        tokens: of shape (tokens,), numbers of the vocabulary.
+        hidden: shape (tokens, hidden size).
+        weight: shape (vocabulary, hidden size).
+        tokens: the targets, shape (tokens,).
     """
     with torch.autocast("cpu", enabled=False):
-        # some models keep their residuals in fp32 whatever their weights are in
-        loss: torch.Tensor = _CrossEntropy.apply(hidden.to(weight.dtype), weight, tokens)
+        # some models keep their residuals in fp32 whatever the dtype of their weights
+        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden.to(weight.dtype), weight, tokens)
     return loss
 
 
@@ -71,8 +72,8 @@ def cross_entropy_of_hidden(
 def find_head(model: PreTrainedModel) -> torch.Tensor | None:
     """The weight of a causal model's last layer, of shape (vocabulary, hidden size).
 
-    None where its logits are not just hidden states times that weight, which is tried out: some
-    architectures bend them. A factor that they have is one of the hidden states as well.
+    None where the logits are more than hidden states times that weight, for example capped. That is
+    tried out; a constant factor is no obstacle, as the hidden states have it too.
     """
     layer = model.get_output_embeddings()
     if type(layer) is not nn.Linear or layer.bias is not None:
@@ -80,18 +81,18 @@ def find_head(model: PreTrainedModel) -> torch.Tensor | None:
     model.eval()
     tokens = torch.arange(8).unsqueeze(0) % layer.out_features
     logits = model(input_ids=tokens, use_cache=False).logits
-    with Kernels(head=layer.weight):
+    with FunctionOverrides(head=layer.weight):
         hidden = model(input_ids=tokens, use_cache=False).logits
     if hidden.shape[-1] != layer.in_features:
         return None
-    with Kernels({functional.linear: _linear_loud(layer.weight)}):
+    with FunctionOverrides({functional.linear: _loud_linear(layer.weight)}):
         loud = model(input_ids=tokens, use_cache=False).logits
     same = torch.allclose(hidden @ layer.weight.T, logits, rtol=1e-3, atol=1e-4)
-    straight = torch.allclose(loud, hidden * LOUD, rtol=1e-3)
-    return layer.weight if same and straight else None
+    linear = torch.allclose(loud, hidden * LOUD, rtol=1e-3)
+    return layer.weight if same and linear else None
 
 
-def _linear_loud(head: torch.Tensor) -> Callable[..., torch.Tensor]:
+def _loud_linear(head: torch.Tensor) -> Callable[..., torch.Tensor]:
     def linear(
         input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:

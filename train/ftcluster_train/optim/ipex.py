@@ -1,7 +1,7 @@
 """Intel Extension for PyTorch (IPEX), where the stack has it and the plan asks for it.
 
-Used as transformers' Trainer did under `--use_ipex` (4.55 still has it, 4.57 no longer): on model
-and optimizer. Run with IPEX 2.8.0, also on a CPU of another maker.
+Used on model and optimizer as transformers' Trainer did with `--use_ipex` (4.55 still has it, 4.57
+no longer). Tested with IPEX 2.8.0, also on a CPU of another vendor.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ def load_ipex() -> Any:
     """The module intel_extension_for_pytorch.
 
     Raises:
-        TrainError: it is not there, or does not start with this torch or on this CPU.
+        TrainError: it is not installed, or does not load with this torch or on this CPU.
     """
     try:
         return importlib.import_module("intel_extension_for_pytorch")
-    # it exits on a CPU without AVX2, and stumbles while exiting on another version of torch
+    # it exits on a CPU without AVX2, and raises AttributeError with another version of torch
     except (Exception, SystemExit) as error:
         raise TrainError(
             f"IPEX (intel_extension_for_pytorch) cannot be imported with torch "
@@ -35,19 +35,19 @@ def load_ipex() -> Any:
         ) from error
 
 
-class IpexUpdate:
-    """`ipex.optimize` at level O1, and then its way of learning; see `optimizer_step.Update`.
+class IpexOptimizerStep:
+    """`ipex.optimize` at level O1 and torch's AdamW; methods as in OptimizerStep.
 
-    With bf16 the layers get bf16 copies of their weights, packed for oneDNN, and the optimizer goes
-    on with the fp32 ones. AdamW is not among the optimizers that IPEX fuses on CPUs (2.8.0,
-    optim/_optimizer_utils.py), so its step remains torch's own.
+    With bf16 the layers get bf16 copies of their weights, packed for oneDNN, and the optimizer
+    updates the fp32 ones. IPEX does not fuse AdamW on CPUs (2.8.0, optim/_optimizer_utils.py), so
+    its step remains torch's.
 
     Args:
         model: in fp32; it is changed in place, and in training mode afterwards.
-        optimizer: of its parameters.
-        max_norm: that gradients are clipped to; 0 leaves them.
-        bf16: whether the layers compute in bf16.
-        size: number of ranks.
+        adamw: of its parameters.
+        max_norm: to which gradients are clipped; 0 for no clipping.
+        bf16: whether the layers run in bf16.
+        world_size: number of ranks.
 
     Raises:
         TrainError: IPEX cannot be imported, or has no bf16 kernels for this CPU.
@@ -56,35 +56,33 @@ class IpexUpdate:
     def __init__(
         self,
         model: PreTrainedModel,
-        optimizer: torch.optim.Optimizer,
+        adamw: torch.optim.Optimizer,
         max_norm: float,
         bf16: bool,
-        size: int,
+        world_size: int,
     ) -> None:
         ipex = load_ipex()
-        model.train()  # IPEX takes an optimizer for a model in training only
+        model.train()  # IPEX takes an optimizer only with a model in training mode
         dtype = torch.bfloat16 if bf16 else torch.float32
         try:
-            self._model, self.optimizer = ipex.optimize(
-                model, optimizer=optimizer, dtype=dtype, level="O1", inplace=True
+            self._model, self.adamw = ipex.optimize(
+                model, optimizer=adamw, dtype=dtype, level="O1", inplace=True
             )
-        except AssertionError as error:  # how IPEX says what it cannot do
+        except AssertionError as error:  # how IPEX reports what it does not support
             raise TrainError(f"IPEX cannot optimize this model here: {error}", HINT) from error
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
-        self._max_norm, self._size = max_norm, size
+        self._max_norm, self._world_size = max_norm, world_size
         self._norm = 0.0
 
-    def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - see Update
-        """See Update; the ranks share when the step is due."""
+    def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - reduced in `step`
         loss.backward()
 
     def step(self) -> float:
-        """See Update."""
         for parameter in self._parameters:
             if parameter.grad is None:  # this rank had no sample, or no loss depends on it
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        if self._size > 1:
+        if self._world_size > 1:
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             dist.all_reduce(flat)
             parts = flat.split([gradient.numel() for gradient in gradients])
@@ -92,16 +90,13 @@ class IpexUpdate:
                 gradient.copy_(part.view_as(gradient))
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm or math.inf)
         if norm.isfinite():
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+            self.adamw.step()
+        self.adamw.zero_grad()
         self._norm = float(norm)
         return self._norm
 
     def digest(self) -> str:
-        """SHA-256 over all parameters as they are saved, in their order.
-
-        Those are the fp32 weights, not the packed copies that IPEX's layers compute with.
-        """
+        """SHA-256 of the fp32 weights, not of the packed copies that IPEX's layers run on."""
         digest = hashlib.sha256()
         saved = self._model.state_dict()
         for name, _ in self._model.named_parameters():
@@ -110,18 +105,18 @@ class IpexUpdate:
         return digest.hexdigest()
 
     def gradients_digest(self) -> str:
-        """See Update; their norm, as they are gone after the step."""
+        """Their norm: the gradients themselves are gone after the step."""
         return self._norm.hex()
 
-    def release(self) -> PreTrainedModel:
-        """See Update; another model with the same weights.
+    def detach(self) -> PreTrainedModel:
+        """Another model with the same weights.
 
-        IPEX's `state_dict` gives fp32 weights in their usual layout; its layers themselves do not,
-        and `save_pretrained` would write down their bf16 as the model's type.
+        IPEX's `state_dict` has fp32 weights in their usual layout; its layers have not, and
+        `save_pretrained` would write down their bf16 as the model's dtype.
         """
         plain = type(self._model)(self._model.config)
         plain.load_state_dict(self._model.state_dict())
         return plain
 
-    def hold(self) -> None:
-        """See Update; the model was never given away."""
+    def attach(self) -> None:
+        """Nothing to undo: `detach` made a copy."""

@@ -1,4 +1,4 @@
-"""From the loss of a batch to the next weights: gradients, clipping, AdamW."""
+"""From the loss of a batch to the next weights: backward pass, all-reduce, clipping, AdamW."""
 
 import hashlib
 from typing import Any, Protocol
@@ -9,113 +9,103 @@ from transformers import PreTrainedModel
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import Training
 from ftcluster_train.optim.flat_params import FlatWeights, split_by_decay
-from ftcluster_train.optim.gradient_buckets import SharedGradients
-from ftcluster_train.optim.ipex import IpexUpdate
+from ftcluster_train.optim.gradient_buckets import GradientBuckets
+from ftcluster_train.optim.ipex import IpexOptimizerStep
 
-NORM_BLOCK = 1 << 16  # elements whose squares are added up at once
+NORM_BLOCK = 1 << 16  # elements whose squares are summed at once
 
 
-class Update(Protocol):
-    """What the loop needs for learning.
+class OptimizerStep(Protocol):
+    """What the training loop needs of an optimizer.
 
     Attributes:
-        optimizer: for the schedule of the learning rate.
+        adamw: torch's optimizer, for the learning rate schedule.
     """
 
-    optimizer: torch.optim.Optimizer
+    adamw: torch.optim.Optimizer
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Add the gradients of a part of the batch; with the last part the ranks share them."""
+        """Add the gradients of a micro-batch; with the last one of a step they are all-reduced."""
 
     def step(self) -> float:
-        """Learn from the gradients of a whole batch; returns their norm before it is clipped.
+        """Clip the gradients and update the weights; returns the norm before clipping.
 
-        Nothing is learned where the norm is not a number.
+        A norm that is not finite leaves the weights as they are.
         """
 
     def digest(self) -> str:
-        """SHA-256 over all weights in fp32, and the buffers that are saved with them."""
+        """SHA-256 of all weights in fp32, and of the buffers that are saved with them."""
 
     def gradients_digest(self) -> str:
-        """What tells the gradients of the last step, summed over all ranks, from others."""
+        """A hash of the all-reduced gradients of the last step."""
 
-    def release(self) -> PreTrainedModel:
-        """The model as `from_pretrained` would have it, in fp32, until it is held again."""
+    def detach(self) -> PreTrainedModel:
+        """The model in fp32, with tensors of its own, as `from_pretrained` would load it."""
 
-    def hold(self) -> None:
-        """Take the model back, to train it on."""
+    def attach(self) -> None:
+        """Undo `detach`, to go on training."""
 
 
-class FlatUpdate:
-    """AdamW on all weights at once, in fp32; see Update.
+class FlatOptimizerStep:
+    """AdamW on one flat fp32 tensor with all weights; methods as in OptimizerStep.
 
     Args:
-        model: in fp32; afterwards its parameters are in `dtype`.
-        training: the recipe's.
-        dtype: that the model computes with.
-        size: number of ranks.
+        model: in fp32; its parameters are in `dtype` afterwards.
+        training: of the recipe.
+        dtype: that the model runs in.
+        world_size: number of ranks.
     """
 
     def __init__(
-        self, model: PreTrainedModel, training: Training, dtype: torch.dtype, size: int
+        self, model: PreTrainedModel, training: Training, dtype: torch.dtype, world_size: int
     ) -> None:
         self._model = model
-        self._weights = FlatWeights(model, dtype)
-        self._gradients = SharedGradients(self._weights, size)
+        self.weights = FlatWeights(model, dtype)
+        self.gradients = GradientBuckets(self.weights, world_size)
         self._max_norm = training.max_grad_norm
-        self.optimizer = torch.optim.AdamW(self._groups(training), **_adamw(training))
+        flat, border = self.weights.master_weights, self.weights.decayed
+        groups = []
+        for weights, gradients, decay in (
+            (flat[:border], self.gradients.flat[:border], training.weight_decay),
+            (flat[border:], self.gradients.flat[border:], 0.0),
+        ):
+            if len(weights):
+                weights.grad = gradients
+                groups.append({"params": [weights], "weight_decay": decay})
+        self.adamw = torch.optim.AdamW(groups, **_adamw_arguments(training))
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """See Update."""
-        self._gradients.expect(last)
+        self.gradients.start_backward(last)
         loss.backward()
 
     def step(self) -> float:
-        """See Update."""
-        norm = norm_of(self._gradients.finish())
+        norm = norm_of(self.gradients.wait())
         if not norm.isfinite():
             return float(norm)
-        if self._max_norm > 0:  # AdamW divides by it while it reads the gradients
-            self.optimizer.grad_scale = (norm / self._max_norm).clamp(min=1.0)
-        self.optimizer.step()
-        self._weights.refresh()
+        if self._max_norm > 0:  # fused AdamW divides gradients by grad_scale while it reads them
+            self.adamw.grad_scale = (norm / self._max_norm).clamp(min=1.0)
+        self.adamw.step()
+        self.weights.copy_to_model()
         return float(norm)
 
     def digest(self) -> str:
-        """See Update."""
-        return self._weights.digest()
+        return self.weights.digest()
 
     def gradients_digest(self) -> str:
-        """See Update."""
-        return hashlib.sha256(self._gradients.flat.numpy()).hexdigest()
+        return hashlib.sha256(self.gradients.flat.numpy()).hexdigest()
 
-    def release(self) -> PreTrainedModel:
-        """See Update."""
-        self._weights.release()
+    def detach(self) -> PreTrainedModel:
+        self.weights.detach()
         return self._model
 
-    def hold(self) -> None:
-        """See Update."""
-        self._weights.hold()
-
-    def _groups(self, training: Training) -> list[dict[str, Any]]:
-        masters, border = self._weights.masters, self._weights.decayed
-        groups = []
-        for part, decay in (
-            (slice(border), training.weight_decay),
-            (slice(border, None), 0.0),
-        ):
-            if len(masters[part]):
-                values = masters[part]
-                values.grad = self._gradients.flat[part]
-                groups.append({"params": [values], "weight_decay": decay})
-        return groups
+    def attach(self) -> None:
+        self.weights.attach()
 
 
 def norm_of(flat: torch.Tensor) -> torch.Tensor:
-    """The 2-norm of a long row in fp32, from the norms of blocks.
+    """The 2-norm of a long fp32 tensor, from the norms of its blocks.
 
-    torch's sum of all squares at once loses 0.15 % of 22 million elements, 2.3 % of 355 million.
+    torch's single sum of squares loses 0.15 % at 22 million elements, 2.3 % at 355 million.
     """
     whole = len(flat) // NORM_BLOCK * NORM_BLOCK
     blocks = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_BLOCK), dim=1)
@@ -123,36 +113,34 @@ def norm_of(flat: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(torch.cat([blocks, rest]))
 
 
-def make_update(job: Job, model: PreTrainedModel, size: int, bf16_weights: bool = True) -> Update:
-    """How this run learns.
+def make_optimizer_step(
+    job: Job, model: PreTrainedModel, world_size: int, bf16_weights: bool = True
+) -> OptimizerStep:
+    """The optimizer step of a run.
 
     Args:
         job: the run.
         model: in fp32; it is changed in place.
-        size: number of ranks.
-        bf16_weights: False keeps them in fp32 also where the model computes in bf16.
+        world_size: number of ranks.
+        bf16_weights: False keeps the model's weights in fp32 also in bf16 training.
 
     Raises:
-        TrainError: IPEX is asked for and cannot be had.
+        TrainError: the job asks for IPEX, which cannot be loaded.
     """
     training, bf16 = job.recipe.training, job.precision == "bf16"
     if job.ipex:
-        optimizer = torch.optim.AdamW(_groups(model, training), **_adamw(training))
-        return IpexUpdate(model, optimizer, training.max_grad_norm, bf16, size)
+        decayed, others = split_by_decay(model)
+        groups = [
+            {"params": decayed, "weight_decay": training.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        adamw = torch.optim.AdamW(groups, **_adamw_arguments(training))
+        return IpexOptimizerStep(model, adamw, training.max_grad_norm, bf16, world_size)
     dtype = torch.bfloat16 if bf16 and bf16_weights else torch.float32
-    return FlatUpdate(model, training, dtype, size)
+    return FlatOptimizerStep(model, training, dtype, world_size)
 
 
-def _groups(model: torch.nn.Module, training: Training) -> list[dict[str, Any]]:
-    decayed, others = split_by_decay(model)
-    return [
-        {"params": decayed, "weight_decay": training.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-
-
-def _adamw(training: Training) -> dict[str, Any]:
-    """The arguments of torch's AdamW."""
+def _adamw_arguments(training: Training) -> dict[str, Any]:
     return {
         "lr": training.learning_rate,
         "betas": (training.adam_beta1, training.adam_beta2),

@@ -74,7 +74,7 @@ class Task(ABC):
             TrainError: it cannot.
         """
 
-    def fuse_loss(self, model: PreTrainedModel) -> torch.Tensor | None:  # noqa: ARG002
+    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:  # noqa: ARG002
         """Have `loss` do without logits, if it can.
 
         Returns:

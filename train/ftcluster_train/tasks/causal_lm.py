@@ -13,7 +13,7 @@ from ftcluster_train.data.packing import PIECE, Packer, Piece
 from ftcluster_train.data.sources import AT_ONCE, load_texts
 from ftcluster_train.data.token_store import Sample, Samples, SampleWriter, move_tail, token_kind
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.linear_cross_entropy import cross_entropy_of_hidden, find_head
+from ftcluster_train.kernels.linear_cross_entropy import find_head, linear_cross_entropy
 from ftcluster_train.metrics.glue import perplexity
 from ftcluster_train.tasks.base import Batch, Task
 
@@ -98,7 +98,7 @@ class CausalLmTask(Task):
         tokens = torch.tensor([sample["input_ids"] for sample in samples])
         return Batch({"input_ids": tokens, "use_cache": False}, {"tokens": tokens})
 
-    def fuse_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
+    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
         """See Task."""
         self._head = None if self._smoothing else find_head(model)
         return self._head
@@ -111,7 +111,7 @@ class CausalLmTask(Task):
         """
         found, tokens = outputs.logits[:, :-1].flatten(0, 1), targets["tokens"][:, 1:]
         if self._head is not None:  # then these are the hidden states
-            total = cross_entropy_of_hidden(found, self._head, tokens.flatten())
+            total = linear_cross_entropy(found, self._head, tokens.flatten())
         else:
             total = cross_entropy(
                 found.float(), tokens.flatten(), reduction="sum", label_smoothing=self._smoothing

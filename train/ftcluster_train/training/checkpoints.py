@@ -1,100 +1,68 @@
-"""Models that are saved while the training goes on, each whole or not to be seen."""
+"""Saved models: a folder that exists is complete, also after a crash."""
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ftcluster_common.job import Job
-from ftcluster_train.io.fsync import remove
-from ftcluster_train.optim.optimizer_step import Update
-from ftcluster_train.training.best import Best
-from ftcluster_train.training.progress import Tell
-from ftcluster_train.training.save_model import save_model
+from ftcluster_train.errors import TrainError
+from ftcluster_train.io.fsync import remove, sync
+from ftcluster_train.io.permissions import GROUP_READS
+
+MARGIN = 1.2  # tokenizer, configuration and the file system's own needs
 
 
-class Checkpoints:
-    """Folders `checkpoints/checkpoint-STEP` of a run, as `from_pretrained` reads them.
+def check_space(folder: Path, model: torch.nn.Module) -> None:
+    """Make sure before the training that the disk has space for the model.
 
-    Rank 0 writes them; the others call it alike and go on.
-
-    Args:
-        job: the run.
-        tokenizer: saved with each.
-        update: has the model.
-        writes: whether this is rank 0.
-        tell: where it is told.
+    Raises:
+        TrainError: it has not.
     """
+    needed = MARGIN * sum(p.numel() * p.element_size() for p in model.parameters())
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise TrainError(
+            f"the disk of {folder} has {free / 1e6:.0f} MB free, "
+            f"saving the model takes {needed / 1e6:.0f} MB",
+            "free some space there, or set the cluster up in another folder: "
+            "ftcluster setup -e ftcluster_prefix=DIR",
+        )
 
-    def __init__(
-        self,
-        job: Job,
-        tokenizer: PreTrainedTokenizerBase,
-        update: Update,
-        writes: bool,
-        tell: Tell,
-    ) -> None:
-        training = job.recipe.training
-        self._folder = job.run_dir / "checkpoints"
-        self._tokenizer, self._update, self._writes, self._tell = tokenizer, update, writes, tell
-        self._limit = training.save_total_limit
-        self._judges = training.load_best_model_at_end or training.save_strategy == "best"
-        self._best = Best(training)
-        self._best_metrics: dict[str, float] = {}
-        self._saved: list[Path] = []
 
-    def judge(self, metrics: Mapping[str, float], step: int) -> bool:
-        """Whether the model, which has these metrics, is the best so far.
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write model and tokenizer for `from_pretrained`, and sync all files before `folder` appears.
 
-        Raises:
-            TrainError: the metric that the recipe judges by is not among them.
-        """
-        improved = self._judges and self._best.update(metrics, step)
-        if improved:
-            self._best_metrics = dict(metrics)
-        return improved
+    Raises:
+        TrainError: the disk is full; the incomplete files are removed.
+    """
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        for path in [*partial.rglob("*"), partial]:
+            if path.is_file():
+                path.chmod(0o666 & ~GROUP_READS)  # safetensors lets only the account read them
+            sync(path)
+        partial.rename(folder)
+        sync(folder.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if "No space left" not in str(error):
+            raise
+        raise TrainError(
+            f"the disk of {folder.parent} is full, so the model could not be saved",
+            "free some space there and train again",
+        ) from error
 
-    def save(self, step: int) -> Path:
-        """Save the model after `step`; of older ones only those within the limit are left.
 
-        Raises:
-            TrainError: the disk is full.
-        """
-        folder = self._path(step)
-        if self._writes and folder not in self._saved:
-            self._folder.mkdir(exist_ok=True)
-            try:
-                save_model(self._update.release(), self._tokenizer, folder)
-            finally:
-                self._update.hold()
-            self._saved.append(folder)
-            self._tell.checkpoint(step, folder)
-            if self._limit is not None:
-                self._forget(self._limit)
-        return folder
-
-    def load_best(self, model: PreTrainedModel) -> dict[str, float]:
-        """Give `model`, in fp32, the weights of the best checkpoint; returns its metrics.
-
-        Where one checkpoint shall be kept, it is that one.
-        """
-        if self._writes and self._best.step is not None:
-            best = self._path(self._best.step)
-            model.load_state_dict(type(model).from_pretrained(best).state_dict())
-            if self._limit == 1:
-                self._remove([folder for folder in self._saved if folder != best])
-        return self._best_metrics
-
-    def _path(self, step: int) -> Path:
-        return self._folder / f"checkpoint-{step}"
-
-    def _forget(self, limit: int) -> None:
-        """Remove the oldest ones, but not the best nor the last."""
-        best = None if self._best.step is None else self._path(self._best.step)
-        spare = [folder for folder in self._saved[:-1] if folder != best]
-        self._remove(spare[: max(0, len(self._saved) - limit)])
-
-    def _remove(self, folders: Sequence[Path]) -> None:
-        for folder in folders:
-            remove(folder)
-            self._saved.remove(folder)
+def keep_newest(saved: Sequence[Path], limit: int, best: Path | None) -> list[Path]:
+    """Remove the oldest checkpoints beyond `limit`, never the best or the last; the others."""
+    removable = [folder for folder in saved[:-1] if folder != best]
+    removed = removable[: max(0, len(saved) - limit)]
+    for folder in removed:
+        remove(folder)
+    return [folder for folder in saved if folder not in removed]

@@ -1,21 +1,23 @@
-"""The training loop: data-parallel, every rank does the same steps on its share of each batch.
+"""The training loop: data-parallel, every rank takes the same steps on its share of each batch.
 
-It is one loop for all tasks; what they differ in is in `ftcluster_train.tasks`, what makes a step
-fast in `ftcluster_train.kernels` and `ftcluster_train.optim.optimizer_step`.
+`train` reads from top to bottom: data, model, optimizer, then for each step forward, backward,
+optimizer step, log, evaluate, save. Tasks (batches, loss, metrics) are in `ftcluster_train.tasks`,
+faster versions of torch functions in `ftcluster_train.kernels`.
 """
 
 import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
-from ftcluster_train.data.sampler import Order, micro_batches, own_share
+from ftcluster_train.data.sampler import BatchSampler, eval_batches, micro_batches, share_of_rank
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import (
     World,
@@ -24,42 +26,36 @@ from ftcluster_train.distributed.world import (
     sum_over_ranks,
 )
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels import Gains
-from ftcluster_train.kernels.function_overrides import Kernels
-from ftcluster_train.optim.optimizer_step import make_update
+from ftcluster_train.io.fsync import remove
+from ftcluster_train.kernels import Optimizations
+from ftcluster_train.kernels.function_overrides import FunctionOverrides
+from ftcluster_train.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.tasks.base import Task
-from ftcluster_train.training.checkpoints import Checkpoints
-from ftcluster_train.training.evaluation import evaluate_all
-from ftcluster_train.training.intervals import Cadence
+from ftcluster_train.training.best import BestEvaluation
+from ftcluster_train.training.checkpoints import keep_newest, save_model
+from ftcluster_train.training.intervals import is_due
 from ftcluster_train.training.lr_schedule import make_schedule
-from ftcluster_train.training.models import outputs_of
-from ftcluster_train.training.patch_model import fuse
-from ftcluster_train.training.progress import Tell
+from ftcluster_train.training.models import call_model
+from ftcluster_train.training.patch_model import patch_model
+from ftcluster_train.training.progress import ProgressLog
 
-ALL_GAINS = Gains()
-SHOWN = 8  # samples of a batch that an error names
+ALL_OPTIMIZATIONS = Optimizations()
+SHOWN_SAMPLES = 8  # of a batch whose loss is NaN
 
 
-@dataclass
-class Report:
+@dataclass(frozen=True)
+class TrainResult:
     """What a training has measured.
 
     Attributes:
-        steps: optimizer steps done.
-        samples: training samples of all ranks.
-        train_seconds: time of the training loop; evaluation and checkpoints are left out.
-        metrics: of the last evaluation, or of the best one where its model is taken.
+        metrics: of the last evaluation, or of the best one where its model is loaded at the end.
+        train_seconds: without evaluation and checkpoints.
+        samples_per_second: of all ranks.
     """
 
-    steps: int = 0
-    samples: int = 0
-    train_seconds: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def samples_per_second(self) -> float:
-        """Training samples of all ranks over the time of the training loop."""
-        return self.samples / self.train_seconds if self.train_seconds else 0.0
+    metrics: dict[str, float]
+    train_seconds: float
+    samples_per_second: float
 
 
 def train(
@@ -69,120 +65,218 @@ def train(
     train_set: Samples,
     validation_sets: Mapping[str, Samples],
     world: World,
-    tell: Tell,
-    gains: Gains = ALL_GAINS,
-) -> tuple[Report, PreTrainedModel]:
-    """Train `model` and return it as `from_pretrained` would have it, the same on every rank.
+    log: ProgressLog,
+    optimizations: Optimizations = ALL_OPTIMIZATIONS,
+) -> tuple[TrainResult, PreTrainedModel]:
+    """Train `model`; returns it in fp32, the same on every rank.
 
-    Only where the recipe wants the best model, rank 0 alone has it.
+    With load_best_model_at_end only rank 0 has the best model.
 
     Args:
         job: the run.
-        task: what the samples are and what the loss is.
+        task: makes batches, loss and metrics.
         model: in fp32.
-        train_set: what it learns from.
-        validation_sets: what is evaluated, by name.
+        train_set: training samples.
+        validation_sets: evaluated samples, by name.
         world: this rank among all.
-        tell: where rank 0 tells its progress.
-        gains: which of the gains are taken; all, but for a measurement.
+        log: where rank 0 writes progress.
+        optimizations: all of them, except for measurements.
 
     Raises:
-        TrainError: the loss is no longer a number, ranks have come apart, the recipe asks for what
-            this transformers has not, or IPEX is asked for and cannot be had.
+        TrainError: the loss is not finite, the ranks have diverged, the recipe asks for something
+            that this transformers does not have, or for IPEX, which cannot be loaded.
     """
-    recipe, settings, bf16 = job.recipe, job.recipe.training, job.precision == "bf16"
+    recipe, settings = job.recipe, job.recipe.training
+    bf16 = job.precision == "bf16"
     torch.use_deterministic_algorithms(settings.full_determinism)
-    lengths = train_set.lengths("input_ids")
-    order = Order(lengths, recipe.batch_size, settings, gains.lengths)
-    cadence = Cadence(settings, order.steps, order.steps_per_epoch)
-    if job.ipex:  # its layers are no products that torch knows of
-        gains = replace(gains, vocabulary=False)
-    kernels = fuse(model, task, recipe.attention_dropout, gains, tell)
+
+    # data: which samples each step takes; every rank computes the same list
+    sampler = BatchSampler(
+        train_set.lengths("input_ids"), recipe.batch_size, settings, optimizations.group_by_length
+    )
+    epoch_steps, last_step = sampler.steps_per_epoch, sampler.steps
+
+    # model: its calls of torch functions go to our kernels while `kernels` is active
+    if job.ipex:  # its linear layers do not call torch's function, which the fused loss overrides
+        optimizations = replace(optimizations, cross_entropy=False)
+    kernels = patch_model(model, task, recipe.attention_dropout, optimizations, log)
     if settings.gradient_checkpointing:
-        _compute_again(model, kernels)
-    update = make_update(job, model, world.size, gains.weights)
-    schedule = make_schedule(update.optimizer, settings, order.steps)
-    checkpoints = Checkpoints(job, task.tokenizer, update, world.rank == 0, tell)
-    report = Report()
-    tell.start(
-        order.steps,
-        order.steps_per_epoch,
+        enable_gradient_checkpointing(model, kernels)
+
+    # optimizer: fp32 master weights, the model's own in bf16 or fp32
+    optimizer = make_optimizer_step(job, model, world.size, optimizations.bf16_weights)
+    schedule = make_schedule(optimizer.adamw, settings, last_step)
+
+    log.write(
+        "start",
+        steps=last_step,
+        epochs=last_step / epoch_steps,
         world_size=world.size,
         threads_per_rank=torch.get_num_threads(),
         backend=world.backend,
         precision=job.precision,
         ipex=job.ipex,
-        train_samples=order.samples,
+        train_samples=len(train_set),
         parameters=sum(p.numel() for p in model.parameters()),
     )
 
-    def prove_equal(step: int) -> None:
-        digest = update.digest()
-        check_equal_on_ranks(digest, step)
-        tell.parameters(step, digest)
+    metrics: dict[str, float] = {}
+    best = BestEvaluation(settings)
+    choose_best = settings.load_best_model_at_end or settings.save_strategy == "best"
+    saved: list[Path] = []  # checkpoints that exist, oldest first
+    checked = False  # whether ranks were compared after weights changed
+    losses: list[float] = []  # of this rank, since the last log
+    trained_samples = 0
+    paused = 0.0  # seconds of evaluation and checkpoints, which do not count as training
 
-    def evaluate(step: int) -> None:
-        report.metrics = evaluate_all(task, model, validation_sets, world, bf16)
-        tell.evaluation(step, report.metrics)
+    def epoch_of(step: int) -> float:
+        return round(step / epoch_steps, 4)
+
+    def checkpoint_of(step: int) -> Path:
+        return job.run_dir / "checkpoints" / f"checkpoint-{step}"
+
+    def check_equal_weights(step: int) -> None:
+        digest = optimizer.digest()
+        check_equal_on_ranks(digest, step)
+        log.write("parameters", step=step, equal=True, sha256=digest)
+
+    def evaluate_and_log(step: int) -> dict[str, float]:
+        found: dict[str, float] = evaluate(task, model, validation_sets, world, bf16)
+        log.write("evaluation", step=step, epoch=epoch_of(step), metrics=found)
         model.train()
+        return found
+
+    def save_checkpoint(step: int) -> Path:
+        nonlocal saved
+        folder = checkpoint_of(step)
+        if world.rank == 0 and folder not in saved:
+            folder.parent.mkdir(exist_ok=True)
+            try:
+                save_model(optimizer.detach(), task.tokenizer, folder)
+            finally:
+                optimizer.attach()
+            saved.append(folder)
+            log.write("checkpoint", step=step, folder=str(folder))
+            if settings.save_total_limit is not None:
+                best_folder = None if best.step is None else checkpoint_of(best.step)
+                saved = keep_newest(saved, settings.save_total_limit, best_folder)
+        return folder
 
     if settings.eval_on_start:
-        evaluate(0)
+        metrics = evaluate_and_log(0)
     model.train()
-    proved = False
-    losses: list[float] = []  # of this rank, since the last progress was told
-    began = time.perf_counter()
-    for step, indices in enumerate(order, start=1):
-        torch.manual_seed(_dropout_seed(settings.seed, step, world.rank))
-        own = own_share(indices, world.rank, world.size)
-        parts = micro_batches(own, settings.gradient_accumulation_steps)
+    started = time.perf_counter()
+    for step, batch in enumerate(sampler, start=1):  # indices of all ranks' samples
+        torch.manual_seed(dropout_seed(settings.seed, step, world.rank))
+        share = share_of_rank(batch, world.rank, world.size)
+        parts = micro_batches(share, settings.gradient_accumulation_steps)
+
+        # forward and backward; gradients are all-reduced during the last backward pass
         losses.append(0.0)
         for part in parts:
             inputs, targets = task.collate([train_set[i] for i in part])
             with kernels:
                 with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                    outputs = outputs_of(model, inputs)
-                loss = task.loss(outputs, targets) / len(indices)
-                update.backward(loss, last=part is parts[-1])
+                    outputs = call_model(model, inputs)
+                loss = task.loss(outputs, targets) / len(batch)  # a mean over all ranks' samples
+                optimizer.backward(loss, last=part is parts[-1])
             losses[-1] += loss.item()
-        changes = schedule.get_last_lr()[0] > 0
-        norm = update.step()
-        if not math.isfinite(norm):
-            kept = checkpoints.save(step - 1) if step > 1 else None
-            raise _not_a_number(step, losses[-1], own, kept)
+
+        # clip and update
+        learning_rate = schedule.get_last_lr()[0]
+        grad_norm = optimizer.step()
+        if not math.isfinite(grad_norm):  # the weights were not updated
+            kept = save_checkpoint(step - 1) if step > 1 else None
+            raise not_finite_error(step, losses[-1], share, kept)
         schedule.step()
-        report.steps, report.samples = step, report.samples + len(indices)
-        if changes and not proved:  # with warm-up the first step changes nothing
-            proved = True
-            check_equal_on_ranks(update.gradients_digest(), step, "gradients")
-            prove_equal(step)
-        if cadence.logs(step):
-            mean = sum_over_ranks([math.fsum(losses)])[0] / len(losses)
-            seconds = report.train_seconds + time.perf_counter() - began
-            tell.step(step, mean, norm, schedule.get_last_lr()[0], report.samples, seconds)
+        trained_samples += len(batch)
+
+        # once: do all ranks have the same gradients and weights? (0 at the start of a warm-up)
+        if learning_rate > 0 and not checked:
+            checked = True
+            check_equal_on_ranks(optimizer.gradients_digest(), step, "gradients")
+            check_equal_weights(step)
+
+        # log
+        log_due = is_due(
+            step, settings.logging_strategy, settings.logging_steps, epoch_steps, last_step
+        )
+        if log_due or step == last_step or (step == 1 and settings.logging_first_step):
+            seconds = time.perf_counter() - started - paused
+            log.write(
+                "step",
+                step=step,
+                epoch=epoch_of(step),
+                loss=sum_over_ranks([math.fsum(losses)])[0] / len(losses),
+                grad_norm=grad_norm,
+                learning_rate=schedule.get_last_lr()[0],
+                samples_per_second=trained_samples / seconds,
+                remaining_seconds=seconds / step * (last_step - step),
+            )
             losses.clear()
-        if cadence.evaluates(step) or cadence.saves(step):
-            report.train_seconds += time.perf_counter() - began
+
+        # evaluate and save
+        eval_interval = settings.eval_steps or settings.logging_steps
+        eval_due = is_due(step, settings.eval_strategy, eval_interval, epoch_steps, last_step)
+        save_due = is_due(step, settings.save_strategy, settings.save_steps, epoch_steps, last_step)
+        if eval_due or save_due:
+            pause = time.perf_counter()
             improved = False
-            if cadence.evaluates(step):
-                evaluate(step)
-                improved = checkpoints.judge(report.metrics, step)
-            if cadence.saves(step, improved) or (improved and settings.load_best_model_at_end):
-                prove_equal(step)
-                checkpoints.save(step)
-            began = time.perf_counter()
-    report.train_seconds += time.perf_counter() - began
-    prove_equal(report.steps)
-    trained = update.release()
+            if eval_due:
+                metrics = evaluate_and_log(step)
+                improved = choose_best and best.update(metrics, step)
+            if save_due or improved:
+                check_equal_weights(step)
+                save_checkpoint(step)
+            paused += time.perf_counter() - pause
+
+    train_seconds = time.perf_counter() - started - paused
+    check_equal_weights(last_step)
+    trained = optimizer.detach()
     if settings.load_best_model_at_end:
-        report.metrics = checkpoints.load_best(trained)
-    return report, trained
+        metrics = best.metrics
+        if world.rank == 0 and best.step is not None:
+            best_model = type(trained).from_pretrained(checkpoint_of(best.step))
+            trained.load_state_dict(best_model.state_dict())
+            if settings.save_total_limit == 1:  # the last checkpoint goes, the best one stays
+                for folder in saved:
+                    if folder != checkpoint_of(best.step):
+                        remove(folder)
+    return TrainResult(metrics, train_seconds, trained_samples / train_seconds), trained
 
 
-def _compute_again(model: PreTrainedModel, kernels: Kernels) -> None:
-    """Have the backward pass compute activations again, with the kernels of the forward pass.
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def evaluate(
+    task: Task,
+    model: PreTrainedModel,
+    validation_sets: Mapping[str, Samples],
+    world: World,
+    bf16: bool,
+) -> dict[str, float]:
+    """The task's metrics, the same on every rank; each sample is evaluated by one rank.
 
-    torch runs the whole backward pass as one function under them, so by itself without them.
+    Of several sets each metric has the set's name: `validation_matched` gives `accuracy_matched`.
+    """
+    model.eval()
+    metrics = {}
+    for name, samples in validation_sets.items():
+        own: list[tuple[int, Any]] = []
+        for indices in eval_batches(samples.lengths("input_ids"), world.rank, world.size):
+            batch = [samples[i] for i in indices]
+            with FunctionOverrides(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                outputs = call_model(model, task.collate(batch).inputs)
+            own += zip(indices, task.predictions(outputs, batch), strict=True)
+        predictions = dict(pair for of_rank in gather_over_ranks(own) for pair in of_rank)
+        found = task.score([predictions[i] for i in range(len(samples))], samples)
+        suffix = f"_{name.removeprefix('validation_')}" if len(validation_sets) > 1 else ""
+        metrics.update({f"{metric}{suffix}": value for metric, value in found.items()})
+    return metrics
+
+
+def enable_gradient_checkpointing(model: PreTrainedModel, kernels: FunctionOverrides) -> None:
+    """Recompute activations in the backward pass, with the same kernels as in the forward pass.
+
+    The backward pass is one function for torch, so `kernels` does not see the calls inside it.
     """
     # transformers 5 has another name for it
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
@@ -190,26 +284,27 @@ def _compute_again(model: PreTrainedModel, kernels: Kernels) -> None:
     enable({"use_reentrant": False, "context_fn": lambda: contexts})
 
 
-def _dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Each rank drops out other activations in each step, and the same ones in each run."""
+def dropout_seed(seed: int, step: int, rank: int) -> int:
+    """Each rank and step has another dropout mask, the same one in each run."""
     return ((seed * 1_000_003 + step) * 65_537 + rank) % (1 << 64)
 
 
-def _not_a_number(
-    step: int, loss: float, samples: Sequence[int], checkpoint: Path | None
+def not_finite_error(
+    step: int, loss: float, share: Sequence[int], checkpoint: Path | None
 ) -> TrainError:
-    """The error for gradients that are no numbers; every rank calls it."""
-    found = gather_over_ranks((loss, list(samples)))
-    bad = [rank for rank, (of_rank, _) in enumerate(found) if not math.isfinite(of_rank)]
+    """The error for a loss or gradients that are not finite; every rank has to call it."""
+    by_rank = gather_over_ranks((loss, list(share)))
+    bad = [rank for rank, (value, _) in enumerate(by_rank) if not math.isfinite(value)]
     message = f"the gradients are not finite at step {step}, though the loss of every rank is"
     if bad:
-        value, own = found[bad[0]]
-        shown = ", ".join(map(str, own[:SHOWN])) + (" ..." if len(own) > SHOWN else "")
+        value, samples = by_rank[bad[0]]
+        shown = ", ".join(map(str, samples[:SHOWN_SAMPLES]))
+        more = " ..." if len(samples) > SHOWN_SAMPLES else ""
         ranks = f"rank {bad[0]}" if len(bad) == 1 else f"ranks {bad}"
         message = (
             f"the loss is {value} at step {step} on {ranks}; "
-            f"rank {bad[0]}'s part of the batch: samples {shown} of train, from 0"
+            f"rank {bad[0]}'s part of the batch: samples {shown}{more} of train, from 0"
         )
     if checkpoint:
-        message += f"; the model before it is in {checkpoint} on the head"
+        message += f"; the model before this step is in {checkpoint} on the head"
     return TrainError(message, "lower the learning rate: training.learning_rate=1e-5")

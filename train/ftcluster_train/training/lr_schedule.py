@@ -1,4 +1,4 @@
-"""The learning rate from step to step, as transformers has it."""
+"""The learning rate schedules of transformers."""
 
 import inspect
 from typing import Any
@@ -13,17 +13,16 @@ from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError
 from ftcluster_train.training.intervals import warmup_steps
 
-# what every schedule is told without the recipe's saying it
+# arguments that a recipe does not give
 GIVEN = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
-WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # the loop tells a schedule none
+WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # the loop gives a schedule none
 
 
 def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRScheduler:
-    """The schedule of `training` over `steps` optimizer steps; `step()` follows each of them.
+    """The schedule of `training` over `steps` optimizer steps.
 
     Raises:
-        TrainError: this transformers has no such schedule, or lr_scheduler_kwargs are not what it
-            takes; says what it does take.
+        TrainError: this transformers has no such schedule, or it does not take lr_scheduler_kwargs.
     """
     kind, extra = training.lr_scheduler_type, dict(training.lr_scheduler_kwargs)
     warmup = warmup_steps(training, steps)
@@ -36,25 +35,23 @@ def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRSch
             num_training_steps=steps,
             scheduler_specific_kwargs=extra,
         )
-        # it is asked for later steps only when they come, which is late for a mistake
+        # wrong arguments would raise only when their step comes
         for multiplier in schedule.lr_lambdas:
             for step in (0, warmup, warmup + 1, steps // 2, steps):
                 float(multiplier(step))
     except (ArithmeticError, TypeError, ValueError) as error:
+        pairs = ", ".join(f"{name}={value}" for name, value in extra.items())
+        with_extra = f", with {pairs}" if pairs else ""
         raise TrainError(
             f"the schedule {kind} cannot be made for {steps} steps, {warmup} of them warm-up"
-            f"{_in_words(extra)}: {error}",
+            f"{with_extra}: {error}",
             "change training.lr_scheduler_kwargs or the warm-up",
         ) from error
     return schedule
 
 
 def _check_names(kind: str, extra: dict[str, Any]) -> None:
-    """Make sure that the schedule is there and takes these keywords, and that none is missing.
-
-    Raises:
-        TrainError: otherwise; names what there is.
-    """
+    """Make sure that the schedule exists, takes these keywords and needs no others."""
     known = {
         str(one.value): function
         for one, function in TYPE_TO_SCHEDULER_FUNCTION.items()
@@ -64,7 +61,7 @@ def _check_names(kind: str, extra: dict[str, Any]) -> None:
         raise TrainError(
             f"transformers {transformers_version} has no schedule {kind}; it has "
             f"{', '.join(known)}",
-            "write another one: training.lr_scheduler_type=NAME; or set up a newer stack: "
+            "use another one: training.lr_scheduler_type=NAME; or set up a newer stack: "
             "ftcluster stacks",
         )
     parameters = inspect.signature(known[kind]).parameters
@@ -79,15 +76,10 @@ def _check_names(kind: str, extra: dict[str, Any]) -> None:
     if unknown:
         raise TrainError(
             f"the schedule {kind} has no {', '.join(unknown)}; {what}",
-            f"take {', '.join(unknown)} out of training.lr_scheduler_kwargs",
+            f"remove {', '.join(unknown)} from training.lr_scheduler_kwargs",
         )
     if missing:
         raise TrainError(
             f"the schedule {kind} needs {', '.join(missing)}; {what}",
-            f"write it in the recipe: training.lr_scheduler_kwargs={{{missing[0]}: N}}",
+            f"add it: training.lr_scheduler_kwargs={{{missing[0]}: N}}",
         )
-
-
-def _in_words(extra: dict[str, Any]) -> str:
-    pairs = ", ".join(f"{name}={value}" for name, value in extra.items())
-    return f", with {pairs}" if pairs else ""

@@ -1,4 +1,4 @@
-"""Making the model: its configuration, its tokenizer, its weights."""
+"""Loads a model: its configuration, its tokenizer, its weights."""
 
 import difflib
 import errno
@@ -23,25 +23,25 @@ from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.training.compat import dtype_keyword
 
 BY_TYPE = "config:"
-# their positions begin behind the padding token's number (transformers' create_position_ids)
+# their positions start behind the padding token's number (transformers' create_position_ids)
 POSITIONS_BEHIND_PADDING = frozenset(
     {"camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta",
      "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 )  # fmt: skip
 
 
-def outputs_of(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
-    """What a model makes of `inputs`, without those that it does not take.
+def call_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
+    """Call a model with those of `inputs` that it takes.
 
-    A tokenizer of BERT's kind makes token types for DistilBERT too, which transformers 4 refuses.
+    BERT's tokenizer makes token types for DistilBERT too, which transformers 4 rejects.
     """
-    taken = _arguments(type(model).forward)
-    return model(**{name: inputs[name] for name in inputs if taken is None or name in taken})
+    accepted = _parameter_names(type(model).forward)
+    return model(**{n: value for n, value in inputs.items() if accepted is None or n in accepted})
 
 
 @cache
-def _arguments(function: Callable[..., Any]) -> frozenset[str] | None:
-    """The names of what a function takes; None, if it takes any."""
+def _parameter_names(function: Callable[..., Any]) -> frozenset[str] | None:
+    """None, if a function takes any keyword."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return None
@@ -49,10 +49,10 @@ def _arguments(function: Callable[..., Any]) -> frozenset[str] | None:
 
 
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder.
+    """The tokenizer in a folder.
 
     Raises:
-        TrainError: there is none, or it cannot be read.
+        TrainError: it cannot be loaded.
     """
     try:
         return AutoTokenizer.from_pretrained(folder)
@@ -65,16 +65,16 @@ def load_config(
 ) -> PretrainedConfig:
     """The model's configuration with the recipe's overrides.
 
-    From scratch, its vocabulary and special tokens are the tokenizer's.
+    From scratch, its vocabulary size and special tokens are the tokenizer's.
 
     Args:
         recipe: has config_overrides and from_scratch.
         model: a folder, or `config:TYPE`.
-        tokenizer: the model's.
-        settings: further fields; the recipe's overrides win.
+        tokenizer: of the model.
+        settings: further fields; the recipe's overrides take precedence.
 
     Raises:
-        TrainError: it cannot be read, or an override is no field of it.
+        TrainError: it cannot be loaded, or has no field that the recipe overrides.
     """
     plain = _config(model)
     for name in recipe.config_overrides:
@@ -82,7 +82,7 @@ def load_config(
             nearest = difflib.get_close_matches(name, plain.to_dict(), n=1)
             guess = f"did you mean {nearest[0]}?" if nearest else ""
             kind = f"the configuration of a {plain.model_type} model"
-            raise TrainError(f"config_overrides.{name} is no field of {kind}", guess)
+            raise TrainError(f"config_overrides.{name} is not a field of {kind}", guess)
     if recipe.from_scratch:
         settings = {
             "vocab_size": len(tokenizer),
@@ -90,14 +90,14 @@ def load_config(
             "eos_token_id": tokenizer.eos_token_id,
             **settings,
         }
-    # what samples are padded with: a classifier looks for the last token before it
+    # a classifier looks for the last token before the padding
     padding = getattr(plain, "pad_token_id", None)
     behind = plain.model_type in POSITIONS_BEHIND_PADDING and not recipe.from_scratch
     if behind and padding != tokenizer.pad_token_id:
         raise TrainError(
             f"the tokenizer pads with token {tokenizer.pad_token_id}, but the positions of "
-            f"{recipe.model} begin behind its padding token {padding}",
-            "give the tokenizer that belongs to the model: tokenizer=DIR",
+            f"{recipe.model} start behind its padding token {padding}",
+            "use the model's own tokenizer: tokenizer=DIR",
         )
     settings["pad_token_id"] = tokenizer.pad_token_id
     return _config(model, **{**settings, **recipe.config_overrides})
@@ -110,12 +110,12 @@ def _config(model: str, **changes: Any) -> PretrainedConfig:
         return AutoConfig.from_pretrained(model, **changes)
     except Exception as error:
         raise TrainError(
-            f"the configuration of {model} cannot be had: {first_line(error)}"
+            f"the configuration of {model} cannot be loaded: {first_line(error)}"
         ) from error
 
 
 def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Tokens that a model takes at most, as its configuration and its tokenizer say; None: any."""
+    """The maximum of tokens by the configuration and the tokenizer; None, if there is none."""
     limits = []
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
@@ -129,13 +129,13 @@ def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) 
 def load_model(
     model_class: Any, recipe: Recipe, model: str, config: PretrainedConfig
 ) -> PreTrainedModel:
-    """The model in fp32, with its own weights or random ones.
+    """The model in fp32, with its own weights or, from scratch, random ones.
 
     Args:
         model_class: transformers' AutoModelFor...
-        recipe: says which weights.
+        recipe: has from_scratch.
         model: a folder, or `config:TYPE`.
-        config: as `load_config` gives it.
+        config: from `load_config`.
 
     Raises:
         TrainError: it cannot be loaded, or transformers has no such model for the task.
@@ -151,16 +151,16 @@ def load_model(
         if "Unrecognized configuration class" in str(error):
             raise TrainError(
                 f"{recipe.model} is a {config.model_type} model, which transformers "
-                f"{transformers.__version__} has not for {recipe.task}"
+                f"{transformers.__version__} does not have for {recipe.task}"
             ) from error
         raise TrainError(f"{model} cannot be loaded: {error}") from error
 
 
 def check_tokens(model: PreTrainedModel, largest_token: int, tokenizer: str) -> None:
-    """Make sure that a model has an embedding for each token of the data.
+    """Make sure that the model has an embedding for each token of the data.
 
     Raises:
-        TrainError: it has not, so the tokenizer belongs to another model.
+        TrainError: the tokenizer belongs to another model.
     """
     known = model.get_input_embeddings().num_embeddings
     if largest_token >= known:

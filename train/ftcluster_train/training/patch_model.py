@@ -6,37 +6,48 @@ from typing import Any
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ftcluster_train.kernels import Gains
+from ftcluster_train.kernels import Optimizations
 from ftcluster_train.kernels.activations import fuse_activations
-from ftcluster_train.kernels.attention import LONGEST, Attention, flash
+from ftcluster_train.kernels.attention import MAX_LENGTH, Attention, torch_attention
 from ftcluster_train.kernels.dropout import dropout
-from ftcluster_train.kernels.function_overrides import Kernels
+from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.tasks.base import Task
-from ftcluster_train.training.progress import Tell
+from ftcluster_train.training.progress import ProgressLog
 
 
-def fuse(
-    model: PreTrainedModel, task: Task, attention_dropout: bool, gains: Gains, tell: Tell
-) -> Kernels:
-    """What a step's forward and backward pass run under; tells which gains a model cannot have.
+def patch_model(
+    model: PreTrainedModel,
+    task: Task,
+    attention_dropout: bool,
+    optimizations: Optimizations,
+    log: ProgressLog,
+) -> FunctionOverrides:
+    """The context for forward and backward passes; logs what does not work with this model.
 
     Args:
-        model: its activations are changed in place.
-        task: knows whether its loss needs the logits.
-        attention_dropout: whether attention drops out as the model's configuration asks for.
-        gains: those that are wanted.
-        tell: where it is told.
+        model: its activations are replaced in place.
+        task: decides whether its loss needs logits.
+        attention_dropout: False leaves out the attention dropout of the model's configuration.
+        optimizations: the ones to use.
+        log: for notices.
     """
     kind = f"this {model.config.model_type} model"
-    instead: dict[Any, Callable[..., Any]] = {}
-    if gains.dropout:
-        instead[functional.dropout] = dropout
-    instead[flash] = Attention(attention_dropout, LONGEST if gains.attention else 0)
-    if model.config._attn_implementation != "sdpa":
-        tell.notice(f"{kind} computes attention by itself: it is as transformers has it")
-    if gains.activations:
+    overrides: dict[Any, Callable[..., Any]] = {}
+    if optimizations.dropout:
+        overrides[functional.dropout] = dropout
+    max_length = MAX_LENGTH if optimizations.attention else 0
+    overrides[torch_attention] = Attention(attention_dropout, max_length)
+    if model.config._attn_implementation != "sdpa":  # transformers has no public name for it
+        log.write("notice", message=f"{kind} computes attention itself, so ours is not used")
+    if optimizations.activations:
         fuse_activations(model)
-    head = task.fuse_loss(model) if gains.vocabulary else None
-    if head is None and gains.vocabulary and task.large_vocabulary:
-        tell.notice(f"{kind} makes more of its logits than a product: the loss is computed of them")
-    return Kernels(instead, head)
+    head = None
+    if optimizations.cross_entropy:
+        head = task.use_fused_loss(model)
+        if head is None and task.large_vocabulary:
+            log.write(
+                "notice",
+                message=f"the logits of {kind} are more than a matrix product, so the loss is "
+                "computed from them and takes more memory",
+            )
+    return FunctionOverrides(overrides, head)

@@ -1,0 +1,21 @@
+"""The private names of torch that the kernels use still exist and do the same."""
+
+import torch
+
+from ftcluster_train.kernels.private_torch import softmax_backward, version_of
+
+
+def test_the_gradient_of_softmax() -> None:
+    scores = torch.randn(3, 5, requires_grad=True)
+    output, grad_output = torch.softmax(scores, -1), torch.randn(3, 5)
+    (wanted,) = torch.autograd.grad(output, scores, grad_output)
+    assert torch.equal(softmax_backward(grad_output, output.detach()), wanted)
+
+
+def test_the_version_of_a_tensor() -> None:
+    tensor = torch.zeros(1)
+    before = version_of(tensor)
+    tensor.add_(1)
+    assert version_of(tensor) > before
+    with torch.inference_mode():
+        assert version_of(torch.zeros(1)) == 0
