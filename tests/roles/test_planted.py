@@ -21,7 +21,7 @@ from ftcluster.launch.follow import carry_out, new_run_id
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.training_run import Run
 from ftcluster.planning.plan import plan
-from ftcluster.progress.plain import PlainView
+from ftcluster.progress.view import make_view
 from ftcluster.provision.stages import run_stages, stack_name
 from ftcluster.recipe.recipe import known_recipes, load_recipe, schema_of
 from ftcluster_common.recipe import Recipe
@@ -173,7 +173,7 @@ def test_every_field_of_every_recipe(place: Place) -> None:
             return {**super().job, "recipes": [asdict(recipe) for recipe in recipes]}
 
     everything = All(**vars(job))
-    followed = carry_out(everything, PlainView(Console(stderr=True), verbose=False), ())
+    followed = carry_out(everything, make_view(False, Console(stderr=True)), ())
     assert followed.outcome.state == "done", followed.failures
     written = json.loads((place.run_folder() / "job.json").read_text())
     assert written == json.loads(json.dumps(everything.job))
@@ -263,7 +263,7 @@ def test_what_a_host_says_of_itself(place: Place) -> None:
 def test_what_becomes_a_path_or_a_line_is_refused(place: Place) -> None:
     names = ("prefix", "current", "network_address", "tcmalloc")
     place.lies(dict.fromkeys(names, TEMPLATE))
-    view = PlainView(Console(stderr=True), verbose=False)
+    view = make_view(False, Console(stderr=True))
     with pytest.raises(FtclusterError) as caught:
         run_stages("preflight", (place.inventory,), (), view)
     _, line, _ = str(caught.value).splitlines()

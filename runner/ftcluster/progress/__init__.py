@@ -1,1 +1,1 @@
-"""What a person sees of a setup and of a run: state from events, and two ways to show it."""
+"""The progress of a setup and of a run: its state from events, and how it is shown."""

@@ -1,4 +1,4 @@
-"""Facts of a run as short texts, the same in every view."""
+"""Facts of a setup and a run as short texts."""
 
 from ftcluster.progress.state import HostProgress, RunProgress
 
@@ -19,7 +19,7 @@ def metrics(values: dict[str, float]) -> str:
 
 
 def shape(progress: RunProgress) -> str:
-    """What trains where: 2 ranks, 1 thread each, bf16, IPEX, gloo."""
+    """The ranks of a run: 2 ranks, 1 thread each, bf16, IPEX, gloo."""
     start = progress.start
     ranks, threads = start["world_size"], start["threads_per_rank"]
     return (
@@ -29,7 +29,7 @@ def shape(progress: RunProgress) -> str:
 
 
 def step_line(progress: RunProgress) -> str:
-    """One line with everything about the latest step."""
+    """The latest step in one line."""
     step, start = progress.step, progress.start
     return (
         f"step {step['step']}/{start['steps']}  epoch {step['epoch']:.2f}  "
@@ -39,13 +39,13 @@ def step_line(progress: RunProgress) -> str:
 
 
 def checkpoint_line(progress: RunProgress) -> str:
-    """Where the latest checkpoint is."""
+    """The latest checkpoint and its folder."""
     step, folder = progress.checkpoint["step"], progress.checkpoint["folder"]
     return f"checkpoint of step {step}: {folder} on the head"
 
 
 def host_state(host: HostProgress, finished: bool) -> str:
-    """One word for a host in the middle or at the end of a playbook."""
+    """A host's state in one word."""
     if host.failed:
         return "unreachable" if host.unreachable else "failed"
     return "done" if finished else "running"

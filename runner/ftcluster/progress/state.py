@@ -1,4 +1,4 @@
-"""The state of a setup and of a run, folded from their events. Pure data, no terminal."""
+"""The state of a setup and of a run, from their events. Pure data, no terminal."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,15 +9,16 @@ from ftcluster.ansible.playbook import TaskEvent
 
 @dataclass
 class HostProgress:
-    """How far one host is in a playbook.
+    """The progress of one host in a playbook.
 
     Attributes:
         stage: the play it is in.
         task: the task it is in.
-        ok: tasks that found everything as it should be.
+        ok: tasks that changed nothing.
         changed: tasks that changed something.
-        skipped: tasks that did not apply.
-        failed: what the failed task says, or an empty string.
+        skipped: tasks whose condition was false.
+        failed: the failed task's message, or "".
+        unreachable: whether Ansible could not connect.
         started: time.monotonic() of its first event.
         ended: time.monotonic() of its latest event.
     """
@@ -35,22 +36,19 @@ class HostProgress:
 
 @dataclass
 class SetupProgress:
-    """All hosts of a playbook run, and what its tasks had to say."""
+    """The progress of all hosts of a playbook, and the messages of its debug tasks."""
 
     hosts: dict[str, HostProgress] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     finished: bool = False
 
     def add(self, event: TaskEvent) -> None:
-        """Fold one event in."""
+        """Add one event."""
         if not event.host:
             return
         now = time.monotonic()
         host = self.hosts.setdefault(event.host, HostProgress(started=now))
-        host.ended = now
-        host.stage, host.task = event.stage, event.task
-        if event.kind in ("ok", "changed", "skipped"):
-            host.failed, host.unreachable = "", False  # it goes on, so the failure was rescued
+        host.ended, host.stage, host.task = now, event.stage, event.task
         match event.kind:
             case "ok":
                 host.ok += 1
@@ -61,24 +59,26 @@ class SetupProgress:
             case "failed" | "unreachable":
                 host.failed = event.message
                 host.unreachable = event.kind == "unreachable"
+        if event.kind in ("ok", "changed", "skipped"):
+            host.failed, host.unreachable = "", False  # the failure was rescued
         if event.kind in ("ok", "changed") and event.message:
             self.notices.append(f"{event.host}: {event.message}")
 
 
 @dataclass
 class RunProgress:
-    """A training run, folded from events.jsonl.
+    """The progress of a run.
 
     Attributes:
         run: its id.
         state: running, done, failed or stopped.
         start: the event `start`: world_size, backend, precision, steps, epochs, ...
         step: the latest event `step`.
-        losses: (step, loss) of every `step` event.
+        losses: of every event `step`.
         evaluations: every event `evaluation`.
         result: the event `result`: metrics, samples_per_second, model, ...
         errors: every event `error`: message, hint, rank, host.
-        notices: what every event `notice` says.
+        notices: the message of every event `notice`.
         checkpoint: the last event `checkpoint`: step, and its folder on the head.
         seconds: from the launch to the end of the last rank.
     """
@@ -88,7 +88,7 @@ class RunProgress:
     doing: str = "starting the ranks"
     start: dict[str, Any] = field(default_factory=dict)
     step: dict[str, Any] = field(default_factory=dict)
-    losses: list[tuple[int, float]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
@@ -97,25 +97,20 @@ class RunProgress:
     seconds: float = 0.0
 
     def add(self, event: dict[str, Any]) -> None:
-        """Fold one object of events.jsonl in; kinds of a later version are passed over."""
+        """Add one object of events.jsonl; kinds of a later version are ignored."""
         match event.get("event"):
             case "phase":
                 self.doing = event["doing"]
             case "notice":
                 self.notices.append(event["message"])
-            case "start":
-                self.start = event
             case "step":
                 self.step = event
-                self.losses.append((event["step"], event["loss"]))
+                self.losses.append(event["loss"])
             case "evaluation":
                 self.evaluations.append(event)
-            case "checkpoint":
-                self.checkpoint = event
-            case "result":
-                self.result = event
             case "error":
                 self.errors.append(event)
             case "end":
-                self.state = event["state"]
-                self.seconds = event["seconds"]
+                self.state, self.seconds = event["state"], event["seconds"]
+            case "start" | "checkpoint" | "result" as kind:
+                setattr(self, kind, event)

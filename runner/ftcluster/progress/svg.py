@@ -1,4 +1,4 @@
-"""The last picture of a setup and a run as an SVG, for a README or a report."""
+"""Saves the last picture of a setup and a run as SVG."""
 
 import io
 from pathlib import Path
@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ftcluster.paths import write_atomically
-from ftcluster.progress.live import run_picture, setup_picture
+from ftcluster.progress.pictures import run_picture, setup_picture
 from ftcluster.progress.state import RunProgress, SetupProgress
 
 WIDTH = 100  # characters

@@ -1,38 +1,122 @@
-"""The one interface that commands show their progress through."""
+"""How commands show their progress: a live picture on a terminal, plain lines elsewhere."""
 
 import sys
-from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 
 from ftcluster.ansible.playbook import TaskEvent
-from ftcluster.progress.live import LiveView
-from ftcluster.progress.plain import PlainView
+from ftcluster.progress import format
+from ftcluster.progress.pictures import run_picture, setup_picture
 from ftcluster.progress.state import RunProgress, SetupProgress
 
 
-class View(Protocol):
-    """Shows progress on stderr; stdout is the result's."""
+class View:
+    """Shows progress on stderr; stdout is for the result."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
 
     def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:
-        """A playbook's event has been folded into `progress`."""
+        """Show a playbook's event, which has been added to `progress`."""
+        if event.kind in ("ok", "changed") and event.message:
+            self.say(f"note: {progress.notices[-1]}")
 
     def run_event(self, progress: RunProgress, kind: str) -> None:
-        """An event of this kind has been folded into `progress`."""
+        """Show an event of this kind, which has been added to `progress`."""
+        if kind == "notice":
+            self.say(f"note: {progress.notices[-1]}")
+        elif kind == "checkpoint":
+            self.say(format.checkpoint_line(progress))
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Show how time passes; called several times a second."""
 
     def say(self, text: str) -> None:
-        """One line for the user that is neither."""
+        """Show one line."""
+        self._console.print(text, highlight=False, markup=False, emoji=False)
 
     def close(self) -> None:
-        """Leave the terminal as it should stay."""
+        """Leave the terminal as it is; nothing more will be shown."""
 
 
-def make_view(verbose: bool) -> View:
-    """A live view on a terminal, plain lines elsewhere and under -v."""
-    console = Console(file=sys.stderr, highlight=False)
+def make_view(verbose: bool, console: Console | None = None) -> View:
+    """A live view on a terminal; plain lines elsewhere and under -v."""
+    console = console or Console(file=sys.stderr, highlight=False)
     if console.is_terminal and not console.is_dumb_terminal and not verbose:
-        return LiveView(console)
-    return PlainView(console, verbose)
+        return _LiveView(console)
+    return _PlainView(console, verbose)
+
+
+class _LiveView(View):
+    """Redraws a picture four times a second; leaves the last one on the screen."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._shown: SetupProgress | RunProgress | None = None
+        self._live: Live | None = None
+
+    def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:
+        self._show(progress)
+        super().setup_event(progress, event)
+
+    def run_event(self, progress: RunProgress, kind: str) -> None:
+        self._show(progress)
+        super().run_event(progress, kind)
+
+    def tick(self) -> None:
+        if self._live:
+            self._live.update(self._picture())
+
+    def close(self) -> None:
+        if self._live:
+            self._live.update(self._picture(), refresh=True)
+            self._live.stop()
+            self._live = None
+
+    def _show(self, progress: SetupProgress | RunProgress) -> None:
+        if self._shown is not progress:
+            self.close()
+            self._shown = progress
+            self._live = Live(self._picture(), console=self._console, refresh_per_second=4)
+            self._live.start()
+
+    def _picture(self) -> RenderableType:
+        if isinstance(self._shown, RunProgress):
+            return run_picture(self._shown)
+        return setup_picture(self._shown or SetupProgress())
+
+
+class _PlainView(View):
+    """A line for each event that matters; under -v also for each task and host."""
+
+    def __init__(self, console: Console, verbose: bool) -> None:
+        super().__init__(console)
+        self._verbose = verbose
+        self._stage = ""
+
+    def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:
+        if event.stage != self._stage:
+            self._stage = event.stage
+            self.say(f"{event.stage} ...")
+        if event.kind in ("failed", "unreachable"):
+            self.say(f"{event.host}: {event.kind}: {event.task}: {event.message}")
+        elif event.kind == "changed" or (self._verbose and event.kind in ("ok", "skipped")):
+            self.say(f"{event.host}: {event.kind}: {event.task}")
+        super().setup_event(progress, event)
+
+    def run_event(self, progress: RunProgress, kind: str) -> None:
+        match kind:
+            case "phase":
+                self.say(f"{progress.doing} ...")
+            case "start":
+                self.say(f"training: {format.shape(progress)}, {progress.start['steps']} steps")
+            case "step":
+                self.say(format.step_line(progress))
+            case "evaluation":
+                last = progress.evaluations[-1]
+                self.say(f"evaluation at step {last['step']}: {format.metrics(last['metrics'])}")
+        super().run_event(progress, kind)
+
+    def say(self, text: str) -> None:
+        self._console.out(text, highlight=False)

@@ -11,7 +11,7 @@ from ftcluster.cli.main import build_parser
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError, UsageError
-from ftcluster.progress.plain import PlainView
+from ftcluster.progress.view import make_view
 from ftcluster.provision.stages import StagesResult
 from tests.unit.clusters import cluster, host
 
@@ -49,7 +49,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
             )
 
         monkeypatch.setattr(verb, "run_stages", run_stages)
-        verb.setup((Path(path),), options, PlainView(Console(), verbose=False), passwords)
+        verb.setup((Path(path),), options, make_view(False, Console()), passwords)
 
     return run
 

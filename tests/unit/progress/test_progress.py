@@ -5,9 +5,9 @@ from rich.console import Console
 
 from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.progress.format import duration, shape
-from ftcluster.progress.live import LiveView, run_picture, sparkline
-from ftcluster.progress.plain import PlainView
+from ftcluster.progress.pictures import run_picture, sparkline
 from ftcluster.progress.state import RunProgress, SetupProgress
+from ftcluster.progress.view import make_view
 
 START = {
     "event": "start", "world_size": 2, "threads_per_rank": 1, "backend": "gloo",
@@ -49,12 +49,12 @@ def test_run_state_from_events() -> None:
     assert progress.state == "running"
     progress.add({"event": "end", "state": "done", "seconds": 3.5, "exit_code": 0})
     assert (progress.state, progress.seconds) == ("done", 3.5)
-    assert progress.losses == [(10, 0.5)]
+    assert progress.losses == [0.5]
 
 
 def test_plain_lines_have_the_same_facts_as_the_picture() -> None:
     progress, stream = RunProgress("r"), io.StringIO()
-    view = PlainView(Console(file=stream, width=30), verbose=False)
+    view = make_view(False, Console(file=stream, width=30))
     for event in (NOTICE, START, STEP, EVALUATION, CHECKPOINT):
         progress.add(event)
         view.run_event(progress, str(event["event"]))
@@ -78,7 +78,7 @@ def test_plain_lines_have_the_same_facts_as_the_picture() -> None:
 
 def test_live_view_shows_hosts_then_the_run_and_leaves_the_last_picture() -> None:
     stream = io.StringIO()
-    view = LiveView(Console(file=stream, force_terminal=True, width=100, height=20))
+    view = make_view(False, Console(file=stream, force_terminal=True, width=100, height=20))
     setup = SetupProgress()
     event = TaskEvent("changed", "stack", "Install the packages", "node1", "mind this")
     setup.add(event)

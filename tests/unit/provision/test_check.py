@@ -12,7 +12,7 @@ from ftcluster.cli import check
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.progress.plain import PlainView
+from ftcluster.progress.view import make_view
 from ftcluster.provision import check as collecting
 from ftcluster.provision.check import Failure, Found, collect
 from tests.unit.check_documents import found
@@ -53,7 +53,7 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
 
 def ask(*options: str) -> Found:
-    return collect((Path("/i.ini"),), options, PlainView(Console(quiet=True), verbose=False))
+    return collect((Path("/i.ini"),), options, make_view(False, Console(quiet=True)))
 
 
 def test_everything_that_hosts_say_is_kept(playbook: Callable[..., dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.progress.plain import PlainView
+from ftcluster.progress.view import make_view
 from ftcluster.provision import stages
 from ftcluster.provision.stages import StagesResult, run_stages, stack_name
 from tests.unit.clusters import cluster, host
@@ -52,7 +52,7 @@ def playbooks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Playbooks:
 
 
 def run(*options: str) -> StagesResult:
-    return run_stages("setup", (Path("/i.ini"),), options, PlainView(Console(), verbose=False))
+    return run_stages("setup", (Path("/i.ini"),), options, make_view(False, Console()))
 
 
 def test_the_stack_in_use_and_why_it_was_chosen(playbooks: Playbooks) -> None:
@@ -85,7 +85,7 @@ def test_the_hosts_that_are_meant_stay_so(playbooks: Playbooks) -> None:
         ("unlock", known),
     ]
     ran = playbooks()
-    run_stages("teardown", (Path("/other.ini"),), (), PlainView(Console(), verbose=False))
+    run_stages("teardown", (Path("/other.ini"),), (), make_view(False, Console()))
     assert ran == [("teardown", [], {})]
 
 

@@ -1,76 +1,19 @@
-"""Progress on a terminal: a line a host during setup, then the training view."""
+"""What a terminal shows of a setup, a line a host, and of a training."""
 
 import time
 from itertools import pairwise
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.progress import format
-from ftcluster.progress.state import HostProgress, RunProgress, SetupProgress
+from ftcluster.progress.state import RunProgress, SetupProgress
 
 STYLES = {"running": "cyan", "done": "green", "failed": "bold red", "unreachable": "bold red"}
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 40
-
-
-class LiveView:
-    """Redraws itself four times a second; keeps its last picture on the screen."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._setup: SetupProgress | None = None
-        self._run: RunProgress | None = None
-        self._live: Live | None = None
-
-    def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:
-        """See View."""
-        if self._setup is not progress:
-            self.close()
-            self._setup, self._run = progress, None
-            self._start()
-        if event.kind in ("ok", "changed") and event.message:
-            self.say(f"note: {progress.notices[-1]}")
-
-    def run_event(self, progress: RunProgress, kind: str) -> None:
-        """See View."""
-        if self._run is not progress:
-            self.close()
-            self._setup, self._run = None, progress
-            self._start()
-        if kind == "notice":
-            self.say(f"note: {progress.notices[-1]}")
-        elif kind == "checkpoint":
-            self.say(format.checkpoint_line(progress))
-
-    def tick(self) -> None:
-        """See View."""
-        if self._live:
-            self._live.update(self._picture())
-
-    def say(self, text: str) -> None:
-        """See View."""
-        self._console.print(text, highlight=False, markup=False, emoji=False)
-
-    def close(self) -> None:
-        """See View."""
-        if self._live:
-            self._live.update(self._picture(), refresh=True)
-            self._live.stop()
-            self._live = None
-
-    def _start(self) -> None:
-        self._live = Live(self._picture(), console=self._console, refresh_per_second=4)
-        self._live.start()
-
-    def _picture(self) -> RenderableType:
-        if self._run:
-            return run_picture(self._run)
-        return setup_picture(self._setup or SetupProgress())
 
 
 def setup_picture(progress: SetupProgress) -> RenderableType:
@@ -84,20 +27,17 @@ def setup_picture(progress: SetupProgress) -> RenderableType:
         state = format.host_state(host, progress.finished)
         running = state == "running"
         until = time.monotonic() if running else host.ended
+        words = {"running": host.task, "done": "ready"}
         table.add_row(
             Text(name, style="bold"),
             Text(host.stage, style=STYLES[state]),
-            Text(_task_words(host, state), style="" if running else STYLES[state]),
+            Text(words.get(state, state), style="" if running else STYLES[state]),
             str(host.ok + host.changed),
             Text(str(host.changed), style="yellow" if host.changed else "dim"),
             Text("1" if host.failed else "0", style="bold red" if host.failed else "dim"),
             format.duration(until - host.started),
         )
     return table
-
-
-def _task_words(host: HostProgress, state: str) -> str:
-    return host.task if state == "running" else "ready" if state == "done" else state
 
 
 def run_picture(progress: RunProgress) -> RenderableType:
@@ -122,19 +62,19 @@ def run_picture(progress: RunProgress) -> RenderableType:
     parts.append(bar)
     if progress.losses:
         loss = Table.grid(padding=(0, 2))
-        values = [value for _, value in progress.losses]
+        values = progress.losses
         # as long as the bar above it is full, so that each loss stands below its step
         line = sparkline(values, round(SPARK_WIDTH * done / steps))
         spark = Text(line.ljust(SPARK_WIDTH), style="cyan")
         loss.add_row(spark, Text(f"loss {values[-1]:.4f}"))
         parts.append(loss)
-    for evaluation in progress.evaluations[-3:]:
-        parts.append(
-            Text.assemble(
-                (f"evaluation at epoch {evaluation['epoch']:g}: ", "dim"),
-                (format.metrics(evaluation["metrics"]), "bold green"),
-            )
+    parts += [
+        Text.assemble(
+            (f"evaluation at epoch {evaluation['epoch']:g}: ", "dim"),
+            (format.metrics(evaluation["metrics"]), "bold green"),
         )
+        for evaluation in progress.evaluations[-3:]
+    ]
     if progress.state == "running" and done >= steps:
         parts.append(Text(progress.doing, style="cyan"))
     return Group(*parts)
