@@ -131,15 +131,14 @@ def carry_out(
     def on_task(event: TaskEvent) -> None:
         if event.kind in ("failed", "unreachable"):
             failures.append(event)
-        if event.kind == "task" and not progress.start:
-            doing = event.task[:1].lower() + event.task[1:]
-            take({"event": "phase", "doing": doing} if doing != "follow the run" else {})
+        following = event.action == "ftcluster.cluster.follow"  # the run's own events say more
+        if event.kind == "task" and not progress.start and not following:
+            take({"event": "phase", "doing": event.task[:1].lower() + event.task[1:]})
 
     def take(event: dict[str, Any]) -> None:
-        if event:
-            progress.add(event)
-            view.run_event(progress, event["event"])
-            on_event(event)
+        progress.add(event)
+        view.run_event(progress, event["event"])
+        on_event(event)
 
     def on_tick() -> None:
         for event in reader.new_events():

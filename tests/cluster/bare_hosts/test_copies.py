@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.ansible.playbook import descendants
+from ftcluster.ansible.processes import descendants
 from tests.cluster.hosts.cluster import HEAD
 from tests.cluster.hosts.control import Control
 from tests.programs import CONTROL

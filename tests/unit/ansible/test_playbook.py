@@ -8,14 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from ftcluster.ansible import playbook
-from ftcluster.ansible.playbook import (
-    TaskEvent,
-    _running,
-    descendants,
-    end_descendants,
-    read_event,
-    run_playbook,
-)
+from ftcluster.ansible.playbook import TaskEvent, read_event, run_playbook
+from ftcluster.ansible.processes import descendants, end_descendants, is_running
 
 
 def raw(event: str, **data: object) -> dict[str, object]:
@@ -63,7 +57,7 @@ def test_a_failure_in_a_loop_tells_the_items() -> None:
 def test_a_failure_without_words() -> None:
     event = read_event(raw("runner_on_unreachable", res={}))
     assert event is not None
-    assert (event.kind, event.message) == ("unreachable", "failed without a word")
+    assert (event.kind, event.message) == ("unreachable", "failed without output")
 
 
 def test_other_events_are_passed_over() -> None:
@@ -171,4 +165,4 @@ def test_a_playbook_that_is_cancelled_while_it_is_silent_is_ended_at_once(tmp_pa
     assert time.monotonic() - cancelled_at < 3
     assert outcome.state == "stopped", outcome.output
     assert commands_with(f"echo {tmp_path}") == []
-    assert [pid for pid in descendants(os.getpid()) if _running(pid)] == []
+    assert [pid for pid in descendants(os.getpid()) if is_running(pid)] == []

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.ansible.playbook import SSH_ARGS, ansible_environment
+from ftcluster.ansible.settings import SSH_ARGS, ansible_environment
 
 SETTINGS = ("PIPELINING", "FORKS", "TIMEOUT", "SSH_ARGS", "CONFIG")
 

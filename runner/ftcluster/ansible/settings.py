@@ -1,0 +1,65 @@
+"""Ansible's settings as ftcluster wants them, unless the user has set them."""
+
+import configparser
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ftcluster.ansible.inventory import program
+
+FORKS = 32  # hosts at a time
+TIMEOUT_SECONDS = 30  # for sudo; a host that writes a stack to a slow disk needs that long
+# Without -C, Ansible's default: wheels are compressed already. The last two end a connection to a
+# host that lost its power within 15 s; Ansible otherwise waits for more than 10 minutes.
+SSH_ARGS = (
+    "-o ControlMaster=auto -o ControlPersist=60s -o ConnectTimeout=10 "
+    "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
+)
+# section and key of a setting in ansible.cfg
+IN_FILE = {
+    "ANSIBLE_PIPELINING": ("ssh_connection", "pipelining"),
+    "ANSIBLE_FORKS": ("defaults", "forks"),
+    "ANSIBLE_INJECT_FACT_VARS": ("defaults", "inject_facts_as_vars"),
+    "ANSIBLE_TIMEOUT": ("defaults", "timeout"),
+    "ANSIBLE_SSH_ARGS": ("ssh_connection", "ssh_args"),
+}
+
+
+def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables for Ansible, without those that the environment or ansible.cfg sets.
+
+    Args:
+        changes: variables of Ansible that this command needs changed.
+    """
+    users = _set_in_file()
+    wanted = {
+        "FTCLUSTER_PID": str(os.getpid()),  # the owner of the hosts' setup lock
+        "ANSIBLE_PIPELINING": "true",  # one SSH round trip a task instead of several
+        "ANSIBLE_NOCOLOR": "true",
+        "ANSIBLE_LOCALHOST_WARNING": "false",
+        "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true",
+        # else any module's result could set variables, such as which files are sent
+        "ANSIBLE_INJECT_FACT_VARS": "false",
+        "ANSIBLE_FORKS": str(FORKS),
+        "ANSIBLE_TIMEOUT": str(TIMEOUT_SECONDS),
+        "ANSIBLE_SSH_ARGS": SSH_ARGS,
+        **(changes or {}),
+    }
+    settings = {
+        key: value for key, value in wanted.items() if key not in os.environ and key not in users
+    }
+    programs = str(Path(program("ansible-playbook")).parent)
+    return settings | {"PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+
+
+def _set_in_file() -> set[str]:
+    """Which of our settings the user's ansible.cfg has."""
+    from ansible.config.manager import find_ini_config_file
+
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    with contextlib.suppress(configparser.Error):  # Ansible itself reports it
+        parser.read(find_ini_config_file() or ())
+    return {
+        variable for variable, (section, key) in IN_FILE.items() if parser.has_option(section, key)
+    }
