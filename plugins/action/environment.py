@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.ftcluster.cluster.plugins.modules.environment import BOOT
+from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import BOOT_ID
 from ansible_collections.ftcluster.cluster.plugins.modules.environment import marker as marker_of
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import normal
@@ -73,7 +73,7 @@ class ActionModule(ActionBase):
     def _is_whole(self, arguments, digest):
         """Whether it certainly is: since the host's last boot, where nobody else may write."""
         marker = str(marker_of(Path(arguments["path"]), arguments.get("layer") or ""))
-        told = f'tell marker "$(cat {marker})"; tell boot "$(cat {BOOT})"'
+        told = f'tell marker "$(cat {marker})"; tell boot "$(cat {BOOT_ID})"'
         found = look(self, [marker], more=told)
         return (
             found is not None

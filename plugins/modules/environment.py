@@ -96,10 +96,8 @@ notices:
   elements: str
 """
 
-import contextlib  # noqa: E402
 import csv  # noqa: E402
 import ctypes  # noqa: E402
-import fcntl  # noqa: E402
 import hashlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
@@ -111,6 +109,10 @@ import zipfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import (  # noqa: E402
+    alone_in,
+)
+from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id  # noqa: E402
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import (  # noqa: E402
     without_runs,
 )
@@ -119,9 +121,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     write_text,
 )
 
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 BLOCK_BYTES = 1 << 20
-LOCK_SECONDS = 300
 STALE_SECONDS = 3600
 
 
@@ -140,11 +140,6 @@ def marker(path, layer):
     return path / (f".complete-{layer}" if layer else ".complete")
 
 
-def boot():
-    """What tells this boot of the host from others."""
-    return BOOT.read_text(encoding="ascii").strip()
-
-
 def digest_found(path, layer, check_mode):
     """The digest a part was finished with, or an empty string where it is not whole."""
     try:
@@ -153,7 +148,7 @@ def digest_found(path, layer, check_mode):
         return ""
     # Files reach the disk some time after they were written. If the host lost its power meanwhile,
     # the marker may be there and they not, so they are looked at once in each boot.
-    if booted.strip() != boot():
+    if booted.strip() != boot_id():
         if not is_whole(path):
             return ""
         if not check_mode:
@@ -224,7 +219,7 @@ def unpack_uv(staging):
 
 def finish(path, layer, digest):
     """Write the marker, last of all and whole."""
-    write_text(marker(path, layer), f"{digest} {boot()}\n", 0o644)
+    write_text(marker(path, layer), f"{digest} {boot_id()}\n", 0o644)
 
 
 def install(module, path, staging):
@@ -247,32 +242,6 @@ def install(module, path, staging):
         module.fail_json(msg=f"{error.filename or path}: {error.strerror or error}")
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def alone_in(folder):
-    """Hold a lock on a folder.
-
-    Raises:
-        ValueError: somebody else holds it for longer than an installation takes.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ValueError(
-                        f"another setup has been installing in {folder} for {LOCK_SECONDS} s; "
-                        "wait for it to end, or end it"
-                    ) from None
-                time.sleep(0.5)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def remove_stale(path):

@@ -1,17 +1,17 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""One setup at a time on a host; the action plugin of the same name says who asks."""
+"""Allows one setup at a time on a host; the action plugin of the same name adds who asks."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: setup_lock
-short_description: Lets one setup at a time work on a host
+short_description: Allows one setup at a time on a host
 description:
-  - Writes who is at work into C(<prefix>/.setup). A second one is refused with the name of the
-    first.
-  - What a setup that was killed has left is taken over by the next one from the same control node;
-    by those of others after O(lease), after the host was booted again, or with O(take_over).
+  - Writes the owner of the running setup into C(<prefix>/.setup). A second setup fails with the
+    name of the first.
+  - The lock of a setup that was killed is taken over by the next one from the same control node;
+    by other control nodes after O(lease), after a reboot of the host, or with O(take_over).
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -20,42 +20,42 @@ options:
     type: path
     required: true
   state:
-    description: V(released) gives back what the same setup took, and nothing else.
+    description: V(released) removes the lock of the same setup, and no other.
     type: str
     choices: [taken, released]
     default: taken
   create:
-    description: Make the folder where it is missing; otherwise nothing is taken there.
+    description: Create the folder if it is missing; otherwise no lock is taken there.
     type: bool
     default: true
   take_over:
-    description: Take it whoever has it.
+    description: Take the lock whoever holds it.
     type: bool
     default: false
   stacks:
     description:
-      - Stacks that are about to be changed or removed. While a run uses one of them, the lock is
-        refused with the run's name.
+      - Stacks that are going to be changed or removed. While a run uses one of them, the module
+        fails with the run's name.
     type: list
     elements: path
     default: []
   node_package:
     description:
-      - The wheel on the control node that is about to be installed into O(stacks). Those that have
-        it already are not changed, and may be used.
+      - The wheel on the control node that is going to be installed into O(stacks). Stacks that have
+        it already are not changed, so runs may use them.
     type: path
   lease:
-    description: After so many seconds another control node may take it.
+    description: Seconds after which another control node may take the lock.
     type: int
     default: 3600
 attributes:
   check_mode:
-    description: Says whether somebody is at work; takes nothing.
+    description: Fails if another setup holds the lock; takes nothing.
     support: full
 """
 
 EXAMPLES = r"""
-- name: Be the only one
+- name: Acquire the setup lock
   ftcluster.cluster.setup_lock:
     prefix: /opt/ftcluster
 """
@@ -64,13 +64,15 @@ RETURN = r"""
 """
 
 import contextlib  # noqa: E402
-import fcntl  # noqa: E402
 import json  # noqa: E402
-import os  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import (  # noqa: E402
+    alone_in,
+)
+from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id  # noqa: E402
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import (  # noqa: E402
     InUse,
     without_runs,
@@ -82,11 +84,13 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 NAME = ".setup"
+COMPLETE = ".complete-node_agent"  # in a stack, see the module environment
 
 
-def boot():
-    """What tells this boot of the host from others."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+def new_lock(owner, who, since, booted):
+    """The contents of a lock file."""
+    control = owner.split(" ")[0]
+    return {"owner": owner, "control": control, "who": who, "since": since, "boot": booted}
 
 
 def read_lock(path):
@@ -101,8 +105,13 @@ def read_lock(path):
 def is_free(lock, owner, alive, lease, now, booted):
     """Whether a lock may be taken.
 
-    Takes the lock that is there, the one who asks, the setups that live on his control node, the
-    lease in seconds, the time and the host's boot.
+    Args:
+        lock: the one that is there.
+        owner: who asks.
+        alive: the owners that are running on this control node.
+        lease: seconds after which a lock of another control node is free.
+        now: the host's time.
+        booted: the id of the host's boot.
     """
     if not lock or lock["owner"] == owner or lock.get("boot") != booted:
         return True
@@ -111,28 +120,17 @@ def is_free(lock, owner, alive, lease, now, booted):
     return now - lock.get("since", 0) > lease
 
 
-def words(lock, now):
-    """The refusal."""
+def refusal(lock, now):
+    """The error message for a lock that another setup holds."""
     minutes = max(0, int(now - lock.get("since", now))) // 60
     return (
-        f"another setup is at work here: {lock.get('who', 'unknown')}, for {minutes} min; wait for "
-        "it to end and run setup again. If it is not at work any more: -e ftcluster_take_over=true"
+        f"another setup is running here: {lock.get('who', 'unknown')}, for {minutes} min; wait for "
+        "it to end and run setup again. If it is not running any more: -e ftcluster_take_over=true"
     )
 
 
-@contextlib.contextmanager
-def alone_in(folder):
-    """Keep others out for the moment between reading the lock and writing it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def take(path, mine, may_take, create=True):
-    """Write a lock, unless there is one that may not be taken, which is returned."""
+    """Write a lock; returns the one that is there if it may not be taken."""
     if not create and not path.parent.is_dir():
         return None
     make_folder(path.parent)
@@ -153,10 +151,7 @@ def release(path, owner):
 
 
 def in_use(stacks, digest):
-    """Why stacks cannot be changed now, one line for each that a run uses.
-
-    Takes their folders, and the digest of the node package that they are to have.
-    """
+    """One line for each stack that a run uses, unless it has the node package of this digest."""
     found = []
     for stack in stacks:
         if digest and node_package(Path(stack)) == digest:
@@ -170,9 +165,9 @@ def in_use(stacks, digest):
 
 
 def node_package(stack):
-    """The digest of the node package that a stack has, see the module environment."""
+    """The digest of the node package that a stack has."""
     try:
-        return (stack / ".complete-node_agent").read_text(encoding="ascii").partition(" ")[0]
+        return (stack / COMPLETE).read_text(encoding="ascii").partition(" ")[0]
     except OSError:
         return ""
 
@@ -195,14 +190,8 @@ def main():
         supports_check_mode=True,
     )
     given = module.params
-    path, now, booted = Path(given["prefix"]) / NAME, time.time(), boot()
-    mine = {
-        "owner": given["owner"],
-        "control": given["owner"].split(" ")[0],
-        "who": given["who"],
-        "since": now,
-        "boot": booted,
-    }
+    path, now, booted = Path(given["prefix"]) / NAME, time.time(), boot_id()
+    mine = new_lock(given["owner"], given["who"], now, booted)
 
     def may_take(lock):
         owner, alive, lease = (given[key] for key in ("owner", "alive", "lease"))
@@ -220,9 +209,11 @@ def main():
         else:
             other = take(path, mine, may_take, given["create"])
         if other:
-            module.fail_json(msg=words(other, now))
+            module.fail_json(msg=refusal(other, now))
     except OSError as error:
         module.fail_json(msg=f"{error.filename or path}: {error.strerror}")
+    except ValueError as error:
+        module.fail_json(msg=str(error))
     module.exit_json(changed=False)
 
 

@@ -14,7 +14,7 @@ from tests.programs import ROOT
 PAGE = (ROOT / "docs/ops.md").read_text(encoding="utf-8")
 # roles' variables that the page gives to the users of the playbooks
 DOCUMENTED = set(re.findall(r"^\| `((?!ftcluster_)\w+)` \|", PAGE, re.MULTILINE))
-PLAY = set(yaml.safe_load((ROOT / "playbooks/vars/cluster.yml").read_text(encoding="utf-8")))
+PLAY = yaml.safe_load((ROOT / "playbooks/vars/cluster.yml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,12 @@ def uses_in(file: Path) -> list[Use]:
     return list(uses(yaml.safe_load(file.read_text(encoding="utf-8")), given))
 
 
-def options_of(use: Use) -> set[str]:
+def options_of(use: Use) -> dict[str, Any]:
     """The public variables of a role's entry point."""
     path = ROOT / f"roles/{use.role}/meta/argument_specs.yml"
     specs = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
-    return set(specs.get(use.entry, specs["main"])["options"])
+    options: dict[str, Any] = specs.get(use.entry, specs["main"])["options"]
+    return options
 
 
 FILES = [
@@ -68,7 +69,7 @@ FILES = [
 @pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(ROOT)) for file in FILES])
 def test_roles_are_given_all_their_variables(file: Path) -> None:
     for use in uses_in(file):
-        left = options_of(use) - use.given - DOCUMENTED
+        left = options_of(use).keys() - use.given - DOCUMENTED
         assert not left, f"{use.role}, {use.entry}: an inventory can set {sorted(left)}"
 
 
@@ -88,3 +89,13 @@ def test_the_documented_variables_are_the_roles() -> None:
     options = {name for file in FILES for use in uses_in(file) for name in options_of(use)}
     assert DOCUMENTED
     assert not DOCUMENTED - options
+
+
+def test_the_variables_that_the_playbooks_validate_are_the_documented_ones() -> None:
+    given = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert sorted(PLAY["cluster_arguments"]) == sorted(given)
+    for role in ("torch_stack", "node_agent"):
+        for name, spec in options_of(Use(role, "main", frozenset())).items():
+            if name in DOCUMENTED:
+                kinds = {key: spec[key] for key in ("type", "elements") if key in spec}
+                assert PLAY["cluster_arguments"][name] == kinds, name

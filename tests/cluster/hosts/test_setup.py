@@ -142,7 +142,7 @@ def test_the_second_of_two_setups_is_refused_by_name(cluster: Cluster) -> None:
     _, said = first.communicate(timeout=120)
     assert first.returncode == 0, said
     assert second.returncode == 1
-    assert re.search(r"another setup is at work here: \S+ on \S+ \(process \d+\)", second.stderr)
+    assert re.search(r"another setup is running here: \S+ on \S+ \(process \d+\)", second.stderr)
     later = control.run("setup", cluster.inventory, "--tags", "mesh")
     assert later.returncode == 0, later.stderr
 
@@ -170,7 +170,7 @@ def test_rollback_and_teardown_wait_for_a_setup_as_well(cluster: Cluster) -> Non
             refused = control.run(*command)
             assert refused.returncode == 1
             assert f"{OTHER}: " in refused.stderr
-            assert "another setup is at work here: ops on bastion (process 1)" in refused.stderr
+            assert "another setup is running here: ops on bastion (process 1)" in refused.stderr
     finally:
         bed.exec_(OTHER, "rm", "/opt/ftcluster/.setup", check=True)
     assert control.snapshot(OTHER) == before

@@ -4,9 +4,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
 from ansible_collections.ftcluster.cluster.plugins.modules import environment
 from ansible_collections.ftcluster.cluster.plugins.modules.environment import (
-    boot,
     check,
     digest_found,
     finish,
@@ -136,7 +136,7 @@ def test_files_are_looked_at_once_in_each_boot(made: Path, monkeypatch: pytest.M
     monkeypatch.setattr(environment, "is_whole", look)
     digest_found(made, "", False)
     assert looks == []
-    monkeypatch.setattr(environment, "boot", lambda: "another boot")
+    monkeypatch.setattr(environment, "boot_id", lambda: "another boot")
     assert digest_found(made, "", True) == "d1"
     assert digest_found(made, "", False) == "d1"
     assert looks == [made, made]  # check mode does not write down that it has looked
@@ -149,7 +149,7 @@ def test_an_environment_that_lost_files_with_the_power_is_made_anew(
 ) -> None:
     (made / "bin" / "tool").write_text("")
     assert digest_found(made, "", False) == "d1"
-    monkeypatch.setattr(environment, "boot", lambda: "another boot")
+    monkeypatch.setattr(environment, "boot_id", lambda: "another boot")
     assert digest_found(made, "", False) == ""
     assert digest_found(made, "", False) == ""
 
@@ -157,7 +157,7 @@ def test_an_environment_that_lost_files_with_the_power_is_made_anew(
 def test_a_marker_without_a_boot_is_looked_at(made: Path) -> None:
     (made / ".complete").write_text("d1\n")
     digest_found(made, "", False)
-    assert (made / ".complete").read_text().split() == ["d1", boot()]
+    assert (made / ".complete").read_text().split() == ["d1", boot_id()]
 
 
 def test_uv_comes_out_of_its_wheel_as_a_program(tmp_path: Path) -> None:

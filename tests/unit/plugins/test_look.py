@@ -2,8 +2,12 @@
 
 import getpass
 import os
+import shlex
 import shutil
+import stat
+import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +21,12 @@ from ansible_collections.ftcluster.cluster.plugins.action import (
     setup_lock,
     stack_link,
 )
+from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
 from ansible_collections.ftcluster.cluster.plugins.modules import environment as environment_module
 from ansible_collections.ftcluster.cluster.plugins.modules import files as files_module
 from ansible_collections.ftcluster.cluster.plugins.modules import mesh_head as mesh_head_module
 from ansible_collections.ftcluster.cluster.plugins.modules import mesh_member as mesh_member_module
+from ansible_collections.ftcluster.cluster.plugins.modules import setup_lock as setup_lock_module
 from ansible_collections.ftcluster.cluster.plugins.modules import stack_link as stack_link_module
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import above, look
 
@@ -283,23 +289,76 @@ def test_a_head_that_trusts_its_hosts(act: Act, place: Path, run_module: Any) ->
     assert act(mesh_head, **arguments) == MODULE
 
 
-@pytest.mark.skipif(not shutil.which("flock"), reason="needs flock")
-def test_a_lock_is_released_if_it_is_ours(
-    act: Act, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def ours(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the lock of the setup `c 55 7` is or is not."""
+    if not shutil.which("flock"):
+        pytest.skip("needs flock")
     monkeypatch.setattr(setup_lock, "control_id", lambda: "c")
     monkeypatch.setattr(setup_lock, "started", lambda _: "7")
     monkeypatch.setenv("FTCLUSTER_PID", "55")
-    lock, arguments = place / setup_lock.NAME, {"prefix": str(place), "state": "released"}
-    lock.write_text('{"owner": "c 55 7", "control": "c"}\n')
+    return place / setup_lock.NAME
+
+
+def test_a_lock_is_released_if_it_is_ours(act: Act, ours: Path) -> None:
+    arguments = {"prefix": str(ours.parent), "state": "released"}
+    ours.write_text('{"owner": "c 55 7", "control": "c"}\n')
     assert act(setup_lock, check=True, **arguments) == MODULE
-    assert lock.exists()
+    assert ours.exists()
     assert act(setup_lock, **arguments) == {"changed": False}
-    assert not lock.exists()
+    assert not ours.exists()
     assert act(setup_lock, **arguments) == {"changed": False}
-    lock.write_text('{"owner": "c 55 71", "control": "c"}\n')
+    ours.write_text('{"owner": "c 55 71", "control": "c"}\n')
     assert act(setup_lock, **arguments) == MODULE  # which leaves alone what is another one's
-    assert lock.exists()
+    assert ours.exists()
+
+
+@pytest.fixture
+def guarded(ours: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, where all folders on the way are as if only this user may write there."""
+    script = setup_lock.GUARDED.replace("{paths}", shlex.quote(str(ours.parent)))
+    monkeypatch.setattr(setup_lock, "GUARDED", script.replace("{", "{{").replace("}", "}}"))
+    return ours
+
+
+def test_a_free_lock_is_taken_as_the_module_would(act: Act, guarded: Path) -> None:
+    assert act(setup_lock, check=True, prefix=str(guarded.parent)) == MODULE
+    assert not guarded.exists()
+    for _ in range(2):  # also at a later stage of the same setup
+        assert act(setup_lock, prefix=str(guarded.parent)) == {"changed": False}
+        lock = setup_lock_module.read_lock(guarded)
+        assert (lock["owner"], lock["control"], lock["boot"]) == ("c 55 7", "c", boot_id())
+        assert abs(lock["since"] - time.time()) < 60
+        assert stat.S_IMODE(guarded.stat().st_mode) == 0o644
+
+
+def test_the_module_decides_where_the_lock_is_not_free(act: Act, guarded: Path) -> None:
+    prefix = guarded.parent
+    assert act(setup_lock, prefix=str(prefix / "none")) == MODULE
+    guarded.write_text('{"owner": "other"}\n')
+    assert act(setup_lock, prefix=str(prefix)) == MODULE
+    guarded.unlink()
+    guarded.symlink_to(prefix / "elsewhere")
+    assert act(setup_lock, prefix=str(prefix)) == MODULE
+    guarded.unlink()
+    prefix.chmod(0o775)
+    assert act(setup_lock, prefix=str(prefix)) == MODULE
+    assert not guarded.exists()
+    assert not (prefix / "elsewhere").exists()
+
+
+def test_the_module_decides_where_a_stack_is_going_to_change(act: Act, guarded: Path) -> None:
+    stack, wheel = guarded.parent / "stack", guarded.parent / "wheel"
+    arguments = {"prefix": str(guarded.parent), "stacks": [str(stack)], "node_package": str(wheel)}
+    assert act(setup_lock, **arguments) == MODULE
+    wheel.write_text("a wheel")
+    stack.mkdir()
+    (stack / setup_lock.COMPLETE).write_text("other boot\n")
+    assert act(setup_lock, **arguments) == MODULE
+    assert not guarded.exists()
+    (stack / setup_lock.COMPLETE).write_text(f"{sha256(b'a wheel').hexdigest()} boot\n")
+    assert act(setup_lock, **arguments) == {"changed": False}
+    assert guarded.exists()
 
 
 def test_all_folders_above() -> None:

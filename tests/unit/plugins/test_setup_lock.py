@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 from ansible_collections.ftcluster.cluster.plugins.action import setup_lock as action
+from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
 from ansible_collections.ftcluster.cluster.plugins.modules import setup_lock
 from ansible_collections.ftcluster.cluster.plugins.modules.setup_lock import (
-    boot,
     is_free,
     main,
     read_lock,
+    refusal,
     release,
     take,
-    words,
 )
 
 NOW, LEASE = 1_000_000.0, 3600
@@ -60,11 +60,11 @@ def test_where_nobody_is_it_is_free() -> None:
 
 
 def test_the_refusal_names_the_first_and_what_to_do() -> None:
-    found = words(LOCK, NOW)
-    assert "another setup is at work here: ops on bastion (process 100), for 2 min; wait" in found
+    found = refusal(LOCK, NOW)
+    assert "another setup is running here: ops on bastion (process 100), for 2 min; wait" in found
     assert found.endswith("-e ftcluster_take_over=true")
-    assert "for 0 min" in words({**LOCK, "since": NOW + 999}, NOW)
-    assert "unknown, for 0 min" in words({"owner": "x"}, NOW)
+    assert "for 0 min" in refusal({**LOCK, "since": NOW + 999}, NOW)
+    assert "unknown, for 0 min" in refusal({"owner": "x"}, NOW)
 
 
 # --- the file
@@ -148,7 +148,7 @@ def run(tmp_path: Path, run_module: Any) -> Callable[..., dict[str, Any]]:
 def test_a_second_setup_is_refused_by_the_name_of_the_first(tmp_path: Path, run: Any) -> None:
     assert not run("here 1 1").get("failed")
     lock = read_lock(tmp_path / "prefix" / ".setup")
-    assert (lock["owner"], lock["control"], lock["boot"]) == ("here 1 1", "here", boot())
+    assert (lock["owner"], lock["control"], lock["boot"]) == ("here 1 1", "here", boot_id())
     assert abs(lock["since"] - time.time()) < 60
     failed = run("there 2 2")
     assert failed["failed"]
@@ -209,6 +209,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     task = SimpleNamespace(args={"prefix": "/opt"}, async_val=0, check_mode=False, action="x")
     connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="/tmp"))
     plugin = action.ActionModule(task, connection, None, None, None, None)
+    monkeypatch.setattr(plugin, "_done_in_shell", lambda _: False)
     monkeypatch.setattr(plugin, "_execute_module", lambda _, arguments, **__: arguments)
     found: dict[str, Any] = plugin.run(None, {})
     return found

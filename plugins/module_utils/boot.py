@@ -1,0 +1,13 @@
+# Apache-2.0 (see LICENSE)
+"""What tells this boot of a machine from others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def boot_id():
+    """The kernel's random id of this boot."""
+    return Path(BOOT_ID).read_text(encoding="ascii").strip()
