@@ -43,7 +43,7 @@ def test_hosts_without_a_way_out_after_a_setup_that_was_killed(cluster: Cluster)
         process = control.start("setup", cluster.inventory, "-v", "--limit", OTHER)
         assert process.stderr is not None
         for line in process.stderr:
-            if "skipped: Load the rules" in line or line.startswith("stack ..."):
+            if line.startswith("stack ..."):
                 time.sleep(3)  # in the middle of the wheels
                 process.kill()
                 break
