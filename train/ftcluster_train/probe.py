@@ -1,10 +1,9 @@
-"""What one rank of verify finds out about its host and its way to the others.
+"""One rank of verify: examines its host and its connections to the others.
 
     mpirun ... python -m ftcluster_train.probe
 
-Its errand comes in the environment. It prints one JSON document in pieces and ends with 0, also
-when something is wrong: where a rank fails, mpirun ends the others before they have said what they
-know.
+Reads its request from the environment. Prints one JSON document in pieces and exits with 0, also
+after an error: if a rank fails, mpirun ends the others before they have printed theirs.
 """
 
 import contextlib
@@ -24,33 +23,35 @@ from statistics import median
 from typing import Any
 
 from ftcluster_common.launch import RUN_VARIABLE
-from ftcluster_train.distributed.connectivity import WAIT_SECONDS, meet, together
-from ftcluster_train.verification.consistency import PROMISES
+from ftcluster_train.distributed.connectivity import (
+    WAIT_SECONDS,
+    check_connections,
+    connected_ranks,
+)
+from ftcluster_train.verification.consistency import KERNELS
 from ftcluster_train.verification.matmul_benchmark import measure_speed, read
-from ftcluster_train.verification.open_ports import take_calls
+from ftcluster_train.verification.open_ports import accept_connections
 
-ERRAND = "FTCLUSTER_ERRAND"
-RUN_PREFIX = "verify-"  # of the run's id, which every process that belongs to it has
+REQUEST_VARIABLE = "FTCLUSTER_PROBE_REQUEST"
+RUN_PREFIX = "verify-"  # of the run's id, which all of its processes have in their environment
 LIMIT_SECONDS = 180  # torch is imported from a cold disk the first time
 COLLECTIVE_SECONDS = 30
 MARK = "FTCLUSTER-VERIFY"
-# Of one line. The kernel does not mix writes to a pipe that are shorter than 4096 bytes, and mpirun
-# hands on what it reads.
-PIECE = 3000
-PRODUCT = 256  # rows and columns of the product whose kernel is looked at
+PIECE = 3000  # of one line: the kernel does not mix writes of up to 4096 bytes to a pipe
+PRODUCT = 256  # rows and columns of the product whose kernel is examined
 TIMED_BYTES = 4 << 20
-TIMED_TURNS = 5
+TIMED_REPEATS = 5
 
 
 @dataclass(frozen=True)
-class Errand:
-    """What the ranks are to find out.
+class ProbeRequest:
+    """What the ranks examine.
 
     Attributes:
         addresses: of each rank's host.
-        cores: physical cores of each rank's host, 0 where they are not known.
-        measure: whether speeds are measured.
-        ports: at each rank's host, those that somebody else calls.
+        cores: physical cores of each rank's host, 0 if unknown.
+        measure: whether to measure speeds.
+        ports: to open on each rank's host for the control node.
     """
 
     addresses: tuple[str, ...]
@@ -63,7 +64,7 @@ class Errand:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> "Errand":
+    def read(cls, text: str) -> "ProbeRequest":
         """The inverse of `write`."""
         data = json.loads(text)
         return cls(
@@ -74,9 +75,9 @@ class Errand:
         )
 
 
-def find_out(errand: Errand, rank: int, answer: dict[str, Any]) -> None:
-    """Fill the answer, step by step, so that what is known so far stays where one fails."""
-    answer |= describe(errand.addresses[rank])
+def examine(request: ProbeRequest, rank: int, answer: dict[str, Any]) -> None:
+    """Fill the answer step by step, so that an error leaves what is known so far."""
+    answer |= describe_host(request.addresses[rank])
     bf16 = not {"amx_bf16", "avx512_bf16"}.isdisjoint(answer["flags"])
     answer["kernel"] = kernel_used(bf16)
 
@@ -86,29 +87,31 @@ def find_out(errand: Errand, rank: int, answer: dict[str, Any]) -> None:
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     limit = timedelta(seconds=WAIT_SECONDS)
-    store = open_store(address, port, rank, len(errand.addresses), limit)
-    answer["unreached"] = meet(store, rank, errand.addresses)
-    members = together(answer["unreached"])
+    store = open_store(address, port, rank, len(request.addresses), limit)
+    answer["unreached"] = check_connections(store, rank, request.addresses)
+    members = connected_ranks(answer["unreached"])
     if rank not in members:
-        answer["speed"] = measure_speed(errand.cores[rank], bf16) if errand.measure else None
+        answer["speed"] = measure_speed(request.cores[rank], bf16) if request.measure else None
         return
-    answer |= join(dist.PrefixStore("members", store), address, members.index(rank), len(members))
-    if errand.measure:
+    answer |= join_group(
+        dist.PrefixStore("members", store), address, members.index(rank), len(members)
+    )
+    if request.measure:
         from ftcluster_train.verification.network_benchmark import measure_links
 
-        dist.barrier()  # all compute at the same time, as in training
-        answer["speed"] = measure_speed(errand.cores[rank], bf16)
+        dist.barrier()  # all hosts compute at the same time, as in training
+        answer["speed"] = measure_speed(request.cores[rank], bf16)
         dist.barrier()
         answer["links"] = [
             {**asdict(link), "ranks": [members[end] for end in link.ranks]}
             for link in measure_links(members.index(rank), len(members))
         ]
-    dist.barrier()  # the store is the head's; nobody needs it any longer
+    dist.barrier()  # until here the others need the store, which the head has
     dist.destroy_process_group()
 
 
-def describe(address: str) -> dict[str, Any]:
-    """What can be told of this host without torch."""
+def describe_host(address: str) -> dict[str, Any]:
+    """This host, as far as known without torch."""
     return {
         "hostname": socket.gethostname(),
         "has_address": has_address(address),
@@ -119,22 +122,22 @@ def describe(address: str) -> dict[str, Any]:
     }
 
 
-def join(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
-    """Make a process group as training does, and see that a sum over it is right."""
+def join_group(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
+    """Make a process group as training does, and check a sum over it."""
     import torch.distributed as dist
 
     from ftcluster_train.distributed.world import interface_towards, sum_over_ranks
 
     interface = interface_towards(head)
     speed = read(Path(f"/sys/class/net/{interface}/speed"))
-    # gloo would take the interface that the host's name resolves to, often the loopback
+    # else gloo uses the interface that the hostname resolves to, often the loopback
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit = timedelta(seconds=COLLECTIVE_SECONDS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     found = sum_over_ranks([float(rank + 1), 0.5])
     return {
         "interface": interface,
-        # unknown is -1, and that as an unsigned number in some drivers
+        # unknown is -1, in some drivers as an unsigned number
         "interface_mbits": int(speed) if speed.isdigit() and 0 < int(speed) < 2**32 - 1 else None,
         "sum_right": found == [size * (size + 1) / 2, 0.5 * size],
         "all_reduce_ms": timed_all_reduce() if size > 1 else None,
@@ -142,17 +145,17 @@ def join(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
 
 
 def cpu_flags() -> list[str]:
-    """The flags of PROMISES that this CPU has."""
+    """The flags of KERNELS that this CPU has."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return [flag for flag, _ in PROMISES if flag in line.split()]
+    return [flag for flag, _ in KERNELS if flag in line.split()]
 
 
 def other_runs(processes: Path = Path("/proc")) -> list[str]:
-    """Ids of runs that are at work on this host, as far as this user sees its processes."""
+    """Ids of other runs on this host, of processes whose environment this user may read."""
     found = set()
     for file in processes.glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             for variable in file.read_bytes().split(b"\0"):
                 name, _, run = variable.decode(errors="replace").partition("=")
                 if name == RUN_VARIABLE and not run.startswith(RUN_PREFIX):
@@ -161,7 +164,7 @@ def other_runs(processes: Path = Path("/proc")) -> list[str]:
 
 
 def kernel_used(bf16: bool) -> str:
-    """What oneDNN's own log calls the kernel of a product as a training step makes it."""
+    """oneDNN's name, from its log, for the kernel of a matrix product as in a training step."""
     import torch
 
     matrix = torch.ones(PRODUCT, PRODUCT)
@@ -170,7 +173,7 @@ def kernel_used(bf16: bool) -> str:
         if bf16:
             matrix = matrix.bfloat16()
             matrix @ matrix
-        else:  # fp32 products go through MKL; oneDNN's own show in a convolution
+        else:  # MKL computes fp32 products, oneDNN convolutions
             torch.nn.functional.conv1d(matrix[None], matrix[:, :, None])
     text = log.read_text(errors="replace")
     log.unlink()
@@ -179,7 +182,7 @@ def kernel_used(bf16: bool) -> str:
 
 @contextlib.contextmanager
 def captured_output() -> Iterator[Path]:
-    """What C code prints inside goes to a file: oneDNN's log does not pass through Python."""
+    """Redirect file descriptor 1 to a file: oneDNN prints its log from C."""
     descriptor, name = tempfile.mkstemp(prefix="ftcluster-onednn-")
     sys.stdout.flush()
     kept = os.dup(1)
@@ -193,7 +196,7 @@ def captured_output() -> Iterator[Path]:
 
 
 def kernel_of(log: str) -> str:
-    """The implementation in the last line of oneDNN's log that tells of an execution."""
+    """The kernel of the last execution in oneDNN's log, or ""."""
     fields = [line.split(",") for line in log.splitlines() if ",primitive,exec,cpu," in line]
     names = [words[6] for words in fields if len(words) > 6]
     return names[-1] if names else ""
@@ -206,7 +209,7 @@ def timed_all_reduce() -> float:
 
     tensor = torch.zeros(TIMED_BYTES // 4)
     times = []
-    for _ in range(TIMED_TURNS):
+    for _ in range(TIMED_REPEATS):
         dist.barrier()
         began = time.perf_counter()
         dist.all_reduce(tensor)
@@ -215,7 +218,7 @@ def timed_all_reduce() -> float:
 
 
 def has_address(address: str) -> bool:
-    """Whether one of this host's interfaces has the address, which may be a name."""
+    """Whether an interface of this host has the address, which may be a name."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[
             0
@@ -228,14 +231,14 @@ def has_address(address: str) -> bool:
 
 
 def pieces(rank: int, answer: dict[str, Any]) -> list[str]:
-    """An answer as lines that `read_answers` finds among others."""
+    """An answer as lines for `read_answers`."""
     text = json.dumps(answer)
     parts = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
     return [f"{MARK} {rank} {number} {len(parts)} {part}\n" for number, part in enumerate(parts)]
 
 
 def read_answers(lines: Sequence[str]) -> list[dict[str, Any]]:
-    """The answers among what mpirun printed, by rank; those with a piece missing are left out."""
+    """The complete answers in the output of mpirun, sorted by rank."""
     found: dict[int, dict[int, str]] = {}
     counts = {}
     for line in lines:
@@ -254,17 +257,16 @@ def read_answers(lines: Sequence[str]) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    # whatever the others wait for, nothing of this is left on a host for long
-    signal.alarm(LIMIT_SECONDS)
+    signal.alarm(LIMIT_SECONDS)  # if other ranks never answer, this process still ends
     rank = int(os.environ["PMI_RANK"])
     answer: dict[str, Any] = {"rank": rank, "error": ""}
-    errand = Errand.read(os.environ[ERRAND])
+    request = ProbeRequest.read(os.environ[REQUEST_VARIABLE])
     try:
-        with take_calls(errand.ports[rank] if errand.ports else ()) as calls:
-            find_out(errand, rank, answer)
+        with accept_connections(request.ports[rank] if request.ports else ()) as connections:
+            examine(request, rank, answer)
     except Exception as error:
         answer["error"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    answer["calls"] = asdict(calls)
+    answer["calls"] = asdict(connections)
     for line in pieces(rank, answer):
         sys.stdout.write(line)
         sys.stdout.flush()  # one write each, so that the lines of several ranks do not mix

@@ -1,10 +1,10 @@
-"""Proves that hosts can train together: `python -m ftcluster_train.verify < request.json`.
+"""Checks that hosts can train together: `python -m ftcluster_train.verify < request.json`.
 
-Runs on the head. Reaches every host over SSH, starts one rank on each with the stack's own mpirun,
-and compares what they say: who they are, which versions they have, which instructions their matrix
-products use, and whether a sum over all of them is right. On request the same launch measures how
-fast each host computes and each pair of hosts communicates. A host that cannot take part is named,
-and the others go on without it. Prints one JSON document; exits with 1 if it has problems.
+Runs on the head. Connects to every host over SSH, starts one rank on each with the stack's own
+mpirun, and compares their answers: addresses, versions, the instructions of their matrix products,
+and a sum over all of them. On request it also measures how fast each host computes and each pair of
+hosts communicates. A host that fails is reported, and the others go on without it. Prints one JSON
+document; exits with 1 if there are problems.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any
 
 from ftcluster_common.finding import Finding
 from ftcluster_common.launch import MPI_VARIABLES, RUN_VARIABLE, Host, mesh_variables
-from ftcluster_train.distributed.connectivity import receive_calls
+from ftcluster_train.distributed.connectivity import listen
 from ftcluster_train.errors import TrainError
 from ftcluster_train.launcher.processes import end_group, kill_rest
 from ftcluster_train.launcher.rank_environment import (
@@ -28,33 +28,40 @@ from ftcluster_train.launcher.rank_environment import (
     without_credentials,
 )
 from ftcluster_train.launcher.ssh_check import refusals
-from ftcluster_train.probe import ERRAND, LIMIT_SECONDS, MARK, RUN_PREFIX, Errand, read_answers
+from ftcluster_train.probe import (
+    LIMIT_SECONDS,
+    MARK,
+    REQUEST_VARIABLE,
+    RUN_PREFIX,
+    ProbeRequest,
+    read_answers,
+)
 from ftcluster_train.verification.consistency import (
     PORTS,
     SETUP,
-    at_work,
-    compare,
-    links,
-    rows,
-    strangers,
+    busy_hosts,
+    find_problems,
+    host_rows,
+    link_rows,
+    open_to_outsiders,
 )
-from ftcluster_train.verification.outliers import slow_links, stragglers
+from ftcluster_train.verification.outliers import slow_hosts, slow_links
 
 LAST_LINES = 12
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to prove.
+    """What to check.
 
     Attributes:
         hosts: all hosts, the head first.
         ssh_config: the mesh's SSH configuration, or "" for one host.
         interface: the head's network interface with its address, or "".
         measure: whether to measure speeds as well.
-        cores: physical cores of hosts by name, as far as they are known.
-        ports: those of hosts by name that the control node calls meanwhile.
-        firewall: whether a host that lets it in cannot take part.
+        cores: physical cores by host name, as far as known.
+        ports: by host name, the ports that the control node tries meanwhile.
+        firewall: whether a host whose ports it reaches is a problem.
     """
 
     hosts: tuple[Host, ...]
@@ -83,17 +90,17 @@ class Request:
 
 @dataclass
 class Report:
-    """What was found.
+    """The result, printed as JSON.
 
     Attributes:
-        hosts: one row a host that answered: name, address, hostname, python, versions, kernel,
-            speed (None where it was not measured), interface, interface_mbits, calls (what came in
-            at the ports that were open for the control node, as `calls.Calls`).
-        problems: none means that the hosts can train together.
+        hosts: a row for each host that answered: name, address, hostname, python, versions, kernel,
+            speed (None if not measured), interface, interface_mbits, calls (see
+            `open_ports.IncomingConnections`).
+        problems: none if the hosts can train together.
         warnings: what makes them slower than they could be.
-        packages: number of packages that are the same on every host.
+        packages: number of packages, which are the same on every host.
         all_reduce_ms: median time of an all-reduce of 4 MiB over all hosts, None for one host.
-        links: one row a pair that was measured: hosts, latency_us, mb_per_second.
+        links: a row for each pair that was measured: hosts, latency_us, mb_per_second.
     """
 
     hosts: list[dict[str, Any]] = field(default_factory=list)
@@ -105,24 +112,24 @@ class Report:
 
 
 def verify(request: Request) -> Report:
-    """Prove it with all hosts that can take part."""
+    """Check all hosts that can be reached."""
     report = Report()
     if request.ssh_config:
-        report.problems = unfit_hosts(request)
-        out = {problem.host for problem in report.problems}
-        there = tuple(host for host in request.hosts if host.name not in out)
-        request = replace(request, hosts=there)
+        report.problems = unreachable_hosts(request)
+        failed = {problem.host for problem in report.problems}
+        reachable = tuple(host for host in request.hosts if host.name not in failed)
+        request = replace(request, hosts=reachable)
     answers, problems = launch(request)
-    let_in = strangers(request.hosts, answers)
-    report.problems += problems + compare(request.hosts, answers)
-    report.problems += let_in if request.firewall else []
-    report.hosts = rows(request.hosts, answers)
-    report.links = links(request.hosts, answers)
+    open_hosts = open_to_outsiders(request.hosts, answers)
+    report.problems += problems + find_problems(request.hosts, answers)
+    report.problems += open_hosts if request.firewall else []
+    report.hosts = host_rows(request.hosts, answers)
+    report.links = link_rows(request.hosts, answers)
     mbits = {row["name"]: row["interface_mbits"] for row in report.hosts}
     report.warnings = [
-        *([] if request.firewall else let_in),
-        *(at_work(request.hosts, answers) if request.measure else []),
-        *stragglers(report.hosts),
+        *([] if request.firewall else open_hosts),
+        *(busy_hosts(request.hosts, answers) if request.measure else []),
+        *slow_hosts(report.hosts),
         *slow_links(report.links, mbits),
     ]
     if answers and not report.problems:
@@ -131,24 +138,25 @@ def verify(request: Request) -> Report:
     return report
 
 
-def unfit_hosts(request: Request) -> list[Finding]:
-    """Hosts that cannot take part: the head does not reach them, or they do not reach the head.
+def unreachable_hosts(request: Request) -> list[Finding]:
+    """Hosts that the head does not reach, or that do not reach the head.
 
-    mpirun and the ranks call the head back at ports of its own. Where a firewall drops those calls
-    they all wait, so each host calls once before.
+    mpirun and the ranks connect to ports of the head. If a firewall dropped their packets, all
+    would wait, so each host tries it before.
     """
     head, *others = request.hosts
-    with receive_calls(head.address, free_port(), len(others)) as (address, port):
+    port = free_port()
+    with listen(head.address, port, len(others)):
         module = "ftcluster_train.distributed.connectivity"
-        call = [sys.executable, "-B", "-m", module, address, str(port)]
+        call = [sys.executable, "-B", "-m", module, head.address, str(port)]
         refused = refusals(others, request.ssh_config, shlex.join(call))
     return [
         Finding(
             refusal.host.name,
             f"at {refusal.host.address}: {refusal.reason}",
-            "see that it is on and that the head reaches it; ftcluster setup makes the mesh anew"
+            "check that it is on and that the head reaches it; ftcluster setup renews the SSH mesh"
             if refusal.by_ssh
-            else f"have it reach the head by TCP, ports {PORTS}; where it has no stack, {SETUP}",
+            else f"let it connect to the head by TCP, ports {PORTS}; if it has no stack, {SETUP}",
             "ssh" if refusal.by_ssh else "network",
         )
         for refusal in refused
@@ -156,10 +164,10 @@ def unfit_hosts(request: Request) -> list[Finding]:
 
 
 def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
-    """Start one rank a host; returns what each said, in the hosts' order, and problems."""
+    """Start one rank on each host; returns their answers, in the hosts' order, and problems."""
     bin_dir = Path(sys.executable).parent
     run = RUN_PREFIX + secrets.token_hex(4)
-    errand = Errand(
+    probe_request = ProbeRequest(
         addresses=tuple(host.address for host in request.hosts),
         cores=tuple(request.cores.get(host.name, 0) for host in request.hosts),
         measure=request.measure,
@@ -176,7 +184,7 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
         environment = rank_environment(
             {
                 RUN_VARIABLE: run,
-                ERRAND: errand.write(),
+                REQUEST_VARIABLE: probe_request.write(),
                 "MASTER_ADDR": request.hosts[0].address,
                 "OMP_NUM_THREADS": "1",
                 **MPI_VARIABLES,
@@ -201,18 +209,16 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
             kill_rest(run)
     lines = output.decode(errors="replace").splitlines()
     answers = read_answers(lines)
-    silent = set(range(len(request.hosts))) - {answer["rank"] for answer in answers}
-    when = f"within {LIMIT_SECONDS} s" if late else "before mpirun ended"
-    said = [line for line in lines if line.strip() and MARK not in line][-LAST_LINES:]
-    words = "\n".join([f"its rank gave no answer {when}; mpirun said:", *said])
-    names = [request.hosts[rank].name for rank in sorted(silent)]
-    # mpirun's words once, for the first of them
-    return answers, [
-        Finding(
-            name, words if name == names[0] else f"its rank gave no answer {when}", "", "launch"
-        )
-        for name in names
-    ]
+    silent = sorted(set(range(len(request.hosts))) - {answer["rank"] for answer in answers})
+    what = (
+        f"its rank gave no answer {f'within {LIMIT_SECONDS} s' if late else 'before mpirun ended'}"
+    )
+    printed = [line for line in lines if line.strip() and MARK not in line][-LAST_LINES:]
+    problems = [Finding(request.hosts[rank].name, what, "", "launch") for rank in silent]
+    if problems:  # mpirun's output belongs to all of them
+        output_of_mpirun = "\n".join([f"{what}; mpirun said:", *printed])
+        problems[0] = replace(problems[0], what=output_of_mpirun)
+    return answers, problems
 
 
 def main() -> int:

@@ -8,12 +8,11 @@ import pytest
 
 from ftcluster_train.distributed import connectivity
 from ftcluster_train.distributed.connectivity import (
-    connects,
-    meet,
-    pairs_apart,
-    receive_calls,
-    refusal,
-    together,
+    check_connections,
+    connected_ranks,
+    connection_error,
+    listen,
+    unconnected_pairs,
 )
 from ftcluster_train.supervisor import free_port
 from tests.programs import NODE_PATH
@@ -47,10 +46,12 @@ class Store:
         return self._values[key]
 
 
-def meet_all(addresses: list[str], ranks: list[int]) -> dict[int, list[list[int]]]:
+def check_all(addresses: list[str], ranks: list[int]) -> dict[int, list[list[int]]]:
     store, found = Store(), dict[int, list[list[int]]]()
     threads = [
-        threading.Thread(target=lambda one=rank: found.update({one: meet(store, one, addresses)}))
+        threading.Thread(
+            target=lambda one=rank: found.update({one: check_connections(store, one, addresses)})
+        )
         for rank in ranks
     ]
     for thread in threads:
@@ -61,27 +62,29 @@ def meet_all(addresses: list[str], ranks: list[int]) -> dict[int, list[list[int]
 
 
 def test_ranks_that_reach_each_other() -> None:
-    found = meet_all([HERE] * 4, [0, 1, 2, 3])
+    found = check_all([HERE] * 4, [0, 1, 2, 3])
     assert list(found.values()) == [[[], [], [], []]] * 4
-    assert meet_all([HERE], [0]) == {0: [[]]}
+    assert check_all([HERE], [0]) == {0: [[]]}
 
 
 def test_every_rank_learns_who_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connectivity, "connects", lambda address, _: address == HERE)
+    monkeypatch.setattr(
+        connectivity, "connection_error", lambda address, _: address.replace(HERE, "")
+    )
     # of rank 2 it is not the own address that does not answer
-    found = meet_all([HERE, HERE, NOBODY], [0, 1, 2])
+    found = check_all([HERE, HERE, NOBODY], [0, 1, 2])
     assert list(found.values()) == [[[2], [2], []]] * 3
 
 
 def test_one_that_never_comes_is_reached_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connectivity, "WAIT_SECONDS", 0.3)
-    found = meet_all([HERE] * 3, [0, 2])
+    found = check_all([HERE] * 3, [0, 2])
     assert list(found.values()) == [[[1], [0, 2], [1]]] * 2
 
 
 def test_gaps_between_pairs_have_no_direction() -> None:
-    assert pairs_apart([[2], [], [0, 1]]) == {(0, 2), (1, 2)}
-    assert pairs_apart([]) == set()
+    assert unconnected_pairs([[2], [], [0, 1]]) == {(0, 2), (1, 2)}
+    assert unconnected_pairs([]) == set()
 
 
 @pytest.mark.parametrize(
@@ -96,30 +99,25 @@ def test_gaps_between_pairs_have_no_direction() -> None:
     ],
 )
 def test_those_with_most_gaps_are_left_out(unreached: list[list[int]], members: list[int]) -> None:
-    assert together(unreached) == members
+    assert connected_ranks(unreached) == members
 
 
-def test_whoever_listens_can_be_called_many_times() -> None:
-    with receive_calls(HERE, free_port(), callers=40) as (address, port):
-        assert all(connects(address, port) for _ in range(40))
-    assert refusal(address, port) == "Connection refused"
+def test_a_listener_can_be_reached_many_times() -> None:
+    port = free_port()
+    with listen(HERE, port, callers=40):
+        assert not any(connection_error(HERE, port) for _ in range(40))
+    assert connection_error(HERE, port) == "Connection refused"
 
 
-def test_a_call_from_a_program() -> None:
-
-    def call(port: int) -> "subprocess.CompletedProcess[str]":
+def test_the_program_exits_with_1_and_the_reason() -> None:
+    def connect(port: int) -> "subprocess.CompletedProcess[str]":
         argv = [sys.executable, "-m", "ftcluster_train.distributed.connectivity", HERE, str(port)]
-        return subprocess.run(
-            argv,
-            env={**os.environ, "PYTHONPATH": NODE_PATH},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        environment = {**os.environ, "PYTHONPATH": NODE_PATH}
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
 
-    with receive_calls(HERE, free_port(), 1) as (_, port):
-        assert call(port).returncode == 0
-    failed = call(port)
+    port = free_port()
+    with listen(HERE, port, 1):
+        assert connect(port).returncode == 0
+    failed = connect(port)
     assert failed.returncode == 1
-    words = f"no TCP connection to the head at {HERE}, port {port}: Connection refused\n"
-    assert failed.stderr == words
+    assert failed.stderr.endswith(f"port {port}: Connection refused\n")

@@ -1,16 +1,16 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ftcluster_common.finding import Finding
 from ftcluster_common.launch import Host
 from ftcluster_train.verification.consistency import (
-    at_work,
-    compare,
-    differences,
-    links,
-    promise,
-    rows,
+    busy_hosts,
+    expected_kernel,
+    find_problems,
+    host_rows,
+    link_rows,
+    package_differences,
 )
 
 HOSTS = (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))
@@ -28,65 +28,35 @@ def answer(rank: int, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def sentences(*answers: dict[str, Any]) -> list[str]:
-    return [f"{found.host}: {found.what}; {found.hint}" for found in compare(HOSTS, answers)]
-
-
 def test_hosts_that_are_alike_have_no_problems() -> None:
-    assert sentences(answer(0), answer(1), answer(2)) == []
-    assert sentences(answer(1)) == []
-    assert sentences() == []
+    assert find_problems(HOSTS, [answer(0), answer(1), answer(2)]) == []
+    assert find_problems(HOSTS, [answer(1)]) == []
+    assert find_problems(HOSTS, []) == []
 
 
-def test_all_that_is_wrong_comes_together() -> None:
-    found = compare(
-        HOSTS,
-        [
-            answer(0, sum_right=False),
-            answer(1, has_address=False, kernel="brg_matmul:avx512_core_bf16"),
-            answer(2, packages={**PACKAGES, "torch": "2.7.0+cpu"}, kernel=""),
-        ],
-    )
-    isa = "see ONEDNN_MAX_CPU_ISA on the host"
-    assert found == [
-        Finding(
-            "node1", "an all-reduce over all hosts gave a wrong sum", "do not train on it", "result"
-        ),
-        Finding(
-            "node2",
-            "10.0.0.2 was answered by host1, which does not have this address",
-            "set ftcluster_address=ADDRESS in the inventory",
-            "network",
-        ),
-        Finding(
-            "node2",
-            "its CPU promises amx, but oneDNN computed with brg_matmul:avx512_core_bf16",
-            isa,
-            "kernel",
-        ),
-        Finding(
-            "node3",
-            "its CPU promises amx, but oneDNN computed with no kernel of its own",
-            isa,
-            "kernel",
-        ),
-        Finding(
-            "node3",
-            "differs from node1: torch 2.7.0+cpu instead of 2.8.0+cpu",
-            "run ftcluster setup",
-            "packages",
-        ),
+def test_all_problems_are_reported_together(said: Callable[[object], None]) -> None:
+    answers = [
+        answer(0, sum_right=False),
+        answer(1, has_address=False, kernel="brg_matmul:avx512_core_bf16"),
+        answer(2, packages={**PACKAGES, "torch": "2.7.0+cpu"}, kernel=""),
     ]
+    found = find_problems(HOSTS, answers)
+    assert [(finding.host, finding.kind) for finding in found] == [
+        ("node1", "result"), ("node2", "network"), ("node2", "kernel"), ("node3", "kernel"),
+        ("node3", "packages"),
+    ]  # fmt: skip
+    for finding in found:
+        said(f"{finding.what}; {finding.hint}")
 
 
 def test_packages_that_only_one_of_two_hosts_has() -> None:
     one = answer(0, packages={"torch": "2.8.0", "only-here": "1"})
     other = answer(2, packages={"torch": "2.8.0", "only-there": "2"})
-    (found,) = differences(HOSTS, one, other)
+    (found,) = package_differences(HOSTS, one, other)
     assert found.what == (
         "differs from node1: only-here missing instead of 1, only-there 2 instead of none"
     )
-    assert differences(HOSTS, one, {**one, "rank": 1}) == []
+    assert package_differences(HOSTS, one, {**one, "rank": 1}) == []
 
 
 @pytest.mark.parametrize(
@@ -100,16 +70,17 @@ def test_packages_that_only_one_of_two_hosts_has() -> None:
     ],
 )
 def test_the_best_flag_is_what_a_cpu_promises(flags: list[str], kernel: str) -> None:
-    assert promise(flags) == kernel
+    assert expected_kernel(flags) == kernel
 
 
-def test_a_cpu_that_promises_nothing_may_compute_as_it_likes() -> None:
-    assert sentences(answer(0, flags=[], kernel="gemm:jit"), answer(1, kernel="x:amx")) == []
+def test_without_known_flags_every_kernel_is_right() -> None:
+    answers = [answer(0, flags=[], kernel="gemm:jit"), answer(1, kernel="x:amx")]
+    assert find_problems(HOSTS, answers) == []
 
 
 def test_a_pair_without_a_connection_is_one_problem() -> None:
     apart = {"unreached": [[], [2], [1]]}
-    found = compare(HOSTS, [answer(0, **apart), answer(1, **apart), answer(2, **apart)])
+    found = find_problems(HOSTS, [answer(0, **apart), answer(1, **apart), answer(2, **apart)])
     assert [(finding.host, finding.what, finding.kind) for finding in found] == [
         ("node2", "no TCP connection between it and node3", "network")
     ]
@@ -117,15 +88,15 @@ def test_a_pair_without_a_connection_is_one_problem() -> None:
 
 def test_a_rank_that_stopped_half_way_says_what_it_knows() -> None:
     half = {"rank": 1, "error": "RuntimeError: connection reset", "hostname": "host1"}
-    assert sentences(answer(0), half) == [
-        "node2: its rank stopped: RuntimeError: connection reset; the other hosts may say more"
-    ]
-    (row,) = rows(HOSTS, [half])
+    (finding,) = find_problems(HOSTS, [answer(0), half])
+    assert (finding.host, finding.kind) == ("node2", "launch")
+    assert "connection reset" in finding.what
+    (row,) = host_rows(HOSTS, [half])
     assert (row["hostname"], row["python"], row["speed"]) == ("host1", "", None)
 
 
 def test_a_row_has_the_inventorys_name_and_the_versions_that_are_shown() -> None:
-    found = rows(HOSTS, [answer(1, packages={"torch": "2.8.0+cpu", "numpy": "2.3"})])
+    found = host_rows(HOSTS, [answer(1, packages={"torch": "2.8.0+cpu", "numpy": "2.3"})])
     assert found == [
         {
             "name": "node2", "address": "10.0.0.2", "hostname": "host1", "python": "3.11.7",
@@ -139,21 +110,23 @@ def test_a_row_has_the_inventorys_name_and_the_versions_that_are_shown() -> None
 
 def test_speeds_come_with_what_they_are_beside_the_others() -> None:
     slow = {**SPEED, "bf16_gflops": 60.0}
-    found = rows(HOSTS, [answer(0, speed=SPEED), answer(1, speed=slow), answer(2, speed=SPEED)])
+    found = host_rows(
+        HOSTS, [answer(0, speed=SPEED), answer(1, speed=slow), answer(2, speed=SPEED)]
+    )
     assert [row["speed"]["relative"] for row in found] == [1.0, 0.6, 1.0]
 
 
 def test_links_of_all_ranks_in_the_hosts_order() -> None:
     one = {"ranks": [1, 2], "latency_us": 30.0, "mb_per_second": 900.0}
     two = {"ranks": [0, 2], "latency_us": 40.0, "mb_per_second": 800.0}
-    found = links(HOSTS, [answer(1, links=[one]), answer(0, links=[two]), answer(2)])
+    found = link_rows(HOSTS, [answer(1, links=[one]), answer(0, links=[two]), answer(2)])
     assert found == [
         {"hosts": ["node1", "node3"], "latency_us": 40.0, "mb_per_second": 800.0},
         {"hosts": ["node2", "node3"], "latency_us": 30.0, "mb_per_second": 900.0},
     ]
 
 
-def test_a_run_at_work_is_said() -> None:
-    (found,) = at_work(HOSTS, [answer(0), answer(2, busy=["mrpc-1", "own-2"])])
+def test_a_run_busy_hosts_is_said() -> None:
+    (found,) = busy_hosts(HOSTS, [answer(0), answer(2, busy=["mrpc-1", "own-2"])])
     assert (found.host, found.kind) == ("node3", "busy")
-    assert found.what.startswith("mrpc-1, own-2 is at work on it")
+    assert found.what.startswith("mrpc-1, own-2 is running on it")

@@ -5,9 +5,9 @@ import pytest
 from ftcluster_train.verification import matmul_benchmark
 from ftcluster_train.verification.matmul_benchmark import (
     counters,
-    field_of_cpuinfo,
-    first_threads,
+    cpuinfo_field,
     megahertz,
+    one_thread_per_core,
 )
 
 
@@ -23,13 +23,13 @@ def test_one_thread_of_each_core(files: dict[str, str]) -> None:
     for thread in range(4):
         name = f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list"
         files[name] = f"{thread % 2},{thread % 2 + 2}"
-    assert first_threads({0, 1, 2, 3}) == {0, 1}
-    assert first_threads({2, 3}) == {2, 3}
+    assert one_thread_per_core({0, 1, 2, 3}) == {0, 1}
+    assert one_thread_per_core({2, 3}) == {2, 3}
 
 
 def test_without_a_topology_every_thread_is_a_core(files: dict[str, str]) -> None:
     assert files == {}
-    assert first_threads({3, 5}) == {3, 5}
+    assert one_thread_per_core({3, 5}) == {3, 5}
 
 
 def test_the_frequency_is_that_of_the_threads_in_use(files: dict[str, str]) -> None:
@@ -45,8 +45,8 @@ def test_the_frequency_is_that_of_the_threads_in_use(files: dict[str, str]) -> N
 
 def test_fields_of_the_first_cpu(files: dict[str, str]) -> None:
     files["/proc/cpuinfo"] = "model name\t: Xeon: one\n\nmodel name\t: another\n"
-    assert field_of_cpuinfo("model name") == "Xeon: one"
-    assert field_of_cpuinfo("bugs") == ""
+    assert cpuinfo_field("model name") == "Xeon: one"
+    assert cpuinfo_field("bugs") == ""
 
 
 def test_stolen_time_and_throttling(
@@ -61,8 +61,3 @@ def test_stolen_time_and_throttling(
     files["/proc/stat"] = "cpu  10 1 20 60 3 0 1 5 4 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
     found = counters()
     assert (found.stolen, found.ticks, found.throttled) == (5, 100, 5)
-
-
-def test_a_kernel_that_tells_nothing(files: dict[str, str]) -> None:
-    assert files == {}
-    assert counters().stolen == 0

@@ -9,8 +9,8 @@ from ansible_collections.ftcluster.cluster.plugins.action import prove
 from ansible_collections.ftcluster.cluster.plugins.filter.proof_table import guard
 
 from ftcluster_common.launch import Host
-from ftcluster_train.verification.consistency import strangers
-from ftcluster_train.verification.open_ports import take_calls
+from ftcluster_train.verification.consistency import open_to_outsiders
+from ftcluster_train.verification.open_ports import accept_connections
 
 HOSTS = (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"))
 
@@ -23,19 +23,19 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in taken]
 
 
-def test_calls_are_told_with_their_addresses() -> None:
+def test_connections_are_recorded_with_their_addresses() -> None:
     called, silent = free_ports(2)
     with (
         socket.create_server(("", 0)) as taken,
-        take_calls([called, silent, taken.getsockname()[1]]) as calls,
+        accept_connections([called, silent, taken.getsockname()[1]]) as found,
     ):
         for _ in range(2):
             socket.create_connection(("127.0.0.1", called), timeout=5).close()
         deadline = time.monotonic() + 5
-        while not calls.came[called] and time.monotonic() < deadline:
+        while not found.came[called] and time.monotonic() < deadline:
             time.sleep(0.05)
-    assert calls.came == {called: ["127.0.0.1"], silent: []}
-    assert calls.seconds > 0
+    assert found.came == {called: ["127.0.0.1"], silent: []}
+    assert found.seconds > 0
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", called), timeout=5)
 
@@ -46,13 +46,13 @@ def test_the_caller_gets_in_where_it_may_and_waits_for_the_ranks_to_listen() -> 
         hosts = [("a", "127.0.0.1", ssh.getsockname()[1]), ("b", "127.0.0.1", nobody)]
         with prove.Caller(hosts, {"a": [later], "b": []}) as caller:
             time.sleep(0.3)
-            with take_calls([later]) as calls:
+            with accept_connections([later]) as found:
                 deadline = time.monotonic() + 5
-                while not calls.came[later] and time.monotonic() < deadline:
+                while not found.came[later] and time.monotonic() < deadline:
                     time.sleep(0.05)
             began = time.monotonic()
     assert time.monotonic() - began < 1.5
-    assert calls.came == {later: ["127.0.0.1"]}
+    assert found.came == {later: ["127.0.0.1"]}
     assert caller.reached == ["a"]
 
 
@@ -106,15 +106,15 @@ def answers(*came: dict[str, list[str]]) -> list[dict[str, Any]]:
     return [{"rank": rank, "calls": {"seconds": 4.0, "came": one}} for rank, one in enumerate(came)]
 
 
-def test_who_is_not_of_the_cluster_and_got_in_is_found() -> None:
-    found = strangers(HOSTS, answers({"29900": ["198.51.100.7", "10.0.0.2"], "41000": []}, {}))
-    assert [(one.host, one.kind) for one in found] == [("node1", "firewall")]
-    assert found[0].what == (
-        "TCP ports of training are open to 198.51.100.7, which is not one of the cluster: it "
-        "reached 29900"
+def test_a_connection_from_outside_the_cluster_is_a_finding() -> None:
+    found = open_to_outsiders(
+        HOSTS, answers({"29900": ["198.51.100.7", "10.0.0.2"], "41000": []}, {})
     )
-    assert strangers(HOSTS, answers({"29900": ["10.0.0.2"]}, {})) == []
-    assert strangers(HOSTS, [{"rank": 0}]) == []
+    assert [(one.host, one.kind) for one in found] == [("node1", "firewall")]
+    assert "198.51.100.7" in found[0].what
+    assert found[0].what.endswith("it reached 29900")
+    assert open_to_outsiders(HOSTS, answers({"29900": ["10.0.0.2"]}, {})) == []
+    assert open_to_outsiders(HOSTS, [{"rank": 0}]) == []
 
 
 def row(name: str, address: str, seconds: float = 4.0, **came: list[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from ftcluster_common.finding import Finding
-from ftcluster_train.verification.outliers import NAMED, relative_speeds, slow_links, stragglers
+from ftcluster_train.verification.outliers import MAX_LINKS, relative_speeds, slow_hosts, slow_links
 
 XEON, OTHER_XEON = "Intel(R) Xeon(R) Platinum 8488C", "Intel(R) Xeon(R) Platinum 8375C"
 SPEED = {
@@ -24,7 +24,7 @@ def four(**changes: Any) -> list[dict[str, Any]]:
 
 
 def hint(**changes: Any) -> str:
-    (finding,) = stragglers(four(bf16_gflops=2000.0, **changes))
+    (finding,) = slow_hosts(four(bf16_gflops=2000.0, **changes))
     return finding.hint
 
 
@@ -32,89 +32,76 @@ def hint(**changes: Any) -> str:
 
 
 def test_hosts_that_are_alike_are_not_named() -> None:
-    assert stragglers(four()) == []
-    assert stragglers(four(bf16_gflops=3300.0)) == []  # less than a fifth
+    assert slow_hosts(four()) == []
+    assert slow_hosts(four(bf16_gflops=3300.0)) == []  # less than a fifth
     assert set(relative_speeds(four()).values()) == {1.0}
 
 
 def test_a_host_slower_by_more_than_a_fifth_is_named_with_its_numbers() -> None:
     hosts = four(bf16_gflops=1000.0)
-    (finding,) = stragglers(hosts)
+    (finding,) = slow_hosts(hosts)
     assert (finding.host, finding.kind) == ("node3", "straggler")
-    assert finding.what == (
-        "1000 GFLOP/s in bf16, 75 % less a core than the median of the 4 hosts with this CPU; "
-        "all others wait for it in every step"
-    )
+    assert finding.what.startswith("1000 GFLOP/s in bf16, 75 % less per core than the median of")
     assert relative_speeds(hosts)["node3"] == 0.25
 
 
 def test_the_precision_that_training_takes_counts() -> None:
     slow = {"fp32_gflops": 1000.0}
-    assert stragglers(four(**slow)) == []
+    assert slow_hosts(four(**slow)) == []
     # one host without bf16, so all train in fp32
     hosts = [*four(**slow), host("old", cpu=OTHER_XEON, bf16_gflops=None)]
-    (finding,) = stragglers(hosts)
+    (finding,) = slow_hosts(hosts)
     assert finding.what.startswith("1000 GFLOP/s in fp32, 38 % less")
 
 
 def test_of_two_hosts_the_slower_one_is_named() -> None:
-    found = stragglers([host("node0", bf16_gflops=3000.0), host("node1")])
+    found = slow_hosts([host("node0", bf16_gflops=3000.0), host("node1")])
     assert [finding.host for finding in found] == ["node0"]
     assert "25 % less" in found[0].what
 
 
 def test_only_hosts_with_the_same_cpu_are_compared() -> None:
     hosts = [host("node0"), host("node1"), host("old", cpu=OTHER_XEON, bf16_gflops=None)]
-    assert stragglers(hosts) == []
+    assert slow_hosts(hosts) == []
     assert relative_speeds(hosts) == {"node0": 1.0, "node1": 1.0, "old": None}
 
 
 def test_speeds_are_compared_by_the_core() -> None:
     half = {"threads": 16, "bf16_gflops": 2000.0, "fp32_gflops": 800.0}
-    assert stragglers(four(**half)) == []
+    assert slow_hosts(four(**half)) == []
     assert relative_speeds(four(**half))["node3"] == 1.0
-
-
-def test_without_bf16_fp32_counts() -> None:
-    hosts = [host(name, bf16_gflops=None) for name in ("a", "b")]
-    hosts.append(host("c", bf16_gflops=None, fp32_gflops=800.0))
-    assert [finding.host for finding in stragglers(hosts)] == ["c"]
-    assert relative_speeds(hosts) == {"a": 1.0, "b": 1.0, "c": 0.5}
 
 
 def test_hosts_that_were_not_measured_are_left_out() -> None:
     hosts = [host("node0"), {"name": "node1", "speed": None}, host("node2", bf16_gflops=1000.0)]
-    assert [finding.host for finding in stragglers(hosts)] == ["node2"]
+    assert [finding.host for finding in slow_hosts(hosts)] == ["node2"]
     assert relative_speeds(hosts)["node1"] is None
-    assert stragglers([host("alone", bf16_gflops=1.0)]) == []
+    assert slow_hosts([host("alone", bf16_gflops=1.0)]) == []
     assert relative_speeds([host("alone")]) == {"alone": None}
-    assert stragglers([]) == []
+    assert slow_hosts([]) == []
 
 
 @pytest.mark.parametrize(
-    ("seen", "words"),
+    ("measured", "words"),
     [
-        ({"cpu_share": 0.5}, "got 50% of the CPU time they asked for (the others' 99%)"),
-        ({"stolen_share": 0.3}, "the hypervisor gave 30% of its CPU time to others"),
-        ({"throttled": 3}, "slowed itself down for its heat"),
-        ({"mhz": 1200}, "it ran at 1200 MHz, the others at 2600"),
-        ({"governor": "powersave"}, "its governor is powersave, the others' performance"),
-        ({"numa_nodes": 8}, "it has 8 NUMA nodes, the others 2: look at SNC"),
-        ({"load_average": 40.0}, "load average was 40 for 32 threads before: look for other"),
+        ({"cpu_share": 0.5}, ["got 50%", "99%", "other programs"]),
+        ({"stolen_share": 0.3}, ["hypervisor", "30%"]),
+        ({"throttled": 3}, ["throttled"]),
+        ({"mhz": 1200}, ["1200 MHz", "2600"]),
+        ({"governor": "powersave"}, ["powersave", "performance"]),
+        ({"numa_nodes": 8}, ["8 NUMA nodes", "2", "SNC"]),
+        ({"load_average": 40.0}, ["load average was 40", "32 threads"]),
+        # without a measured reason all possible ones are listed
+        ({}, ["nothing measured", "load average 0.3", "frequency", "cooling", "SNC", "memory"]),
+        ({"mhz": None, "governor": ""}, ["nothing measured"]),
     ],
 )
-def test_what_was_seen_on_a_slow_host_is_what_to_look_at(seen: dict[str, Any], words: str) -> None:
-    assert words in hint(**seen)
-    assert "nothing was seen" not in hint(**seen)
+def test_the_hint_has_the_measured_reason(measured: dict[str, Any], words: list[str]) -> None:
+    assert all(word in hint(**measured) for word in words)
+    assert ("nothing measured" in hint(**measured)) == ("nothing measured" in words)
 
 
-def test_where_nothing_was_seen_all_that_it_can_be_is_listed() -> None:
-    for word in ("load average 0.3", "frequency", "cooling", "SNC", "memory in all channels"):
-        assert word in hint()
-    assert "nothing was seen" in hint(mhz=None, governor="")
-
-
-def test_stolen_time_explains_the_missing_share() -> None:
+def test_stolen_time_explains_a_low_cpu_share() -> None:
     assert "hypervisor" in hint(cpu_share=0.6, stolen_share=0.4)
     assert "other programs" not in hint(cpu_share=0.6, stolen_share=0.4)
 
@@ -145,10 +132,8 @@ def test_links_that_are_alike_are_not_named() -> None:
 def test_one_slow_pair_is_named(count: int) -> None:
     (finding,) = slow_links(mesh(count, a_c={"mb_per_second": 11.8}), MBITS)
     assert (finding.host, finding.kind) == ("a", "link")
-    assert finding.what == (
-        "its link to c is slow: 12 MB/s, 40 us; usual here are 1000 MB/s and 40 us"
-    )
-    assert "ethtool" in finding.hint
+    for words in ("link to c", "12 MB/s, 40 us", "1000 MB/s and 40 us"):
+        assert words in finding.what
 
 
 def test_a_pair_that_answers_late_is_named() -> None:
@@ -182,36 +167,32 @@ def test_the_worst_come_first_and_the_rest_are_counted() -> None:
     found = slow_links(mesh(7, **slow), MBITS)
     assert found[0].what.startswith("its link to d is slow: 95 MB/s")
     assert found[0].host == "c"
-    assert len(found) == NAMED + 1
+    assert len(found) == MAX_LINKS + 1
     assert found[-1] == Finding("", "1 more links of 21 are slow", found[0].hint, "link")
 
 
-def test_one_pair_is_measured_against_what_its_interfaces_promise() -> None:
+def test_one_pair_is_compared_with_its_nominal_speed() -> None:
     links = mesh(2, a_b={"mb_per_second": 11.8})
     assert slow_links(links, MBITS) == []
     (finding,) = slow_links(links, {"a": 1000, "b": 10000})
-    assert finding.what == (
-        "its link to b is slow: 12 MB/s, 40 us; the interface promises 125 MB/s"
-    )
+    assert finding.what.endswith("12 MB/s, 40 us; nominal are 125 MB/s")
     assert slow_links(mesh(2, a_b={"mb_per_second": 110.0}), {"a": 1000, "b": 1000}) == []
     assert slow_links(links, {"a": 1000, "b": None}) == []
 
 
-def test_what_carries_half_of_its_promise_is_not_slow() -> None:
+def test_half_of_the_nominal_speed_is_not_slow() -> None:
     links = mesh(3, a_b={"mb_per_second": 400.0})
     assert len(slow_links(links, MBITS)) == 1
     assert len(slow_links(links, dict.fromkeys("abc", 10_000))) == 1
     assert slow_links(links, {**dict.fromkeys("bc", 10_000), "a": 5_000}) == []
 
 
-def test_all_slow_against_the_promise_is_one_sentence() -> None:
+def test_if_all_links_are_slow_there_is_one_finding() -> None:
     slow = {f"{one}_{other}": {"mb_per_second": 20.0} for one, other in combinations("abc", 2)}
     (finding,) = slow_links(mesh(3, **slow), dict.fromkeys("abc", 10_000))
     assert finding.host == ""
-    assert finding.what == (
-        "all 3 links are slow: 20 to 20 MB/s, 40 to 40 us; an interface promises 1250 MB/s"
-    )
+    assert finding.what == "all 3 links are slow: 20 to 20 MB/s, 40 to 40 us; nominal are 1250 MB/s"
 
 
-def test_of_a_very_fast_interface_one_stream_is_asked() -> None:
+def test_one_stream_does_not_fill_a_very_fast_interface() -> None:
     assert slow_links(mesh(3), dict.fromkeys("abc", 400_000)) == []

@@ -7,7 +7,7 @@ from typing import Any
 from ftcluster_train.probe import (
     MARK,
     PIECE,
-    Errand,
+    ProbeRequest,
     has_address,
     kernel_of,
     other_runs,
@@ -19,9 +19,9 @@ from tests.programs import NODE_PATH
 EXECUTED = "onednn_verbose,v1,primitive,exec,cpu,matmul,{},undef,src_bf16::blocked:ab,,,256x256,0.1"
 
 
-def test_an_errand_goes_through_the_environment() -> None:
-    errand = Errand(("10.0.0.1", "10.0.0.2"), (32, 0), measure=True)
-    assert Errand.read(errand.write()) == errand
+def test_a_request_goes_through_the_environment() -> None:
+    request = ProbeRequest(("10.0.0.1", "10.0.0.2"), (32, 0), measure=True)
+    assert ProbeRequest.read(request.write()) == request
 
 
 def test_the_kernel_is_that_of_the_last_execution() -> None:
@@ -105,9 +105,9 @@ def test_runs_at_work_are_found_by_their_environment(tmp_path: Path) -> None:
 
 def test_a_rank_that_cannot_do_it_says_so_and_ends_well(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libgomp.so.1 is missing')")
-    errand = Errand(("127.0.0.1",), (1,), measure=False)
+    request = ProbeRequest(("127.0.0.1",), (1,), measure=False)
     environment = {
-        **os.environ, "PMI_RANK": "0", "FTCLUSTER_ERRAND": errand.write(),
+        **os.environ, "PMI_RANK": "0", "FTCLUSTER_PROBE_REQUEST": request.write(),
         "PYTHONPATH": os.pathsep.join([str(tmp_path), NODE_PATH]),
     }  # fmt: skip
     argv = [sys.executable, "-m", "ftcluster_train.probe"]

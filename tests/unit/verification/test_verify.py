@@ -14,7 +14,7 @@ from ftcluster_common.launch import Host
 from ftcluster_train import verify
 from ftcluster_train.launcher import rank_environment
 from ftcluster_train.launcher.ssh_check import Refusal
-from ftcluster_train.verify import Request, launch, unfit_hosts
+from ftcluster_train.verify import Request, launch, unreachable_hosts
 from tests.programs import NODE_PATH
 
 HOSTS = (Host("node1", "127.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))
@@ -105,7 +105,7 @@ def test_hosts_that_cannot_take_part_are_told_apart(monkeypatch: pytest.MonkeyPa
         ]
 
     monkeypatch.setattr(verify, "refusals", refuse)
-    first, second = unfit_hosts(REQUEST)
+    first, second = unreachable_hosts(REQUEST)
     assert (first.host, first.kind) == ("node2", "ssh")
     assert first.what == "at 10.0.0.2: ssh from the head fails: No route to host"
     assert (second.host, second.kind) == ("node3", "network")
@@ -125,7 +125,7 @@ def test_the_others_go_on_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(request)
         return [{"rank": rank, "error": "", "packages": {"torch": "2"}} for rank in (0, 1)], []
 
-    monkeypatch.setattr(verify, "unfit_hosts", lambda _: [lost])
+    monkeypatch.setattr(verify, "unreachable_hosts", lambda _: [lost])
     monkeypatch.setattr(verify, "launch", answers)
     report = verify.verify(REQUEST)
     assert [host.name for host in asked[0].hosts] == ["node1", "node3"]
@@ -135,7 +135,7 @@ def test_the_others_go_on_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_host_is_not_asked_over_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "unfit_hosts", lambda _: pytest.fail("nobody to ask"))
+    monkeypatch.setattr(verify, "unreachable_hosts", lambda _: pytest.fail("nobody to ask"))
     answer = {"rank": 0, "error": "", "packages": {"torch": "2"}, "all_reduce_ms": None}
     monkeypatch.setattr(verify, "launch", lambda _: ([answer], []))
     report = verify.verify(Request(HOSTS[:1], "", ""))

@@ -1,70 +1,73 @@
-"""Which hosts reach which by TCP, found out before a collective would wait for those that do not.
+"""Which hosts reach which by TCP, before a collective would wait for those that do not.
 
-gloo connects every rank with every other one. A firewall between two hosts makes all of them wait
-for minutes, and none of them says for whom.
+gloo connects every rank with every other one. A firewall between two hosts makes all ranks wait for
+minutes, and no message says for which host.
 
-    python -m ftcluster_train.distributed.connectivity ADDRESS PORT    connect to a listener
+    python -m ftcluster_train.distributed.connectivity ADDRESS PORT    try to connect
 """
 
-import contextlib
 import json
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 CONNECT_SECONDS = 3.0
-WAIT_SECONDS = 60.0  # the others may still be loading torch from a cold disk
-AT_ONCE = 32
+WAIT_SECONDS = 60.0  # other ranks may still be importing torch from a cold disk
+PARALLEL = 32
 
 
-def meet(store: Any, rank: int, addresses: Sequence[str]) -> list[list[int]]:
-    """For each rank those that it does not reach; the same answer on every rank.
+def check_connections(store: Any, rank: int, addresses: Sequence[str]) -> list[list[int]]:
+    """For each rank the ranks that it cannot connect to; the same answer on every rank.
 
-    Each listens at a port that the kernel chooses, as gloo does, and connects to all others.
+    Each rank listens at a port that the kernel chooses, as gloo does, and connects to all others.
 
     Args:
-        store: a torch.distributed store that all ranks have.
+        store: a torch.distributed store that all ranks share.
         rank: this one.
         addresses: of all ranks.
     """
     everyone = range(len(addresses))
     with listen(addresses[rank], 0, len(addresses)) as listener:
         store.set(f"port/{rank}", str(listener.getsockname()[1]))
-        ports = {other: int(port) for other, port in _told(store, "port", len(addresses)).items()}
+        ports = {other: int(port) for other, port in _read_all(store, "port", everyone).items()}
         others = [other for other in ports if other != rank]
-        pool = ThreadPoolExecutor(max_workers=AT_ONCE)
-        reached = pool.map(lambda other: connects(addresses[other], ports[other]), others)
-        found = dict(zip(others, reached, strict=True))
-        missing = [other for other in everyone if other != rank and not found.get(other)]
-        store.set(f"unreached/{rank}", json.dumps(missing))
-        told = _told(store, "unreached", len(addresses))
+        with ThreadPoolExecutor(max_workers=PARALLEL) as pool:
+            errors = pool.map(
+                lambda other: connection_error(addresses[other], ports[other]), others
+            )
+            reached = {other for other, error in zip(others, errors, strict=True) if not error}
+        unreached = [other for other in everyone if other != rank and other not in reached]
+        store.set(f"unreached/{rank}", json.dumps(unreached))
+        answers = _read_all(store, "unreached", everyone)
     return [
-        json.loads(told[other]) if other in told else [one for one in everyone if one != other]
-        for other in everyone
+        json.loads(answers[one])
+        if one in answers
+        else [other for other in everyone if other != one]
+        for one in everyone
     ]
 
 
-def together(unreached: Sequence[Sequence[int]]) -> list[int]:
-    """Ranks that all reach each other, rank 0 among them: those with most gaps are left out.
+def connected_ranks(unreached: Sequence[Sequence[int]]) -> list[int]:
+    """Rank 0 and others that all reach each other; ranks with most gaps are left out.
 
-    >>> together([[], [2], [1], []])
+    >>> connected_ranks([[], [2], [1], []])
     [0, 1, 3]
     """
-    gaps = pairs_apart(unreached)
-    members = list(range(len(unreached)))
+    gaps = unconnected_pairs(unreached)
+    ranks = list(range(len(unreached)))
     while gaps:
-        counts = {one: sum(one in gap for gap in gaps) for one in members if one != 0}
+        counts = {one: sum(one in gap for gap in gaps) for one in ranks if one != 0}
         worst = max(counts, key=lambda one: (counts[one], one))
-        members.remove(worst)
+        ranks.remove(worst)
         gaps = {gap for gap in gaps if worst not in gap}
-    return members
+    return ranks
 
 
-def pairs_apart(unreached: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
-    """Pairs of which one does not reach the other, lower rank first."""
+def unconnected_pairs(unreached: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
+    """Pairs of ranks of which one does not reach the other, lower rank first."""
     return {
         (min(one, other), max(one, other))
         for one, others in enumerate(unreached)
@@ -72,20 +75,8 @@ def pairs_apart(unreached: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
     }
 
 
-@contextlib.contextmanager
-def receive_calls(address: str, port: int, callers: int) -> Iterator[tuple[str, int]]:
-    """Listen for as long as this lasts; gives the address and the port to call."""
-    with listen(address, port, callers):
-        yield address, port
-
-
-def connects(address: str, port: int) -> bool:
-    """Whether a TCP connection comes about."""
-    return not refusal(address, port)
-
-
-def refusal(address: str, port: int) -> str:
-    """Why no TCP connection comes about, or "" where one does."""
+def connection_error(address: str, port: int) -> str:
+    """Why a TCP connection fails, or "" if it succeeds."""
     try:
         with socket.create_connection((address, port), timeout=CONNECT_SECONDS):
             return ""
@@ -94,34 +85,35 @@ def refusal(address: str, port: int) -> str:
 
 
 def listen(address: str, port: int, callers: int) -> socket.socket:
-    """A listener at this host's address, or at all of them where it is another's (NAT)."""
-    place = (address, port)
+    """Listen at this host's address, or at all of them if it has another one (NAT).
+
+    The kernel completes connections, so nothing needs to accept them.
+    """
     try:
-        found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
-        # the kernel answers for it, so nobody has to accept
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(found[4][:2], family=found[0], backlog=callers + 1)
     except OSError:
         return socket.create_server(("", port), backlog=callers + 1)
 
 
-def _told(store: Any, key: str, size: int) -> dict[int, str]:
-    """What each rank has said under a key, without those that say nothing for long."""
-    keys = [f"{key}/{rank}" for rank in range(size)]
+def _read_all(store: Any, key: str, ranks: Sequence[int]) -> dict[int, str]:
+    """What each rank has stored under a key, without ranks that stored nothing in time."""
+    keys = [f"{key}/{rank}" for rank in ranks]
     try:
         store.wait(keys, timedelta(seconds=WAIT_SECONDS))
-        there = list(range(size))
-    except RuntimeError:  # torch's DistStoreError among them
-        there = [rank for rank in range(size) if store.check([keys[rank]])]
-    return {rank: store.get(keys[rank]).decode() for rank in there}
+        present = list(ranks)
+    except RuntimeError:  # torch's DistStoreError is one
+        present = [rank for rank in ranks if store.check([keys[rank]])]
+    return {rank: store.get(keys[rank]).decode() for rank in present}
 
 
 def main() -> int:
     """Entry point; returns the exit code."""
     address, port = sys.argv[1], int(sys.argv[2])
-    reason = refusal(address, port)
-    if reason:
-        print(f"no TCP connection to the head at {address}, port {port}: {reason}", file=sys.stderr)
-    return 1 if reason else 0
+    error = connection_error(address, port)
+    if error:
+        print(f"no TCP connection to the head at {address}, port {port}: {error}", file=sys.stderr)
+    return 1 if error else 0
 
 
 if __name__ == "__main__":

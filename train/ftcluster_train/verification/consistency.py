@@ -1,124 +1,117 @@
-"""Whether what the ranks of verify say is as it must be. Pure functions only."""
+"""Compares what verify's ranks report about their hosts. Pure functions only."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftcluster_common.finding import Finding
 from ftcluster_common.launch import Host
-from ftcluster_train.distributed.connectivity import pairs_apart
+from ftcluster_train.distributed.connectivity import unconnected_pairs
 from ftcluster_train.verification.outliers import relative_speeds
 
 SHOWN = ("torch", "transformers", "ftcluster-train")
-# what training uses, and the role firewall opens
+# those of training, which the role firewall opens
 PORTS = "29500-29999 and the hosts' local ports (32768-60999 unless sysctl says otherwise)"
 SETUP = "run ftcluster setup"
-# oneDNN's names for what it generates code for, the best first, and the CPU flag that promises it
-PROMISES = (
+# CPU flags, best first, and how oneDNN names the kernels that it should use with them
+KERNELS = (
     ("amx_bf16", "amx"),
     ("avx512_bf16", "avx512_core_bf16"),
     ("avx512f", "avx512_core"),
     ("avx2", "avx2"),
 )
 
-Answer = Mapping[str, Any]  # what one rank says, as `probe` makes it
+Answer = Mapping[str, Any]  # of one rank, see `probe`
 
 
-def compare(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
-    """What is not as it must be."""
+def find_problems(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+    """Everything that prevents a training."""
     problems = []
     for answer in answers:
         host = hosts[answer["rank"]]
         if answer["error"]:
-            what = f"its rank stopped: {answer['error']}"
-            problems.append(Finding(host.name, what, "the other hosts may say more", "launch"))
+            what = f"its rank failed: {answer['error']}"
+            problems.append(Finding(host.name, what, "see the other hosts as well", "launch"))
         if not answer.get("has_address", True):
-            what = (
-                f"{host.address} was answered by {answer['hostname']}, which does not have this "
-                "address"
-            )
+            what = f"{answer['hostname']} answers at {host.address}, but does not have this address"
             hint = "set ftcluster_address=ADDRESS in the inventory"
             problems.append(Finding(host.name, what, hint, "network"))
         if not answer.get("sum_right", True):
             what = "an all-reduce over all hosts gave a wrong sum"
             problems.append(Finding(host.name, what, "do not train on it", "result"))
-        promised = promise(answer.get("flags", ()))
-        if promised and promised not in answer.get("kernel", promised):
+        expected = expected_kernel(answer.get("flags", ()))
+        if expected and expected not in answer.get("kernel", expected):
             what = (
-                f"its CPU promises {promised}, but oneDNN computed with "
+                f"its CPU has {expected}, but oneDNN computed with "
                 f"{answer['kernel'] or 'no kernel of its own'}"
             )
             hint = "see ONEDNN_MAX_CPU_ISA on the host"
             problems.append(Finding(host.name, what, hint, "kernel"))
-    problems += apart(hosts, answers)
-    whole = [answer for answer in answers if "packages" in answer]
-    for answer in whole[1:]:
-        problems += differences(hosts, whole[0], answer)
+    problems += unconnected_hosts(hosts, answers)
+    complete = [answer for answer in answers if "packages" in answer]
+    for answer in complete[1:]:
+        problems += package_differences(hosts, complete[0], answer)
     return problems
 
 
-def apart(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
-    """Pairs of hosts without a way to each other."""
-    told = [answer["unreached"] for answer in answers if "unreached" in answer]
+def unconnected_hosts(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+    """Pairs of hosts that cannot connect to each other."""
+    unreached: list[list[int]] = next(
+        (answer["unreached"] for answer in answers if "unreached" in answer), []
+    )
     return [
         Finding(
             hosts[one].name,
             f"no TCP connection between it and {hosts[other].name}",
-            f"let them reach each other by TCP, ports {PORTS} (firewall, security group, switch)",
+            f"let them connect to each other by TCP, ports {PORTS} (firewall, security group, "
+            "switch)",
             "network",
         )
-        for one, other in sorted(pairs_apart(told[0] if told else []))
+        for one, other in sorted(unconnected_pairs(unreached))
     ]
 
 
-def differences(hosts: Sequence[Host], first: Answer, other: Answer) -> list[Finding]:
-    """Versions on one host that are not those of the first."""
-    one, another = hosts[first["rank"]].name, hosts[other["rank"]].name
+def package_differences(hosts: Sequence[Host], first: Answer, other: Answer) -> list[Finding]:
+    """Packages of one host whose versions differ from the first host's."""
+    one, another = first["packages"], other["packages"]
     found = [
-        f"{name} {other['packages'].get(name, 'missing')} instead of "
-        f"{first['packages'].get(name, 'none')}"
-        for name in sorted(first["packages"].keys() | other["packages"].keys())
-        if first["packages"].get(name) != other["packages"].get(name)
+        f"{name} {another.get(name, 'missing')} instead of {one.get(name, 'none')}"
+        for name in sorted(one.keys() | another.keys())
+        if one.get(name) != another.get(name)
     ]
     if not found:
         return []
-    what = f"differs from {one}: {', '.join(found)}"
-    return [Finding(another, what, SETUP, "packages")]
+    what = f"differs from {hosts[first['rank']].name}: {', '.join(found)}"
+    return [Finding(hosts[other["rank"]].name, what, SETUP, "packages")]
 
 
-def promise(flags: Sequence[str]) -> str:
-    """What oneDNN's kernel must be named after on a CPU with these flags, or ""."""
-    return next((kernel for flag, kernel in PROMISES if flag in flags), "")
+def expected_kernel(flags: Sequence[str]) -> str:
+    """Part of the name of the kernel that oneDNN should use on a CPU with these flags, or ""."""
+    return next((kernel for flag, kernel in KERNELS if flag in flags), "")
 
 
-def strangers(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
-    """Hosts whose ports were called by somebody who is not one of the cluster."""
-    ours = {host.address for host in hosts}
-    open_to: dict[str, dict[str, list[str]]] = {}
+def open_to_outsiders(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+    """Hosts whose ports accept connections from outside the cluster."""
+    inside = {host.address for host in hosts}
+    ports_of: dict[tuple[str, str], list[str]] = {}  # by outsider and host
     for answer in answers:
-        for port, callers in answer.get("calls", {}).get("came", {}).items():
-            for caller in set(callers) - ours:
-                open_to.setdefault(caller, {}).setdefault(hosts[answer["rank"]].name, []).append(
-                    port
-                )
-    hint = (
-        f"have the network or the hosts' firewall close the ports {PORTS} to all but the cluster; "
-        "with root ftcluster setup does"
-    )
+        for port, addresses in answer.get("calls", {}).get("came", {}).items():
+            for outsider in set(addresses) - inside:
+                ports_of.setdefault((outsider, hosts[answer["rank"]].name), []).append(port)
     return [
         Finding(
             name,
-            f"TCP ports of training are open to {caller}, which is not one of the cluster: it "
+            f"TCP ports of training are open to {outsider}, which is not in the cluster: it "
             f"reached {' and '.join(ports)}",
-            hint,
+            f"have the network or the hosts' firewall close the ports {PORTS} to all but the "
+            "cluster; with root ftcluster setup does",
             "firewall",
         )
-        for caller, found in sorted(open_to.items())
-        for name, ports in found.items()
+        for (outsider, name), ports in sorted(ports_of.items(), key=lambda item: item[0][0])
     ]
 
 
-def rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """One row a host that answered."""
+def host_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """One row for each host that answered."""
     found: list[dict[str, Any]] = [
         {
             "name": hosts[answer["rank"]].name,
@@ -141,28 +134,25 @@ def rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any
     return found
 
 
-def links(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """One row a pair that was measured, in the hosts' order."""
-    found = sorted(
-        (link for answer in answers for link in answer.get("links", [])),
-        key=lambda link: link["ranks"],
-    )
+def link_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """One row for each pair that was measured, in the hosts' order."""
+    links = [link for answer in answers for link in answer.get("links", [])]
     return [
         {
             "hosts": [hosts[rank].name for rank in link["ranks"]],
             "latency_us": link["latency_us"],
             "mb_per_second": link["mb_per_second"],
         }
-        for link in found
+        for link in sorted(links, key=lambda link: link["ranks"])
     ]
 
 
-def at_work(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
-    """Hosts on which a run was at work meanwhile."""
+def busy_hosts(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+    """Hosts on which another run was running during the measurement."""
     return [
         Finding(
             hosts[answer["rank"]].name,
-            f"{', '.join(answer['busy'])} is at work on it, so what was measured is too low",
+            f"{', '.join(answer['busy'])} is running on it, so what was measured is too low",
             "measure again when it has ended",
             "busy",
         )

@@ -1,4 +1,4 @@
-"""How fast this host multiplies matrices, and what could slow it down meanwhile."""
+"""How fast this host multiplies matrices, and what may have slowed it down."""
 
 import contextlib
 import os
@@ -11,20 +11,20 @@ from typing import Any
 
 # BERT-base's feed-forward layer: 16 samples of 128 tokens, 768 features in, 3072 out
 ROWS, INNER, COLUMNS = 2048, 768, 3072
-# A quota counts over 0.1 s: the rate of a window shows it, the best product of all would not. The
-# best of some windows leaves out what disturbs for a moment.
+# A CPU quota counts over 0.1 s: the rate over a window shows it, the fastest product would not. The
+# best of several windows leaves out short disturbances.
 WINDOW_SECONDS, ALL_SECONDS = 0.25, 0.7
 CPU = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What the kernel counts from its start on.
+    """Counters of the kernel since it started.
 
     Attributes:
-        stolen: time that the hypervisor gave to others, in ticks of all CPUs.
-        ticks: all time, in the same.
-        throttled: how often a CPU has slowed itself down for its heat.
+        stolen: ticks of all CPUs that the hypervisor gave to others.
+        ticks: all ticks.
+        throttled: how often a CPU was throttled because of heat.
     """
 
     stolen: int
@@ -33,20 +33,20 @@ class Counters:
 
 
 def measure_speed(cores: int, bf16: bool) -> dict[str, Any]:
-    """GFLOP/s of a matrix product with a thread a physical core, and the circumstances.
+    """GFLOP/s of a matrix product with one thread per physical core, and what may explain it.
 
     Args:
-        cores: how many threads, or 0 for a thread a physical core of this process.
+        cores: number of threads, or 0 for one per physical core of this process.
         bf16: whether the CPU has instructions for bf16.
     """
     import torch
 
     load = os.getloadavg()[0]
-    one_a_core = first_threads(os.sched_getaffinity(0))
-    threads = cores or len(one_a_core)
-    if threads <= len(one_a_core):
-        # as training is bound; the pool of threads is made below and inherits it
-        os.sched_setaffinity(0, one_a_core)
+    one_per_core = one_thread_per_core(os.sched_getaffinity(0))
+    threads = cores or len(one_per_core)
+    if threads <= len(one_per_core):
+        # as in training; torch's threads start below and inherit it
+        os.sched_setaffinity(0, one_per_core)
     torch.set_num_threads(threads)
     before, cpu, began = counters(), time.process_time(), time.perf_counter()
     found = {
@@ -54,11 +54,11 @@ def measure_speed(cores: int, bf16: bool) -> dict[str, Any]:
         "fp32_gflops": gflops(torch.float32),
     }
     seconds, used = time.perf_counter() - began, time.process_time() - cpu
-    mhz, after = megahertz(one_a_core), counters()
+    mhz, after = megahertz(one_per_core), counters()
     torch.set_num_threads(1)
     return {
         **found,
-        "cpu": field_of_cpuinfo("model name"),
+        "cpu": cpuinfo_field("model name"),
         "threads": threads,
         "load_average": round(load, 2),
         "cpu_share": round(min(1.0, used / (seconds * threads)), 3),
@@ -73,12 +73,12 @@ def measure_speed(cores: int, bf16: bool) -> dict[str, Any]:
 
 
 def gflops(dtype: Any) -> float:
-    """The best rate of some windows of products, 1e9 operations a second."""
+    """The best rate of several windows, in 1e9 operations per second."""
     import torch
 
     one, other = torch.randn(ROWS, INNER).to(dtype), torch.randn(INNER, COLUMNS).to(dtype)
     result = torch.empty(ROWS, COLUMNS, dtype=dtype)
-    torch.mm(one, other, out=result)  # makes the kernel
+    torch.mm(one, other, out=result)  # generates the kernel
     best, end = 0.0, time.perf_counter() + ALL_SECONDS
     while time.perf_counter() < end:
         began, products, seconds = time.perf_counter(), 0, 0.0
@@ -90,8 +90,8 @@ def gflops(dtype: Any) -> float:
     return round(best, 1)
 
 
-def first_threads(allowed: Iterable[int]) -> set[int]:
-    """One hardware thread of each physical core among those that are allowed."""
+def one_thread_per_core(allowed: Iterable[int]) -> set[int]:
+    """The first allowed hardware thread of each physical core."""
     cores: dict[str, int] = {}
     for thread in sorted(allowed):
         siblings = read(CPU / f"cpu{thread}/topology/thread_siblings_list") or str(thread)
@@ -100,7 +100,7 @@ def first_threads(allowed: Iterable[int]) -> set[int]:
 
 
 def megahertz(threads: Iterable[int]) -> int | None:
-    """The mean frequency that the kernel tells now, None where it tells none."""
+    """The mean frequency now; None if the kernel does not report it."""
     found = []
     for block in read(Path("/proc/cpuinfo")).split("\n\n"):
         fields = dict(_field(line) for line in block.splitlines() if ":" in line)
@@ -111,9 +111,9 @@ def megahertz(threads: Iterable[int]) -> int | None:
 
 
 def counters() -> Counters:
-    """What the kernel has counted until now; proc(5)."""
+    """The current values; see proc(5)."""
     line = read(Path("/proc/stat")).partition("\n")[0].split()[1:]
-    ticks = [int(word) for word in line[:8]]  # those after it are counted in the first two as well
+    ticks = [int(word) for word in line[:8]]  # guest time is in the first two as well
     counts = CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count")
     return Counters(
         stolen=ticks[7] if len(ticks) > 7 else 0,
@@ -122,14 +122,14 @@ def counters() -> Counters:
     )
 
 
-def field_of_cpuinfo(name: str) -> str:
-    """A field of the first CPU."""
+def cpuinfo_field(name: str) -> str:
+    """A field of /proc/cpuinfo, of the first CPU."""
     lines = read(Path("/proc/cpuinfo")).partition("\n\n")[0].splitlines()
     return dict(_field(line) for line in lines if ":" in line).get(name, "")
 
 
 def read(path: Path) -> str:
-    """The text of a file without the space around it, or "" where it cannot be read."""
+    """A file's text, stripped; "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,31 +1,30 @@
-"""Latency and bandwidth between this rank and all others, over what training communicates by."""
+"""Latency and bandwidth between this rank and all others, over the process group of training.
+
+All pairs are measured in rounds, in which each rank is in one pair at most. torch is imported only
+for the measurement.
+"""
 
 import time
 from dataclasses import dataclass
 from statistics import median
 
-import torch
-import torch.distributed as dist
-
-from ftcluster_train.verification.rounds import (
-    FIRST_BYTES,
-    LARGEST_BYTES,
-    next_size,
-    partners,
-    slot_seconds,
-)
-
-TURNS = (5, 50)  # of a small message there and back, as many as there is time for
+PAIR_SECONDS = 0.3  # for a pair, where there is time
+ALL_SECONDS = 6.0  # for all rounds
+# Messages grow from the first size to the largest while there is time: 8 MiB takes 7 ms on a link
+# of 10 Gbit/s and 0.7 s on one of 100 Mbit/s, where a smaller one is as good.
+FIRST_BYTES, LARGEST_BYTES, GROWTH = 256 << 10, 8 << 20, 4
+LARGEST_REPEATS = 8
+ROUND_TRIPS = (5, 50)  # of a small message: at least and at most
 
 
 @dataclass(frozen=True)
 class Link:
-    """What was measured between two ranks.
+    """A measurement of two ranks.
 
     Attributes:
         ranks: the two, the lower one first.
-        latency_us: half of the time of a byte there and back, the least of some turns, so that it
-            tells of the way between the hosts and not of what else their cores do.
+        latency_us: half of the shortest round trip of a byte; the shortest depends on the network
+            and not on what else the hosts' cores do.
         mb_per_second: of the slower direction, 1e6 bytes a second.
     """
 
@@ -34,29 +33,84 @@ class Link:
     mb_per_second: float
 
 
-def measure_links(rank: int, size: int) -> list[Link]:
-    """Measure with every other rank in turn; returns the links that this rank is the lower one of.
+def rounds(size: int) -> list[list[tuple[int, int]]]:
+    """Every pair of `size` ranks once, in rounds in which each rank is in one pair at most.
 
-    All ranks have to call it. The process group's own send and receive are measured.
+    The circle method: the first rank stays, the others move on by one seat a round. With an odd
+    number one rank a round has no partner.
+
+    >>> rounds(4)
+    [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
     """
-    seconds = slot_seconds(size)
+    seats: list[int | None] = [*range(size), *([None] if size % 2 else [])]
     found = []
+    for _ in range(len(seats) - 1):
+        facing = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
+        pairs = [(a, b) for a, b in facing if a is not None and b is not None]
+        found.append(sorted((min(pair), max(pair)) for pair in pairs))
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return [pairs for pairs in found if pairs]
+
+
+def partners(rank: int, size: int) -> list[int]:
+    """A rank's partner in each round.
+
+    >>> partners(1, 3)
+    [2, 0]
+    """
+    return [sum(pair) - rank for pairs in rounds(size) for pair in pairs if rank in pair]
+
+
+def seconds_per_pair(size: int) -> float:
+    """How long a pair may measure, so that all rounds take seconds.
+
+    >>> seconds_per_pair(4), seconds_per_pair(61)
+    (0.3, 0.1)
+    """
+    return min(PAIR_SECONDS, ALL_SECONDS / max(1, len(rounds(size))))
+
+
+def next_size(size: int, repeats: int, speed: float, seconds_left: float) -> int:
+    """Bytes of the next message, or 0 to stop.
+
+    Args:
+        size: bytes of the last message.
+        repeats: number of messages of that size so far.
+        speed: bytes a second.
+        seconds_left: until the end.
+    """
+    larger = min(size * GROWTH, LARGEST_BYTES)
+    if larger > size and larger / speed <= seconds_left:
+        return larger
+    return size if repeats < LARGEST_REPEATS and size / speed <= seconds_left else 0
+
+
+def measure_links(rank: int, size: int) -> list[Link]:
+    """Measure with every other rank; returns the links of which this is the lower rank.
+
+    All ranks have to call it.
+    """
+    seconds = seconds_per_pair(size)
+    links = []
     for peer in partners(rank, size):
         lower = rank < peer
         latency = _latency(peer, lower, seconds / 4)
         there = _send(peer, seconds / 3) if lower else _receive(peer)
         back = _receive(peer) if lower else _send(peer, seconds / 3)
         if lower:
-            link = Link((rank, peer), round(latency * 1e6, 1), round(min(there, back) / 1e6, 2))
-            found.append(link)
-    return found
+            speed = round(min(there, back) / 1e6, 2)
+            links.append(Link((rank, peer), round(latency * 1e6, 1), speed))
+    return links
 
 
 def _latency(peer: int, lower: bool, seconds: float) -> float:
     """Seconds that a byte takes."""
+    import torch
+    import torch.distributed as dist
+
     byte = torch.zeros(1, dtype=torch.uint8)
 
-    def turn() -> float:
+    def round_trip() -> float:
         began = time.perf_counter()
         if lower:
             dist.send(byte, peer)
@@ -66,18 +120,21 @@ def _latency(peer: int, lower: bool, seconds: float) -> float:
             dist.send(byte, peer)
         return time.perf_counter() - began
 
-    turn()  # the peer may still be with another one
-    first = turn()
-    turns = torch.tensor([min(max(int(seconds / first), TURNS[0]), TURNS[1])])
+    round_trip()  # the peer may still be measuring with another rank
+    first = round_trip()
+    count = torch.tensor([min(max(int(seconds / first), ROUND_TRIPS[0]), ROUND_TRIPS[1])])
     if lower:
-        dist.send(turns, peer)
+        dist.send(count, peer)
     else:
-        dist.recv(turns, peer)
-    return min(turn() for _ in range(int(turns))) / 2
+        dist.recv(count, peer)
+    return min(round_trip() for _ in range(int(count))) / 2
 
 
 def _send(peer: int, seconds: float) -> float:
-    """Send messages for about so long; bytes a second of the largest ones."""
+    """Send messages for about `seconds`; bytes a second of the largest ones."""
+    import torch
+    import torch.distributed as dist
+
     data, done = torch.zeros(LARGEST_BYTES, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
     deadline = time.perf_counter() + seconds
     size, speeds = FIRST_BYTES, list[float]()
@@ -99,7 +156,10 @@ def _send(peer: int, seconds: float) -> float:
 
 
 def _receive(peer: int) -> float:
-    """The other side of `_send`, with the same result."""
+    """The other side of `_send`; returns the same speed."""
+    import torch
+    import torch.distributed as dist
+
     data, done = torch.zeros(LARGEST_BYTES, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
     size, speed = torch.tensor([0]), torch.zeros(1, dtype=torch.float64)
     while True:

@@ -1,7 +1,7 @@
-"""Who else reaches this host: ports that are open for as long as verify's ranks are at work.
+"""Ports that are open while verify's ranks run, to see who reaches this host.
 
-The control node, which is not one of the cluster, calls them meanwhile. What the firewall lets
-through is seen here, with the address that it came from. Standard library only.
+The control node, which is not a host of the cluster, connects to them meanwhile. What the firewall
+lets through shows here, with the address it came from. Standard library only.
 """
 
 import contextlib
@@ -13,16 +13,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-PAUSE_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 @dataclass
-class Calls:
-    """What came in.
+class IncomingConnections:
+    """Connections to the open ports.
 
     Attributes:
         seconds: how long the ports were open.
-        came: at each port that could be opened, the addresses that called.
+        came: by port, the addresses that connected; without ports that could not be opened.
     """
 
     seconds: float = 0.0
@@ -30,39 +30,39 @@ class Calls:
 
 
 @contextlib.contextmanager
-def take_calls(ports: Sequence[int]) -> Iterator[Calls]:
-    """Listen at ports of all of this host's addresses; what came in is whole at the end.
-
-    A port that is taken is left out.
-    """
-    calls, over, began = Calls(), threading.Event(), time.monotonic()
+def accept_connections(ports: Sequence[int]) -> Iterator[IncomingConnections]:
+    """Listen at ports of all addresses of this host; the result is complete at the end."""
+    found, stop, began = IncomingConnections(), threading.Event(), time.monotonic()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         for port in ports:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # another program has it
                 listener = stack.enter_context(_listen(port))
                 listener.setblocking(False)
                 selector.register(listener, selectors.EVENT_READ, port)
-                calls.came[port] = []
-        thread = threading.Thread(target=_accept, args=(selector, calls, over), daemon=True)
+                found.came[port] = []
+        thread = threading.Thread(target=_accept, args=(selector, found, stop), daemon=True)
         thread.start()
         try:
-            yield calls
+            yield found
         finally:
-            over.set()
+            stop.set()
             thread.join()
-            calls.seconds = round(time.monotonic() - began, 2)
+            found.seconds = round(time.monotonic() - began, 2)
 
 
-def _accept(selector: selectors.BaseSelector, calls: Calls, over: threading.Event) -> None:
-    while not over.wait(PAUSE_SECONDS):
+def _accept(
+    selector: selectors.BaseSelector, found: IncomingConnections, stop: threading.Event
+) -> None:
+    while not stop.wait(POLL_SECONDS):
         for key, _ in selector.select(0):
             assert isinstance(key.fileobj, socket.socket)
-            with contextlib.suppress(OSError):  # it has hung up again
-                connection, caller = key.fileobj.accept()
+            with contextlib.suppress(OSError):  # already closed by the other side
+                connection, peer = key.fileobj.accept()
                 connection.close()
-                if _plain(caller[0]) not in calls.came[key.data]:
-                    calls.came[key.data].append(_plain(caller[0]))
+                address = _plain(peer[0])
+                if address not in found.came[key.data]:
+                    found.came[key.data].append(address)
 
 
 def _listen(port: int) -> socket.socket:
@@ -72,6 +72,6 @@ def _listen(port: int) -> socket.socket:
 
 
 def _plain(address: str) -> str:
-    """The address as people write it: no interface, IPv4 as IPv4."""
+    """Without the interface, and IPv4 as IPv4."""
     found = ipaddress.ip_address(address.partition("%")[0])
     return str(getattr(found, "ipv4_mapped", None) or found)

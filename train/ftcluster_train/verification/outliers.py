@@ -1,4 +1,4 @@
-"""Which hosts and links are slower than the others, and what to look at. Pure functions only."""
+"""Which hosts and links are slower than the others, and why. Pure functions only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_high, median_low
@@ -6,89 +6,93 @@ from typing import Any
 
 from ftcluster_common.finding import Finding
 
-STRAGGLER = 0.8  # of the median of hosts with the same CPU
-GIVEN_CPU = 0.85  # of the CPU time that the threads could have had
-IDLE_LOAD = 0.5  # of a load of one a core
-STOLEN = 0.03
-FREQUENCY = 0.9  # of the others'
-WORSE = 2.0  # than what is usual
-WORSE_BY_US = 500.0  # less does not matter beside collectives that take milliseconds
-# One TCP stream fills 10 Gbit/s, hardly more; and a CPU that is busy gets a part of it.
-STREAM_MBITS, OF_NOMINAL = 10_000, 0.25
-GOOD_OF_NOMINAL = 0.5  # not slow, whatever the others are
-NAMED = 5  # links; of more there is only the number
+SLOW_HOST = 0.8  # of the median of hosts with the same CPU
+LOW_CPU_SHARE = 0.85  # of the CPU time that the threads asked for
+HIGH_LOAD = 0.5  # load average per thread, before the measurement
+STOLEN_SHARE = 0.03  # of CPU time, by the hypervisor
+LOW_FREQUENCY = 0.9  # of the other hosts'
+SLOW_LINK = 2.0  # times worse than usual
+IGNORED_LATENCY_US = 500.0  # above the usual; collectives take milliseconds
+# One TCP stream carries 10 Gbit/s at most, and a busy CPU reaches a part of it.
+STREAM_MBITS, LOW_SHARE_OF_NOMINAL = 10_000, 0.25
+GOOD_SHARE_OF_NOMINAL = 0.5  # is not slow, however fast other links are
+MAX_LINKS = 5  # that get a finding each
+CHECK_LINK = (
+    "check cable and switch port, the speed that the interface has negotiated (ethtool), other "
+    "traffic, and whether ftcluster_address names the fastest network"
+)
 
 Row = Mapping[str, Any]
 
 
 def relative_speeds(hosts: Sequence[Row]) -> dict[str, float | None]:
-    """For each host its GFLOP/s a core over the median of hosts with the same CPU.
+    """Each host's GFLOP/s per core, relative to the median of hosts with the same CPU.
 
-    In the precision that training takes: bf16 where every host has instructions for it, else fp32.
-    None for a host without its like, or not measured.
+    In the precision of a training: bf16 if every host has instructions for it, else fp32. None for
+    a host that was not measured, or the only one with its CPU.
     """
     precision = _precision(hosts)
     found: dict[str, float | None] = {}
     for host in hosts:
-        speeds = [_per_core(other, precision) for other in _like(host, hosts)]
+        speeds = [_per_core(other, precision) for other in _with_same_cpu(host, hosts)]
         usual = median_high(speeds) if len(speeds) > 1 else 0.0
         found[host["name"]] = round(_per_core(host, precision) / usual, 3) if usual else None
     return found
 
 
-def stragglers(hosts: Sequence[Row]) -> list[Finding]:
+def slow_hosts(hosts: Sequence[Row]) -> list[Finding]:
     """Hosts that all others would wait for in every step."""
-    precision = _precision(hosts)
+    precision, relative_speed = _precision(hosts), relative_speeds(hosts)
     findings = []
     for host in hosts:
-        relative = relative_speeds(hosts)[host["name"]]
-        if relative is not None and relative < STRAGGLER:
-            like = _like(host, hosts)
+        relative = relative_speed[host["name"]]
+        if relative is not None and relative < SLOW_HOST:
+            same = _with_same_cpu(host, hosts)
             what = (
                 f"{host['speed'][f'{precision}_gflops']:.0f} GFLOP/s in {precision}, "
-                f"{100 - 100 * relative:.0f} % less a core than the median of the {len(like)} "
+                f"{100 - 100 * relative:.0f} % less per core than the median of the {len(same)} "
                 "hosts with this CPU; all others wait for it in every step"
             )
-            others = [other for other in like if other is not host]
-            hint = "; ".join(clues(host, others))
+            others = [other for other in same if other is not host]
+            hint = "; ".join(reasons(host, others))
             findings.append(Finding(host["name"], what, hint, "straggler"))
     return findings
 
 
-def clues(host: Row, others: Sequence[Row]) -> list[str]:
-    """What to look at on a slow host: what was seen there, else all that it can be."""
-    found = list(_seen(host["speed"], [other["speed"] for other in others]))
+def reasons(host: Row, others: Sequence[Row]) -> list[str]:
+    """What was measured that explains a slow host, else what to compare with another host."""
+    found = list(_measured_reasons(host["speed"], [other["speed"] for other in others]))
     return found or [
-        f"nothing was seen that explains it (load average {host['speed']['load_average']:g}); "
+        f"nothing measured explains it (load average {host['speed']['load_average']:g}); "
         "compare with another host: its frequency (turbostat), cooling, power profile and SNC in "
         "the BIOS, memory in all channels (dmidecode -t memory), microcode"
     ]
 
 
-def _seen(speed: Row, others: Sequence[Row]) -> Iterator[str]:
+def _measured_reasons(speed: Row, others: Sequence[Row]) -> Iterator[str]:
     usual_share = median_high(other["cpu_share"] for other in others)
-    if speed["stolen_share"] > STOLEN:
+    if speed["stolen_share"] > STOLEN_SHARE:
         yield (
             f"the hypervisor gave {speed['stolen_share']:.0%} of its CPU time to others: "
-            "ask for a host of its own"
+            "ask for a dedicated host"
         )
-    elif speed["cpu_share"] < GIVEN_CPU and speed["cpu_share"] < GIVEN_CPU * usual_share:
+    elif speed["cpu_share"] < LOW_CPU_SHARE and speed["cpu_share"] < LOW_CPU_SHARE * usual_share:
         yield (
             f"its threads got {speed['cpu_share']:.0%} of the CPU time they asked for (the others' "
-            f"{usual_share:.0%}): look for other programs and for a quota of its CPU"
+            f"{usual_share:.0%}): look for other programs and a CPU quota"
         )
-    if speed["load_average"] > IDLE_LOAD * speed["threads"]:
+    if speed["load_average"] > HIGH_LOAD * speed["threads"]:
         yield (
             f"its load average was {speed['load_average']:g} for {speed['threads']} threads "
             "before: look for other programs (top)"
         )
     known = [other["mhz"] for other in others if other["mhz"]]
     if speed["throttled"]:
-        yield "it slowed itself down for its heat meanwhile: look at fans and air flow"
-    if speed["mhz"] and known and speed["mhz"] < FREQUENCY * median_low(known):
+        yield "its CPU was throttled because of heat: check fans and air flow"
+    if speed["mhz"] and known and speed["mhz"] < LOW_FREQUENCY * median_low(known):
         yield (
-            f"it ran at {speed['mhz']} MHz, the others at {median_low(known)}: look at its power "
-            "profile and governor, and for other load"
+            f"it ran at {speed['mhz']} MHz, the others at {median_low(known)}: check its power "
+            "profile and governor, and look for other load"
         )
     governors = {other["governor"] for other in others} - {""}
     if speed["governor"] and governors and speed["governor"] not in governors:
@@ -97,19 +101,19 @@ def _seen(speed: Row, others: Sequence[Row]) -> Iterator[str]:
     if speed["numa_nodes"] not in nodes:
         counts = ", ".join(map(str, sorted(nodes)))
         yield (
-            f"it has {speed['numa_nodes']} NUMA nodes, the others {counts}: look at SNC in its BIOS"
+            f"it has {speed['numa_nodes']} NUMA nodes, the others {counts}: check SNC in its BIOS"
         )
 
 
 def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Finding]:
-    """Links that all-reduces wait for, the worst first; a host whose links all are, by itself.
+    """Links that all-reduces wait for, slowest first; one finding for a host with slow links only.
 
-    What is usual is the median of what each host has with its best partner: with three hosts of
-    which one is slow, most links are.
+    Usual is the median over the hosts of each one's best link: of three hosts with one slow host,
+    most links are slow.
 
     Args:
         links: hosts (two names), latency_us and mb_per_second of each.
-        mbits: the nominal speed of each host's interface, None where its driver does not know it.
+        mbits: the nominal speed of each host's interface, None if its driver does not report it.
     """
     if not links:
         return []
@@ -119,47 +123,41 @@ def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Fi
     latency = median_low(min(link["latency_us"] for link in of[host]) for host in hosts)
 
     def badness(link: Row) -> float:
-        """By which factor it is worse than it may be; more than 1 is bad."""
+        """How many times worse than the limit; above 1 the link is slow."""
         nominal = _nominal([mbits.get(host) for host in link["hosts"]])
-        late = link["latency_us"] / (WORSE * latency)
-        slow = max(speed / WORSE, nominal * OF_NOMINAL) / link["mb_per_second"]
-        if nominal and link["mb_per_second"] >= GOOD_OF_NOMINAL * nominal:
+        late = link["latency_us"] / (SLOW_LINK * latency)
+        slow = max(speed / SLOW_LINK, nominal * LOW_SHARE_OF_NOMINAL) / link["mb_per_second"]
+        if nominal and link["mb_per_second"] >= GOOD_SHARE_OF_NOMINAL * nominal:
             slow = 0
-        return float(max(slow, late if link["latency_us"] > latency + WORSE_BY_US else 0))
+        return float(max(slow, late if link["latency_us"] > latency + IGNORED_LATENCY_US else 0))
 
     bad = sorted((link for link in links if badness(link) > 1), key=badness, reverse=True)
-    if len(bad) == len(links) > 1:  # so none can be called usual
+    if len(bad) == len(links) > 1:  # no link is usual
         nominal = max(_nominal([mbits.get(host) for host in link["hosts"]]) for link in links)
-        promised = f"an interface promises {_mb(nominal)}"
+        promised = f"nominal are {_mb(nominal)}"
         what = f"all {len(links)} links are slow: {_range(links)}; {promised}"
-        return [Finding("", what, LOOK, "link")]
+        return [Finding("", what, CHECK_LINK, "link")]
     usual = f"usual here are {_mb(speed)} and {latency:.0f} us"
     if len(links) == 1:
-        usual = f"the interface promises {_mb(_nominal([mbits.get(host) for host in hosts]))}"
+        usual = f"nominal are {_mb(_nominal([mbits.get(host) for host in hosts]))}"
     whole = [host for host in hosts if len(of[host]) > 1 and all(link in bad for link in of[host])]
     findings = [
-        Finding(host, f"all of its links are slow: {_range(of[host])}; {usual}", LOOK, "link")
+        Finding(host, f"all of its links are slow: {_range(of[host])}; {usual}", CHECK_LINK, "link")
         for host in whole
     ]
     rest = [link for link in bad if not any(host in link["hosts"] for host in whole)]
-    for link in rest[:NAMED]:
+    for link in rest[:MAX_LINKS]:
         one, other = link["hosts"]
         what = f"its link to {other} is slow: {_range([link])}; {usual}"
-        findings.append(Finding(one, what, LOOK, "link"))
-    if len(rest) > NAMED:
-        what = f"{len(rest) - NAMED} more links of {len(links)} are slow"
-        findings.append(Finding("", what, LOOK, "link"))
+        findings.append(Finding(one, what, CHECK_LINK, "link"))
+    if len(rest) > MAX_LINKS:
+        what = f"{len(rest) - MAX_LINKS} more links of {len(links)} are slow"
+        findings.append(Finding("", what, CHECK_LINK, "link"))
     return findings
 
 
-LOOK = (
-    "look at cable and switch port, at the speed that the interface has negotiated (ethtool), at "
-    "other traffic, and whether ftcluster_address names the fastest network"
-)
-
-
-def _like(host: Row, hosts: Sequence[Row]) -> list[Row]:
-    """The hosts with the same CPU that were measured, itself among them."""
+def _with_same_cpu(host: Row, hosts: Sequence[Row]) -> list[Row]:
+    """Measured hosts with the same CPU, including itself."""
     if not host.get("speed"):
         return []
     return [
@@ -170,7 +168,7 @@ def _like(host: Row, hosts: Sequence[Row]) -> list[Row]:
 
 
 def _precision(hosts: Sequence[Row]) -> str:
-    """The one that training would take on all of these."""
+    """The precision of a training on all of these hosts."""
     measured = [host["speed"] for host in hosts if host.get("speed")]
     return "bf16" if all(speed["bf16_gflops"] for speed in measured) else "fp32"
 
@@ -180,7 +178,7 @@ def _per_core(host: Row, precision: str) -> float:
 
 
 def _nominal(mbits: Sequence[int | None]) -> float:
-    """What one stream between two interfaces could carry in MB/s, 0 where it is not known."""
+    """MB/s of one stream between two interfaces; 0 if unknown."""
     known = [min(speed, STREAM_MBITS) for speed in mbits if speed]
     return min(known) / 8 if len(known) == len(mbits) else 0.0
 

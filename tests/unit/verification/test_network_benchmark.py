@@ -2,16 +2,16 @@ from itertools import combinations
 
 import pytest
 
-from ftcluster_train.verification.rounds import (
+from ftcluster_train.verification.network_benchmark import (
     ALL_SECONDS,
     FIRST_BYTES,
     LARGEST_BYTES,
-    LARGEST_TURNS,
-    SLOT_SECONDS,
+    LARGEST_REPEATS,
+    PAIR_SECONDS,
     next_size,
     partners,
     rounds,
-    slot_seconds,
+    seconds_per_pair,
 )
 
 SIZES = [2, 3, 4, 5, 8, 31, 32, 33]
@@ -45,28 +45,24 @@ def test_both_of_a_pair_have_it_in_the_same_order(size: int) -> None:
         assert len(set(partners(player, size))) == size - 1
 
 
-def test_who_is_alone_meets_nobody() -> None:
-    assert partners(0, 1) == []
-
-
 def test_many_hosts_take_no_longer_than_some() -> None:
-    assert slot_seconds(2) == slot_seconds(16) == SLOT_SECONDS
+    assert seconds_per_pair(2) == seconds_per_pair(16) == PAIR_SECONDS
     for size in (32, 64, 256):
-        assert slot_seconds(size) * len(rounds(size)) == pytest.approx(ALL_SECONDS)
+        assert seconds_per_pair(size) * len(rounds(size)) == pytest.approx(ALL_SECONDS)
 
 
 def test_messages_grow_where_the_link_is_fast() -> None:
     size, sent = FIRST_BYTES, []
     while size:
         sent.append(size)
-        size = next_size(size, sent.count(size), speed=1e9, left=0.1)
+        size = next_size(size, sent.count(size), speed=1e9, seconds_left=0.1)
     assert sent[0] == FIRST_BYTES
     assert sent == sorted(sent)
-    assert sent.count(LARGEST_BYTES) == LARGEST_TURNS
+    assert sent.count(LARGEST_BYTES) == LARGEST_REPEATS
 
 
 def test_they_stay_small_where_it_is_slow() -> None:
-    assert next_size(FIRST_BYTES, 1, speed=12e6, left=0.1) == 4 * FIRST_BYTES
-    assert next_size(FIRST_BYTES, 1, speed=5e6, left=0.1) == FIRST_BYTES
-    assert next_size(FIRST_BYTES, 1, speed=1e6, left=0.1) == 0
-    assert next_size(FIRST_BYTES, 1, speed=1e9, left=-0.1) == 0
+    assert next_size(FIRST_BYTES, 1, speed=12e6, seconds_left=0.1) == 4 * FIRST_BYTES
+    assert next_size(FIRST_BYTES, 1, speed=5e6, seconds_left=0.1) == FIRST_BYTES
+    assert next_size(FIRST_BYTES, 1, speed=1e6, seconds_left=0.1) == 0
+    assert next_size(FIRST_BYTES, 1, speed=1e9, seconds_left=-0.1) == 0
