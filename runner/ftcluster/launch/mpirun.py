@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ftcluster.planning import oneccl
+from ftcluster.planning.backends import oneccl_host_variables, oneccl_variables
 from ftcluster.planning.plan import HostPlan, LaunchPlan
 from ftcluster_common.launch import (
     BACKEND_VARIABLE,
@@ -64,7 +64,7 @@ def render(
     if plan.rank_user:  # the stack is not the account's to write
         env["PYTHONPYCACHEPREFIX"] = f"{plan.prefix}/cache"
     if plan.backend == CCL:
-        env |= oneccl.variables()
+        env |= oneccl_variables()
     argv = (
         f"{bin_dir}/mpirun",
         "-machinefile", f"{folder}/hostfile",  # -f fills the first host, whatever its count says
@@ -129,7 +129,7 @@ def _host_variables(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
         if len(plan.hosts) > 1:
             variables["FI_TCP_IFACE"] = host.interface  # libfabric's, fi_tcp(7)
     if plan.backend == CCL:
-        variables |= oneccl.host_variables([rank.workers for rank in host.placement])
+        variables |= oneccl_host_variables([rank.workers for rank in host.placement])
     return variables
 
 

@@ -1,22 +1,27 @@
-"""What a run uses of what its stack has besides torch: IPEX and oneCCL. Pure functions only."""
+"""Whether a run uses IPEX and oneCCL. Pure functions only.
+
+oneCCL runs collectives in threads of its own, the workers, which poll all the time. Its guide asks
+for cores that do not compute (oneCCL Developer Guide, Execution of Communication Operations). Each
+rank has one worker, as by default, on the last of its cores, where oneCCL itself would place it.
+"""
 
 from collections.abc import Mapping, Sequence
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
-from ftcluster.planning.oneccl import WORKERS
 from ftcluster.stacks.catalog import Stack
 from ftcluster_common.launch import CCL
 from ftcluster_common.recipe import Recipe
 
-IPEX_FLAG = "avx512f"  # what IPEX's kernels for training are made for
+IPEX_FLAG = "avx512f"  # IPEX's kernels for training need it
+WORKERS = 1  # of oneCCL, for each rank
 
 
 def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
     """The stack that all hosts have.
 
     Raises:
-        PlanError: they have different ones, or one that is not known here.
+        PlanError: they have different ones, or one that this ftcluster does not know.
     """
     name = facts.head.stack
     others = [f"{host.name} has {host.stack}" for host in facts.hosts if host.stack != name]
@@ -28,7 +33,7 @@ def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
     if name not in stacks:
         raise PlanError(
             f"the hosts have the stack {name}, which this ftcluster does not know",
-            "set them up again: ftcluster setup; what there is: ftcluster stacks",
+            "set them up again: ftcluster setup; for a list: ftcluster stacks",
         )
     return stacks[name]
 
@@ -39,33 +44,33 @@ def choose_ipex(
     """Whether IPEX optimizes the model, and why.
 
     Args:
-        recipe: what is trained; None for a program of the user's own.
-        hosts: those that take part.
-        stack: what they have.
-        stacks: all stacks, for advice.
+        recipe: None for a user's own script.
+        hosts: those of the run.
+        stack: of the hosts.
+        stacks: all stacks, for hints.
 
     Raises:
-        PlanError: the recipe asks for it and the stack has none.
+        PlanError: the recipe requires it and the stack does not have it.
     """
     if recipe is None:
-        return False, "the program's own affair"
+        return False, "the script decides"
     asked = recipe.training.use_ipex
     if asked is True:
         if not stack.has_ipex:
             having = [other.name for other in stacks.values() if other.has_ipex]
             raise PlanError(
-                f"training.use_ipex=true, but the stack {stack.name} has no IPEX",
+                f"training.use_ipex=true, but stack {stack.name} does not have IPEX",
                 _instead(having, stacks),
             )
-        return True, f"as recipe {recipe.name} says"
+        return True, f"set in recipe {recipe.name}"
     if asked is False:
-        return False, f"as recipe {recipe.name} says"
+        return False, f"set in recipe {recipe.name}"
     if not stack.has_ipex:
-        return False, f"the stack {stack.name} has none; today's torch uses AMX by itself"
+        return False, f"stack {stack.name} does not have it; today's torch uses AMX by itself"
     without = [host.name for host in hosts if IPEX_FLAG not in host.cpu_flags]
     if without:
-        return False, f"no AVX512 on {', '.join(without)}, which its kernels are made for"
-    return True, f"the stack {stack.name} has it, and every host has AVX512"
+        return False, f"no AVX512 on {', '.join(without)}, which its kernels need"
+    return True, f"stack {stack.name} has it, and every host has AVX512"
 
 
 def choose_backend(
@@ -74,40 +79,50 @@ def choose_backend(
     """The torch.distributed backend, and why.
 
     Args:
-        recipe: what is trained; None for a program of the user's own.
+        recipe: None for a user's own script.
         world: the number of ranks.
-        cores: those that every rank has at least.
-        stack: what the hosts have.
-        stacks: all stacks, for advice.
+        cores: of the rank with the fewest.
+        stack: of the hosts.
+        stacks: all stacks, for hints.
 
     Raises:
-        PlanError: the recipe asks for one that the stack has not.
+        PlanError: the recipe requires one that the stack does not have.
     """
     asked = recipe.training.ddp_backend if recipe else "auto"
     if recipe and asked != "auto":
         if asked not in stack.backends:
             having = [other.name for other in stacks.values() if asked in other.backends]
             raise PlanError(
-                f"training.ddp_backend={asked}, but the stack {stack.name} has only "
+                f"training.ddp_backend={asked}, but stack {stack.name} has only "
                 f"{', '.join(stack.backends)}",
                 _instead(having, stacks),
             )
-        return asked, f"as recipe {recipe.name} says"
+        return asked, f"set in recipe {recipe.name}"
     if stack.backends[0] != CCL:
-        return "gloo", "the collective backend that every torch for CPUs has"
+        return "gloo", "the backend that every torch for CPUs has"
     if world == 1:
-        return "gloo", "not ccl: one rank alone has nothing to communicate"
+        return "gloo", "not ccl: there is only one rank"
     if cores <= WORKERS:
-        return "gloo", "not ccl: a rank with one core has none to give to oneCCL's worker"
-    return CCL, f"the stack {stack.name} has oneccl_bind_pt, which it prefers"
+        return "gloo", "not ccl: a rank with one core has none for oneCCL's worker"
+    return CCL, f"stack {stack.name} has oneccl_bind_pt"
 
 
 def _instead(having: Sequence[str], stacks: Mapping[str, Stack]) -> str:
-    """What to do to have what some stacks have, first those that are looked after."""
-    kept = [name for name in having if stacks[name].state != "documented"] or list(having)
-    if not kept:
-        return "no stack has it; what there is: ftcluster stacks"
-    verb = "have" if len(kept) > 1 else "has"
-    return (
-        f"{' and '.join(kept)} {verb} it: ftcluster setup --stack {kept[0]}; see ftcluster stacks"
-    )
+    """How to install one of these stacks, preferably one with a lock."""
+    best = [name for name in having if stacks[name].state != "documented"] or having
+    return f"stacks with it: {', '.join(best)}; ftcluster setup --stack {best[0]}"
+
+
+def oneccl_variables() -> dict[str, str]:
+    """Variables of oneCCL on all hosts."""
+    return {"CCL_WORKER_COUNT": str(WORKERS)}
+
+
+def oneccl_host_variables(workers: Sequence[str]) -> dict[str, str]:
+    """Variables of oneCCL on one host.
+
+    Args:
+        workers: the CPUs of the workers of all ranks of the host, by local rank, which each of
+            these ranks needs to know (oneCCL Developer Guide, Environment Variables).
+    """
+    return {"CCL_WORKER_AFFINITY": ",".join(workers)}

@@ -1,11 +1,11 @@
-"""What was decided for a host and why, in words for people. Pure functions only.
+"""The decisions for a host with their reasons, as texts. Pure functions only.
 
-Each returns the value of a decision and its reason.
+Each function returns the value of a decision and its reason.
 """
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.planning.placement import COMMUNICATION_FROM, SYSTEM_FROM, Layout
-from ftcluster_common.launch import RENDEZVOUS_PORTS
+from ftcluster.text.plural import counted
 
 Reason = tuple[str, str]
 
@@ -16,15 +16,15 @@ def threads(host: HostFacts, layout: Layout, world: int, workers: int) -> Reason
     value = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     if layout.floating:
         why = (
-            f"the CPU quota of {host.cpu_quota:g} cores for {_ranks(len(layout.ranks))}; on which "
-            "cores is the kernel's choice, as a quota leaves all of them to others too"
+            f"the CPU quota of {host.cpu_quota:g} cores for {counted(len(layout.ranks), 'rank')}; "
+            "the kernel chooses the cores, because other processes may use all of them too"
         )
     else:
-        why = f"{_cores(layout.cores)} a rank" + (" or more" if len(counts) > 1 else "")
+        why = f"{counted(layout.cores, 'core')} per rank" + (" or more" if len(counts) > 1 else "")
         if host.threads > host.cores:
             why += ", without their second hardware threads, which share the cores' units"
         if layout.spare:
-            why += f", {_cores(layout.spare)} left over so that all ranks have as many"
+            why += f", {counted(layout.spare, 'core')} unused so that all ranks have equally many"
     return value, f"{why}; {_communication(layout, world, workers)}"
 
 
@@ -32,95 +32,86 @@ def _communication(layout: Layout, world: int, workers: int) -> str:
     if workers:
         cpus = ",".join(rank.workers for rank in layout.ranks)
         if layout.kept:
-            return f"CPUs {cpus} are kept for oneCCL's workers, which poll all the time"
-        return f"CPUs {cpus} are shared with oneCCL's workers, as no rank has a core to spare"
+            return f"CPUs {cpus} are reserved for oneCCL's workers, which poll all the time"
+        return f"CPUs {cpus} are shared with oneCCL's workers, because no rank has a core to spare"
     if layout.kept:
         return (
-            f"one of {layout.cores} is kept for communication, which else slows a thread that all "
-            "others wait for"
+            f"1 of {layout.cores} is reserved for communication, which would slow down a thread "
+            "that all others wait for"
         )
     if world == 1:
-        return "none is kept for communication, as there is no other rank"
+        return "none is reserved for communication, because there is no other rank"
     return (
-        f"none is kept for communication, as one of {layout.cores} would cost more than it brings "
-        f"(kept from {COMMUNICATION_FROM} on)"
+        f"none is reserved for communication, because 1 of {layout.cores} would cost more than it "
+        f"gains (reserved from {COMMUNICATION_FROM} cores on)"
     )
 
 
 def system(host: HostFacts, layout: Layout) -> Reason:
-    """Cores that no rank has, for the host's own services."""
+    """Cores without ranks, for the host's own services."""
     if layout.system:
-        return "1", "its services would else hold up a thread that all others wait for"
+        return "1", "its services would slow down a thread that all others wait for"
     if layout.floating:
-        return "0", "the quota is the ranks' alone"
+        return "0", "the quota is for the ranks alone"
     if host.threads > host.cores:
-        return "0", "its services find room on the second hardware threads"
+        return "0", "its services run on the second hardware threads"
     if layout.kept:
-        return "0", "its services find room on what is kept for communication"
+        return "0", "its services run on the cores reserved for communication"
     return "0", (
-        f"its services need little, and one of {host.cores} would be {1 / host.cores:.0%} of the "
-        f"host (kept from {SYSTEM_FROM} on)"
+        f"its services need little, and 1 core of {host.cores} is {1 / host.cores:.0%} of the host "
+        f"(reserved from {SYSTEM_FROM} cores on)"
     )
 
 
 def memory(host: HostFacts, layout: Layout) -> Reason:
-    """The NUMA nodes that each rank's memory is taken from first."""
+    """The NUMA nodes that each rank's memory is allocated on first."""
     if len(host.numa) == 1:
         return "as the kernel does", "there is one NUMA node"
     if not any(rank.memory for rank in layout.ranks):
-        return "as the kernel does", "each rank has cores of all nodes, and memory beside each"
+        return "as the kernel does", "each rank has cores on all nodes, each with its own memory"
     nodes = " | ".join(",".join(map(str, rank.memory)) for rank in layout.ranks)
     fast = [node for node in host.numa if node.hbm]
     if fast:
         size = min(node.memory_bytes for node in fast) / 2**30
         return f"nodes {nodes}", (
-            f"high-bandwidth memory nearest to the rank's cores; beyond its {size:.0f} GiB a node "
-            "the kernel goes on with DDR"
+            f"the high-bandwidth memory nearest to the rank's cores; after its {size:.0f} GiB per "
+            "node the kernel uses DDR"
         )
-    return f"nodes {nodes}", "beside the rank's cores; a full node goes over into the others"
+    return f"nodes {nodes}", "local to the rank's cores; when a node is full, the others are used"
 
 
 def allocator(host: HostFacts) -> Reason:
     """The allocator that is preloaded."""
     if host.tcmalloc:
-        return host.tcmalloc, "tcmalloc was found there; it takes 13 to 27 % off a step"
-    return "libc's", "no tcmalloc on this host; ftcluster setup with root installs it"
+        return host.tcmalloc, "tcmalloc is installed; a step takes 13 to 27 % less time with it"
+    return "libc's", "tcmalloc is not installed; ftcluster setup with root installs it"
 
 
 def openmp(host: HostFacts) -> Reason:
     """The OpenMP library."""
     if host.openmp:
         return host.openmp, (
-            "Intel's was found there, up to 10 % faster; its threads wait 1 ms and not 200 before "
-            "they sleep, so that others can have the core"
+            "Intel's is installed, up to 10 % faster; its threads sleep after 1 ms of waiting and "
+            "not after 200, so that others can use the core"
         )
-    return "torch's own", "no libiomp5 on this host; KMP_ variables would do nothing"
+    return "torch's own", "libiomp5 is not installed; KMP_ variables would have no effect"
 
 
 def interface(host: HostFacts, hosts: int) -> Reason:
     """The network interface that ranks use."""
-    if host.network_interface:
-        why = (
-            "it has the address that the others reach it by; gloo by itself takes the one that the "
-            "host's name leads to"
-            if hosts > 1
-            else "all ranks are on this host, and no other one reaches it"
+    if not host.network_interface:
+        return "the ranks' own choice", "no interface is known to have its address; see ip address"
+    if hosts > 1:
+        return host.network_interface, (
+            "it has the address that the other hosts use; gloo alone takes the interface that the "
+            "host's name resolves to"
         )
-        return host.network_interface, why
-    return "the ranks' own choice", "no interface is known to have its address; see ip address"
+    return host.network_interface, "all ranks are on this host, and no other host can connect"
 
 
-def meeting_point(facts: ClusterFacts) -> Reason:
-    """Where ranks find each other."""
+def rendezvous(facts: ClusterFacts) -> Reason:
+    """The address where ranks find each other."""
     return (
-        f"{facts.head.network_address}, a free port from {RENDEZVOUS_PORTS.start} on",
-        f"{facts.head.name} is the head; the port is taken at the launch",
+        f"{facts.head.network_address}, a free port from 29550 on",
+        f"{facts.head.name} is the head; the port is chosen at the launch",
     )
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count != 1)}"
-
-
-def _cores(count: int) -> str:
-    return f"{count} core{'s' * (count != 1)}"

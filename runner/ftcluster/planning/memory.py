@@ -1,25 +1,25 @@
-"""What a rank needs of memory, estimated before anything is launched. Pure functions only.
+"""An estimate of the memory of a rank. Pure functions only.
 
-Measured with AdamW and dropout on BERT, DistilBERT, MiniLM and GPT-2 of 23 to 124 million
-parameters, 128 to 512 tokens a sample: the peak of the process was within a tenth of this estimate.
+Measured with AdamW and dropout for BERT, DistilBERT, MiniLM and GPT-2 with 23 to 124 million
+parameters and 128 to 512 tokens per sample: the peak was within 10 % of the estimate.
 """
 
 from dataclasses import dataclass
 
 # weights, gradients and AdamW's two states in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1)
 BYTES_A_PARAMETER = 16
-BF16_COPY = 2  # of each weight, that the model computes with
+BF16_COPY = 2  # bytes of each weight that the model computes with
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Bytes that a training takes beside its states.
+    """Bytes of a training besides its states.
 
     Attributes:
-        runtime: Python with torch and transformers, and what one layer takes at a time.
-        activations: a token, layer and feature of it.
-        attention: a pair of tokens, layer and head.
-        logits: a token and word of the vocabulary.
+        runtime: Python with torch and transformers, and temporary values of a layer.
+        activations: per token, layer and feature.
+        attention: per pair of tokens, layer and head.
+        logits: per token and word of the vocabulary.
     """
 
     runtime: int
@@ -30,21 +30,21 @@ class Costs:
 
 # torch 2.13 with glibc's malloc; with tcmalloc the peak is 7 to 20 % lower
 OURS = {"bf16": Costs(620 * 10**6, 50, 5, 3), "fp32": Costs(620 * 10**6, 85, 8, 7)}
-# with IPEX residuals and loss are as transformers has them; torch 2.8 in bf16, taken over for fp32
+# with IPEX, residuals and loss are those of transformers; torch 2.8 in bf16, assumed for fp32
 WITH_IPEX = {"bf16": Costs(730 * 10**6, 37, 5, 16), "fp32": Costs(730 * 10**6, 70, 8, 16)}
-USABLE = 0.9  # of a host's memory; the rest is the system's and its page cache
+USABLE = 0.9  # of a host's memory; the rest is for the system and its page cache
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What is known of a model before it is loaded.
+    """The size of a model; 0 for what is unknown.
 
     Attributes:
-        parameters: how many.
-        layers: of the encoder or decoder; 0 where unknown.
-        features: the width of a layer, hidden_size; 0 where unknown.
-        heads: of the attention of a layer; 0 where unknown.
-        vocabulary: number of tokens it knows; 0 where unknown.
+        parameters: their number.
+        layers: of the encoder or decoder.
+        features: the width of a layer, hidden_size.
+        heads: of the attention of a layer.
+        vocabulary: its number of tokens.
     """
 
     parameters: int
@@ -60,8 +60,8 @@ class Need:
 
     Attributes:
         states: weights, gradients and optimizer.
-        activations: what the backward pass needs of the forward one, at most.
-        runtime: the program itself.
+        activations: values of the forward pass that the backward pass needs, at most.
+        runtime: Python with its libraries.
     """
 
     states: int
@@ -70,7 +70,7 @@ class Need:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum."""
         return self.states + self.activations + self.runtime
 
 
@@ -82,13 +82,13 @@ def need(
     predicts_tokens: bool,
     ipex: bool = False,
 ) -> Need:
-    """What a rank needs for a forward and a backward pass.
+    """The memory for a forward and a backward pass.
 
     Args:
         size: the model.
         precision: bf16 or fp32.
-        samples: how many a rank computes at once.
-        tokens: the most that a sample has; the others of a batch are padded to it.
+        samples: of a rank at once.
+        tokens: the most that a sample has; others are padded to it.
         predicts_tokens: whether the loss is over the vocabulary at every token.
         ipex: whether IPEX optimizes the model.
     """
@@ -102,7 +102,7 @@ def need(
 
 
 def gigabytes(size: float) -> str:
-    """A size for a person.
+    """A size as text.
 
     >>> gigabytes(2_100_000_000), gigabytes(137_438_953_472)
     ('2.1 GB', '137 GB')

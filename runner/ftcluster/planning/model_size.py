@@ -1,5 +1,4 @@
-"""How large a model is, before it is loaded: a folder's from the headers of its weights, that of a
-model from random weights from its configuration."""
+"""The size of a model before it is loaded, from its files or its configuration."""
 
 import json
 import math
@@ -13,7 +12,7 @@ from ftcluster.planning.memory import ModelSize
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MOST_HEADER_BYTES = 100 << 20  # the format's own limit (safetensors' README, Format)
-# the names that types of models have for the same thing (transformers, attribute_map)
+# the names of the same value in different types of models (transformers, attribute_map)
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 FEATURES = ("hidden_size", "n_embd", "dim", "d_model")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
@@ -22,12 +21,12 @@ POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 def model_size(folder: Path) -> ModelSize | None:
-    """The size of a model; None where its weights are in another format or cannot be read."""
+    """The size of a model, from its safetensors; None if they cannot be read."""
     try:
         parameters = sum(_parameters(file) for file in _weight_files(folder))
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
-        return None  # the ranks say what is wrong with it, if anything is
+        return None  # the ranks report what is wrong
     if not parameters or not isinstance(config, dict):
         return None
     return ModelSize(
@@ -42,16 +41,15 @@ def model_size(folder: Path) -> ModelSize | None:
 def size_from_scratch(
     model: str, overrides: Mapping[str, Any], vocabulary: int | None = None
 ) -> ModelSize | None:
-    """The size that a configuration leads to; None where it does not say how many layers how wide.
+    """The size that follows from a configuration; None without number and width of layers.
 
-    That of a transformer whose layers have four square matrices and two between it and the inner
-    width: of BERT and GPT-2 within a hundredth, of others a first guess. What only transformers
-    knows, the defaults of a type of model, counts as nothing.
+    That of a transformer whose layers have four square matrices and two of the inner width: within
+    1 % for BERT and GPT-2, a first guess for others.
 
     Args:
         model: a folder with config.json, or `config:TYPE`, of which only overrides are known.
         overrides: the recipe's config_overrides.
-        vocabulary: tokens of a tokenizer that is made from the data.
+        vocabulary: tokens of a tokenizer that is trained on the data.
     """
     try:
         config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))

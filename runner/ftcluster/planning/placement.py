@@ -1,4 +1,4 @@
-"""Which cores of a host belong to which rank, and the memory beside them. Pure functions only."""
+"""The cores and the local memory of each rank of a host. Pure functions only."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 from ftcluster.cluster.facts import HostFacts
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
 
-# A rank of fewer cores keeps none for communication. gloo needs 0.07 core-seconds to all-reduce
-# 100 MB between two ranks and up to twice as much between many (measured); a training step needs
-# 6 operations a parameter and token, of which a core with AMX does 0.3e12 a second. So for 2,000
+# A rank with fewer cores reserves none for communication. gloo needs 0.07 core-seconds to
+# all-reduce 100 MB between two ranks, up to twice as much between many (measured); a step needs
+# 6 operations per parameter and token, of which a core with AMX does 0.3e12 a second. So for 2,000
 # tokens communication takes 7 to 13 % of the core-seconds of a step: about one core of 8 to 16.
 COMMUNICATION_FROM = 8
-# A host of fewer cores keeps none for the system: one of 64 is 1.6 % of it.
+# A host with fewer cores reserves none for the system: one of 64 is 1.6 %.
 SYSTEM_FROM = 64
-SMALL_NODE = 0.5  # a node with less than this share of the largest one's cores would hold all up
+SMALL_NODE = 0.5  # a node with fewer cores, relative to the largest one, would slow down all
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Cores that have the same memory near them.
+    """Cores with the same local memory.
 
     Attributes:
-        nodes: the NUMA nodes' numbers; several where the kernel emulates nodes of the same cores.
+        nodes: the NUMA nodes' numbers; several if the kernel emulates nodes with the same cores.
         cpus: CPU numbers of the cores' first hardware threads.
         hbm: the nodes of high-bandwidth memory that these cores are nearest to.
     """
@@ -33,14 +33,14 @@ class Domain:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank gets of its host.
+    """The resources of one rank.
 
     Attributes:
         cpus: the CPUs it may run on, such as "0-15".
         threads: OpenMP threads.
-        memory: the NUMA nodes that its memory is taken from first; none: as the kernel does.
-        workers: with oneCCL, the CPUs of its workers, apart from `cpus` where there are enough.
-        samples: its share of a batch; 0 where the batch is not known.
+        memory: the NUMA nodes that its memory is allocated on first; none: the kernel's default.
+        workers: with oneCCL, the CPUs of its workers, none of `cpus` if there are enough.
+        samples: of a batch; 0 if the batch is not known.
     """
 
     cpus: str
@@ -52,16 +52,16 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a host's cores are shared.
+    """The cores of a host by rank.
 
     Attributes:
-        ranks: what each rank gets, by local rank.
-        cores: cores of the rank that has the fewest, those kept for communication included.
-        kept: cores of each rank that are kept for communication.
-        system: cores of the host that are kept for its system.
-        spare: cores of the host that no rank has, because ranks have equally many.
-        floating: whether ranks share a NUMA node's cores as the kernel likes, because a quota says
-            how much time there is and not on which cores.
+        ranks: by local rank.
+        cores: of the rank with the fewest, with those reserved for communication.
+        kept: cores of each rank that are reserved for communication.
+        system: cores of the host that are reserved for its system.
+        spare: cores of the host that no rank has, because all ranks have equally many.
+        floating: whether the kernel chooses the cores, because a quota limits the time and not the
+            cores.
     """
 
     ranks: tuple[RankPlan, ...]
@@ -73,7 +73,7 @@ class Layout:
 
 
 def domains(host: HostFacts) -> tuple[Domain, ...]:
-    """The cores of a host by the memory that is near them, in the nodes' order."""
+    """The cores of a host by their local memory, in the nodes' order."""
     found: list[Domain] = []
     for node in host.numa:
         cpus = parse_cpus(node.cpus)
@@ -93,9 +93,9 @@ def domains(host: HostFacts) -> tuple[Domain, ...]:
 
 
 def worthwhile(host: HostFacts) -> tuple[tuple[Domain, ...], tuple[Domain, ...]]:
-    """The domains that ranks are laid on by default, and those that would hold them up.
+    """The domains that ranks use by default, and those that would slow them down.
 
-    Of a quota only as many domains as have its cores, the largest ones.
+    With a quota only the largest domains, as many as have its cores.
     """
     everything = domains(host)
     most = max(len(domain.cpus) for domain in everything)
@@ -109,15 +109,15 @@ def worthwhile(host: HostFacts) -> tuple[tuple[Domain, ...], tuple[Domain, ...]]
 
 
 def limited(host: HostFacts) -> bool:
-    """Whether a quota gives a host less time than its cores have."""
+    """Whether a quota allows less than all cores of a host."""
     cores = sum(len(domain.cpus) for domain in domains(host))
     return host.cpu_quota is not None and host.cpu_quota < cores
 
 
 def even_counts(host: HostFacts) -> tuple[int, ...]:
-    """Numbers of ranks that lay equally many whole NUMA nodes on each, the most first.
+    """Numbers of ranks with which each has equally many whole NUMA nodes, the highest first.
 
-    Ranks stay within a socket as long as there are as many as sockets: with two sockets of three
+    No rank spans sockets if there are at least as many ranks as sockets: for two sockets with three
     nodes each, these are 6, 2 and 1.
     """
     count = len(worthwhile(host)[0])
@@ -130,14 +130,14 @@ def even_counts(host: HostFacts) -> tuple[int, ...]:
 
 
 def lay_out(host: HostFacts, ranks: int, communicates: bool, workers: int = 0) -> Layout:
-    """Share a host's cores among its ranks.
+    """Divide a host's cores among its ranks.
 
     Args:
         host: it has at least as many cores as ranks.
         ranks: how many.
         communicates: whether there are other ranks, on this host or another.
-        workers: oneCCL's workers a rank; they poll, so each has a core of its own if the rank has
-            more than these. 0 where oneCCL is not used.
+        workers: oneCCL's workers per rank, 0 without oneCCL; they poll, so each has a core of its
+            own if the rank has enough.
     """
     used, _ = worthwhile(host)
     if ranks > sum(len(domain.cpus) for domain in used):
@@ -158,7 +158,7 @@ def lay_out(host: HostFacts, ranks: int, communicates: bool, workers: int = 0) -
         threads = max(1, (cores if floating else len(own)) - kept)
         one = RankPlan(format_cpus(own), threads, _memory(host, near))
         if workers:
-            # of CPUs that ranks share, the workers of each have others
+            # the workers of ranks that share CPUs have different ones
             last = len(own) - (index * workers % len(own) if floating else 0)
             working = own[last - workers : last]
             computing = [cpu for cpu in own if not kept or cpu not in working]
@@ -175,11 +175,11 @@ def lay_out(host: HostFacts, ranks: int, communicates: bool, workers: int = 0) -
     )
 
 
-_Share = tuple[tuple[int, ...], tuple[Domain, ...]]  # the CPUs of a rank, and where they are from
+_Share = tuple[tuple[int, ...], tuple[Domain, ...]]  # the CPUs of a rank, and their domains
 
 
 def _shares(used: Sequence[Domain], ranks: int) -> list[_Share]:
-    """Whole domains for each rank, several ranks within each, or else as many cores in a row."""
+    """Whole domains for each rank, or several ranks in each, or else equal pieces of all cores."""
     if len(used) % ranks == 0:
         size = len(used) // ranks
         return [_all_of(used[first : first + size]) for first in range(0, len(used), size)]
@@ -194,7 +194,7 @@ def _shares(used: Sequence[Domain], ranks: int) -> list[_Share]:
 
 
 def _floating(used: Sequence[Domain], ranks: int) -> list[_Share]:
-    """Whole domains, some of them for several ranks, or where that does not go all for all."""
+    """Whole domains, some for several ranks; all for all if their numbers do not divide."""
     if len(used) % ranks == 0:
         return _shares(used, ranks)
     if ranks % len(used) == 0:
@@ -213,7 +213,7 @@ def _pieces(cpus: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _memory(host: HostFacts, near: Sequence[Domain]) -> tuple[int, ...]:
-    """The nodes that memory is taken from first: high-bandwidth memory where cores have some."""
+    """The nodes that memory is allocated on first: high-bandwidth memory if the cores have some."""
     fast = tuple(node for domain in near for node in domain.hbm)
     nodes = tuple(node for domain in near for node in domain.nodes)
     return fast or (nodes if len(nodes) < len(host.numa) else ())

@@ -1,4 +1,4 @@
-"""Who runs where: from the facts of a cluster and a recipe to one launch. Pure functions only."""
+"""From the facts of a cluster and a recipe to one launch. Pure functions only."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,19 +7,19 @@ from typing import ParamSpec, TypeVar
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning import explain
-from ftcluster.planning.backends import choose_backend, choose_ipex, stack_of
+from ftcluster.planning.backends import WORKERS, choose_backend, choose_ipex, stack_of
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.memory import ModelSize
-from ftcluster.planning.oneccl import WORKERS
 from ftcluster.planning.placement import Layout, RankPlan, lay_out
-from ftcluster.planning.rank_counts import choose_counts, wish_of
+from ftcluster.planning.rank_counts import choose_counts, requested_count
 from ftcluster.stacks.catalog import Stack
 from ftcluster.text.host_names import short_names
+from ftcluster.text.plural import counted
 from ftcluster_common.launch import CCL
 from ftcluster_common.recipe import Recipe
 
 BF16_FLAG, AMX_FLAG = "avx512_bf16", "amx_bf16"
-WORTH_LEAVING_OUT = 1.2  # how much faster the others alone have to be for the plan to say so
+WORTH_LEAVING_OUT = 1.2  # how much faster the run must be without small hosts to mention it
 LOOPBACKS = ("127.", "::1", "localhost")
 LOOPBACK = "127.0.0.1"
 
@@ -32,10 +32,10 @@ class Decision:
     """One choice of the plan and why it was made.
 
     Attributes:
-        what: the thing decided, e.g. "precision".
+        what: its subject, e.g. "precision".
         value: what was chosen, as text.
         why: the reason, one line.
-        hosts: those it was decided for; none: all together.
+        hosts: the hosts that it is about; none: the whole launch.
     """
 
     what: str
@@ -45,19 +45,19 @@ class Decision:
 
     @property
     def subject(self) -> str:
-        """The thing decided and for whom: "ranks on node1-node7"."""
+        """What it is about, with the hosts: "ranks on node1-node7"."""
         return f"{self.what} on {short_names(self.hosts)}" if self.hosts else self.what
 
 
 @dataclass(frozen=True)
 class HostPlan:
-    """What one host does.
+    """The ranks of one host.
 
     Attributes:
-        name: the inventory's name.
-        address: what mpirun and the ranks call it.
+        name: in the inventory.
+        address: for mpirun and the ranks.
         interface: its network interface with that address, or "".
-        placement: what each of its ranks gets, by local rank.
+        placement: of each of its ranks, by local rank.
         allocator: the allocator's library for LD_PRELOAD, or "".
         openmp: Intel's OpenMP library for LD_PRELOAD, or "".
     """
@@ -71,12 +71,12 @@ class HostPlan:
 
     @property
     def ranks(self) -> int:
-        """The number of processes on this host."""
+        """The number of its ranks."""
         return len(self.placement)
 
     @property
     def threads_per_rank(self) -> int:
-        """OpenMP threads of the process that has the fewest."""
+        """OpenMP threads of the rank with the fewest."""
         return min(rank.threads for rank in self.placement)
 
     @property
@@ -87,10 +87,10 @@ class HostPlan:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One launch, complete and without any doubt left.
+    """One launch.
 
     Attributes:
-        hosts: the hosts that take part, the head first; rank 0 runs on the head.
+        hosts: the head first, which runs rank 0.
         prefix: the folder of the cluster on the head.
         backend: the torch.distributed backend.
         precision: bf16 or fp32.
@@ -114,7 +114,7 @@ class LaunchPlan:
 
     @property
     def master_address(self) -> str:
-        """Where the ranks meet; the port is taken on the head at the launch."""
+        """The address of the ranks' rendezvous; its port is chosen on the head at the launch."""
         return self.hosts[0].address
 
     @property
@@ -132,8 +132,8 @@ def first_hosts(facts: ClusterFacts, count: int) -> ClusterFacts:
     if count > len(facts.hosts):
         there = ", ".join(host.name for host in facts.hosts)
         raise PlanError(
-            f"{count} hosts are asked for, the cluster has {len(facts.hosts)}: {there}",
-            "take fewer: --nodes N, or set up more with ftcluster setup",
+            f"--nodes {count}, but the cluster has {counted(len(facts.hosts), 'host')}: {there}",
+            "use fewer, or add hosts with ftcluster setup",
         )
     return ClusterFacts(hosts=facts.hosts[:count])
 
@@ -149,17 +149,15 @@ def plan(
 
     Args:
         facts: the hosts; the first one is the head.
-        recipe: what is trained; None for a program of the user's own, whose batch and memory are
-            not known.
-        stacks: all stacks by name; the hosts have one of them.
-        ranks_per_host: the user's word, above the recipe's.
-        model: its size, where it is known; the plan then looks to it that it fits.
+        recipe: None for a user's own script, whose batch and memory are not known.
+        stacks: all stacks by name.
+        ranks_per_host: overrides the recipe.
+        model: its size, if it is known; the plan then makes sure that it fits.
 
     Raises:
         PlanError: hosts have different stacks, or addresses that others cannot use; a host has
-            fewer cores than ranks, or too little memory; the batch has fewer samples than there are
-            ranks; the recipe asks for what the stack lacks. All of it at once, with every host that
-            it is about and what it has.
+            fewer cores than ranks, or too little memory; the batch has fewer samples than ranks;
+            the stack does not have what the recipe requires. Names all problems with their hosts.
     """
     facts = _by_loopback(facts)
     problems = _Problems()
@@ -170,7 +168,7 @@ def plan(
     batch = Batch(precision=precision)
     if recipe:
         batch = Batch.of(recipe, precision, model, ipex=bool(ipex and ipex[0]))
-    chosen = problems.of(choose_counts, facts, wish_of(recipe, ranks_per_host), batch) or {}
+    chosen = problems.of(choose_counts, facts, requested_count(recipe, ranks_per_host), batch) or {}
     counts = {name: count.ranks for name, count in chosen.items()}
     world = sum(counts.values())
     layouts = {
@@ -221,7 +219,7 @@ def plan(
     if batch.samples is not None:
         decided.add("batch", *batch.decision(batch.samples, world))
         decided.add("memory per rank", *batch.memory_decision(world))
-    decided.add("meeting point", *explain.meeting_point(facts))
+    decided.add("rendezvous", *explain.rendezvous(facts))
     uneven = _uneven(hosts)
     if uneven:
         decided.add("pace", *uneven)
@@ -237,7 +235,7 @@ def plan(
 
 
 def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
-    """The same, but ranks that are all on one host meet where no other host reaches them."""
+    """The same facts; on a single host, with the loopback address for the rendezvous."""
     if len(facts.hosts) > 1:
         return facts
     head = replace(facts.head, network_address=LOOPBACK, network_interface="lo")
@@ -247,7 +245,7 @@ def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
 def _of_host(
     host: HostFacts, layout: Layout, world: int, workers: int, hosts: int
 ) -> dict[str, tuple[str, str]]:
-    """What was decided for one host, with the reasons."""
+    """The decisions for one host with their reasons."""
     return {
         "threads per rank": explain.threads(host, layout, world, workers),
         "cores for the system": explain.system(host, layout),
@@ -259,7 +257,7 @@ def _of_host(
 
 
 class _Problems:
-    """Everything that keeps a launch from being possible."""
+    """All errors of several checks."""
 
     def __init__(self) -> None:
         self.found: list[PlanError] = []
@@ -270,7 +268,7 @@ class _Problems:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result | None:
-        """What a check returns; None where it raises, and its error is kept."""
+        """The result of a check, or None if it raises."""
         try:
             return check(*args, **kwargs)
         except PlanError as error:
@@ -278,35 +276,35 @@ class _Problems:
             return None
 
     def together(self) -> PlanError:
-        """One error of all."""
+        """One error with all of them."""
         if len(self.found) == 1:
             return self.found[0]
         words = "\n".join(map(str, self.found)).replace("\n", "\n  ")
-        return PlanError(f"{len(self.found)} things stand in the way\n  {words}")
+        return PlanError(f"{len(self.found)} problems prevent the launch\n  {words}")
 
 
 class _Decisions:
-    """Decisions in the order they are made; those that are the same on several hosts once."""
+    """Decisions in the order of their making; the same one for several hosts is kept once."""
 
     def __init__(self) -> None:
         self._hosts: dict[tuple[str, str, str], list[str]] = {}
 
     def add(self, what: str, value: str, why: str, host: str = "") -> None:
-        """Add a decision, of one host or of all together."""
+        """Add a decision for one host, or for the whole launch."""
         self._hosts.setdefault((what, value, why), []).extend([host] if host else [])
 
     def grouped(self) -> tuple[Decision, ...]:
-        """All, those about the same thing beside each other."""
+        """All decisions, those about the same thing together."""
         order = list(dict.fromkeys(what for what, _, _ in self._hosts))
         found = [Decision(*made, tuple(hosts)) for made, hosts in self._hosts.items()]
         return tuple(sorted(found, key=lambda decision: order.index(decision.what)))
 
 
 def _check_addresses(facts: ClusterFacts) -> None:
-    """Make sure that hosts of a cluster of several reach each other.
+    """Make sure that several hosts can reach each other.
 
     Raises:
-        PlanError: an address leads back to the host that uses it, or two hosts have the same.
+        PlanError: an address is a loopback address, or two hosts have the same.
     """
     if len(facts.hosts) == 1:
         return
@@ -320,7 +318,7 @@ def _check_addresses(facts: ClusterFacts) -> None:
     if lines:
         raise PlanError(
             "other hosts cannot reach a loopback address\n  " + "\n  ".join(lines),
-            "set ftcluster_address=ADDRESS for it in the inventory and run ftcluster setup again",
+            "set ftcluster_address=ADDRESS for them in the inventory and run ftcluster setup again",
         )
     names: dict[str, list[str]] = {}
     for host in facts.hosts:
@@ -329,17 +327,17 @@ def _check_addresses(facts: ClusterFacts) -> None:
     if twice:
         raise PlanError(
             "several hosts have the same address\n  " + "\n  ".join(twice),
-            "each host once: take the others out of the inventory and run ftcluster setup again",
+            "remove the duplicates from the inventory and run ftcluster setup again",
         )
 
 
 def _precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple[str, str]:
     if recipe and recipe.precision != "auto":
-        return recipe.precision, f"as recipe {recipe.name} says"
+        return recipe.precision, f"set in recipe {recipe.name}"
     without = [host.name for host in hosts if not _has_bf16(host)]
     if not without:
         return "bf16", "every host has AMX or AVX512-BF16"
-    others = "" if len(without) == len(hosts) else "; without these hosts it would be bf16"
+    others = "" if len(without) == len(hosts) else "; the other hosts alone would use bf16"
     names = short_names(without)
     return "fp32", f"no AMX or AVX512-BF16 on {names}, where bf16 is slower{others}"
 
@@ -350,14 +348,14 @@ def _has_bf16(host: HostFacts) -> bool:
 
 
 def _uneven(hosts: Sequence[HostPlan]) -> tuple[str, str] | None:
-    """What the plan says where small ranks keep large ones waiting; None where they hardly do.
+    """The hosts whose small ranks slow down the others, and by how much; None if they hardly do.
 
-    Ranks have equal shares of a batch, so all are as fast as the one with the fewest threads.
+    Ranks have equal parts of a batch, so all are as fast as the one with the fewest threads.
     """
     threads = {host.name: host.threads_per_rank for host in hosts}
 
     def speed(least: int) -> int:
-        """Threads that are busy where only hosts with so many a rank take part."""
+        """Threads that are busy if only hosts with at least so many per rank take part."""
         return least * sum(host.ranks for host in hosts if threads[host.name] >= least)
 
     fewest = min(threads.values())
@@ -366,8 +364,7 @@ def _uneven(hosts: Sequence[HostPlan]) -> tuple[str, str] | None:
         return None
     slow = [name for name, count in threads.items() if count < best]
     return f"that of {short_names([name for name in slow if threads[name] == fewest])}", (
-        f"ranks have equal shares of a batch, and those with {fewest} "
-        f"thread{'s' * (fewest > 1)} keep those with up to {max(threads.values())} waiting; "
-        f"without {short_names(slow)} the others alone would compute "
-        f"{speed(best) / speed(fewest):.1f} times as much"
+        f"ranks have equal parts of a batch, so those with up to {max(threads.values())} threads "
+        f"wait for those with {fewest}; without {short_names(slow)} the run would be "
+        f"{speed(best) / speed(fewest):.1f} times as fast"
     )

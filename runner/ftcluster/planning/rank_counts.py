@@ -1,4 +1,4 @@
-"""How many ranks each host has, and why. Pure functions only."""
+"""The number of ranks of each host, and why. Pure functions only."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,12 +7,13 @@ from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.placement import domains, even_counts, worthwhile
+from ftcluster.text.plural import counted
 from ftcluster_common.recipe import Recipe
 
-# Ranks that span neighbouring nodes are chosen for the sake of balance only where all hosts
-# together get this much faster by it, as remote memory costs them some of it.
+# Ranks span neighbouring nodes for the sake of balance only if all hosts together get this much
+# faster, because remote memory takes some of it back.
 WORTH_SPANNING = 1.1
-ACROSS_SOCKETS = 0.7  # what a core is taken for whose rank has memory on another socket as well
+ACROSS_SOCKETS = 0.7  # the speed of a core whose rank has memory on another socket as well
 
 
 @dataclass(frozen=True)
@@ -28,40 +29,27 @@ class Count:
     why: str
 
 
-@dataclass(frozen=True)
-class Wish:
-    """A number of ranks that somebody has given for every host.
-
-    Attributes:
-        ranks: how many.
-        why: who says so.
-    """
-
-    ranks: int
-    why: str
-
-
-def wish_of(recipe: Recipe | None, ranks_per_host: int | None) -> Wish | None:
-    """The user's word, above the recipe's; None where neither says anything."""
+def requested_count(recipe: Recipe | None, ranks_per_host: int | None) -> Count | None:
+    """The number of the command line or else the recipe; None if neither has one."""
     if ranks_per_host is not None:
-        return Wish(ranks_per_host, "as --ranks-per-host says")
+        return Count(ranks_per_host, "set with --ranks-per-host")
     if recipe is not None and recipe.ranks_per_host is not None:
-        return Wish(recipe.ranks_per_host, f"as recipe {recipe.name} says")
+        return Count(recipe.ranks_per_host, f"set in recipe {recipe.name}")
     return None
 
 
-def choose_counts(facts: ClusterFacts, wish: Wish | None, batch: Batch) -> dict[str, Count]:
+def choose_counts(facts: ClusterFacts, requested: Count | None, batch: Batch) -> dict[str, Count]:
     """The number of ranks on each host, by its name.
 
-    Without a wish one a NUMA node. Fewer, with several whole nodes each, where the batch has too
-    few samples, a host too little memory, or its ranks would be much smaller than those of others
-    and keep them waiting. One at least.
+    By default one for each NUMA node. Fewer, each with several whole nodes, if the batch has too
+    few samples, the host too little memory, or ranks of other hosts would wait for much smaller
+    ones. At least one.
 
     Raises:
-        PlanError: more are wished for than a host has cores; names each such host.
+        PlanError: more are requested than a host has cores; names each such host.
     """
-    if wish:
-        return _wished(facts, wish)
+    if requested:
+        return _requested(facts, requested)
     possible = {host.name: even_counts(host) for host in facts.hosts}
     fitting = _for_the_batch(possible, batch)
     balanced = _balanced(facts, possible, fitting)
@@ -72,40 +60,38 @@ def choose_counts(facts: ClusterFacts, wish: Wish | None, batch: Batch) -> dict[
         if ranks < balanced[host.name]:
             why = "its memory is too small for more ranks"
         elif ranks < fitting[host.name]:
-            why = (
-                "ranks have equal shares of a batch, and smaller ones would keep those of the "
-                "other hosts waiting"
-            )
+            why = "ranks have equal parts of a batch, so those of other hosts would wait"
         else:
-            why = f"a batch of {batch.samples} samples is too small for a rank on every node"
+            why = f"a batch of {batch.samples} samples is too small for more ranks"
         found[host.name] = Count(ranks, _reason(host, ranks, possible[host.name][0], why))
     return found
 
 
-def _wished(facts: ClusterFacts, wish: Wish) -> dict[str, Count]:
+def _requested(facts: ClusterFacts, requested: Count) -> dict[str, Count]:
+    ranks = requested.ranks
     short = [
-        f"{host.name} has {host.cores} core{'s' * (host.cores != 1)} for {wish.ranks} ranks"
+        f"{host.name} has {counted(host.cores, 'core')} for {ranks} ranks"
         for host in facts.hosts
-        if host.cores < wish.ranks
+        if host.cores < ranks
     ]
     if short:
         raise PlanError(
-            "a rank needs a core of its own\n  " + "\n  ".join(short),
-            f"take fewer: --ranks-per-host {min(host.cores for host in facts.hosts)}",
+            "each rank needs a core of its own\n  " + "\n  ".join(short),
+            f"use fewer: --ranks-per-host {min(host.cores for host in facts.hosts)}",
         )
     found = {}
     for host in facts.hosts:
         nodes, good = len(worthwhile(host)[0]), even_counts(host)
-        why = wish.why
-        if nodes % wish.ranks and wish.ranks % nodes:
+        why = requested.why
+        if nodes % ranks and ranks % nodes:
             would = f"{', '.join(map(str, good[:-1]))} or {good[-1]}"
-            why += f"; some ranks have cores of two NUMA nodes, with {would} none would"
-        found[host.name] = Count(wish.ranks, why)
+            why += f"; some ranks have cores of two NUMA nodes, with {would} ranks none would"
+        found[host.name] = Count(ranks, why)
     return found
 
 
 def _for_the_batch(possible: Mapping[str, tuple[int, ...]], batch: Batch) -> dict[str, int]:
-    """The most ranks that each host can have so that all have a sample; one each if none do."""
+    """The most ranks with which each has a sample; one per host if there is no such number."""
     most = max(counts[0] for counts in possible.values())
     found: dict[str, int] = {}
     for cap in range(most, 0, -1):
@@ -118,7 +104,7 @@ def _for_the_batch(possible: Mapping[str, tuple[int, ...]], batch: Batch) -> dic
 def _balanced(
     facts: ClusterFacts, possible: Mapping[str, tuple[int, ...]], most: dict[str, int]
 ) -> dict[str, int]:
-    """Counts with which all hosts together are fastest, as their smallest rank decides the pace."""
+    """The fastest counts for all hosts together, which wait for the smallest rank."""
 
     def cores_a_rank(host: HostFacts, ranks: int) -> float:
         return host.cores / ranks * (ACROSS_SOCKETS if ranks < host.sockets else 1)
@@ -128,7 +114,7 @@ def _balanced(
         return sum(counts.values()) * slowest
 
     def with_ranks_of(cores: float) -> dict[str, int]:
-        """As many ranks as have so many cores; one of a host that has fewer."""
+        """The most ranks with so many cores each; one on a host with fewer cores."""
         return {
             host.name: next(
                 (
@@ -149,10 +135,10 @@ def _balanced(
 def _in_memory(
     facts: ClusterFacts, possible: Mapping[str, tuple[int, ...]], most: dict[str, int], batch: Batch
 ) -> dict[str, int]:
-    """The most ranks of each host that its memory has room for, as far as that is known."""
+    """The most ranks that fit into the memory of each host, as far as that is known."""
     found = most
     before: dict[str, int] = {}
-    while found != before:  # fewer ranks have larger shares
+    while found != before:  # fewer ranks have larger parts of the batch
         before, world = found, sum(found.values())
         found = {
             host.name: next(
@@ -169,24 +155,23 @@ def _in_memory(
 
 
 def _reason(host: HostFacts, ranks: int, most: int, why_fewer: str) -> str:
-    """Why a host has this number of ranks, `most` being one a NUMA node."""
+    """Why a host has this number of ranks; `most` is one per NUMA node."""
     if host.cores == 1:
         return "it has one core"
-    words = "one a NUMA node: a rank that spans two pays for remote memory every step"
+    words = "one per NUMA node, because remote memory is slower"
     if ranks < most:
         words = f"{most // ranks} NUMA nodes each: {why_fewer}"
     return "; ".join([words, *_left_out(host)])
 
 
 def _left_out(host: HostFacts) -> Iterator[str]:
-    """What to know of the nodes that no rank is on."""
+    """Why some nodes have no rank."""
     _, unused = worthwhile(host)
     nodes = [str(node) for domain in unused for node in domain.nodes]
     if not nodes:
         return
     if sum(len(domain.cpus) for domain in domains(host)) > host.cores:
-        yield "a CPU quota that small has no need of the other nodes"
+        yield "the CPU quota is too small to use the other nodes"
     else:
-        has = "has" if len(nodes) == 1 else "have"
         plural = "s" * (len(nodes) > 1)
-        yield f"node{plural} {', '.join(nodes)} with so few cores would hold it up and {has} none"
+        yield f"none on node{plural} {', '.join(nodes)}, whose few cores would slow down the others"

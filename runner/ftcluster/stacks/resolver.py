@@ -1,7 +1,6 @@
 """Which stacks meet requirements; where none does, the nearest with what differs, and why."""
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -11,7 +10,7 @@ from ftcluster.stacks.catalog import CCL, IPEX, NODE_PYTHON, Note, Stack, find_s
 
 LATEST = "latest"
 MAX_NEAREST = 4
-MAX_ALIKE = 2  # of the nearest, those that differ in the same parts
+MAX_ALIKE = 2  # of those that miss the same; the closest in versions comes on top
 PACKAGES = {"torch": ("torch",), "transformers": ("transformers",), "accelerate": ("accelerate",),
             "ipex": IPEX, "ccl": (CCL,)}  # fmt: skip
 PARTS = ("stack", *PACKAGES, "python")
@@ -142,21 +141,26 @@ def _nearest(
     needs: Sequence[Requirement], stacks: Iterable[Stack]
 ) -> tuple[tuple[Stack, tuple[str, ...]], ...]:
     """The stacks with the fewest differences, other patch releases and those with a lock first."""
-    table = [(stack, tuple(need for need in needs if not need.met(stack))) for stack in stacks]
+    alike: dict[tuple[Requirement, ...], list[Stack]] = {}  # stacks by what they miss
+    for stack in stacks:
+        alike.setdefault(tuple(need for need in needs if not need.met(stack)), []).append(stack)
 
-    def order(row: tuple[Stack, tuple[Requirement, ...]]) -> tuple[float, ...]:
-        stack, missed = row
-        distance = sum(need.distance(stack) for need in missed)
-        return len(missed), distance > 0, stack.state == "documented", distance
+    def distance(row: tuple[tuple[Requirement, ...], Stack]) -> float:
+        return sum(need.distance(row[1]) for need in row[0])
 
-    alike: Counter[tuple[Requirement, ...]] = Counter()
-    nearest = []
-    for stack, missed in sorted(table, key=order):
-        alike[missed] += 1
-        better = any(set(other) < set(missed) for _, other in table)
-        if alike[missed] <= MAX_ALIKE and not better:
-            nearest.append((stack, tuple(need.difference(stack) for need in missed)))
-    return tuple(nearest[:MAX_NEAREST])
+    def order(row: tuple[tuple[Requirement, ...], Stack]) -> tuple[float, ...]:
+        return len(row[0]), distance(row) > 0, row[1].state == "documented", distance(row)
+
+    rows = []
+    for missed, group in alike.items():
+        if not any(set(other) < set(missed) for other in alike):
+            best = sorted(((missed, stack) for stack in group), key=order)
+            rows += best[:MAX_ALIKE]
+            rows += [row for row in [min(best, key=distance)] if row not in rows]
+    return tuple(
+        (stack, tuple(need.difference(stack) for need in missed))
+        for missed, stack in sorted(rows, key=order)[:MAX_NEAREST]
+    )
 
 
 def _conflicts(

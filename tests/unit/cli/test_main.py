@@ -69,8 +69,8 @@ def test_words_may_come_after_options(capsys: pytest.CaptureFixture[str]) -> Non
     remembered()
     assert main(["train", "--ranks-per-host", "1", "mrpc", "--dry-run", "precision=fp32"]) == 0
     out = capsys.readouterr().out
-    assert "# precision: fp32 (as recipe mrpc says)" in out
-    assert "# ranks on localhost: 1 (as --ranks-per-host says)" in out
+    assert "# precision: fp32 (set in recipe mrpc)" in out
+    assert "# ranks on localhost: 1 (set with --ranks-per-host)" in out
 
 
 def test_unknown_recipe_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

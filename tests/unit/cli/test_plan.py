@@ -40,7 +40,7 @@ def test_hosts_decisions_and_the_command(capsys: pytest.CaptureFixture[str]) -> 
         "#              1     32-63  31       node 1  8",
     ]
     assert "# ranks on node1-node2: 2 (one a NUMA node: " in out
-    assert "# precision: fp32 (as recipe mrpc says)" in out
+    assert "# precision: fp32 (set in recipe mrpc)" in out
     assert "job.json" in out
     assert "ftcluster_train.prepare" in out
     assert lines[-1].startswith("  /opt/ftcluster/current/bin/mpirun -machinefile ")
