@@ -48,10 +48,10 @@ def decision(launch: LaunchPlan, what: str) -> str:
         ("intel-2.8", False, False),
     ],
 )
-def test_ipex(stack: str, setting: object, ipex: bool, said: Said) -> None:
+def test_ipex(stack: str, setting: object, ipex: bool) -> None:
     launch = decided(stack, use_ipex=setting)
     assert launch.ipex == ipex
-    said(decision(launch, "ipex"))
+    assert decision(launch, "ipex").startswith("on" if ipex else "off")
 
 
 def test_ipex_is_off_if_a_cpu_is_too_old() -> None:
@@ -75,16 +75,14 @@ def test_ipex_is_off_if_a_cpu_is_too_old() -> None:
         ("intel-2.7", "ccl", 2, 2, "ccl"),
     ],
 )
-def test_backend(
-    stack: str, setting: str, ranks: int, cores: int, backend: str, said: Said
-) -> None:
+def test_backend(stack: str, setting: str, ranks: int, cores: int, backend: str) -> None:
     launch = decided(stack, ranks, cores=cores, ddp_backend=setting)
     assert launch.backend == render(launch, "r-1").env["FTCLUSTER_BACKEND"] == backend
-    said(decision(launch, "backend"))
+    assert decision(launch, "backend").startswith(backend)
 
 
 @pytest.mark.parametrize("training", [{"use_ipex": True}, {"ddp_backend": "ccl"}])
-def test_what_the_stack_does_not_have(training: dict[str, object], said: Said) -> None:
+def test_what_the_stack_does_not_have(training: dict[str, Any], said: Said) -> None:
     with pytest.raises(PlanError) as caught:
         decided("native", **training)
     said(caught.value)
