@@ -19,7 +19,7 @@ from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError, RecipeError
 from ftcluster.launch.follow import carry_out, new_run_id
 from ftcluster.launch.mpirun import render
-from ftcluster.launch.training_run import Run
+from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import plan
 from ftcluster.progress.view import make_view
 from ftcluster.provision.stages import run_stages, stack_name
@@ -161,11 +161,11 @@ def test_every_field_of_every_recipe(place: Place) -> None:
     file.write_text(yaml.safe_dump({"model": BLOCK, "data": TEMPLATE, "text_columns": [TEMPLATE]}))
     named = load_recipe(f"./{file.name}")
     assert (named.name, named.model) == (TEMPLATE, BLOCK)
-    run = new_run_id(named)
+    run = new_run_id(named.name)
     decided = plan(recall().facts, named, STACKS, 1)
-    job = Run(run, recall(), named, decided, render(decided, run), ())
+    job = TrainingRun(run, recall(), decided, render(decided, run), named)
 
-    class All(Run):
+    class All(TrainingRun):
         """One launch with all of them."""
 
         @property

@@ -86,10 +86,10 @@ def run(options: argparse.Namespace) -> int:
     ]
     copied = choose_files(script.folder, Path.home()) if script.folder else None
     decided = plan(facts, None, load_stacks(), options.ranks_per_host)
-    run_id = new_run_id(script)
+    run_id = new_run_id(script.name)
     launch = render_script(decided, run_id, options.hf_token)
     token = find_token() if options.hf_token else ""
-    prepared = ScriptRun(run_id, cluster, script, decided, launch, copied, token)
+    prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, token)
     if options.dry_run:
         show_plan(prepared, notes, options.json)
         return 0

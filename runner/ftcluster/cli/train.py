@@ -15,7 +15,7 @@ from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.preview import as_document, as_text
-from ftcluster.launch.training_run import Run, train
+from ftcluster.launch.training_run import TrainingRun, train
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.model_size import model_size, size_from_scratch
 from ftcluster.planning.plan import first_hosts, plan
@@ -113,7 +113,7 @@ def prepare_run(
     nodes: int | None = None,
     ranks_per_host: int | None = None,
     cluster: Cluster | None = None,
-) -> Run:
+) -> TrainingRun:
     """Everything up to the launch, which changes nothing anywhere.
 
     Args:
@@ -140,8 +140,8 @@ def prepare_run(
     size = _size_of(recipe)
     recipe, folders = on_the_hosts(recipe, facts)
     decided = plan(facts, recipe, load_stacks(), ranks_per_host, size)
-    run_id = new_run_id(recipe)
-    return Run(run_id, cluster, recipe, decided, render(decided, run_id), folders)
+    run_id = new_run_id(recipe.name)
+    return TrainingRun(run_id, cluster, decided, render(decided, run_id), recipe, folders)
 
 
 def _size_of(recipe: Recipe) -> ModelSize | None:
@@ -181,7 +181,7 @@ def _with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
     return replace(recipe, **renamed)  # type: ignore[arg-type]
 
 
-def show_plan(run: Run, as_json: bool) -> None:
+def show_plan(run: TrainingRun, as_json: bool) -> None:
     """Say what would run where, and why."""
     if as_json:
         names = {host.name for host in run.plan.hosts}
@@ -209,7 +209,7 @@ def result_document(progress: RunProgress) -> dict[str, Any]:
     }
 
 
-def summary(progress: RunProgress, run: Run) -> str:
+def summary(progress: RunProgress, run: TrainingRun) -> str:
     """The result for a person: metrics, speed and where the model is."""
     result = progress.result
     head = run.cluster.facts.head

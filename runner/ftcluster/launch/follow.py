@@ -1,16 +1,17 @@
-"""A run seen from the control node: launch it, follow it, stop it.
+"""Launches a run, follows it to its end, and stops it.
 
-The run itself belongs to the head's supervisor. The control node knows of it what events.jsonl
-says, which the playbook copies over while it grows.
+The head's supervisor runs it. The control node only has its events.jsonl, which the playbook copies
+while it grows.
 """
 
 import json
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
@@ -24,46 +25,41 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster_common.launch import Launch
 
-RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may last; the playbook only follows it
+RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only follows it
 STOP_LIMIT_SECONDS = 120
 
 
-class Job(Protocol):
-    """What is launched: a training or a script."""
+@dataclass(frozen=True)
+class Run(ABC):
+    """A run of a training or a script.
+
+    Attributes:
+        id: its name, see `new_run_id`.
+        cluster: where it runs.
+        plan: who runs where.
+        launch: the command.
+        playbook: the collection's playbook that launches and follows it.
+    """
+
+    id: str
+    cluster: Cluster
+    plan: LaunchPlan
+    launch: Launch
+
+    playbook: ClassVar[str]
 
     @property
-    def id(self) -> str:
-        """The run's name, see `new_run_id`."""
+    @abstractmethod
+    def job(self) -> dict[str, Any]:
+        """The content of job.json on the hosts."""
 
-    @property
-    def cluster(self) -> Cluster:
-        """Where it runs."""
-
-    @property
-    def plan(self) -> LaunchPlan:
-        """Who runs where."""
-
-    @property
-    def launch(self) -> Launch:
-        """The command."""
-
-    @property
-    def playbook(self) -> str:
-        """The collection's playbook that launches and follows it."""
-
+    @abstractmethod
     def variables(self) -> dict[str, Any]:
-        """What the playbook needs to know besides what all of them do."""
+        """The playbook's variables, besides those of all runs."""
 
+    @abstractmethod
     def record(self) -> dict[str, Any]:
-        """What run.json has of it besides what it has of all."""
-
-
-class Named(Protocol):
-    """A recipe or a script."""
-
-    @property
-    def name(self) -> str:
-        """What runs are called after."""
+        """What run.json has besides what it has of all runs."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class Followed:
     """A run that has ended, or could not be started.
 
     Attributes:
-        progress: what its events say.
+        progress: from its events.
         failures: tasks of the playbook that failed.
         outcome: how the playbook ended; "stopped" means that no rank is left running.
     """
@@ -81,28 +77,24 @@ class Followed:
     outcome: Outcome
 
 
-def new_run_id(named: Named) -> str:
-    """An id that says what and when, and tells runs of several control nodes apart.
+def new_run_id(name: str) -> str:
+    """An id with name, time and a random part, because a cluster may have several control nodes.
 
     For example quickstart-20260131-101500-7f3a.
     """
     while True:
-        run = f"{plain_name(named.name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-        if not (_runs() / run).exists():
+        run = f"{plain_name(name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        if not events_file(run).parent.exists():
             return run
 
 
 def events_file(run: str) -> Path:
     """The control node's copy of a run's events.jsonl."""
-    return _runs() / run / "events.jsonl"
-
-
-def _runs() -> Path:
-    return state_dir() / "runs"
+    return state_dir() / "runs" / run / "events.jsonl"
 
 
 def carry_out(
-    job: Job,
+    run: Run,
     view: View,
     reach: tuple[str, ...],
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
@@ -111,20 +103,20 @@ def carry_out(
     """Launch a run and follow it to its end; Ctrl-C ends its ranks on all hosts.
 
     Args:
-        job: what is launched.
+        run: what is launched.
         view: where the progress is shown.
         reach: arguments of ansible-playbook that say how to reach the hosts.
         on_event: called for each of the run's events.
-        cancelled: asked several times a second; true ends the run as Ctrl-C does.
+        cancelled: called several times a second; true ends the run as Ctrl-C does.
 
     Raises:
         FtclusterError: it was to be stopped, and may still be running.
     """
-    events = events_file(job.id)
+    events = events_file(run.id)
     make_state_dir(events.parent)
-    write_atomically(events.with_name("run.json"), _record(job))
+    write_atomically(events.with_name("run.json"), _record(run))
     events.touch(mode=PRIVATE_FILE)
-    progress = RunProgress(run=job.id)
+    progress = RunProgress(run=run.id)
     reader = _EventReader(events)
     failures: list[TaskEvent] = []
 
@@ -146,116 +138,123 @@ def carry_out(
         view.tick()
 
     with Interrupts() as interrupts:
-        outcome = run_playbook(
-            f"ftcluster.cluster.{job.playbook}",
-            job.cluster.inventories,
-            _variables(job),
+        outcome = _run_playbook(
+            run.playbook,
+            run,
+            reach,
             on_task,
-            options=(*_hosts_of(job), *reach),
-            on_tick=on_tick,
-            cancelled=lambda: interrupts.count > 0 or cancelled(),
-            time_limit_seconds=RUN_LIMIT_SECONDS,
+            on_tick,
+            lambda: interrupts.count > 0 or cancelled(),
+            RUN_LIMIT_SECONDS,
         )
         on_tick()
         if outcome.state == "stopped":
-            view.say("stopping the ranks ... (once more to leave at once)")
-            _stop(job, on_tick, interrupts, reach)
+            view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")
+            _stop(run, on_tick, interrupts, reach)
     view.close()
     return Followed(progress, failures, outcome)
 
 
 def _stop(
-    job: Job, on_tick: Callable[[], None], interrupts: Interrupts, reach: tuple[str, ...]
+    run: Run, on_tick: Callable[[], None], interrupts: Interrupts, reach: tuple[str, ...]
 ) -> None:
     """End a run on its head.
 
     Raises:
         FtclusterError: it may still be running; says how to end it.
     """
-    already = interrupts.count
-    outcome = run_playbook(
-        "ftcluster.cluster.stop",
-        job.cluster.inventories,
-        _variables(job),
-        lambda _: None,
-        options=(*_hosts_of(job), *reach),
-        on_tick=on_tick,
-        cancelled=lambda: interrupts.count > already,
-        time_limit_seconds=STOP_LIMIT_SECONDS,
-    )
+    before = interrupts.count
+    again = lambda: interrupts.count > before  # noqa: E731
+    outcome = _run_playbook("stop", run, reach, lambda _: None, on_tick, again, STOP_LIMIT_SECONDS)
     if outcome.state != "done":
         raise FtclusterError(
-            f"run {job.id} could not be stopped and may still be running",
-            f"on {job.plan.hosts[0].name}: {stack_bin(job.plan)}/python "
-            f"-m ftcluster_train.supervisor stop {run_dir(job.plan, job.id)}",
+            f"run {run.id} could not be stopped and may still be running",
+            f"on {run.plan.hosts[0].name}: {stack_bin(run.plan)}/python "
+            f"-m ftcluster_train.supervisor stop {run_dir(run.plan, run.id)}",
         )
 
 
-def _hosts_of(job: Job) -> tuple[str, str]:
-    return ("--limit", ",".join(host.name for host in job.plan.hosts))
+def _run_playbook(
+    playbook: str,
+    run: Run,
+    reach: tuple[str, ...],
+    on_event: Callable[[TaskEvent], None],
+    on_tick: Callable[[], None],
+    cancelled: Callable[[], bool],
+    limit_seconds: float,
+) -> Outcome:
+    hosts = run.plan.hosts
+    return run_playbook(
+        f"ftcluster.cluster.{playbook}",
+        run.cluster.inventories,
+        {
+            "train_head": hosts[0].name,
+            "train_rank_user": run.plan.rank_user,
+            "train_run": run.id,
+            "train_run_dir": run_dir(run.plan, run.id),
+            "train_stack": stack_link(run.plan),
+            "train_events": str(events_file(run.id)),
+            "train_launch": run.launch.to_dict(),
+            "train_job": run.job,
+            **run.variables(),
+        },
+        on_event,
+        options=("--limit", ",".join(host.name for host in hosts), *reach),
+        on_tick=on_tick,
+        cancelled=cancelled,
+        time_limit_seconds=limit_seconds,
+    )
 
 
-def _variables(job: Job) -> dict[str, Any]:
-    """What the playbooks of every launch need, and stop as well."""
-    return {
-        "train_head": job.plan.hosts[0].name,
-        "train_rank_user": job.plan.rank_user,
-        "train_run": job.id,
-        "train_run_dir": run_dir(job.plan, job.id),
-        "train_stack": stack_link(job.plan),
-        "train_events": str(events_file(job.id)),
-        **job.variables(),
-    }
-
-
-def _record(job: Job) -> str:
+def _record(run: Run) -> str:
     """run.json: everything that was known before the launch."""
     document = {
-        "run": job.id,
-        "kind": job.playbook,
-        "inventories": [str(path) for path in job.cluster.inventories],
-        "plan": asdict(job.plan),
-        "launch": job.launch.shown(),
-        **job.record(),
+        "run": run.id,
+        "kind": run.playbook,
+        "inventories": [str(path) for path in run.cluster.inventories],
+        "plan": asdict(run.plan),
+        "launch": run.launch.shown(),
+        **run.record(),
     }
     return json.dumps(document, indent=1) + "\n"
 
 
-def failure(job: Job, followed: Followed) -> FtclusterError:
-    """Why a run did not end well, in the words of those who know."""
+def failure(run: Run, followed: Followed) -> FtclusterError:
+    """Why a run failed: the ranks' errors, else those of the playbook's tasks, else Ansible's."""
     progress, failures, outcome = followed.progress, followed.failures, followed.outcome
+    failed = f"run {run.id} failed"
     if progress.errors:
-        first = progress.errors[0]
-        number = first.get("rank")
-        rank = f"rank {number} on {host_of(job.plan, number)}: " if number is not None else ""
-        more = [f"  also: {error['message']}" for error in progress.errors[1:]]
-        message = "\n".join([f"run {job.id} failed: {rank}{first['message']}", *more])
-        return FtclusterError(message, str(first.get("hint", "")))
+        first, *others = progress.errors
+        number = first["rank"]
+        rank = f"rank {number} on {host_of(run.plan, number)}: " if number is not None else ""
+        more = [f"  also: {error['message']}" for error in others]
+        message = "\n".join([f"{failed}: {rank}{first['message']}", *more])
+        return FtclusterError(message, first["hint"])
     if failures:
-        words = [f"{event.host}: {event.task}: {event.message}" for event in failures]
+        reasons = [f"{event.host}: {event.task}: {event.message}" for event in failures]
         off = any(event.kind == "unreachable" for event in failures)
-        hint = "see that it is on and that ssh reaches it; ftcluster check looks at all of them"
-        return FtclusterError(f"run {job.id} failed\n  " + "\n  ".join(words), hint if off else "")
+        hint = "check that it is on and that ssh connects to it: ftcluster check"
+        return FtclusterError(f"{failed}\n  " + "\n  ".join(reasons), hint if off else "")
     if outcome.state == "timeout":
-        return FtclusterError(f"run {job.id} was given up after {RUN_LIMIT_SECONDS} s")
-    return FtclusterError(f"run {job.id} failed: ansible said\n{outcome.output}")
+        return FtclusterError(f"run {run.id} took longer than {RUN_LIMIT_SECONDS} s")
+    return FtclusterError(f"{failed}; output of ansible:\n{outcome.output}")
 
 
 def host_of(plan: LaunchPlan, rank: int) -> str:
-    """The inventory's name of the host that a rank runs on; ranks follow the hosts' order."""
+    """The inventory's name of a rank's host; ranks are numbered in the order of hosts."""
     names = [host.name for host in plan.hosts for _ in range(host.ranks)]
-    return names[rank] if 0 <= rank < len(names) else "a host that is not known"
+    return names[rank] if 0 <= rank < len(names) else "an unknown host"
 
 
 class _EventReader:
-    """Hands out each object of a growing JSONL file once."""
+    """Returns each object of a growing JSONL file once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def new_events(self) -> list[dict[str, Any]]:
-        """Objects of the lines that were finished since the last call."""
+        """Objects of the lines that were completed since the last call."""
         with self._path.open("rb") as file:
             file.seek(self._offset)
             data = file.read()

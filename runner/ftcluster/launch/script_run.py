@@ -1,12 +1,11 @@
-"""A run of a user's own script: what is launched for it, and what came of it."""
+"""A run of a user's own script: what is launched, and its result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.launch.follow import carry_out, failure
+from ftcluster.launch.follow import Run, carry_out, failure
 from ftcluster.launch.hub_token import rank_variables
 from ftcluster.launch.mpirun import render, run_dir, stack_bin
 from ftcluster.planning.plan import LaunchPlan
@@ -19,42 +18,32 @@ from ftcluster_common.launch import Launch, label_pattern
 
 
 @dataclass(frozen=True)
-class ScriptRun:
+class ScriptRun(Run):
     """One run of a user's script.
 
     Attributes:
-        id: its name.
-        cluster: where it runs.
         script: what every rank runs.
-        plan: who runs where.
-        launch: the command.
         copied: the files of this machine that the ranks get a copy of, or None.
-        hub_token: what the ranks' huggingface_hub finds while they run, or "".
+        hub_token: the ranks' token for the Hugging Face Hub, or "".
     """
 
-    id: str
-    cluster: Cluster
     script: Script
-    plan: LaunchPlan
-    launch: Launch
     copied: Copied | None
     hub_token: str = field(default="", repr=False)
 
-    playbook = "run"
+    playbook: ClassVar[str] = "run"
 
     @property
     def logs(self) -> str:
-        """The folder on the head with what each rank says."""
-        return f"{run_dir(self.plan, self.id)}/logs"
+        """The folder on the head with each rank's output."""
+        return f"{self.launch.run_dir}/logs"
 
     @property
     def job(self) -> dict[str, Any]:
-        """What job.json on the hosts holds."""
         start = start_folder(self.plan, self.id, self.script)
         return ScriptJob(self.id, self.plan.prefix, self.script.program, start).to_dict()
 
     def variables(self) -> dict[str, Any]:
-        """See Job."""
         program = self.script.program
         look = [] if self.copied else list(program[: 2 if program[0] == "-m" else 1])
         document = {
@@ -63,15 +52,9 @@ class ScriptRun:
             "folder": script_folder(self.plan, self.copied),
             "look": look,
         }
-        return {
-            "train_launch": self.launch.to_dict(),
-            "train_job": self.job,
-            "run_hub_token": self.hub_token,
-            "run_script": document,
-        }
+        return {"run_hub_token": self.hub_token, "run_script": document}
 
     def record(self) -> dict[str, Any]:
-        """See Job."""
         script = {
             "program": self.script.program,
             "folder": str(self.script.folder or ""),
@@ -81,7 +64,7 @@ class ScriptRun:
 
 
 def script_folder(plan: LaunchPlan, copied: Copied | None) -> str:
-    """Where the copy of a script's folder is on the hosts; each run has one of its own from it."""
+    """Where the copy of a script's folder is on the hosts; each run gets its own copy of that."""
     return f"{plan.prefix}/scripts/{copied.name}" if copied else ""
 
 
@@ -94,9 +77,7 @@ class ScriptFailed(FtclusterError):
 
 
 def render_script(plan: LaunchPlan, run: str, hub_token: bool = False) -> Launch:
-    """The one mpirun of a script's run: a training's, with another program and other labels.
-
-    The labels have the run's name in them: a script may print `[1] ` itself.
+    """The mpirun command of a script's run.
 
     Args:
         plan: who runs where.
@@ -120,9 +101,9 @@ def start_folder(plan: LaunchPlan, run: str, script: Script) -> str:
 def _script_environment(plan: LaunchPlan) -> dict[str, str]:
     return {
         "FTCLUSTER_PRECISION": plan.precision,
-        # Accelerate and Trainer then take CPUs, and RANK and WORLD_SIZE at their word
+        # Accelerate and Trainer then use CPUs, RANK and WORLD_SIZE
         "ACCELERATE_USE_CPU": "true",
-        "PYTHONUNBUFFERED": "1",  # what a rank says is seen at once, and whole when it is killed
+        "PYTHONUNBUFFERED": "1",  # output is shown at once, and is complete when a rank is killed
     }
 
 
@@ -139,15 +120,15 @@ def run_script(
         run: what is launched.
         view: where the progress is shown.
         reach: arguments of ansible-playbook that say how to reach the hosts.
-        show: called with stream and text of what rank 0 says.
-        cancelled: asked several times a second whether nobody reads what rank 0 says any more,
-            which ends the run as it would end a program of this machine.
+        show: called with stream and text of rank 0's output.
+        cancelled: called several times a second: whether nobody reads rank 0's output any more,
+            which ends the run as it would end a local program.
 
     Raises:
         ScriptFailed: it ended with an error on a rank; has that rank's exit code.
         FtclusterError: it could not be run.
-        Interrupted: the user stopped it; nothing of it is left running.
-        BrokenPipeError: it was stopped because nobody reads what rank 0 says.
+        Interrupted: the user stopped it; no rank is left running.
+        BrokenPipeError: nobody reads rank 0's output any more.
     """
     codes: list[int] = []
 
@@ -162,11 +143,11 @@ def run_script(
     known = script_result(run, progress, codes[-1] if codes else None)
     if followed.outcome.state == "stopped":
         if cancelled():
-            raise BrokenPipeError  # nobody reads what rank 0 says
+            raise BrokenPipeError
         raise Interrupted(f"stopped: run {run.id}; no rank is left running", details=known)
     if progress.state != "done":
         error = failure(run, followed)
-        if progress.errors and progress.errors[0].get("rank") is not None and codes:
+        if progress.errors and progress.errors[0]["rank"] is not None and codes:
             error = ScriptFailed(error, codes[-1])
         error.details = known
         raise error

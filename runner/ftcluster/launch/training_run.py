@@ -1,72 +1,48 @@
-"""A training by a recipe: what is launched for it, and what came of it."""
+"""A training: what is launched, and its result."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import Interrupted
-from ftcluster.launch.follow import carry_out, events_file, failure
-from ftcluster.launch.mpirun import run_dir
-from ftcluster.planning.plan import LaunchPlan
+from ftcluster.launch.follow import Run, carry_out, failure
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster_common.job import Job
-from ftcluster_common.launch import Launch
 from ftcluster_common.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training as it is launched.
+class TrainingRun(Run):
+    """A training.
 
     Attributes:
-        id: its name.
-        cluster: where it runs.
         recipe: what it trains.
-        plan: who runs where.
-        launch: the command.
         folders: folders of this machine and where they are copied to on the hosts.
-        hub_token: what each host fetches model and data with, or "".
+        hub_token: what each host downloads model and data with, or "".
     """
 
-    id: str
-    cluster: Cluster
     recipe: Recipe
-    plan: LaunchPlan
-    launch: Launch
     folders: tuple[tuple[str, str], ...] = ()
     hub_token: str = field(default="", repr=False)
 
-    playbook = "train"
-
-    @property
-    def events(self) -> Path:
-        """The control node's copy of events.jsonl."""
-        return events_file(self.id)
+    playbook: ClassVar[str] = "train"
 
     @property
     def job(self) -> dict[str, Any]:
-        """What job.json on the hosts holds."""
         plan, prefix = self.plan, Path(self.plan.prefix)
-        folder = Path(run_dir(plan, self.id))
+        folder = Path(self.launch.run_dir)
         return Job(self.id, folder, prefix, self.recipe, plan.precision, plan.ipex).to_dict()
 
     def variables(self) -> dict[str, Any]:
-        """See Job."""
-        return {
-            "train_folders": [{"source": source, "path": path} for source, path in self.folders],
-            "train_launch": self.launch.to_dict(),
-            "train_job": self.job,
-            "train_hub_token": self.hub_token,
-        }
+        folders = [{"source": source, "path": path} for source, path in self.folders]
+        return {"train_folders": folders, "train_hub_token": self.hub_token}
 
     def record(self) -> dict[str, Any]:
-        """See Job."""
         return {"recipe": asdict(self.recipe)}
 
 
-def train(run: Run, view: View, reach: tuple[str, ...] = ()) -> RunProgress:
+def train(run: TrainingRun, view: View, reach: tuple[str, ...] = ()) -> RunProgress:
     """Launch a training and follow it to its end.
 
     Args:
@@ -75,8 +51,8 @@ def train(run: Run, view: View, reach: tuple[str, ...] = ()) -> RunProgress:
         reach: arguments of ansible-playbook that say how to reach the hosts.
 
     Raises:
-        FtclusterError: it failed; says what the ranks or hosts said.
-        Interrupted: the user stopped it; nothing of it is left running.
+        FtclusterError: it failed; has the ranks' or hosts' messages.
+        Interrupted: the user stopped it; no rank is left running.
     """
     followed = carry_out(run, view, reach)
     progress = followed.progress
@@ -93,8 +69,8 @@ def train(run: Run, view: View, reach: tuple[str, ...] = ()) -> RunProgress:
     return progress
 
 
-def _known(run: Run, progress: RunProgress) -> dict[str, Any]:
-    """What is known of a run that did not end well."""
+def _known(run: TrainingRun, progress: RunProgress) -> dict[str, Any]:
+    """What is known of a run that failed or was stopped."""
     evaluations = progress.evaluations
     return {
         "run": run.id,

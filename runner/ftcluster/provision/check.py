@@ -1,4 +1,4 @@
-"""Runs the playbook `check` on the hosts of an inventory and keeps what they say."""
+"""Runs the playbook `check` on the hosts of an inventory and collects its results."""
 
 import tempfile
 import time
@@ -8,25 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.inventory import Inventory
-from ftcluster.ansible.playbook import TaskEvent, run_playbook
-from ftcluster.ansible.signals import Interrupts
+from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.paths import memory_dir
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
-from ftcluster.provision.stages import address
+from ftcluster.provision.stages import address, raise_timeout, show_playbook
 
 TIME_LIMIT_SECONDS = 300  # the ranks themselves give up after 180
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A host that Ansible could not go on with.
+    """A host on which a task failed.
 
     Attributes:
-        task: at which task.
-        message: why, in Ansible's words.
-        unreachable: whether it does not answer at all.
+        task: which one.
+        message: Ansible's.
+        unreachable: whether Ansible could not connect.
     """
 
     task: str
@@ -36,15 +35,15 @@ class Failure:
 
 @dataclass
 class Found:
-    """Everything that the hosts said.
+    """The results of all hosts.
 
     Attributes:
         inventory: the hosts.
-        facts: what each host is that answered, as the module `host_facts` tells it.
-        problems: sentences of preflight, by host.
-        notices: sentences of preflight on what is slower than it could be, by host.
-        failures: hosts that were lost, with why.
-        report: what verify printed, or None where no rank was started.
+        facts: results of the module `host_facts`, by host.
+        problems: what preflight found wrong, by host.
+        notices: what preflight found slow, by host.
+        failures: hosts on which a task failed.
+        report: verify's, or None where no rank was started.
         seconds: how long it took.
     """
 
@@ -57,25 +56,25 @@ class Found:
     seconds: float = 0.0
 
     def add(self, event: TaskEvent) -> None:
-        """Fold one event of the playbook in."""
+        """Add one event of the playbook."""
         if event.kind in ("failed", "unreachable"):
             unreachable = event.kind == "unreachable"
             self.failures[event.host] = Failure(event.task, event.message, unreachable)
-        told = event.result.get("ansible_facts", {})
-        if "cluster_hosts" in told:
-            self.inventory = self.inventory.in_order(told["cluster_hosts"])
+        facts_set = event.result.get("ansible_facts", {})
+        if "cluster_hosts" in facts_set:
+            self.inventory = self.inventory.in_order(facts_set["cluster_hosts"])
         for name, found in (
             ("preflight_facts", self.facts),
             ("preflight_problems", self.problems),
             ("preflight_notices", self.notices),
         ):
-            if name in told:
-                found[event.host] = told[name]
-        self.report = told.get("verify_report", self.report)
+            if name in facts_set:
+                found[event.host] = facts_set[name]
+        self.report = facts_set.get("verify_report", self.report)
 
 
 def collect(paths: Sequence[Path], options: Sequence[str], view: View) -> Found:
-    """Ask the hosts; one that is lost does not keep the others from being asked.
+    """Run the playbook; a host that fails does not keep the others from being checked.
 
     Args:
         paths: the inventories.
@@ -90,35 +89,20 @@ def collect(paths: Sequence[Path], options: Sequence[str], view: View) -> Found:
     found = Found(inventory)
     progress = SetupProgress()
     began = time.monotonic()
-
-    def on_event(event: TaskEvent) -> None:
-        found.add(event)
-        progress.add(event)
-        view.setup_event(progress, event)
-
-    # connections of its own: one that an earlier command has left open to a host that is off now
-    # would be waited for, 15 s, before another is tried
-    sockets = tempfile.TemporaryDirectory(prefix="ftcluster-", dir=memory_dir())
-    with Interrupts() as interrupts, sockets as folder:
-        outcome = run_playbook(
-            "ftcluster.cluster.check",
-            inventory.paths,
-            known,
-            on_event,
-            options=options,
-            on_tick=view.tick,
-            cancelled=lambda: interrupts.count > 0,
-            time_limit_seconds=TIME_LIMIT_SECONDS,
-            settings={"ANSIBLE_SSH_CONTROL_PATH_DIR": folder},
-        )
+    # connections of its own: Ansible would wait 15 s for one that an earlier command has left open
+    # to a host that is off now
+    with tempfile.TemporaryDirectory(prefix="ftcluster-", dir=memory_dir()) as sockets:
+        settings = {"ANSIBLE_SSH_CONTROL_PATH_DIR": sockets}
+        outcome = show_playbook(
+            "check", inventory, known, options, view, progress, found.add, TIME_LIMIT_SECONDS,
+            settings,
+        )  # fmt: skip
     progress.finished = True
     view.close()
     found.seconds = time.monotonic() - began
     if outcome.state == "stopped":
-        raise Interrupted("stopped: the cluster is as it was")
-    if outcome.state == "timeout":
-        where = ", ".join(f"{name}: {host.task}" for name, host in progress.hosts.items())
-        raise FtclusterError(f"check was given up after {TIME_LIMIT_SECONDS} s, at {where}")
+        raise Interrupted("stopped: the cluster is unchanged")
+    raise_timeout("check", outcome, progress, TIME_LIMIT_SECONDS)
     if outcome.state == "failed" and not found.failures:
-        raise FtclusterError(f"check failed: ansible said\n{outcome.output.strip()}")
+        raise FtclusterError(f"check failed; output of ansible:\n{outcome.output.strip()}")
     return found

@@ -1,36 +1,19 @@
 """The result of `ftcluster check` as one document; docs/check.md says what each key is. Pure."""
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 from ftcluster.provision.check import Found
 from ftcluster.provision.stages import stack_name
+from ftcluster_common.finding import Finding
 
 FORMAT = 1
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One problem or warning.
-
-    Attributes:
-        host: the inventory's name, or "" where it concerns all hosts.
-        what: what was found, in words.
-        hint: what to do about it, or "".
-        kind: one of docs/check.md's.
-    """
-
-    host: str
-    what: str
-    hint: str
-    kind: str
-
-
 def document(found: Found) -> dict[str, Any]:
-    """Everything that is known of the cluster, JSON-ready."""
+    """The result as JSON-ready data."""
     problems, warnings = list(_problems(found)), list(_warnings(found))
     report = found.report or {}
     links = report.get("links", [])
@@ -61,7 +44,7 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _names(found: Found) -> list[str]:
-    """The hosts that were asked; the head too where it started the ranks of others."""
+    """The hosts that were checked, and the head where --limit left it out."""
     measured = [row["name"] for row in (found.report or {}).get("hosts", [])]
     return list(dict.fromkeys([*found.inventory.hosts, *measured]))
 
@@ -99,8 +82,10 @@ def _problems(found: Found) -> Iterator[Finding]:
     for name in found.inventory.hosts:
         failure = found.failures.get(name)
         if failure and failure.unreachable:
-            what = f"it does not answer: {_reason(failure.message)}"
-            yield Finding(name, what, "see that it is on and that ssh reaches it", "unreachable")
+            *_, reason = ["", *failure.message.strip().splitlines()]
+            what = f"it does not answer: {reason}"
+            hint = "check that it is on and that ssh connects to it"
+            yield Finding(name, what, hint, "unreachable")
         elif failure:
             yield Finding(name, f"{failure.task}: {failure.message}", "", "ansible")
         for sentence in found.problems.get(name, []):
@@ -110,8 +95,7 @@ def _problems(found: Found) -> Iterator[Finding]:
             what = f"no stack is set up in {facts.get('prefix', '')}"
             yield Finding(name, what, "run ftcluster setup", "stack")
     for problem in (found.report or {}).get("problems", []):
-        # an older package on the hosts says sentences
-        yield Finding("", problem, "", "launch") if isinstance(problem, str) else Finding(**problem)
+        yield Finding(**problem)
 
 
 def _warnings(found: Found) -> Iterator[Finding]:
@@ -126,20 +110,9 @@ def _warnings(found: Found) -> Iterator[Finding]:
     head = found.inventory.head
     if found.report is None and head in found.failures:
         what = "nothing was measured, because the head starts the ranks of all hosts"
-        yield Finding(head, what, "mend the head first", "unmeasured")
-    if found.report and "links" not in found.report:
-        what = "its package ftcluster-train is older than this command, so nothing was measured"
-        yield Finding(head, what, "run ftcluster setup", "unmeasured")
+        yield Finding(head, what, "fix the head first", "unmeasured")
     for warning in (found.report or {}).get("warnings", []):
         yield Finding(**warning)
-
-
-def _reason(message: str) -> str:
-    """What ssh itself says, without Ansible's words around it."""
-    late = re.search(r"Timeout \((\d+)s\) waiting for privilege escalation prompt", message)
-    if late:
-        return f"nothing was heard of it for {late[1]} s"
-    return message.strip().rpartition("\n")[2].rpartition("via ssh: ")[2]
 
 
 def _split(host: str, sentence: str, kind: str) -> Finding:

@@ -1,9 +1,10 @@
-"""The document of `ftcluster check` as lines for a person. Pure functions only."""
+"""The document of `ftcluster check` as text. Pure functions only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ftcluster.progress.format import duration
+from ftcluster.text.table import aligned
 
 MATRIX_HOSTS = 8  # more would not fit a terminal's width
 WORST_PAIRS = 3
@@ -25,21 +26,19 @@ def lines(document: Document) -> Iterator[str]:
         names = list(dict.fromkeys(name for pair in pairs for name in pair["hosts"]))
         if 2 < len(names) <= MATRIX_HOSTS:
             yield from table(matrix(names, pairs))
-    for title, key in (("problems", "problems"), ("warnings", "warnings")):
+    for key in ("problems", "warnings"):
         if document[key]:
             yield ""
-            yield f"{title}:"
+            yield f"{key}:"
             yield from _findings(document[key])
     yield ""
     yield summary(document)
 
 
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows with their cells below one another; columns that are empty are left out."""
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines; columns that are empty but for their heading are left out."""
     used = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
-    widths = {column: max(len(row[column]) for row in rows) for column in used}
-    for row in rows:
-        yield "  ".join(row[column].ljust(widths[column]) for column in used).rstrip()
+    return aligned([row[column] for column in used] for row in rows)
 
 
 def matrix(names: Sequence[str], pairs: Sequence[Document]) -> list[list[str]]:
@@ -109,7 +108,7 @@ def _network(document: Document) -> Iterator[str]:
 
 
 def _findings(findings: Sequence[Document]) -> Iterator[str]:
-    """One line each, hosts with the same one together; below it what to do, once for all alike."""
+    """A line for each finding with all of its hosts; below those with the same hint, the hint."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
         hosts.setdefault((finding["hint"], finding["what"]), []).append(finding["host"])

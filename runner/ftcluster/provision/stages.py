@@ -1,13 +1,13 @@
-"""Running stages on the hosts of an inventory, and telling what came of it, host by host."""
+"""Runs playbooks of stages - setup, teardown, rollback - on the hosts of an inventory."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, read_inventory
-from ftcluster.ansible.playbook import TaskEvent, run_playbook
+from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.cluster.saved import recall_of
@@ -21,16 +21,17 @@ UNLOCK_SECONDS = 60
 
 @dataclass
 class StagesResult:
-    """What finished stages know.
+    """The result of a playbook of stages.
 
     Attributes:
         inventory: the hosts.
         progress: the counts of each host.
-        facts: what each host is, by name, as far as a stage looked.
-        table: the lines of verify's table, or none.
-        stack: the name of the stack that is in use now, or "" where no stage looked.
+        facts: of each host by name, where a stage has gathered them.
+        table: the lines of verify's table.
+        stack: the name of the stack in use, or "" where no stage has looked.
         stack_why: why this one was chosen.
         seconds: how long it took.
+        locked: whether a host has given this setup its lock.
     """
 
     inventory: Inventory
@@ -40,6 +41,21 @@ class StagesResult:
     stack: str = ""
     stack_why: str = ""
     seconds: float = 0.0
+    locked: bool = False
+
+    def add(self, event: TaskEvent) -> None:
+        """Add one event of the playbook."""
+        if event.action.endswith(".setup_lock") and event.kind == "ok":
+            self.locked = True
+        found = event.result.get("ansible_facts", {})
+        if "preflight_facts" in found:
+            self.facts[event.host] = HostFacts.from_dict(found["preflight_facts"])
+        if "cluster_hosts" in found:
+            self.inventory = self.inventory.in_order(found["cluster_hosts"])
+        self.stack_why = found.get("torch_stack_choice", {}).get("why", self.stack_why)
+        if event.action.endswith(".stack_link") and "current" in event.result:
+            self.stack = stack_name(event.result["current"])
+        self.table = found.get("verify_table", self.table)
 
 
 def run_stages(
@@ -48,7 +64,6 @@ def run_stages(
     options: Sequence[str],
     view: View,
     variables: Mapping[str, Any] | None = None,
-    time_limit_seconds: float = TIME_LIMIT_SECONDS,
 ) -> StagesResult:
     """Run a playbook of stages.
 
@@ -57,8 +72,7 @@ def run_stages(
         paths: the inventories.
         options: arguments of ansible-playbook.
         view: where the progress is shown.
-        variables: data for the playbook; the user's own -e among the options go before them.
-        time_limit_seconds: after this it is given up.
+        variables: data for the playbook; -e among the options overrides them.
 
     Raises:
         FtclusterError: a host failed or does not answer; names each with its reason.
@@ -70,61 +84,80 @@ def run_stages(
     if inventory.pattern:
         view.say(f"hosts: {inventory.pattern} ({len(inventory.cluster)})")
     began = time.monotonic()
-    locked = False
-
-    def on_event(event: TaskEvent) -> None:
-        nonlocal locked
-        locked = locked or (event.action.endswith(".setup_lock") and event.kind == "ok")
-        found = event.result.get("ansible_facts", {})
-        if "preflight_facts" in found:
-            result.facts[event.host] = HostFacts.from_dict(found["preflight_facts"])
-        if "cluster_hosts" in found:
-            result.inventory = inventory.in_order(found["cluster_hosts"])
-        result.stack_why = found.get("torch_stack_choice", {}).get("why", result.stack_why)
-        if event.action.endswith(".stack_link") and "current" in event.result:
-            result.stack = stack_name(event.result["current"])
-        result.table = found.get("verify_table", result.table)
-        progress.add(event)
-        view.setup_event(progress, event)
-
-    with Interrupts() as interrupts:
-        outcome = run_playbook(
-            f"ftcluster.cluster.{playbook}",
-            inventory.paths,
-            {**(variables or {}), **known},
-            on_event,
-            options=options,
-            on_tick=view.tick,
-            cancelled=lambda: interrupts.count > 0,
-            time_limit_seconds=time_limit_seconds,
-        )
-    if locked and outcome.state != "done":
+    outcome = show_playbook(
+        playbook,
+        inventory,
+        {**(variables or {}), **known},
+        options,
+        view,
+        progress,
+        result.add,
+        TIME_LIMIT_SECONDS,
+    )
+    if result.locked and outcome.state != "done":
         _unlock(inventory, known, options)
     progress.finished = outcome.state == "done"
     view.close()
     result.seconds = time.monotonic() - began
     if outcome.state == "stopped":
-        raise Interrupted(f"stopped: {playbook} is not finished; run it again and it goes on")
-    if outcome.state == "timeout":
-        where = ", ".join(f"{name}: {host.task}" for name, host in progress.hosts.items())
-        raise FtclusterError(
-            f"{playbook} was given up after {time_limit_seconds:.0f} s, at {where}"
-        )
+        raise Interrupted(f"stopped: {playbook} is not finished; run it again to resume")
+    raise_timeout(playbook, outcome, progress, TIME_LIMIT_SECONDS)
     failed = {name: host for name, host in progress.hosts.items() if host.failed}
     if failed:
-        words = [f"{name}: {host.task}: {host.failed}" for name, host in failed.items()]
-        lines = "\n".join(words).replace("\n", "\n  ")
+        reasons = [f"{name}: {host.task}: {host.failed}" for name, host in failed.items()]
+        lines = "\n".join(reasons).replace("\n", "\n  ")
         count = f"{len(failed)} of {len(inventory.hosts)} hosts"
         raise FtclusterError(
             f"{playbook} failed on {count}\n  {lines}", _advice(playbook, progress)
         )
     if outcome.state != "done":
-        raise FtclusterError(f"{playbook} failed: ansible said\n{outcome.output.strip()}")
+        raise FtclusterError(f"{playbook} failed; output of ansible:\n{outcome.output.strip()}")
     return result
 
 
+def show_playbook(
+    playbook: str,
+    inventory: Inventory,
+    variables: Mapping[str, Any],
+    options: Sequence[str],
+    view: View,
+    progress: SetupProgress,
+    on_event: Callable[[TaskEvent], None],
+    limit_seconds: float,
+    settings: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run a playbook until its end, Ctrl-C or the time limit, and show its progress."""
+
+    def show(event: TaskEvent) -> None:
+        on_event(event)
+        progress.add(event)
+        view.setup_event(progress, event)
+
+    with Interrupts() as interrupts:
+        return run_playbook(
+            f"ftcluster.cluster.{playbook}",
+            inventory.paths,
+            variables,
+            show,
+            options=options,
+            on_tick=view.tick,
+            cancelled=lambda: interrupts.count > 0,
+            time_limit_seconds=limit_seconds,
+            settings=settings,
+        )
+
+
+def raise_timeout(
+    playbook: str, outcome: Outcome, progress: SetupProgress, limit_seconds: float
+) -> None:
+    """Raise an error that says which host was at which task when the time was over."""
+    if outcome.state == "timeout":
+        where = ", ".join(f"{name}: {host.task}" for name, host in progress.hosts.items())
+        raise FtclusterError(f"{playbook} took longer than {limit_seconds:.0f} s, at {where}")
+
+
 def _unlock(inventory: Inventory, known: Mapping[str, Any], options: Sequence[str]) -> None:
-    """Let the next setup in on all hosts that answer; what went wrong before is told anyway."""
+    """Release the lock on all hosts that answer; the earlier failure is reported anyway."""
     run_playbook(
         "ftcluster.cluster.unlock",
         inventory.paths,
@@ -145,17 +178,10 @@ def stack_name(folder: str) -> str:
 
 
 def address(paths: Sequence[Path], options: Sequence[str]) -> tuple[Inventory, dict[str, Any]]:
-    """The hosts that are meant, and what a playbook has to know of them.
+    """The cluster's hosts, and variables for its playbooks.
 
-    Which hosts are the cluster's is told by the options or the inventory; else they are the same as
-    at the last setup. What was found then of hosts that are left out now still holds.
-
-    Args:
-        paths: the inventories.
-        options: arguments of ansible-playbook.
-
-    Returns:
-        The hosts, and variables of a playbook.
+    The options or the inventory say which hosts the cluster has; else it has the hosts of the last
+    setup. Of those that --limit leaves out, the addresses of the last setup are passed on.
 
     Raises:
         InventoryError: see read_inventory.
@@ -175,8 +201,9 @@ def address(paths: Sequence[Path], options: Sequence[str]) -> tuple[Inventory, d
 
 def _advice(playbook: str, progress: SetupProgress) -> str:
     failed = [host for host in progress.hosts.values() if host.failed]
+    again = f"run {playbook} again"
     if all(host.unreachable for host in failed):
-        return f"see that it is on and that ssh reaches it, then run {playbook} again; it goes on"
+        return f"check that it is on and that ssh connects to it, then {again}; it resumes"
     if any(host.changed for host in progress.hosts.values()):
-        return f"mend this and run {playbook} again; it goes on where it stopped"
-    return f"nothing was changed; mend this and run {playbook} again"
+        return f"fix this and {again}; it resumes"
+    return f"nothing was changed; fix this and {again}"

@@ -41,7 +41,7 @@ def cluster(bare: Control) -> Cluster:
     assert out == ""
     assert "setup failed on 1 of 3 hosts" in said
     assert re.search(rf"^  {THIRD}: Create the environment: ", said, re.MULTILINE), said
-    assert "see that it is on and that ssh reaches it, then run setup again" in said
+    assert "check that it is on and that ssh connects to it, then run setup again" in said
     for name in (HEAD, OTHER):
         assert f"{name}: changed: Make the stack the current one" in said
     bare.bed.boot(THIRD)

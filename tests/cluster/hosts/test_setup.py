@@ -51,7 +51,7 @@ def test_every_problem_of_every_host_before_anything_is_changed(
         bed.exec_(THIRD, "mv", "/root/environment", "/etc/environment", check=True)
     assert done.returncode == 1
     assert "setup failed on 3 of 3 hosts" in done.stderr
-    assert "nothing was changed; mend this" in done.stderr
+    assert "nothing was changed; fix this" in done.stderr
     text = done.stderr[done.stderr.index("setup failed on 3") :]
     of = {name: text[text.index(f"\n  {name}: ") :] for name in NAMES}
     of = {HEAD: of[HEAD].split(f"\n  {OTHER}: ")[0], OTHER: of[OTHER].split(f"\n  {THIRD}: ")[0],

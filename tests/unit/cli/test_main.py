@@ -16,7 +16,6 @@ from ftcluster.cli.train import prepare_run
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import new_run_id
-from ftcluster.recipe.recipe import load_recipe
 from tests.programs import ROOT
 from tests.unit.clusters import VM, cluster, host
 
@@ -89,10 +88,9 @@ def test_a_failure_is_one_json_document_too(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_run_ids_are_new(tmp_path: Path) -> None:
-    recipe = load_recipe("mrpc")
     seen = set()
     for _ in range(3):
-        run = new_run_id(recipe)
+        run = new_run_id("mrpc")
         (tmp_path / "state/ftcluster/runs" / run).mkdir(parents=True)
         seen.add(run)
     assert len(seen) == 3
@@ -110,7 +108,7 @@ def test_two_control_nodes_do_not_give_two_runs_the_same_id(
     ids = set()
     for control in ("one", "other", "third"):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / control))
-        ids.add(new_run_id(load_recipe("quickstart")))
+        ids.add(new_run_id("quickstart"))
     assert len(ids) > 1
     for run in ids:
         assert re.fullmatch(r"quickstart-20260131-120000-[0-9a-f]{4}", run)

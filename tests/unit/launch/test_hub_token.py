@@ -10,7 +10,7 @@ from ftcluster.errors import UsageError
 from ftcluster.launch.hub_token import add_option, find_token, rank_variables
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.script_run import ScriptRun
-from ftcluster.launch.training_run import Run
+from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
 from ftcluster.stacks.catalog import load_stacks
@@ -71,9 +71,9 @@ def test_no_record_of_a_run_has_it() -> None:
     decided = plan(cluster(VM), recipe, load_stacks())
     launch = render(decided, "r-1")
     where = Cluster(Path("/i.ini"), cluster(VM))
-    training = Run("r-1", where, recipe, decided, launch, hub_token=TOKEN)
+    training = TrainingRun("r-1", where, decided, launch, recipe, hub_token=TOKEN)
     script = Script("a", ("a.py",), (), None, None)
-    own = ScriptRun("r-1", where, script, decided, launch, None, hub_token=TOKEN)
+    own = ScriptRun("r-1", where, decided, launch, script, None, hub_token=TOKEN)
     for run in (training, own):
         assert TOKEN not in f"{run!r} {run.record()} {run.job}"
         assert TOKEN in str(run.variables())

@@ -8,7 +8,7 @@ import pytest
 
 from ftcluster.cluster.saved import Cluster
 from ftcluster.launch.mpirun import render
-from ftcluster.launch.training_run import Run
+from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import known_recipes, load_recipe
 from ftcluster_common.job import Job, read_job
@@ -22,8 +22,9 @@ def written_and_read(
     facts = cluster(host("node0", stack=stack))
     recipe = load_recipe(recipe_name, overrides)
     decided = plan(facts, recipe, STACKS)
-    run = Run("r-1", Cluster((Path("/i.ini"),), facts), recipe, decided, render(decided, "r-1"))
-    (folder / "job.json").write_text(json.dumps(run.variables()["train_job"]))
+    where = Cluster((Path("/i.ini"),), facts)
+    run = TrainingRun("r-1", where, decided, render(decided, "r-1"), recipe)
+    (folder / "job.json").write_text(json.dumps(run.job))
     return read_job(folder)
 
 

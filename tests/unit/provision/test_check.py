@@ -14,6 +14,7 @@ from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.view import make_view
 from ftcluster.provision import check as collecting
+from ftcluster.provision import stages
 from ftcluster.provision.check import Failure, Found, collect
 from tests.unit.check_documents import found
 from tests.unit.clusters import VM, cluster
@@ -41,7 +42,7 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
                 on_event(event)
             return Outcome(state, "said")
 
-        monkeypatch.setattr(collecting, "run_playbook", run_playbook)
+        monkeypatch.setattr(stages, "run_playbook", run_playbook)
         return ran
 
     monkeypatch.setattr(
@@ -100,9 +101,9 @@ def test_hosts_that_are_lost_do_not_fail_the_check(
 @pytest.mark.parametrize(
     ("state", "error", "words"),
     [
-        ("stopped", Interrupted, "the cluster is as it was"),
-        ("timeout", FtclusterError, "was given up"),
-        ("failed", FtclusterError, "ansible said\nsaid"),
+        ("stopped", Interrupted, "the cluster is unchanged"),
+        ("timeout", FtclusterError, "took longer than 300 s"),
+        ("failed", FtclusterError, "output of ansible:\nsaid"),
     ],
 )
 def test_a_check_that_could_not_be_made(
