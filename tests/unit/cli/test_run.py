@@ -103,7 +103,7 @@ def test_a_dry_run_for_people(capsys: pytest.CaptureFixture[str], project: Path)
         ([], "no script is given"),
         (["--"], "no script is given"),
         (["--", "none.py"], "script none.py does not exist here"),
-        (["--nodes", "2", "--", "train.py"], "2 hosts are asked for"),
+        (["--nodes", "2", "--", "train.py"], "--nodes 2"),
     ],
 )
 def test_what_cannot_be_run(
