@@ -125,9 +125,7 @@ def test_a_script_that_is_on_the_hosts(machine: Machine, tmp_path: Path) -> None
     assert done.stdout == f"{tmp_path}\n"
     done = machine.home.run("run", "--on-hosts", *TWO, "/no/such.py")
     assert done.returncode == 1
-    assert (
-        "localhost: Stop if the script is missing: /no/such.py does not exist there" in done.stderr
-    )
+    assert "localhost: Stop if the script is missing: /no/such.py does not exist" in done.stderr
 
 
 def test_a_dry_run_changes_nothing(machine: Machine) -> None:

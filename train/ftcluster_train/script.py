@@ -1,13 +1,12 @@
 """One rank of a user's script.
 
-    python -m ftcluster_train.script run RUN_DIR        run it, tell how it ended
-    python -m ftcluster_train.script look PROGRAM ...   say why it cannot be run here
+    python -m ftcluster_train.script run RUN_DIR        run it, report how it ended
+    python -m ftcluster_train.script look PROGRAM ...   print why it cannot be run here
 
-PROGRAM is what Python takes: a path, or -m and a module. What is run stands in RUN_DIR/job.json,
-which only the account can read: mpirun's arguments can be read by all users of the host, and mpirun
-sends them over the network unencrypted. The script is a child of this process, which tells the
-supervisor how it ended: mpirun by itself waits for the other ranks when one of them has failed,
-which may be for ever, and has one exit code for all signals.
+PROGRAM is a path, or -m and a module. `run` takes it from RUN_DIR/job.json, which only the account
+can read: all users of a host can read mpirun's arguments, and mpirun sends them over the network
+unencrypted. The script is a child of this process, which reports its exit code to the supervisor:
+mpirun waits for the other ranks when one has failed, and has one exit code for all signals.
 
 Standard library only: it should not cost a rank any time or memory.
 """
@@ -28,39 +27,39 @@ from ftcluster_train.launcher.mpi_output import RankEnd, signal_name
 
 PR_SET_PDEATHSIG = 1  # prctl(2): a child dies with its parent
 STARTUP = Path(__file__).parent / "launcher/startup"  # see sitecustomize.py there
-GRACE_SECONDS = 8  # for a script that was asked to end; less than the supervisor gives
-HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+GRACE_SECONDS = 8  # between SIGTERM and SIGKILL; less than the supervisor's
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run(folder: str, program: list[str]) -> int:
-    """Run this Python with these words in a folder; returns its exit code, 128+n after a signal."""
+    """Run Python with these arguments in a folder; returns its exit code, 128+n after a signal."""
     prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # mpirun's proxy is gone
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # when mpirun's proxy has ended
     try:
         os.chdir(folder)
     except OSError as error:
-        problem = f"{folder}, where the script shall start, cannot be entered: {error.strerror}"
+        problem = f"{folder}, the script's folder, cannot be entered: {error.strerror}"
         print(error_line(TrainError(problem)), flush=True)
         return 1
-    # a signal that comes before the handlers are there waits for them
-    signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
+    # until the handlers are set
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()  # not subprocess, which would close MPI's own file descriptors
     if child == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         found = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{found}" if found else str(STARTUP)
         os.execv(sys.executable, [sys.executable, *program])
 
-    def hand_on(number: int, _frame: FrameType | None) -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL if number == signal.SIGALRM else number)
         if number == signal.SIGTERM:
             signal.alarm(GRACE_SECONDS)
 
-    for number in (*HANDED_ON, signal.SIGALRM):
-        signal.signal(number, hand_on)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
+    for number in (*FORWARDED, signal.SIGALRM):
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     _, status = os.waitpid(child, 0)
     end = rank_end(status, int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0"))))
     os.write(2, end.line().encode())
@@ -68,7 +67,7 @@ def run(folder: str, program: list[str]) -> int:
 
 
 def rank_end(status: int, rank: int) -> RankEnd:
-    """What wait(2) says, as exit code or signal."""
+    """How a process ended, from the status of wait(2)."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return RankEnd(rank, socket.gethostname(), 128 + number, signal_name(number))
@@ -76,7 +75,7 @@ def rank_end(status: int, rank: int) -> RankEnd:
 
 
 def why_not(program: list[str]) -> str:
-    """Why this Python cannot run a program, as words; "" if it can.
+    """Why this Python cannot run a program; "" if it can.
 
     Args:
         program: a path, or -m and a module.
@@ -84,8 +83,8 @@ def why_not(program: list[str]) -> str:
     if program[0] != "-m":
         path = Path(program[0])
         if path.is_file():
-            return "" if os.access(path, os.R_OK) else f"{path} is there but cannot be read"
-        return f"{path} does not exist there"
+            return "" if os.access(path, os.R_OK) else f"{path} cannot be read"
+        return f"{path} does not exist"
     try:
         found = importlib.util.find_spec(program[1])
     except (ImportError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Reading an inventory through Ansible itself, with errors that name file and line."""
+"""Reads inventories with ansible-inventory; errors name file and line."""
 
 import ipaddress
 import json
@@ -18,7 +18,7 @@ from ftcluster.errors import FtclusterError, InventoryError
 HEAD_GROUP = "head"
 HOSTS_VARIABLE = "ftcluster_hosts"
 NAME = re.compile(r"\w[\w.-]*")  # of a host
-# What ansible-playbook takes and ansible-inventory needs as well: they decide who is in.
+# those of ansible-playbook that ansible-inventory needs, too: they can decide which hosts there are
 INVENTORY_OPTIONS = ("--extra-vars", "--vault-password-file", "--vault-id")
 
 
@@ -28,9 +28,9 @@ class Inventory:
 
     Attributes:
         paths: their absolute paths, in the order in which Ansible reads them.
-        hosts: names of the hosts that are addressed, in the inventory's order, the head first.
-        cluster: names of all hosts of the cluster, also of those that `--limit` leaves out.
-        pattern: which hosts the cluster has, where that is not all: a pattern of Ansible.
+        hosts: names of the hosts without those that `--limit` leaves out, the head first.
+        cluster: names of all hosts of the cluster, the head first.
+        pattern: Ansible's pattern of the cluster's hosts, or "" for all.
     """
 
     paths: tuple[Path, ...]
@@ -39,14 +39,14 @@ class Inventory:
     pattern: str = ""
 
     def in_order(self, names: Sequence[str]) -> "Inventory":
-        """The same, with the cluster's hosts as a playbook names them, the head first."""
+        """The same, with the cluster's hosts in a playbook's order, the head first."""
         addressed = set(self.hosts)
         hosts = tuple(name for name in names if name in addressed)
         return replace(self, hosts=hosts, cluster=tuple(names))
 
     @property
     def name(self) -> str:
-        """The inventories for a person."""
+        """The inventories, for messages."""
         return ", ".join(map(str, self.paths))
 
     @property
@@ -56,7 +56,7 @@ class Inventory:
 
 
 def program(name: str) -> str:
-    """The path of an Ansible program, first beside this Python.
+    """The path of an Ansible program: beside this Python, or on PATH.
 
     Raises:
         FtclusterError: it is not installed.
@@ -71,13 +71,12 @@ def program(name: str) -> str:
 def read_inventory(
     paths: Sequence[Path], options: Sequence[str] = (), remembered: str = ""
 ) -> Inventory:
-    """Read any inventories that Ansible reads: INI, YAML, folders, scripts.
+    """Read inventories: INI, YAML, folders, scripts.
 
     Args:
         paths: the inventories.
         options: arguments of ansible-playbook.
-        remembered: the pattern of the cluster's hosts where neither `options` nor the inventory
-            has one.
+        remembered: the pattern where neither `options` nor the inventory has one.
 
     Raises:
         InventoryError: one does not exist or cannot be parsed (with file and line), no host is
@@ -121,7 +120,7 @@ def read_inventory(
 
 
 def _listing(paths: Sequence[Path], options: Sequence[str]) -> dict[str, Any]:
-    """What ansible-inventory says."""
+    """The output of ansible-inventory."""
     environment = os.environ | {
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
         "ANSIBLE_NOCOLOR": "true",
@@ -136,7 +135,7 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> dict[str, Any]:
     )
     if process.returncode != 0:
         if len(paths) > 1:
-            for path in paths:  # its error names the one that is wrong
+            for path in paths:  # only that one's error names it
                 _listing([path], options)
         raise _parse_error(paths[0], process.stderr)
     listing: dict[str, Any] = json.loads(process.stdout)
@@ -144,10 +143,7 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> dict[str, Any]:
 
 
 def _pattern(listing: dict[str, Any], paths: Sequence[Path]) -> str:
-    """The one pattern that variables have, or an empty string.
-
-    It may be a variable of some hosts only, as of those that it names.
-    """
+    """The pattern in the hosts' variables, or "". Not all hosts need to have the variable."""
     found = {
         json.dumps(variables[HOSTS_VARIABLE])
         for variables in listing["_meta"]["hostvars"].values()
@@ -176,7 +172,7 @@ def _groups(listing: dict[str, Any]) -> list[str]:
 
 
 def _refuse_patterns(where: str, hosts: Sequence[str]) -> None:
-    """Raise where a host is called what plays, ssh_config or a hostfile take for something else."""
+    """Raise for names that mean something else in plays, ssh_config or a hostfile."""
     odd = [name for name in hosts if not (NAME.fullmatch(name) or is_address(name))]
     if odd:
         raise InventoryError(
@@ -195,10 +191,7 @@ def is_address(text: str) -> bool:
 
 
 def _hosts_in_order(listing: dict[str, Any]) -> tuple[str, ...]:
-    """Hosts of ansible-inventory's listing, depth first, the head first.
-
-    What order they have in the files, the listing does not say; playbooks do.
-    """
+    """Hosts of a listing, depth first, the head first; the files' order is not known."""
 
     def walk(group: str) -> list[str]:
         members: dict[str, Any] = listing.get(group, {})
@@ -211,44 +204,26 @@ def _hosts_in_order(listing: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _parse_error(path: Path, stderr: str) -> InventoryError:
-    """Ansible's own words for what is wrong, with the line found again where they lack it."""
-    reasons = [
-        line.split("Failed to parse inventory: ", 1)[1]
-        for line in stderr.splitlines()
-        if "Failed to parse inventory: " in line
-    ]
-    yaml_reasons = [
-        line.split("YAML parsing failed: ", 1)[1]
-        for line in stderr.splitlines()
-        if "YAML parsing failed: " in line
-    ]
-    if path.suffix in (".yml", ".yaml", ".json") and yaml_reasons:
-        where = next(
-            (
-                line.removeprefix("Origin: ").strip().rsplit(":", 1)[0]
-                for line in stderr.splitlines()
-                if line.startswith(f"Origin: {path.absolute()}:")
-            ),
-            str(path),
-        )
-        where = where.replace(str(path.absolute()), str(path))
-        return InventoryError(f"{where}: {yaml_reasons[0]}")
-    line_number = _ini_line(path) if path.is_file() else None
-    where = f"{path}:{line_number}" if line_number else str(path)
-    if reasons:
-        return InventoryError(f"{where}: {reasons[0]}", _ini_hint(path, line_number))
-    words = [line for line in stderr.splitlines() if line.strip()]
-    return InventoryError(f"{where}: {words[-1] if words else 'ansible-inventory failed'}")
+    """Ansible's message, with the line where that lacks it."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
 
+    def after(marker: str) -> str:
+        return next((line.partition(marker)[2] for line in lines if marker in line), "")
 
-def _ini_hint(path: Path, line_number: int | None) -> str:
-    if not line_number:
-        return ""
-    return f"the line is: {path.read_text(errors='replace').splitlines()[line_number - 1].strip()}"
+    reason = after("YAML parsing failed: ")
+    if path.suffix in (".yml", ".yaml", ".json") and reason:
+        number = after(f"Origin: {path.absolute()}:").partition(":")[0]
+        return InventoryError(f"{path}:{number}: {reason}" if number else f"{path}: {reason}")
+    reason = after("Failed to parse inventory: ") or (lines or ["ansible-inventory failed"])[-1]
+    line = _ini_line(path) if path.is_file() else None
+    if not line:
+        return InventoryError(f"{path}: {reason}")
+    text = path.read_text(errors="replace").splitlines()[line - 1].strip()
+    return InventoryError(f"{path}:{line}: {reason}", f"the line is: {text}")
 
 
 def _ini_line(path: Path) -> int | None:
-    """The line at which Ansible's INI parser gives up; its message since 2.19 leaves it out."""
+    """The line at which Ansible's INI parser fails, which its message lacks since 2.19."""
     try:
         from ansible._internal._datatag._tags import Origin
         from ansible.inventory.data import InventoryData
@@ -259,7 +234,7 @@ def _ini_line(path: Path) -> int | None:
         module._origin = Origin(path=str(path.absolute()), line_num=0)
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except (ImportError, AttributeError, OSError):
-        return None  # an ansible-core whose inside is different: the message does without
+        return None  # another ansible-core: the message has no line
     try:
         module._parse(lines)
     except Exception:

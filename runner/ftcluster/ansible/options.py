@@ -1,4 +1,4 @@
-"""Options of ansible-playbook that go through the command line unchanged."""
+"""Options of ansible-playbook, which the command line passes on unchanged."""
 
 import argparse
 import contextlib
@@ -15,13 +15,13 @@ from ftcluster.errors import UsageError
 from ftcluster.paths import memory_dir
 
 SHORT = {"--limit": "-l", "--tags": "-t", "--extra-vars": "-e", "--user": "-u"}
-# how to reach the hosts: names and paths, no secrets, so that they can be remembered
+# how to reach the hosts: names and paths, no secrets, so they are saved with the cluster
 CONNECTION = (
     "--user", "--private-key", "--become-password-file", "--connection-password-file",
     "--vault-password-file", "--vault-id",
 )  # fmt: skip
 SETUP = ("--limit", "--tags", "--skip-tags", "--extra-vars", "--forks", *CONNECTION)
-# option: its short form, what is asked for, and the option that takes the answer as a file
+# option: its short form, what is asked for, and the option for a file with the answer
 ASKED = {
     "--ask-become-pass": ("-K", "BECOME password", "--become-password-file"),
     "--ask-pass": ("-k", "SSH password", "--connection-password-file"),
@@ -52,7 +52,7 @@ def add_options(
 
 
 def add_inventories(parser: argparse.ArgumentParser, words: str) -> None:
-    """Add the inventories to a verb, as one word or by Ansible's own option."""
+    """Add the inventories to a verb: as an argument, or with Ansible's option."""
     parser.add_argument("words", nargs="*", metavar="INVENTORY", help=words)
     parser.add_argument(
         "-i",
@@ -69,7 +69,7 @@ def inventories_of(options: argparse.Namespace) -> tuple[str, ...]:
     """The inventories that the user names, in their order.
 
     Raises:
-        UsageError: they are several words, or both words and options.
+        UsageError: there are several arguments, or both arguments and options.
     """
     given = (*options.words, *options.inventories)
     if len(given) > 1 and options.words:
@@ -100,9 +100,9 @@ def remembered(options: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def asked(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Ask for the passwords that the options want; further arguments of ansible-playbook.
+    """Ask for the passwords that the options want; yields arguments of ansible-playbook.
 
-    The answers are in memory only, in files that nobody else can read, for as long as this lasts.
+    The answers are in private files in memory until the context ends.
     """
     wanted = [entry for name, entry in ASKED.items() if options.get(name)]
     if not wanted:

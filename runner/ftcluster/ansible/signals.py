@@ -1,4 +1,4 @@
-"""Ctrl-C as a question that long work asks, instead of an exception out of nowhere."""
+"""Ctrl-C as a counter that can be polled, instead of an exception."""
 
 import signal
 from types import FrameType

@@ -1,1 +1,1 @@
-"""A cluster as setup saw it: facts of its hosts, and the record that later commands read."""
+"""The facts of a cluster's hosts, and the file that setup saves them in."""

@@ -1,4 +1,4 @@
-"""What each host of a cluster is: the plain data that preflight gathers and plan() decides by."""
+"""The facts of each host, which preflight gathers and plan() decides by. Plain data."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -26,13 +26,13 @@ class NumaNode:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "NumaNode":
-        """Read a node as the module returned it; keys of a newer module are passed over."""
+        """Read a node as the module returned it; unknown keys are ignored."""
         return cls(**{key.name: data[key.name] for key in fields(cls) if key.name in data})
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One host, as preflight saw it with the module `ftcluster.cluster.host_facts`.
+    """One host, as the module `ftcluster.cluster.host_facts` describes it.
 
     Attributes:
         name: the inventory's name for the host.
@@ -96,10 +96,10 @@ class HostFacts:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HostFacts":
-        """Read facts as the module returned them; keys of a newer module are passed over.
+        """Read facts as the module returned them; unknown keys are ignored.
 
         Raises:
-            KeyError, TypeError: it is not such facts.
+            KeyError, TypeError: these are no facts.
         """
         known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
         lists = {name: tuple(known[name]) for name in ("cpu_flags", "nics")}

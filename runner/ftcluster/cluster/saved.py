@@ -1,4 +1,4 @@
-"""The cluster that was set up last, remembered on the control node."""
+"""The cluster of the last setup, saved on the control node."""
 
 import json
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from ftcluster.paths import make_state_dir, state_dir, write_atomically
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that setup has finished.
+    """A cluster that was set up.
 
     Attributes:
         inventories: what it was made from.
-        facts: what its hosts are.
+        facts: of its hosts.
         options: arguments of ansible-playbook that say how to reach them.
-        pattern: which hosts of the inventories it has, where that is not all.
+        pattern: which hosts of the inventories it has, or "" for all.
     """
 
     inventories: tuple[Path, ...]
@@ -28,7 +28,7 @@ class Cluster:
 
 
 def remember(cluster: Cluster) -> None:
-    """Make this the cluster that later commands use."""
+    """Save the cluster, for later commands."""
     document = {
         "inventories": [str(path) for path in cluster.inventories],
         "hosts": cluster.pattern,
@@ -40,10 +40,10 @@ def remember(cluster: Cluster) -> None:
 
 
 def recall() -> Cluster:
-    """The cluster that was set up last.
+    """The cluster of the last setup.
 
     Raises:
-        FtclusterError: there is none, or what is remembered cannot be read.
+        FtclusterError: there is none, or its file cannot be read.
     """
     try:
         document = json.loads(_file().read_text(encoding="utf-8"))
@@ -57,12 +57,12 @@ def recall() -> Cluster:
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise FtclusterError(
-            f"{_file()} cannot be read: {error}", "run ftcluster setup again; it writes it anew"
+            f"{_file()} cannot be read: {error}", "run ftcluster setup again; it writes a new one"
         ) from error
 
 
 def recall_of(inventories: Sequence[Path]) -> Cluster | None:
-    """The cluster that was set up last, if it was made from these inventories."""
+    """The cluster of the last setup, if it was made from these inventories."""
     try:
         cluster = recall()
     except FtclusterError:
@@ -72,7 +72,7 @@ def recall_of(inventories: Sequence[Path]) -> Cluster | None:
 
 
 def forget(inventories: Sequence[Path]) -> None:
-    """Remember the cluster of these inventories no longer."""
+    """Delete the saved cluster, if it was made from these inventories."""
     if recall_of(inventories):
         _file().unlink()
 

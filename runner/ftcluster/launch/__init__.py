@@ -1,1 +1,1 @@
-"""From a LaunchPlan to ranks at work on the hosts, and back to their events."""
+"""Launches a LaunchPlan and follows its events."""

@@ -21,10 +21,10 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def find_token(environ: Mapping[str, str] = os.environ) -> str:
-    """The token, from where huggingface_hub takes it too.
+    """The token, from the same places as huggingface_hub.
 
     Raises:
-        UsageError: there is none, or it is none by its form.
+        UsageError: there is none, or it is malformed.
     """
     token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN")
     where = "HF_TOKEN"
@@ -42,11 +42,11 @@ def find_token(environ: Mapping[str, str] = os.environ) -> str:
             ) from None
     token = token.strip()
     if not re.fullmatch(r"[\w.-]+", token, re.ASCII):
-        raise UsageError(f"--hf-token: what {where} holds is no token", "run hf auth login")
+        raise UsageError(f"--hf-token: {where} does not have a token", "run hf auth login")
     return token
 
 
 def rank_variables(run_dir: str) -> dict[str, str]:
-    """What makes the ranks' huggingface_hub take the token of the run's folder."""
-    # an empty HF_TOKEN is none; one that a host has by itself would go before the file
+    """Variables that make the ranks' huggingface_hub read the token in the run's folder."""
+    # a host's own HF_TOKEN would override the file; an empty one does not
     return {"HF_TOKEN_PATH": f"{run_dir}/{HUB_TOKEN_FILE}", "HF_TOKEN": ""}

@@ -1,4 +1,4 @@
-"""A plan for people and for programs. Pure functions only."""
+"""A plan as text and as JSON. Pure functions only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -15,7 +15,7 @@ HEAD = ("host", "rank", "CPUs", "threads", "memory", "samples", "allocator", "in
 
 
 def table(plan: LaunchPlan) -> list[str]:
-    """Who runs where: a line for each rank of a host, hosts that are alike together."""
+    """Who runs where: a line for each rank of a host; equal hosts share their lines."""
     alike: dict[tuple[Any, ...], list[HostPlan]] = {}
     for host in plan.hosts:
         alike.setdefault((host.placement, host.preload, host.interface), []).append(host)
@@ -40,7 +40,7 @@ def _rows(hosts: Sequence[HostPlan]) -> Iterator[tuple[str, ...]]:
 
 
 def reasons(plan: LaunchPlan) -> list[str]:
-    """Every decision with its reason, a line each."""
+    """A line for each decision with its reason."""
     return [f"{one.subject}: {one.value} ({one.why})" for one in plan.decisions]
 
 
@@ -50,13 +50,13 @@ def as_text(
     job: Mapping[str, Any] | None = None,
     folders: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """All of it, as a person could paste it into a shell: what is no command is a comment.
+    """Everything, to be pasted into a shell: what is no command is a comment.
 
     Args:
         plan: who runs where.
         launch: the command.
-        job: what job.json shall hold.
-        folders: folders of the control node and where they are needed on the hosts.
+        job: the content of job.json.
+        folders: folders of the control node and where they are copied to on the hosts.
     """
     copies = [f"copy {source} to {path} on every host before" for source, path in folders]
     comments = [*table(plan), "", *reasons(plan), *([""] if copies else []), *copies]
@@ -65,7 +65,7 @@ def as_text(
 
 
 def as_document(run: str, plan: LaunchPlan, launch: Launch, facts: ClusterFacts) -> dict[str, Any]:
-    """All of it for `--json`; `ftcluster plan --facts` reads the same from `facts` again."""
+    """Everything for `--json`; `ftcluster plan --facts` reads its `facts`."""
     return {
         "run": run,
         "state": "planned",

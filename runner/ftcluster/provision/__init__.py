@@ -1,1 +1,1 @@
-"""Setup, teardown and check: the stages of playbooks."""
+"""Setup, teardown and check."""

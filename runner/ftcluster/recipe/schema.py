@@ -1,4 +1,4 @@
-"""From the fields of a dataclass to what a recipe may say: types, limits, words for both."""
+"""Checks the keys of a recipe by the types and limits of a dataclass's fields."""
 
 import math
 import types
@@ -15,9 +15,9 @@ class Key:
     """One key of a recipe.
 
     Attributes:
-        name: as it is written, dotted where it is in a section.
+        name: with its section: training.seed.
         kind: its type.
-        limits: what its value must keep to.
+        limits: the range of its value.
         required: whether it has to be given.
     """
 
@@ -62,12 +62,12 @@ class Key:
 
     @property
     def meaning(self) -> str:
-        """What is allowed, as a person would say it."""
+        """What is allowed, for a message."""
         return _meaning(self.kind, self.limits)
 
 
 def keys_of(kind: Any, section: str = "", leave_out: tuple[str, ...] = ()) -> Iterator[Key]:
-    """The keys that a dataclass takes, its fields' names behind `section`."""
+    """A key for each field of a dataclass, its name behind `section`."""
     hints = typing.get_type_hints(kind)
     for spec in fields(kind):
         if spec.name not in leave_out:
@@ -104,7 +104,7 @@ def _in_yaml(value: str | bool) -> str:
 
 
 def _says_no(kind: Any) -> bool:
-    """Whether a bare `no`, which YAML 1.1 reads as false, is one of the words that are allowed."""
+    """Whether the value `no` is allowed, which YAML 1.1 reads as false."""
     words = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
     return "no" in words and False not in words
 

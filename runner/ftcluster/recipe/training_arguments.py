@@ -106,7 +106,7 @@ def _best(training: Training, given: Collection[str]) -> Iterator[Contradiction]
 
 @dataclass(frozen=True)
 class OtherNames:
-    """What transformers 5 calls fields that `Training` has under transformers 4's names.
+    """Names in transformers 5 of fields that `Training` has under transformers 4's names.
 
     Attributes:
         train_sampling_strategy: group_by_length, or random for none.
@@ -124,7 +124,7 @@ _MEANS: Mapping[str, tuple[str, Mapping[Any, bool]]] = {
 
 
 def with_own_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Contradiction]]:
-    """The fields that a recipe gives by the names of `Training`, and which names contradict.
+    """A recipe's fields under the names of `Training`, and which names contradict each other.
 
     >>> with_own_names({"train_sampling_strategy": "random"})
     ({'group_by_length': False}, [])

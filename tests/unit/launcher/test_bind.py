@@ -74,7 +74,7 @@ def kernel(answers: dict[int, int], seen: list[tuple[int, list[int]]]) -> Callab
         ({MPOL_PREFERRED_MANY: -errno.EINVAL, MPOL_PREFERRED: 0}, "",
          [(MPOL_PREFERRED_MANY, [8, 65]), (MPOL_PREFERRED, [8])]),
         ({MPOL_PREFERRED_MANY: -errno.EPERM},
-         "NUMA node 8, 65 first: Operation not permitted; a container needs CAP_SYS_NICE",
+         "NUMA node 8, 65: Operation not permitted; a container needs CAP_SYS_NICE",
          [(MPOL_PREFERRED_MANY, [8, 65])]),
         ({MPOL_PREFERRED_MANY: -errno.EINVAL, MPOL_PREFERRED: -errno.EINVAL}, "Invalid argument",
          [(MPOL_PREFERRED_MANY, [8, 65]), (MPOL_PREFERRED, [8])]),
@@ -126,7 +126,7 @@ def test_the_program_runs_on_the_cores_of_the_plan() -> None:
     assert done.returncode == 0, done.stderr
     affinity, memory, environment = json.loads(done.stdout)
     assert affinity == [last]
-    assert memory in ([0], None) or "its memory cannot be taken" in done.stderr
+    assert memory in ([0], None) or "cannot prefer the memory" in done.stderr
     assert environment["OMP_NUM_THREADS"] == environment["KMP_BLOCKTIME"] == "1"
     assert environment["RANK"] == "0"
     assert bind.PLACEMENT_VARIABLE not in environment
@@ -172,15 +172,3 @@ def test_a_launch_without_a_plan(missing: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv(missing)
     monkeypatch.setattr(sys, "argv", ["bind", "/bin/true"])
     assert bind.main() == 2
-
-
-def test_it_needs_nothing_but_the_standard_library() -> None:
-    code = (
-        "import sys, ftcluster_train.bind; "
-        "print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env={"PYTHONPATH": NODE_PATH},
-    )  # fmt: skip
-    assert done.stdout.strip() == "[]"

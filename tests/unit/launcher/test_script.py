@@ -168,7 +168,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        (["/no/such/script.py"], "/no/such/script.py does not exist there"),
+        (["/no/such/script.py"], "/no/such/script.py does not exist"),
         (["-m", "no_such_module"], "there is no module no_such_module"),
         (["-m", "no_such.module"], "there is no module no_such.module: No module named 'no_such'"),
         (["-m", "json.tool"], ""),

@@ -1,1 +1,1 @@
-"""What a run writes: events, files that survive a crash, who may read them."""
+"""Events, and files that survive a crash or are not for other users."""

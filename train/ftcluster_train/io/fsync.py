@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Have a file, or a folder's entries, on the disk."""
+    """Write a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -15,9 +15,9 @@ def sync(path: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder so that it is whole for as long as it has its name, also after a crash."""
+    """Remove a folder: renamed first, so that a crash leaves no incomplete folder of its name."""
     hidden = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(hidden, ignore_errors=True)  # of an attempt that was broken off
+    shutil.rmtree(hidden, ignore_errors=True)  # of an interrupted attempt
     folder.rename(hidden)
-    sync(folder.parent)  # else the disk may know of the deletion and not of the rename
+    sync(folder.parent)  # else the deletion may reach the disk before the rename
     shutil.rmtree(hidden)

@@ -1,6 +1,4 @@
-"""Who else may read what a run leaves on a host; values for os.umask."""
+"""Values for os.umask: who else may read a run's files on a host."""
 
-# tokenised data, and what came from the Hub with a user's token
-ACCOUNT_ONLY = 0o077
-# logs, events, models: for the group of the account that trains, in which nobody else is by itself
-GROUP_READS = 0o027
+ACCOUNT_ONLY = 0o077  # tokenized data, and what was downloaded with a user's token
+GROUP_READS = 0o027  # logs, events, models: also for members of the account's group

@@ -1,6 +1,6 @@
-"""Where a rank runs: its CPUs and NUMA nodes by the plan, and what this host allows of it.
+"""Binds a process to the CPUs and NUMA nodes of its plan, as far as this host allows.
 
-Standard library only: it is in every rank's way.
+Standard library only: it delays every rank.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ Syscall = Callable[..., int]
 
 @dataclass(frozen=True)
 class Place:
-    """What the plan says of one rank.
+    """The plan of one rank.
 
     Attributes:
         rank: from 0.
@@ -31,9 +31,9 @@ class Place:
         local_rank: among the ranks of its host, from 0.
         local_size: number of ranks on its host.
         host: number of its host in the plan, the head being 0.
-        cpus: the CPUs it is to run on.
+        cpus: the CPUs that it runs on.
         threads: OpenMP threads.
-        memory: the NUMA nodes that its memory is to come from first; none: as the kernel does.
+        memory: the NUMA nodes that it prefers; none: the kernel's default policy.
         env: variables of its host.
     """
 
@@ -49,39 +49,40 @@ class Place:
 
 
 def find_place(placement: Mapping[str, Any], rank: int) -> Place:
-    """The entry of one rank.
+    """The place of one rank, from 0.
 
     Args:
-        placement: `kinds`, each with `env` and `ranks`; `hosts`, pairs of a kind and how many hosts
-            of it follow one another.
-        rank: from 0; the ranks of a host follow one another.
+        placement: see ftcluster.launch.mpirun.placement_text. Ranks are numbered in the order of
+            hosts.
 
     Raises:
         ValueError: there are fewer ranks.
     """
     kinds = [placement["kinds"][kind] for kind, count in placement["hosts"] for _ in range(count)]
-    sizes = [len(kind["ranks"]) for kind in kinds]
-    first = 0
-    for host, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
-        if rank < first + size:
-            own = kind["ranks"][rank - first]
-            return Place(
-                rank=rank,
-                world_size=sum(sizes),
-                local_rank=rank - first,
-                local_size=size,
-                host=host,
-                cpus=frozenset(parse_cpus(own["cpus"])),
-                threads=own["threads"],
-                memory=tuple(own["memory"]),
-                env=kind["env"],
-            )
-        first += size
-    raise ValueError(f"there is no rank {rank}, the plan has {first}")
+    ranks = [
+        (host, kind, local)
+        for host, kind in enumerate(kinds)
+        for local in range(len(kind["ranks"]))
+    ]
+    if rank >= len(ranks):
+        raise ValueError(f"there is no rank {rank}, the plan has {len(ranks)}")
+    host, kind, local = ranks[rank]
+    own = kind["ranks"][local]
+    return Place(
+        rank=rank,
+        world_size=len(ranks),
+        local_rank=local,
+        local_size=len(kind["ranks"]),
+        host=host,
+        cpus=frozenset(parse_cpus(own["cpus"])),
+        threads=own["threads"],
+        memory=tuple(own["memory"]),
+        env=kind["env"],
+    )
 
 
 def variables(place: Place, threads: int) -> dict[str, str]:
-    """What the program finds in its environment."""
+    """Variables for the program: those of its host, and those that torchrun sets."""
     return {
         **place.env,
         "OMP_NUM_THREADS": str(threads),
@@ -94,7 +95,7 @@ def variables(place: Place, threads: int) -> dict[str, str]:
 
 
 def bind_cores(place: Place) -> tuple[int, list[str]]:
-    """Keep this process to its cores; returns the threads it has room for, and what went wrong."""
+    """Bind this process to its cores; returns its number of threads, and what went wrong."""
     allowed = os.sched_getaffinity(0)
     chosen = place.cpus & allowed or allowed
     problems = []
@@ -106,12 +107,12 @@ def bind_cores(place: Place) -> tuple[int, list[str]]:
     try:
         os.sched_setaffinity(0, chosen)
     except OSError as error:
-        problems.append(f"it cannot be kept to its cores: {error.strerror}")
+        problems.append(f"it cannot be bound to its cores: {error.strerror}")
     return min(place.threads, len(chosen)), problems
 
 
 def call_kernel(number: int, *arguments: Any) -> int:
-    """A system call: its result, 0 or more, or the error's number, negative."""
+    """Make a system call; returns its result, or the negative errno."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     result = int(call(ctypes.c_long(number), *arguments))
@@ -119,10 +120,10 @@ def call_kernel(number: int, *arguments: Any) -> int:
 
 
 def bind_memory(nodes: Sequence[int], syscall: Syscall = call_kernel) -> list[str]:
-    """Have memory come from some NUMA nodes first; returns what went wrong.
+    """Prefer NUMA nodes for memory; returns what went wrong.
 
-    Preferred and not bound: where bound nodes are full, the kernel kills instead of going on with
-    others. Kernels before 5.15 prefer one node only, the first then.
+    Preferred and not bound: when bound nodes are full, the kernel kills the process instead of
+    using others. Kernels before 5.15 prefer one node only, here the first.
     """
     if not nodes:
         return []
@@ -141,14 +142,11 @@ def bind_memory(nodes: Sequence[int], syscall: Syscall = call_kernel) -> list[st
     why = os.strerror(-result)
     if -result == errno.EPERM:
         why += "; a container needs CAP_SYS_NICE for it"
-    return [f"its memory cannot be taken from NUMA node {numbers} first: {why}"]
+    return [f"it cannot prefer the memory of NUMA node {numbers}: {why}"]
 
 
 def memory_nodes(syscall: Syscall = call_kernel) -> list[int] | None:
-    """The nodes that this process's memory comes from first; [] for the kernel's own way.
-
-    None where the kernel does not tell.
-    """
+    """The nodes that this process prefers; [] for the default policy, None where it is unknown."""
     mode, mask = ctypes.c_int(), _mask(())
     result = syscall(
         SYS_GET_MEMPOLICY,

@@ -1,9 +1,7 @@
-"""A run's hold on its stack: a shared lock on the stack's folder.
+"""A run's shared lock on the folder of its stack.
 
-Setup takes the same lock alone before it changes or removes a stack. The kernel gives it back when
-the last process that has it is gone, however it ended.
-
-Standard library only: it is in every rank's way.
+Setup takes the lock exclusively before it changes or removes a stack. The kernel releases it when
+the last process that holds it has ended. Standard library only: it delays every rank.
 """
 
 import fcntl
@@ -15,15 +13,15 @@ from pathlib import Path
 
 from ftcluster_train.errors import TrainError
 
-WAIT_SECONDS = 20.0  # a setup that replaces the node package takes some
+WAIT_SECONDS = 20.0  # setup may be replacing the node package
 
 
 def hold_stack(stack: Path, inherited: bool = False) -> None:
-    """Keep a stack as it is for as long as this process lives.
+    """Protect a stack from changes for as long as this process lives.
 
     Args:
         stack: its folder.
-        inherited: whether the lock is also that of what this process becomes or starts.
+        inherited: whether programs that this process executes keep the lock.
 
     Raises:
         TrainError: the stack is gone, or a setup is changing it for longer than WAIT_SECONDS.
@@ -45,7 +43,7 @@ def hold_stack(stack: Path, inherited: bool = False) -> None:
                 os.close(descriptor)
                 raise TrainError(
                     f"a setup is changing the stack {stack} on {host}",
-                    "wait for it to end, then start the run again",
+                    "wait for its end, then start the run again",
                 ) from None
             time.sleep(0.1)
         except OSError:
@@ -54,7 +52,7 @@ def hold_stack(stack: Path, inherited: bool = False) -> None:
         same = os.path.samestat(os.fstat(descriptor), stack.stat())
     except OSError:
         same = False
-    if not same:  # removed, or made anew, meanwhile
+    if not same:  # removed or replaced meanwhile
         os.close(descriptor)
         raise gone
 
