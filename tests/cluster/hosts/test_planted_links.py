@@ -33,8 +33,8 @@ def test_root_follows_no_link_of_the_account(cluster: Cluster) -> None:
             done = control.run(*again)
             assert done.returncode == 1, done.stderr
             assert (
-                f"{OTHER}: Create its folders: {HOME}/.ssh: is a link to {target} that ftcluster may "
-                "have made, so it is not followed; remove it and run this again" in done.stderr
+                f"{OTHER}: Create its folders: {HOME}/.ssh: is a link to {target} that ftcluster "
+                "may have made, so it is not followed; remove it and run this again" in done.stderr
             ), done.stderr
             back = f"rm {HOME}/.ssh && mv {HOME}/mine {HOME}/.ssh"
             assert control.as_ranks(OTHER, back).returncode == 0
