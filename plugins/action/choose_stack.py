@@ -6,6 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
     BundleError,
@@ -40,11 +43,11 @@ class ActionModule(ActionBase):
         arguments = self._task.args
         hosts = arguments.get("hosts") or {}
         cache = Path(arguments["cache"]) if arguments.get("cache") else cache_dir()
-        allow_unverified = bool(arguments.get("allow_unverified"))
+        allow_unverified = boolean(arguments.get("allow_unverified", False))
         try:
             document = read_stacks(Path(arguments["folder"]))
             bundle = _bundle(arguments, cache)
-            allow_yanked = bool(arguments.get("allow_yanked"))
+            allow_yanked = boolean(arguments.get("allow_yanked", False))
             wish = Wish(arguments.get("name") or "", bundle, allow_yanked, allow_unverified)
             choice = choose(document["stacks"], document["warnings"], wish, hosts)
             folder = Path(arguments["folder"])

@@ -7,6 +7,9 @@ import secrets
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import BOOT_ID
 from ansible_collections.ftcluster.cluster.plugins.modules.environment import marker as marker_of
@@ -89,8 +92,8 @@ def _wanted(arguments):
         requirements.stem,
         requirements.read_text(encoding="utf-8"),
         Path(more).read_text(encoding="utf-8") if more else "",
-        bool(arguments.get("resolve")),
-        bool(arguments.get("allow_unverified")),
+        boolean(arguments.get("resolve", False)),
+        boolean(arguments.get("allow_unverified", False)),
     )
 
 

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""What keeps hosts from being a cluster together, each with what to do about it."""
+"""Why hosts cannot be one cluster."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.network import i
 
 DOCUMENTATION = r"""
 name: cluster_problems
-short_description: What keeps hosts from being a cluster together
+short_description: Why hosts cannot be one cluster
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
-description: Compares the facts of hosts with each other; pure data in, sentences out.
+description: Compares the facts of the hosts with each other.
 options:
   _input:
     description: RV(ftcluster.cluster.host_facts#module:facts) of each host, by its inventory name.
@@ -20,7 +20,7 @@ options:
     required: true
   requirements:
     description:
-      - Key C(clock_seconds), by how much a clock may differ from the other hosts', 5 when left out.
+      - Key C(clock_seconds), by how much clocks of two hosts may differ; 5 by default.
     type: dict
     required: true
 """
@@ -31,16 +31,18 @@ problems: "{{ all_facts | ftcluster.cluster.cluster_problems({'clock_seconds': 5
 
 RETURN = r"""
 _value:
-  description: For each host, one sentence a problem with what to do about it.
+  description: For each host its problems, with C(what) and C(hint).
   type: dict
   sample:
     node0: []
-    node1: ["it is the same machine as node0 (10.0.0.10); take one of the two out of the inventory"]
+    node1:
+      - what: it is the same machine as node0 (10.0.0.10)
+        hint: remove one of the two from the inventory
 """
 
 
 def clocks(hosts, allowed):
-    """Clocks that are off by more seconds than allowed; (host, sentence) of each.
+    """Hosts whose clock is off by more seconds than allowed.
 
     Offsets are against the control node, which may itself be wrong: the median host is the
     reference, and of two middle ones that nearer to the control node.
@@ -59,85 +61,71 @@ def clocks(hosts, allowed):
         ahead = offset - offsets[reference][0]
         if abs(ahead) > allowed + error + offsets[reference][1]:
             way = "ahead of" if ahead > 0 else "behind"
-            yield (
-                host,
-                f"its clock is {abs(ahead):.1f} s {way} that of {reference}; "
-                "set it by the network: timedatectl set-ntp true, "
-                "with systemd-timesyncd or chrony installed",
-            )
-
-
-def prefixes(hosts):
-    """Prefixes unlike that of most hosts, or of the first where it is a tie; (host, sentence)."""
-    found = {host: facts["prefix"] for host, facts in hosts.items() if facts.get("prefix")}
-    if not found:
-        return
-    usual = Counter(found.values()).most_common(1)[0][0]
-    example = next(host for host, prefix in found.items() if prefix == usual)
-    for host, prefix in found.items():
-        if prefix != usual:
-            yield (
-                host,
-                f"its folder is {prefix}, that of {example} is {usual}, and mpirun needs one path "
-                "on all; choose a folder for all hosts with -e ftcluster_prefix=DIR",
-            )
-
-
-def machines(hosts):
-    """Hosts that an earlier one already is by another name; (host, sentence) of each."""
-    first = {}
-    for host, facts in hosts.items():
-        address = facts.get("network_address")
-        if address:
-            other = first.setdefault((address, facts.get("machine_id")), host)
-            if other != host:
-                yield (
-                    host,
-                    f"it is the same machine as {other} ({address}); "
-                    "take one of the two out of the inventory",
-                )
-
-
-def loopbacks(hosts):
-    """Hosts of several that only they themselves can reach; (host, sentence) of each."""
-    for host, facts in hosts.items():
-        address = facts.get("network_address", "")
-        if len(hosts) > 1 and is_loopback(address):
-            yield (
-                host,
-                f"other hosts cannot reach it at {address}; "
-                f"set ftcluster_address=ADDRESS for {host} in the inventory",
-            )
+            what = f"its clock is {abs(ahead):.1f} s {way} that of {reference}"
+            hint = "synchronize it: timedatectl set-ntp true, with systemd-timesyncd or chrony"
+            yield host, what, hint
 
 
 def accounts(hosts):
-    """Hosts without root among hosts with it: ranks would be other users; (host, sentence)."""
+    """Hosts without root among hosts with it: their ranks would run as another user."""
     users = {host: facts["rank_user"] for host, facts in hosts.items() if "rank_user" in facts}
-    if not any(users.values()):
-        return
-    example = next(host for host, user in users.items() if user)
+    example = next((host for host, user in users.items() if user), "")
     for host, user in users.items():
-        if not user:
-            yield (
-                host,
-                f"root cannot be had here, but on {example}, so ranks would run as other users; "
+        if example and not user:
+            what = f"root is available on {example}, but not here, so ranks would be other users"
+            hint = (
                 "give it root too (--ask-become-pass asks for a password), or do without it on "
-                "all hosts with -e ftcluster_root=false",
+                "all hosts with -e ftcluster_root=false"
             )
+            yield host, what, hint
+
+
+def prefixes(hosts):
+    """Hosts with another prefix than most hosts, or than the first where it is a tie."""
+    found = {host: facts["prefix"] for host, facts in hosts.items() if facts.get("prefix")}
+    usual = Counter(found.values()).most_common(1)
+    for host, prefix in found.items():
+        if prefix != usual[0][0]:
+            example = next(other for other in found if found[other] == usual[0][0])
+            what = (
+                f"its folder is {prefix}, that of {example} is {usual[0][0]}, and mpirun needs the "
+                "same path on all"
+            )
+            yield host, what, "choose a folder for all hosts with -e ftcluster_prefix=DIR"
+
+
+def machines(hosts):
+    """Hosts that are the same machine as an earlier one."""
+    first = {}
+    for host, facts in hosts.items():
+        address = facts.get("network_address")
+        other = first.setdefault((address, facts.get("machine_id")), host)
+        if address and other != host:
+            what = f"it is the same machine as {other} ({address})"
+            yield host, what, "remove one of the two from the inventory"
+
+
+def loopbacks(hosts):
+    """Hosts of several whose address is loopback."""
+    for host, facts in hosts.items():
+        address = facts.get("network_address", "")
+        if len(hosts) > 1 and is_loopback(address):
+            what = f"other hosts cannot reach it at {address}"
+            yield host, what, f"set ftcluster_address=ADDRESS for {host} in the inventory"
 
 
 def cluster_problems(facts_by_host, requirements):
-    """Every problem that only shows between hosts; a list of sentences for each host."""
+    """The problems between hosts, a list for each host."""
     problems = {host: [] for host in facts_by_host}
-    for check in (
+    for found in (
         clocks(facts_by_host, requirements.get("clock_seconds", 5)),
         accounts(facts_by_host),
         prefixes(facts_by_host),
         machines(facts_by_host),
         loopbacks(facts_by_host),
     ):
-        for host, sentence in check:
-            problems[host].append(sentence)
+        for host, what, hint in found:
+            problems[host].append({"what": what, "hint": hint})
     return problems
 
 

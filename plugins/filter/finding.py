@@ -1,17 +1,19 @@
 # Apache-2.0 (see LICENSE)
-"""A problem or warning of verify as one sentence."""
+"""A finding as one line of text."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: finding
-short_description: A problem or warning of verify as one sentence
+short_description: A finding as one line of text
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
-description: Names the host, what was found and what to do about it.
+description: Joins the host, what was found and what to do about it.
 options:
   _input:
-    description: One of C(problems) or C(warnings) that C(python -m ftcluster_train.verify) prints.
+    description: >-
+      A problem, notice or warning of preflight or verify. C(what), and optionally C(host) and
+      C(hint).
     type: dict
     required: true
 """
@@ -22,18 +24,16 @@ text: "{{ verify_report.warnings | map('ftcluster.cluster.finding') | join('\n')
 
 RETURN = r"""
 _value:
-  description: The sentence.
+  description: The line.
   type: str
-  sample: "node1: its link to node2 is slow: 12 MB/s, 180 us; look at cable and switch port"
+  sample: "node1: its link to node2 is slow: 12 MB/s, 180 us; check cable and switch port"
 """
 
 
 def finding(found):
-    """The sentence; parts that are empty are left out."""
-    if isinstance(found, str):  # what an older package on the hosts says
-        return found
-    start = f"{found['host']}: " if found["host"] else ""
-    return start + found["what"] + (f"; {found['hint']}" if found["hint"] else "")
+    """The line; parts that are empty or missing are left out."""
+    start = f"{found['host']}: " if found.get("host") else ""
+    return start + found["what"] + (f"; {found['hint']}" if found.get("hint") else "")
 
 
 class FilterModule:

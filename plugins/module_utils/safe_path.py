@@ -26,14 +26,23 @@ from pathlib import Path
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would wait for a writer
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+AGAIN = "remove it and run this again"
+AGAIN = "remove it and run this again"
+AGAIN = "remove it and run this again"
 LINKS = 40  # as many as the kernel follows
 
 
 class RefusedPath(OSError):
-    """A path that a less trusted user may have made another one of."""
+    """A path that a less trusted user may have exchanged.
 
-    def __init__(self, path, text):
-        super().__init__(errno.EPERM, text, str(path))
+    Attributes:
+        what: the reason.
+        hint: what to do.
+    """
+
+    def __init__(self, path, what, hint):
+        super().__init__(errno.EPERM, f"{what}; {hint}", str(path))
+        self.what, self.hint = what, hint
 
 
 def trusted(uid):
@@ -62,23 +71,23 @@ def _check_link(place, target, link, folder):
     maker = strangers[0] if strangers else "another user"
     raise RefusedPath(
         place,
-        f"is a link to {target} that {maker} may have made, so it is not followed; remove it and "
-        "run this again",
+        f"is a link to {target} that {maker} may have made, so it is not followed",
+        AGAIN,
     )
 
 
 def _check_guarded(place, folder):
     """Refuse a folder in which somebody else can exchange what is there."""
-    mend = ""
+    fix = ""
     if not trusted(folder.st_uid):
-        who, mend = user_name(folder.st_uid), "chown root"
+        who, fix = user_name(folder.st_uid), "chown root"
     elif _others_may_write(folder, (0,)) and not folder.st_mode & stat.S_ISVTX:
-        who, mend = "more users than root", "chmod go-w"
-    if mend:
+        who, fix = "more users than root", "chmod go-w"
+    if fix:
         raise RefusedPath(
             place,
-            f"{who} may write here, and could exchange what root installs; choose another folder, "
-            f"or: sudo {mend} {place}",
+            f"{who} may write here, and could exchange what root installs",
+            f"choose another folder, or: sudo {fix} {place}",
         )
 
 
@@ -174,7 +183,7 @@ def read_text(path):
     try:
         with opened(path) as descriptor:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise RefusedPath(path, "is no regular file; remove it and run this again")
+                raise RefusedPath(path, "is not a regular file", AGAIN)
             with os.fdopen(descriptor, encoding="utf-8", errors="replace", closefd=False) as file:
                 return file.read()
     except (FileNotFoundError, NotADirectoryError):

@@ -29,7 +29,7 @@ options:
     description: A file that C(ftcluster bundle) has written.
     type: path
   allow_yanked:
-    description: Whether a stack may have releases that their makers took back.
+    description: Whether a stack may have yanked releases.
     type: bool
     default: false
   allow_unverified:

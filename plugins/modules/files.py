@@ -79,6 +79,9 @@ import stat  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
+    AGAIN,
+    AGAIN,
+    AGAIN,
     RefusedPath,
     make_folder,
     opened,
@@ -126,12 +129,14 @@ def set_attributes(path, is_kind, mode, uid, gid):
     with opened(path) as descriptor:
         found = os.fstat(descriptor)
         if not is_kind(found.st_mode):
-            raise RefusedPath(path, "was exchanged meanwhile; look who did it, and run this again")
+            raise RefusedPath(
+                path, "was exchanged meanwhile", "find out who did it, and run this again"
+            )
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             raise RefusedPath(
                 path,
-                f"is one of {found.st_nlink} names (hard links) of a file, so it may be another "
-                "user's; remove it and run this again",
+                f"is one of {found.st_nlink} hard links of a file, which may be another user's",
+                AGAIN,
             )
         os.fchown(descriptor, uid, gid)
         if mode is not None:

@@ -225,9 +225,12 @@ facts:
       type: bool
       sample: true
     prefix_refused:
-      description: Why root must not install there, and what to do; empty where it may.
-      type: str
-      sample: ""
+      description: Why root must not install there, and what to do; none where it may.
+      type: dict
+      sample: null
+      contains:
+        what: {description: The reason., type: str}
+        hint: {description: What to do., type: str}
     has_stack:
       description: Whether a stack is there already.
       type: bool
@@ -532,14 +535,14 @@ def writable(folder, has_root=False):
 
 
 def refusal(folder):
-    """Why root must not install in a folder, because another user could exchange it there."""
+    """Why root must not install in a folder: another user could exchange it there."""
     try:
         with opened_parent(folder, guarded=True):
-            return ""
+            return None
     except RefusedPath as error:
-        return f"{error.filename}: {error.strerror}"
+        return {"what": f"{error.filename}: {error.what}", "hint": error.hint}
     except OSError:  # it is missing, or this user may not look, and root will
-        return ""
+        return None
 
 
 def chosen(text):
@@ -741,7 +744,7 @@ def main():
         "thp_read_only": is_read_only("/sys"),
         "prefix": str(prefix),
         "prefix_writable": writable(prefix, has_root),
-        "prefix_refused": refusal(prefix / "stacks") if has_root else "",
+        "prefix_refused": refusal(prefix / "stacks") if has_root else None,
         "has_stack": exists(prefix / "current"),
         "current": current_stack(prefix),
         "stacks": finished_stacks(prefix),

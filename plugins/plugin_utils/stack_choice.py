@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 AUTO = "auto"
 DOCUMENTED = "documented"
 NODE_PYTHON = (3, 10)  # the oldest that the package ftcluster_train runs on
-LEAVE_OUT = "take the host out of the inventory"
+LEAVE_OUT = "remove the host from the inventory"
 FLAG_NAMES = {"avx2": "AVX2", "avx512f": "AVX512"}
 
 
@@ -18,9 +18,9 @@ class Wish:
 
     Attributes:
         stack: a name, "auto", or "" for the bundle's, else the default.
-        bundle: the bundle that is to be used, with `stack` and `target`, or None.
-        allow_yanked: whether releases that their makers took back may be installed.
-        allow_unverified: whether files may be installed for which no lock has a hash.
+        bundle: has `stack` and `target`, or None.
+        allow_yanked: whether yanked releases may be installed.
+        allow_unverified: whether files without a hash in a lock may be installed.
     """
 
     stack: str = ""
@@ -37,19 +37,19 @@ class Choice:
         stack: its name.
         why: the reason, one line.
         pythons: the path of the Python that each host makes it from.
-        problems: for each host, what keeps it from having the stack, with what to do.
-        notices: what is worth knowing.
+        problems: for each host why it cannot have the stack, as {what, hint}.
+        notices: warnings about the stack.
     """
 
     stack: str
     why: str
     pythons: dict[str, str] = field(default_factory=dict)
-    problems: dict[str, list[str]] = field(default_factory=dict)
+    problems: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
 
 
 class ChoiceError(Exception):
-    """No host can have what is asked for; says why and what to do."""
+    """The wished stack cannot be installed; says why and what to do."""
 
 
 def choose(stacks, warnings, wish, hosts):
@@ -59,41 +59,19 @@ def choose(stacks, warnings, wish, hosts):
         stacks: as stacks.yml has them, in its order.
         warnings: the texts of the stacks' warnings, by key, as {text, source}.
         wish: what the user asks for.
-        hosts: facts of each host by name; none of them need be known.
+        hosts: facts of each host by name; any of them may be missing.
 
     Raises:
-        ChoiceError: there is no such stack, or it must not be installed, on any host.
+        ChoiceError: there is no such stack, or it must not be installed on any host.
     """
     name, why = _name(stacks, wish, hosts)
     stack = stacks[name]
-    if version(stack["python"][1]) < NODE_PYTHON:
-        raise ChoiceError(
-            f"stack {name} ends with Python {stack['python'][1]}, and what trains on the hosts "
-            f"needs {'.'.join(map(str, NODE_PYTHON))}; it is listed so that its parts are known. "
-            "Others: ftcluster stacks"
-        )
-    if stack.get("yanked") and not wish.allow_yanked:
-        taken = ", ".join(f"{p} {stack['packages'][p]}" for p in stack["yanked"])
-        raise ChoiceError(
-            f"stack {name} has {taken}, which its makers took back (most of them for security); "
-            "to install it all the same: --allow-yanked (torch_stack_allow_yanked=true)"
-        )
-    bare = unverified(stack)
-    if bare and not wish.allow_unverified:
-        raise ChoiceError(
-            f"stack {name} has {bare}, so nothing tells whether what an index gives is what it "
-            "should be; to install it all the same: --allow-unverified "
-            "(torch_stack_allow_unverified=true)"
-        )
+    _check_allowed(name, stack, wish)
     choice = Choice(name, why)
     for host, facts in hosts.items():
-        path, problem = python_for(stack, facts, name, wish.bundle)
-        choice.pythons[host] = path
-        choice.problems[host] = [
-            *([problem] if problem else []),
-            *_cpu_problems(stack, facts, name),
-            *_bundle_problems(wish.bundle, facts),
-        ]
+        path, problems = python_for(stack, facts, name, wish.bundle)
+        problems += _cpu_problems(stack, facts, name) + _bundle_problems(wish.bundle, facts)
+        choice.pythons[host], choice.problems[host] = path, problems
     choice.notices = [f"stack {name}, because {why}"] if wish.stack == AUTO else []
     choice.notices += [
         f"stack {name}: {warnings[key]['text']} ({warnings[key]['source']})"
@@ -101,14 +79,35 @@ def choose(stacks, warnings, wish, hosts):
     ]
     if stack["state"] == DOCUMENTED:
         choice.notices.append(
-            f"stack {name} is only documented: its parts match, but ftcluster has not tried it, "
-            "and the versions of further packages are chosen at the download"
+            f"stack {name} is only documented: its parts match, but ftcluster is not tested with "
+            "it, and the versions of further packages are chosen at the download"
         )
     return choice
 
 
+def _check_allowed(name, stack, wish):
+    if version(stack["python"][1]) < NODE_PYTHON:
+        raise ChoiceError(
+            f"stack {name} ends with Python {stack['python'][1]}, and the package that trains on "
+            f"the hosts needs {'.'.join(map(str, NODE_PYTHON))}; the stack is listed to document "
+            "its parts. Others: ftcluster stacks"
+        )
+    if stack.get("yanked") and not wish.allow_yanked:
+        yanked = ", ".join(f"{p} {stack['packages'][p]}" for p in stack["yanked"])
+        raise ChoiceError(
+            f"stack {name} has {yanked}, which was yanked (most such releases for security); "
+            "to install it anyway: --allow-yanked (torch_stack_allow_yanked=true)"
+        )
+    bare = unverified(stack)
+    if bare and not wish.allow_unverified:
+        raise ChoiceError(
+            f"stack {name} has {bare}, so what an index gives cannot be verified; to install it "
+            "anyway: --allow-unverified (torch_stack_allow_unverified=true)"
+        )
+
+
 def unverified(stack):
-    """What of a stack no lock has a hash of, in words, or nothing."""
+    """Which packages of a stack have no hash in a lock, as text, or ""."""
     if stack["state"] == DOCUMENTED:
         return "no lock with the hashes of its packages"
     bare = ", ".join(f"{p} {stack['packages'][p]}" for p in stack.get("unverified", ()))
@@ -116,7 +115,7 @@ def unverified(stack):
 
 
 def _name(stacks, wish, hosts):
-    """The name of the stack, and why this one."""
+    """The name of the stack, and the reason."""
     default = next(name for name, stack in stacks.items() if stack["state"] == "default")
     bundled = getattr(wish.bundle, "stack", "")
     if bundled:
@@ -126,7 +125,9 @@ def _name(stacks, wish, hosts):
                 f"leave the stack out, or make one: ftcluster bundle --stack {wish.stack}"
             )
         if bundled not in stacks:
-            raise ChoiceError(f"the bundle has stack {bundled}, which this ftcluster does not know")
+            raise ChoiceError(
+                f"the bundle has stack {bundled}, which this version of ftcluster does not have"
+            )
         return bundled, "it is the bundle's"
     if wish.stack == AUTO:
         return _automatic(stacks, hosts)
@@ -136,22 +137,24 @@ def _name(stacks, wish, hosts):
 
 
 def _automatic(stacks, hosts):
-    """The first stack that is looked after and that every host can have."""
+    """The first supported stack that fits every host."""
     against = []
     for name, stack in stacks.items():
         if stack["state"] == DOCUMENTED:
             continue
-        found = {
-            host: [p for p in (python_for(stack, facts, name)[1],) if p]
-            + _cpu_problems(stack, facts, name)
-            for host, facts in hosts.items()
-        }
-        refused = [f"{host}: {problems[0]}" for host, problems in found.items() if problems]
-        if not refused:
-            kind = "it is the default" if stack["state"] == "default" else "every host can have it"
+        for host, facts in hosts.items():
+            problems = python_for(stack, facts, name)[1] + _cpu_problems(stack, facts, name)
+            if problems:
+                against.append(f"not {name}, because of {host}: {problems[0]['what']}")
+                break
+        else:
+            kind = "it is the default" if stack["state"] == "default" else "it fits every host"
             return name, "; ".join([kind, *against])
-        against.append(f"not {name}, because of {refused[0]}")
     raise ChoiceError("no stack fits all hosts: " + "; ".join(against))
+
+
+def _finding(what, hint):
+    return {"what": what, "hint": hint}
 
 
 def version(text):
@@ -160,47 +163,40 @@ def version(text):
 
 
 def python_for(stack, facts, name, bundle=None):
-    """The path of the host's Python that a stack can be made from, and what is wrong if none.
+    """The path of the Python that a stack can be made from on a host, and the problems if none.
 
-    Ansible's own where it fits, which is known to work; else the newest that fits. Of a bundle, the
-    one that its wheels are for.
+    Ansible's own if it fits, because it is known to run; else the newest that fits. For a bundle,
+    the one that its wheels are for.
     """
     there = facts.get("pythons", [])
     if not there:
-        return "", ""
+        return "", []
     first, last = (version(text) for text in stack["python"])
     if bundle:
         first = last = version(bundle.target.python)
     fitting = [p for p in there if max(first, NODE_PYTHON) <= version(p["version"]) <= last]
-    if not fitting:
-        have = ", ".join(p["version"] for p in there)
-        if bundle:
-            return "", (
-                f"the bundle is for Python {bundle.target.python}, here is {have}; install that "
-                "one, or make a bundle for another: ftcluster bundle --python X.Y"
-            )
-        oldest = ".".join(map(str, max(first, NODE_PYTHON)))
-        newest = stack["python"][1]
-        needed = f"Python {oldest}" + (f" to {newest}" if newest != oldest else "")
-        own = ".".join(map(str, version(there[0]["version"])))
-        return "", (
-            f"stack {name} needs {needed}, here is {have}; install one of these, or see which "
-            f"stack fits: ftcluster stacks --python {own}"
-        )
-    own = [p for p in fitting if p is there[0]]
-    best = own[0] if own else max(fitting, key=lambda p: version(p["version"]))
-    return best["path"], ""
+    if fitting:
+        newest = max(fitting, key=lambda p: version(p["version"]))
+        return (there[0] if there[0] in fitting else newest)["path"], []
+    have = ", ".join(p["version"] for p in there)
+    if bundle:
+        what = f"the bundle is for Python {bundle.target.python}, the host has {have}"
+        hint = "install that one, or make a bundle for another: ftcluster bundle --python X.Y"
+        return "", [_finding(what, hint)]
+    oldest, newest = ".".join(map(str, max(first, NODE_PYTHON))), stack["python"][1]
+    needed = f"Python {oldest}" + (f" to {newest}" if newest != oldest else "")
+    own = ".".join(map(str, version(there[0]["version"])))
+    hint = f"install one of these, or list the stacks that fit: ftcluster stacks --python {own}"
+    return "", [_finding(f"stack {name} needs {needed}, the host has {have}", hint)]
 
 
 def _cpu_problems(stack, facts, name):
-    if "cpu_flags" not in facts:
+    there = facts.get("cpu_flags", stack["cpu_flags"])
+    missing = [FLAG_NAMES.get(flag, flag) for flag in stack["cpu_flags"] if flag not in there]
+    if not missing:
         return []
-    missing = [flag for flag in stack["cpu_flags"] if flag not in facts["cpu_flags"]]
-    return [
-        f"stack {name} needs a CPU with {' and '.join(FLAG_NAMES.get(f, f) for f in missing)}, "
-        f"which {facts.get('cpu_model', 'this one')} has not; {LEAVE_OUT}"
-        for _ in missing[:1]
-    ]
+    what = f"stack {name} needs a CPU with {' and '.join(missing)}"
+    return [_finding(f"{what}, the host has {facts.get('cpu_model', 'another one')}", LEAVE_OUT)]
 
 
 def _bundle_problems(bundle, facts):
@@ -209,25 +205,20 @@ def _bundle_problems(bundle, facts):
         return []
     target, problems = bundle.target, []
     if facts.get("machine", target.machine) != target.machine:
-        problems.append(
-            f"the bundle is for {target.machine}, this host is {facts['machine']}; {LEAVE_OUT}"
-        )
+        what = f"the bundle is for {target.machine}, the host is {facts['machine']}"
+        problems.append(_finding(what, LEAVE_OUT))
     kind, _, number = facts.get("libc", "").partition(" ")
     if kind == "glibc" and version(number) < version(target.glibc):
-        problems.append(
-            f"the bundle needs glibc {target.glibc}, here is {number}; "
-            f"make one for it: ftcluster bundle --glibc {number}"
-        )
+        what = f"the bundle needs glibc {target.glibc}, the host has {number}"
+        problems.append(_finding(what, f"make one for it: ftcluster bundle --glibc {number}"))
     elif kind not in ("", "glibc"):
-        problems.append(f"the bundle needs glibc, here is {kind} {number}; {LEAVE_OUT}")
+        problems.append(_finding(f"the bundle needs glibc, the host has {kind} {number}", LEAVE_OUT))
     return problems
 
 
 def space_problems(needed, free, prefix, name):
-    """What to say where a stack does not fit on a host's disk, or nothing."""
+    """Whether a stack does not fit on a host's disk."""
     if free >= needed:
         return []
-    return [
-        f"{free / 1e9:.1f} GB free at {prefix}, {needed / 1e9:.1f} GB are needed for stack {name}; "
-        "free some space or choose another folder with -e ftcluster_prefix=DIR"
-    ]
+    what = f"{free / 1e9:.1f} GB free at {prefix}, {needed / 1e9:.1f} GB are needed for stack {name}"
+    return [_finding(what, "free some space or choose another folder with -e ftcluster_prefix=DIR")]

@@ -41,8 +41,8 @@ def test_setup_can_be_run_by_name(installed: Installed) -> None:
 @pytest.mark.parametrize(
     ("playbook", "wheel", "said"),
     [
-        ("setup", "", "this copy of the collection does not carry the package that trains on"),
-        ("stack", "/no/such.whl", "/no/such.whl is no file on the control node"),
+        ("setup", "", "this copy of the collection does not contain the package that trains on"),
+        ("stack", "/no/such.whl", "/no/such.whl is not a file on the control node"),
     ],
 )
 def test_a_missing_wheel_is_told_before_anything_is_changed(

@@ -49,8 +49,8 @@ class Found:
 
     inventory: Inventory
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    problems: dict[str, list[str]] = field(default_factory=dict)
-    notices: dict[str, list[str]] = field(default_factory=dict)
+    problems: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    notices: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     report: dict[str, Any] | None = None
     seconds: float = 0.0

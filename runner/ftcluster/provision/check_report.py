@@ -88,8 +88,8 @@ def _problems(found: Found) -> Iterator[Finding]:
             yield Finding(name, what, hint, "unreachable")
         elif failure:
             yield Finding(name, f"{failure.task}: {failure.message}", "", "ansible")
-        for sentence in found.problems.get(name, []):
-            yield _split(name, sentence, "preflight")
+        for problem in found.problems.get(name, []):
+            yield Finding(name, problem["what"], problem["hint"], "preflight")
         facts = found.facts.get(name)
         if facts and not facts.get("current"):
             what = f"no stack is set up in {facts.get('prefix', '')}"
@@ -100,8 +100,8 @@ def _problems(found: Found) -> Iterator[Finding]:
 
 def _warnings(found: Found) -> Iterator[Finding]:
     for name in found.inventory.hosts:
-        for sentence in found.notices.get(name, []):
-            yield _split(name, sentence, "preflight")
+        for notice in found.notices.get(name, []):
+            yield Finding(name, notice["what"], notice["hint"], "preflight")
         facts = found.facts.get(name, {})
         if facts.get("current") and not facts.get("tcmalloc"):
             what = "it has no tcmalloc; a training step takes 15 to 35 % longer without it"
@@ -113,9 +113,3 @@ def _warnings(found: Found) -> Iterator[Finding]:
         yield Finding(head, what, "fix the head first", "unmeasured")
     for warning in (found.report or {}).get("warnings", []):
         yield Finding(**warning)
-
-
-def _split(host: str, sentence: str, kind: str) -> Finding:
-    """A sentence of preflight: what is wrong; what to do about it."""
-    what, _, hint = sentence.partition("; ")
-    return Finding(host, what, hint, kind)

@@ -58,10 +58,10 @@ def test_every_problem_of_every_host_before_anything_is_changed(
           THIRD: of[THIRD]}  # fmt: skip
     for name in NAMES:
         assert re.search(r"Python 3\.11\.\d+ is too old, 3\.99 or newer is needed", of[name])
-    assert "/proc/ftcluster cannot be written" in of[HEAD]
+    assert "/proc/ftcluster is not writable" in of[HEAD]
     assert "0.1 GB free at /mnt/small/ft" in of[OTHER]
     assert re.search(r"its clock is (3599|3600)\.\d s ahead of that of node[01]", of[THIRD])
-    assert "mpirun needs one path on all" in text
+    assert "mpirun needs the same path on all" in text
 
 
 def test_a_wrong_key_and_a_host_that_is_off_are_named(cluster: Cluster, tmp_path: Path) -> None:

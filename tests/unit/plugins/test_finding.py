@@ -10,7 +10,3 @@ def test_a_finding_is_a_sentence() -> None:
 def test_parts_that_are_empty_are_left_out() -> None:
     assert finding({**FOUND, "host": ""}) == "it is slow; look at its fans"
     assert finding({**FOUND, "hint": ""}) == "node1: it is slow"
-
-
-def test_sentences_of_an_older_package_stay_as_they_are() -> None:
-    assert finding("node1: it is slow") == "node1: it is slow"

@@ -17,7 +17,7 @@ TEMPLATE = '{{ lookup("pipe", "touch planted") }}'
 FREE = {  # texts for people, of any letters
     "hostname", "kernel", "os", "os_id", "os_version", "os_like", "libc", "machine_id",
     "cpu_model", "cpu_vendor", "cpu_generation", "amx", "thp", "network_why", "user",
-    "pythons.path", "prefix_refused", "services.user",
+    "pythons.path", "prefix_refused.what", "prefix_refused.hint", "services.user",
 }  # fmt: skip
 
 

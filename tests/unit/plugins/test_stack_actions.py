@@ -157,7 +157,9 @@ def test_a_host_without_space_is_told_before_anything_is_downloaded(choose: Act)
     assert choose(hosts={"a": {**HOST, "free_bytes": needed}})["problems"] == {"a": []}
     found = choose(hosts={"a": HOST, "b": {**HOST, "free_bytes": needed - 1}})
     assert found["problems"]["a"] == []
-    assert "4.1 GB free at /opt/ftcluster, 4.1 GB are needed for" in found["problems"]["b"][0]
+    assert (
+        "4.1 GB free at /opt/ftcluster, 4.1 GB are needed for" in found["problems"]["b"][0]["what"]
+    )
 
 
 def test_a_stack_that_is_there_needs_no_space(choose: Act) -> None:

@@ -170,5 +170,7 @@ def test_exit_codes(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
         main(["check", "--tags", "x"])
     assert caught.value.code == 2
     assert asked == []
-    monkeypatch.setattr(check, "collect", lambda *_: found(2, problems={"node0": ["p; h"]}))
+    monkeypatch.setattr(
+        check, "collect", lambda *_: found(2, problems={"node0": [{"what": "p", "hint": "h"}]})
+    )
     assert main(["check", "i.ini"]) == 1

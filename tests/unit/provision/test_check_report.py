@@ -82,17 +82,17 @@ def test_hosts_that_were_never_set_up() -> None:
     assert result["warnings"] == []
 
 
-def test_sentences_of_preflight_are_what_and_hint() -> None:
+def test_findings_of_preflight() -> None:
     cluster = found(
         1,
-        problems={"node0": ["1.0 GB free at /opt, 3.0 GB are needed; free some space or move it"]},
-        notices={"node0": ["its CPU has AMX, but its kernel refuses it; boot another"]},
+        problems={"node0": [{"what": "1.0 GB free", "hint": "free some space"}]},
+        notices={"node0": [{"what": "its kernel denies AMX", "hint": "boot another"}]},
     )
     result = document(cluster)
     assert result["problems"] == [
         {
-            "host": "node0", "what": "1.0 GB free at /opt, 3.0 GB are needed",
-            "hint": "free some space or move it", "kind": "preflight",
+            "host": "node0", "what": "1.0 GB free",
+            "hint": "free some space", "kind": "preflight",
         }
     ]  # fmt: skip
     assert result["warnings"][0]["hint"] == "boot another"

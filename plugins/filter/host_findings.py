@@ -1,0 +1,184 @@
+# Apache-2.0 (see LICENSE)
+"""Why a host cannot be part of a training cluster, and what makes it slow."""
+
+from __future__ import annotations
+
+import re
+
+from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import GENERATIONS_WITH_AMX
+from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
+
+DOCUMENTATION = r"""
+name: host_findings
+short_description: Why a host cannot be part of a training cluster, and what makes it slow
+version_added: 0.1.0
+author: The ftcluster authors (@ftcluster)
+description:
+  - Compares the facts of a host with the requirements, and the ports at which programs of other
+    accounts listen with those that the firewall is going to close.
+  - A service at a port of the kernel's usual ephemeral range, or of ftcluster's own, is a notice.
+    Another port was chosen by somebody, so closing it is a problem.
+options:
+  _input:
+    description: RV(ftcluster.cluster.host_facts#module:facts).
+    type: dict
+    required: true
+  requirements:
+    description:
+      - Keys C(machine), C(python), C(memory_bytes), C(free_bytes), and optionally C(root), and
+        C(firewall), which needs root.
+    type: dict
+    required: true
+  closed:
+    description: Ports and ranges that the firewall is going to close to all but the cluster.
+    type: list
+    elements: str
+    default: []
+  known:
+    description: Ports and ranges that the user has named, to be closed or to stay open.
+    type: list
+    elements: str
+    default: []
+"""
+
+EXAMPLES = r"""
+found: "{{ preflight_facts | ftcluster.cluster.host_findings(requirements, ['32768-60999']) }}"
+"""
+
+RETURN = r"""
+_value:
+  description: Two lists of findings, C(problems) and C(notices), each with C(what) and C(hint).
+  type: dict
+  sample: {problems: [{what: it is slow, hint: check its fans}], notices: []}
+"""
+
+# as useradd accepts it; it becomes a word of limits.conf. Empty: the login user trains
+ACCOUNT = re.compile(r"([a-z_][a-z0-9_-]{0,31})?")
+USUAL_PORTS = {*range(29500, 30000), *range(32768, 61000)}
+ELSEWHERE = "choose another folder with -e ftcluster_prefix=DIR"
+GIVE_ROOT = "give it (-K asks for a password)"
+
+
+def finding(what, hint):
+    """One problem or notice."""
+    return {"what": what, "hint": hint}
+
+
+def version(text):
+    """3.11.7 as (3, 11, 7)."""
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def size(number):
+    """Bytes for a person."""
+    return f"{number / 1e9:.1f} GB"
+
+
+def root_problems(facts, requirements):
+    """Why root, which is required, is not available."""
+    because = facts.get("no_root_because") or "ftcluster_root is false"
+    if facts.get("wrong_password"):
+        yield finding("sudo rejects the given password", "give the right one, or none")
+    elif requirements.get("root") and not facts["can_become_root"]:
+        yield finding(
+            f"root is required, but not available: {because}",
+            f"{GIVE_ROOT}, or do without it with ftcluster_root=true",
+        )
+    elif requirements.get("firewall") and not facts["can_become_root"]:
+        yield finding(
+            f"the firewall is required and needs root, which is not available: {because}",
+            f"{GIVE_ROOT}, or do without it with ftcluster_firewall=true",
+        )
+
+
+def host_problems(facts, requirements):
+    """Why the host cannot take part."""
+    yield from root_problems(facts, requirements)
+    if not ACCOUNT.fullmatch(facts.get("rank_user", "")):
+        yield finding(
+            f"{facts['rank_user']!a} is not a valid account name",
+            "set ftcluster_user to lower-case letters, digits, dashes and underscores",
+        )
+    if facts["machine"] != requirements["machine"]:
+        yield finding(
+            f"its architecture is {facts['machine']}, the stacks are built for "
+            f"{requirements['machine']}",
+            "remove it from the inventory",
+        )
+    pythons = [python["version"] for python in facts["pythons"]]
+    oldest = requirements["python"]
+    if max(map(version, pythons)) < version(oldest):
+        yield finding(
+            f"Python {', '.join(pythons)} is too old, {oldest} or newer is needed", "install one"
+        )
+    if not facts["prefix_writable"]:
+        yield finding(f"{facts['prefix']} is not writable", ELSEWHERE)
+    if facts["prefix_refused"]:
+        yield facts["prefix_refused"]
+    if facts["free_bytes"] < requirements["free_bytes"]:
+        yield finding(
+            f"{size(facts['free_bytes'])} free at {facts['prefix']}, "
+            f"{size(requirements['free_bytes'])} are needed",
+            f"free some space or {ELSEWHERE}",
+        )
+    if facts["memory_bytes"] < requirements["memory_bytes"]:
+        yield finding(
+            f"{size(facts['memory_bytes'])} of memory, {size(requirements['memory_bytes'])} are "
+            "needed",
+            "use a larger host",
+        )
+
+
+def amx_notices(facts):
+    """Why the host does not use its AMX."""
+    generation, kernel = facts.get("cpu_generation", "other"), facts.get("kernel", "")
+    if facts.get("amx") == "refused":
+        yield finding(
+            f"its CPU has AMX, but its kernel {kernel} denies it to programs, so training is "
+            "slower",
+            "boot Linux 5.16 or newer or a distribution's kernel that supports AMX, or in a "
+            "container allow arch_prctl",
+        )
+    if facts.get("amx") == "absent" and generation in GENERATIONS_WITH_AMX:
+        yield finding(
+            f"its CPU is of the generation {generation}, which has AMX, but the hypervisor or the "
+            f"kernel {kernel} hides it, so training is slower",
+            "let the hypervisor pass on the CPU's features, or boot Linux 5.16 or newer",
+        )
+
+
+def services(found, closes, hint):
+    """One finding on services that the firewall closes, if there are any."""
+    if found:
+        ports = ", ".join(str(service["port"]) for service in found)
+        named = ", ".join(f"{service['port']} (of {service['user']})" for service in found)
+        yield finding(
+            f"the firewall {closes} these ports, at which services listen, to all but the "
+            f"cluster, because they are among the kernel's local ports: {named}",
+            hint.format(ports=ports),
+        )
+
+
+def host_findings(facts, requirements, closed=(), known=()):
+    """All findings of one host."""
+    guarded = number_list(",".join(closed)) - number_list(",".join(map(str, known)))
+    hit = [service for service in facts.get("services", []) if service["port"] in guarded]
+    usual = [service for service in hit if service["port"] in USUAL_PORTS]
+    chosen = [service for service in hit if service not in usual]
+    leave = "to leave them open for this host: ftcluster_firewall_open_ports=[{ports}]"
+    close = "to close them: ftcluster_firewall_ports=[{ports}]"
+    return {
+        "problems": [
+            *host_problems(facts, requirements),
+            *services(chosen, "would close", f"{leave}; {close}"),
+        ],
+        "notices": [*amx_notices(facts), *services(usual, "closes", leave)],
+    }
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self):
+        """The filters of this file by name."""
+        return {"host_findings": host_findings}

@@ -1,0 +1,106 @@
+from typing import Any
+
+import pytest
+from ansible_collections.ftcluster.cluster.plugins.filter.cluster_problems import cluster_problems
+
+Problems = dict[str, list[dict[str, str]]]
+
+
+def bad(found: Problems) -> list[str]:
+    """The hosts with problems."""
+    return [host for host in found if found[host]]
+
+
+def cluster(**changes: dict[str, Any]) -> Problems:
+    """The problems of node0, node1, ... which have the facts given and good ones otherwise."""
+    facts = {
+        host: {
+            "prefix": "/opt/ftcluster", "network_address": f"10.0.0.{number}",
+            "machine_id": f"id{number}", "clock_offset_seconds": 0.0, "clock_error_seconds": 0.01,
+            **changed,
+        }
+        for number, (host, changed) in enumerate(changes.items())
+    }  # fmt: skip
+    found: Problems = cluster_problems(facts, {"clock_seconds": 2})
+    return found
+
+
+def off(seconds: float | None, error: float = 0.01) -> dict[str, float | None]:
+    return {"clock_offset_seconds": seconds, "clock_error_seconds": error}
+
+
+def test_good_hosts_are_a_good_cluster() -> None:
+    assert cluster(node0={}, node1={}) == {"node0": [], "node1": []}
+    assert cluster_problems({}, {}) == {}
+    assert cluster_problems({"a": {}, "b": {}}, {}) == {"a": [], "b": []}
+
+
+def test_clocks_are_compared_with_the_median() -> None:
+    # the control node is the one that is wrong here
+    found = cluster(
+        node0=off(60.2), node1=off(61.0), node2=off(0.0), node3=off(90.5), node4=off(60)
+    )
+    assert bad(found) == ["node2", "node3"]
+    assert "its clock is 60.2 s behind that of node0" in found["node2"][0]["what"]
+    assert "its clock is 30.3 s ahead of that of node0" in found["node3"][0]["what"]
+
+
+def test_of_two_middle_clocks_the_control_nodes_counts() -> None:
+    found = cluster(node0=off(-300.0), node1=off(0.1))
+    assert bad(found) == ["node0"]
+    found = cluster(node0=off(300.0), node1=off(0.1), node2=off(0.0), node3=off(301.0))
+    assert bad(found) == ["node0", "node3"]
+
+
+def test_clocks_are_given_the_error_of_their_measurement() -> None:
+    assert not bad(cluster(node0=off(0.0, 0.5), node1=off(3.2, 0.8)))
+    assert bad(cluster(node0=off(0.0, 0.5), node1=off(3.4, 0.8)))
+    assert not bad(cluster(node0=off(0.0), node1=off(None)))
+    assert not bad(cluster(node0=off(900.0)))
+
+
+def test_the_minority_of_prefixes() -> None:
+    other = {"prefix": "/home/ops/.local/share/ftcluster"}
+    found = cluster(node0=other, node1={}, node2={})
+    assert bad(found) == ["node0"]
+    assert "that of node1 is /opt/ftcluster" in found["node0"][0]["what"]
+    assert bad(cluster(node0={}, node1=other)) == ["node1"]
+
+
+def test_one_machine_by_two_names() -> None:
+    same = {"network_address": "10.0.0.9", "machine_id": "one"}
+    found = cluster(node0=same, node1={}, alias=same)
+    assert bad(found) == ["alias"]
+    assert found["alias"][0]["what"] == "it is the same machine as node0 (10.0.0.9)"
+    # clones of one disk
+    assert not bad(cluster(node0={"machine_id": "one"}, node1={"machine_id": "one"}))
+
+
+def test_loopback_is_for_clusters_of_one() -> None:
+    here = {"network_address": "127.0.0.1"}
+    assert not bad(cluster(node0=here))
+    found = cluster(node0=here, node1={"network_address": "::1"}, node2={})
+    assert bad(found) == ["node0", "node1"]
+    assert "ftcluster_address=ADDRESS for node0" in found["node0"][0]["hint"]
+
+
+HAS, LACKS = {"rank_user": "ftcluster"}, {"rank_user": ""}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "without"),
+    [
+        ([LACKS, HAS, LACKS, HAS], ["node0", "node2"]),
+        ([HAS, HAS], []),
+        ([LACKS, LACKS], []),
+        # of a host without facts, nothing is known
+        ([HAS, {}], []),
+        ([{}, LACKS], []),
+        ([{}, HAS, LACKS], ["node2"]),
+    ],
+)
+def test_hosts_without_root_among_hosts_with_it(
+    hosts: list[dict[str, Any]], without: list[str]
+) -> None:
+    found = cluster(**{f"node{number}": facts for number, facts in enumerate(hosts)})
+    assert bad(found) == without

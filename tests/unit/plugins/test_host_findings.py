@@ -1,0 +1,113 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ansible_collections.ftcluster.cluster.plugins.filter.host_findings import host_findings
+
+GOOD = {
+    "machine": "x86_64", "pythons": [{"version": "3.11.2"}], "can_become_root": True,
+    "prefix": "/opt/ftcluster", "prefix_writable": True, "prefix_refused": None,
+    "free_bytes": 9 * 10**9, "memory_bytes": 16 * 10**9,
+    "cpu_generation": "Sapphire Rapids", "amx": "usable", "kernel": "6.1.0-18-amd64",
+}  # fmt: skip
+REQUIRED = {
+    "machine": "x86_64", "python": "3.10", "free_bytes": 5 * 10**9, "memory_bytes": 3 * 10**9,
+}  # fmt: skip
+NOTHING: dict[str, Any] = {"problems": [], "notices": []}
+Said = Callable[[object], None]
+
+
+def findings(*ports: list[Any], required: Any = REQUIRED, **changes: Any) -> dict[str, Any]:
+    """The findings of a host that is good but for these changes."""
+    found: dict[str, Any] = host_findings({**GOOD, **changes}, required, *ports)
+    assert all(one["what"] and one["hint"] for kind in found.values() for one in kind)
+    return found
+
+
+def test_a_good_host() -> None:
+    assert findings() == NOTHING
+
+
+@pytest.mark.parametrize("name", ["a b", "a\nroot - nofile 1", "$(id)", "{{ x }}", "-x", "x" * 33])
+def test_invalid_account_names(name: str) -> None:
+    [problem] = findings(rank_user=name)["problems"]
+    assert problem["what"].startswith(f"{name!a} ")
+    assert findings(rank_user="ft_user-1") == findings(rank_user="") == NOTHING
+
+
+def test_all_problems_of_a_host_are_reported(said: Said) -> None:
+    refused = {"what": "root must not", "hint": "choose"}
+    found = findings(
+        machine="aarch64", pythons=[{"version": "3.9.2"}, {"version": "3.8.1"}],
+        prefix_writable=False, prefix_refused=refused, free_bytes=10**9, memory_bytes=10**9,
+    )["problems"]  # fmt: skip
+    assert len(found) == 6
+    assert refused in found
+    for problem in found:
+        said(f"{problem['what']}; {problem['hint']}")
+
+
+@pytest.mark.parametrize(
+    ("there", "enough"),
+    [
+        (["3.9.20"], False),  # 9 is older than 10
+        (["3.8.1", "3.9.20"], False),
+        (["3.10.0"], True),
+        (["3.9.2", "3.12.1"], True),  # Ansible's own need not be the one
+        (["3.9.2", "3.14.0rc1"], True),
+    ],
+)
+def test_one_python_that_is_new_enough(there: list[str], enough: bool) -> None:
+    found = findings(pythons=[{"version": version} for version in there])
+    assert (found == NOTHING) == enough
+
+
+@pytest.mark.parametrize(
+    ("amx", "generation", "count"),
+    [("refused", "other", 1), ("absent", "Sapphire Rapids", 1), ("absent", "Ice Lake", 0)],
+)
+def test_unusable_amx_is_a_notice(amx: str, generation: str, count: int, said: Said) -> None:
+    found = findings(amx=amx, cpu_generation=generation)
+    assert (found["problems"], len(found["notices"])) == ([], count)
+    for notice in found["notices"]:
+        said(f"{notice['what']}; {notice['hint']}")
+
+
+@pytest.mark.parametrize(
+    ("required", "name"),
+    [({"root": True}, "root"), ({"firewall": True}, "the firewall"),
+     ({"root": True, "firewall": True}, "root"), ({}, "")],
+)  # fmt: skip
+def test_required_root(required: dict[str, bool], name: str) -> None:
+    required = {**REQUIRED, **required}
+    found = findings(required=required, can_become_root=False, no_root_because="there is no sudo")
+    assert [p["what"].split(" is ")[0] for p in found["problems"]] == ([name] if name else [])
+    assert all("there is no sudo" in problem["what"] for problem in found["problems"])
+    assert findings(required=required) == NOTHING
+
+
+def test_a_rejected_password_is_a_problem_whatever_is_required() -> None:
+    assert len(findings(can_become_root=False, wrong_password=True)["problems"]) == 1
+
+
+CLOSED, USUAL = ["29500-29999", "1024-65535"], ["29500-29999", "32768-60999"]
+
+
+@pytest.mark.parametrize(
+    ("port", "closed", "known", "kind"),
+    [
+        (8080, CLOSED, [22], "problems"),  # somebody chose it
+        (8080, CLOSED, [22, 8080], ""),
+        (8080, CLOSED, ["8000-8100"], ""),
+        (8080, USUAL, [], ""),
+        (40001, USUAL, [22], "notices"),
+        (40001, [], [], ""),
+    ],
+)
+def test_services_that_the_firewall_closes(
+    port: int, closed: list[str], known: list[Any], kind: str, said: Said
+) -> None:
+    found = findings(closed, known, services=[{"port": port, "user": "www-data"}])
+    assert [name for name, ones in found.items() if ones] == ([kind] if kind else [])
+    for one in found.get(kind, []):
+        said(f"{one['what']}; {one['hint']}")
