@@ -78,7 +78,7 @@ def root_problems(facts, requirements):
     """Why root, which is required, is not available."""
     because = facts.get("no_root_because") or "ftcluster_root is false"
     if facts.get("wrong_password"):
-        yield finding("sudo rejects the given password", "give the right one, or none")
+        yield finding("sudo refuses the password that was given", "give the right one, or none")
     elif requirements.get("root") and not facts["can_become_root"]:
         yield finding(
             f"root is required, but not available: {because}",

@@ -80,8 +80,6 @@ import stat  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
     AGAIN,
-    AGAIN,
-    AGAIN,
     RefusedPath,
     make_folder,
     opened,
