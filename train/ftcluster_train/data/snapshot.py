@@ -1,7 +1,7 @@
-"""Whether what the Hub's cache has of a model is whole. Standard library only.
+"""Checks a model in the Hub's cache. Standard library only.
 
-The cache renames a file to its place without having it on the disk first, so after a crash of the
-machine a file may have its name and not its contents. Its name tells what they should be.
+The cache renames files without syncing them, so after a crash of the machine a file may have its
+name but not its contents. The name is a hash of the contents.
 """
 
 import hashlib
@@ -16,21 +16,23 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def remove_torn(folder: Path, marks: Path) -> list[str]:
-    """Remove the files of a snapshot that are not what they should be, to have them fetched again.
+    """Remove files of a snapshot whose hash is wrong, to have them downloaded again.
 
-    Files are read once in each boot of the machine.
+    Files are read once per boot of the machine.
 
     Args:
         folder: the snapshot, whose files are links to others that have their hash as name.
-        marks: the folder for what is remembered of it.
+        marks: the folder for the mark that a snapshot was checked.
 
     Returns:
-        The names of those that were removed.
+        The names of the removed files.
     """
     mark, boot = marks / f".whole-{folder.name}", BOOT.read_text(encoding="ascii")
     if mark.is_file() and mark.read_text(encoding="ascii") == boot:
         return []
-    torn = [path for path in sorted(folder.rglob("*")) if path.is_symlink() and not _is_whole(path)]
+    torn = [
+        path for path in sorted(folder.rglob("*")) if path.is_symlink() and not _is_intact(path)
+    ]
     for path in torn:
         path.resolve().unlink(missing_ok=True)
         path.unlink()
@@ -40,11 +42,11 @@ def remove_torn(folder: Path, marks: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in torn]
 
 
-def _is_whole(link: Path) -> bool:
+def _is_intact(link: Path) -> bool:
     blob = link.resolve()
     if not blob.is_file():
         return False
-    # large files have the SHA-256 of their contents as name, small ones git's hash of them
+    # the name of a large file is its SHA-256, of a small one git's hash
     digest = {64: hashlib.sha256, 40: hashlib.sha1}.get(len(blob.name))
     if digest is None:
         return True
@@ -56,7 +58,7 @@ def _is_whole(link: Path) -> bool:
 
 
 def missing_weights(folder: Path) -> list[str]:
-    """The files of weights that the index of those in a folder names, and that are not there.
+    """The files of weights in a folder's index that do not exist.
 
     >>> missing_weights(Path("/nowhere"))
     []

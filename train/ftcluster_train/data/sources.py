@@ -1,7 +1,8 @@
-"""Raw data: rows of a folder, a Hub data set or generated ones, and texts as streams."""
+"""Raw data: rows from a folder, from the Hub or generated, and texts as streams."""
 
 import io
 import json
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,10 @@ from ftcluster_train.data.synthetic_pairs import generate
 from ftcluster_train.errors import TrainError, first_line
 
 GENERATED = "generated:"
-AT_ONCE = 500  # rows that are tokenised together
+BATCH_ROWS = 500  # that are tokenised together
 
 Row = Mapping[str, Any]
-Rows = Iterable[Row]  # can be gone through several times
+Rows = Iterable[Row]  # can be iterated several times
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,10 @@ def load_rows(data: str, config: str | None, splits: Sequence[str]) -> dict[str,
         data: a folder with SPLIT.jsonl, `generated:train=N,validation=N,seed=N`, or a name for
             `datasets.load_dataset`.
         config: the configuration of a named data set.
-        splits: those that are needed; `train` is one of them.
+        splits: the required ones.
 
     Raises:
-        TrainError: it cannot be loaded, or lacks a split; says what was found.
+        TrainError: it cannot be loaded, or lacks a split.
     """
     if data.startswith(GENERATED):
         found = _generated(data.removeprefix(GENERATED))
@@ -63,13 +64,13 @@ def load_rows(data: str, config: str | None, splits: Sequence[str]) -> dict[str,
         found = _from_hub(data, config)
     missing = [split for split in splits if split not in found]
     if missing:
-        there = ", ".join(found) or "none"
-        raise TrainError(f"data '{data}' has no split {', '.join(missing)}; found {there}")
+        names = ", ".join(found) or "none"
+        raise TrainError(f"data '{data}' has no split {', '.join(missing)}; found {names}")
     return {split: found[split] for split in splits}
 
 
 def _generated(settings: str) -> dict[str, Rows]:
-    """Sentence pairs made from a seed; settings are `train=N,validation=N,seed=N`."""
+    """Generated sentence pairs; settings are `train=N,validation=N,seed=N`."""
     try:
         numbers = {key: int(value) for key, value in (s.split("=") for s in settings.split(","))}
         train, validation, seed = (numbers.pop(k) for k in ("train", "validation", "seed"))
@@ -77,15 +78,15 @@ def _generated(settings: str) -> dict[str, Rows]:
             raise ValueError
     except (ValueError, KeyError):
         raise TrainError(
-            f"data '{GENERATED}{settings}' is not understood",
-            f"write it like {GENERATED}train=4000,validation=400,seed=7",
+            f"data '{GENERATED}{settings}' cannot be parsed",
+            f"write it as {GENERATED}train=4000,validation=400,seed=7",
         ) from None
     counts = (("train", train), ("validation", validation))
     return {split: generate(seed, count, split) for split, count in counts}
 
 
 def _from_hub(name: str, config: str | None) -> dict[str, Any]:
-    import datasets  # takes seconds, so only where it is needed
+    import datasets  # takes seconds
 
     datasets.disable_progress_bars()
     try:
@@ -93,47 +94,52 @@ def _from_hub(name: str, config: str | None) -> dict[str, Any]:
     except Exception as error:  # load_dataset raises whatever its many sources raise
         raise TrainError(
             f"data '{name}' cannot be loaded: {first_line(error)}",
-            f"give a folder in the task's form: --data DIR; {WITH_TOKEN}",
+            f"use a folder with data for the task: --data DIR; {WITH_TOKEN}",
         ) from error
 
 
-def version_of_named(name: str, config: str | None) -> dict[str, str]:
-    """What changes by split when a name on the Hub gets other data; they are fetched for it.
+def dataset_version(name: str, config: str | None) -> dict[str, list[str]]:
+    """A value for each split of a data set on the Hub that changes when its data do.
 
     Raises:
-        TrainError: they cannot be loaded.
+        TrainError: it cannot be loaded.
     """
-    # of the builder's name, configuration, version and commit
-    return {split: rows._fingerprint for split, rows in _from_hub(name, config).items()}
+    # the names of the cache's files contain configuration, version and commit
+    return {
+        split: [file["filename"] for file in rows.cache_files] or [uuid.uuid4().hex]
+        for split, rows in _from_hub(name, config).items()
+    }
 
 
-def names_of_classes(rows: Rows, label: str) -> list[str]:
-    """What a Hub data set calls the classes of a column; none where it does not say."""
+def class_names(rows: Rows, label: str) -> list[str]:
+    """The names of a column's classes, if rows come from the Hub and have them."""
     kind = getattr(rows, "features", {}).get(label)
     return list(getattr(kind, "names", None) or ())
 
 
-def batches(rows: Rows, columns: Sequence[str], where: str) -> Iterator[dict[str, list[Any]]]:
-    """The rows in batches, as a list for each of the columns.
+def column_batches(
+    rows: Rows, columns: Sequence[str], where: str
+) -> Iterator[dict[str, list[Any]]]:
+    """Batches of rows, as a list for each column.
 
     Raises:
-        TrainError: a row lacks a column; says what it has.
+        TrainError: a row lacks a column.
     """
-    held: list[Row] = []
+    batch: list[Row] = []
     for number, row in enumerate(rows, start=1):
-        absent = [name for name in columns if name not in row]
-        if absent:
+        missing = [name for name in columns if name not in row]
+        if missing:
             raise TrainError(
-                f"row {number} of {where} has no column {', '.join(absent)}; "
+                f"row {number} of {where} has no column {', '.join(missing)}; "
                 f"found {', '.join(map(str, row))}",
                 "name the columns of your data, such as text_columns=[a,b] label_column=c",
             )
-        held.append(row)
-        if len(held) == AT_ONCE:
-            yield {name: [row[name] for row in held] for name in columns}
-            held = []
-    if held:
-        yield {name: [row[name] for row in held] for name in columns}
+        batch.append(row)
+        if len(batch) == BATCH_ROWS:
+            yield {name: [row[name] for row in batch] for name in columns}
+            batch = []
+    if batch:
+        yield {name: [row[name] for row in batch] for name in columns}
 
 
 @dataclass(frozen=True)
@@ -175,12 +181,12 @@ Texts = TextFiles | TextRows
 
 
 def load_texts(data: str, config: str | None, column: str) -> dict[str, Texts]:
-    """The texts to train on, and those of validation where there are such.
+    """The texts of the splits train and, if there is one, validation.
 
     Args:
-        data: a folder with *.txt, validation.txt among them or not; or as in `load_rows`.
+        data: a folder with *.txt (validation.txt is that split), or as in `load_rows`.
         config: the configuration of a named data set.
-        column: the column with the text, where the data are rows.
+        column: the column with the text, if the data are rows.
 
     Raises:
         TrainError: it cannot be loaded.
@@ -188,9 +194,10 @@ def load_texts(data: str, config: str | None, column: str) -> dict[str, Texts]:
     folder = Path(data)
     texts = sorted(folder.glob("*.txt")) if folder.is_dir() else []
     if texts and not (folder / "train.jsonl").is_file():
-        held = tuple(path for path in texts if path.stem == "validation")
-        train = TextFiles(tuple(path for path in texts if path not in held))
-        return {"train": train, **({"validation": TextFiles(held)} if held else {})}
+        validation = tuple(path for path in texts if path.stem == "validation")
+        splits = {"train": tuple(path for path in texts if path not in validation)}
+        splits |= {"validation": validation} if validation else {}
+        return {split: TextFiles(paths) for split, paths in splits.items()}
     if folder.is_dir():
         found: dict[str, Rows] = {file.stem: JsonLines(file) for file in folder.glob("*.jsonl")}
     else:
@@ -198,7 +205,7 @@ def load_texts(data: str, config: str | None, column: str) -> dict[str, Texts]:
     if "train" not in found:
         raise TrainError(
             f"data '{data}' has no split train; found {', '.join(found) or 'none'}",
-            "give a folder with texts in *.txt: --data DIR",
+            "use a folder with texts in *.txt: --data DIR",
         )
     return {
         split: TextRows(found[split], column, f"{split} of {data}")

@@ -1,17 +1,16 @@
 """Sentence pairs for the quickstart recipe, generated from a seed.
 
-The quickstart fine-tunes a small encoder to tell whether two sentences mean the same, on rows in
-the form of MRPC: `sentence1`, `sentence2` and `label` (1 for the same meaning, 0 for another one).
-It has to run on a cluster that cannot reach the Hub, so the rows are made here.
+The quickstart fine-tunes a small encoder to decide whether two sentences mean the same, on rows as
+in MRPC: `sentence1`, `sentence2` and `label` (1 for the same meaning, 0 for another one). It has to
+run on a cluster that cannot reach the Hub, so the rows are generated.
 
-Both sentences of a pair tell of one event: who did what to what kind of thing, where and when. The
-second one tells it anew, in another form or the same, with some of its parts in other words. Pairs
-come as twins with a common first sentence: in one of them those other words are synonyms (label
-1), in its twin they are words of the same kind with another meaning (label 0). So every word,
-length, form and overlap is as frequent under one label as under the other, and no bag of words can
-tell them apart. Nor does it help to learn by heart which words go together: but for the times of
-day, validation speaks of people, actions and things that training never names. It takes a model
-that came knowing what words mean.
+Both sentences describe an event: who did what to what kind of thing, where and when. The second one
+has the same or another form, and other words for some parts. Pairs come in twos with the same first
+sentence: in one pair the other words are synonyms (label 1), in the other pair they are words of
+the same kind with another meaning (label 0). So every word, length, form and overlap is equally
+frequent with both labels, and a bag of words cannot distinguish them. Learning which words go
+together does not help either: except for the times of day, validation has other people, actions and
+things than training. It takes a pretrained model, which knows what words mean.
 """
 
 import random
@@ -21,7 +20,7 @@ Part = tuple[tuple[str, str], ...]
 
 SPLITS = ("train", "validation")
 TRAINING_SHARE = 2 / 3  # of the meanings of each part
-OTHER_WORDS = (3, 4)  # parts told in other words; two take a small encoder several times as long
+OTHER_WORDS = (3, 4)  # parts in other words; with two a small encoder takes several times as long
 
 # One meaning an entry; each of its two words can stand for the other.
 PEOPLE = (
@@ -62,9 +61,9 @@ FORMS = (
 
 
 def generate(seed: int, count: int, split: str) -> list[Row]:
-    """Rows of one split, the same for the same arguments; half of them labelled 1.
+    """Rows of one split, the same for the same arguments; half of them have label 1.
 
-    No sentence of a split is one of the other split, whatever their sizes.
+    The splits have no sentence in common.
 
     Args:
         seed: of both splits.
@@ -72,7 +71,7 @@ def generate(seed: int, count: int, split: str) -> list[Row]:
         split: "train" or "validation".
 
     Raises:
-        ValueError: there is no such split.
+        ValueError: the split is neither.
     """
     if split not in SPLITS:
         raise ValueError(f"no split '{split}'; there are {', '.join(SPLITS)}")
@@ -85,7 +84,7 @@ def generate(seed: int, count: int, split: str) -> list[Row]:
 
 
 def _share(part: Part, split: str) -> Part:
-    """The meanings of one part that a split may use."""
+    """The meanings of a part that a split uses."""
     if part is TIMES:
         return part  # too few to be divided
     border = round(len(part) * TRAINING_SHARE)
@@ -93,7 +92,7 @@ def _share(part: Part, split: str) -> Part:
 
 
 def _twins(rng: random.Random, vocabulary: list[Part]) -> list[Row]:
-    """Two rows with one first sentence, one of each label, in random order."""
+    """Two rows with the same first sentence, one of each label, in random order."""
     meanings = [rng.choice(part) for part in vocabulary]
     first = [rng.choice(words) for words in meanings]
     same, different = list(first), list(first)

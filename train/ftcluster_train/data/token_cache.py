@@ -1,7 +1,7 @@
 """Token samples of earlier runs on this host, so that the same data are tokenised once.
 
-PREFIX/cache/tokens has a folder for each data set as tokenised; its name is a hash of all that the
-tokens depend on. A folder that can be seen is whole. Standard library only.
+PREFIX/cache/tokens has a folder for each tokenised data set; its name is a hash of all that the
+tokens depend on. A folder that exists is complete. Standard library only.
 """
 
 import hashlib
@@ -14,10 +14,10 @@ from typing import Any
 
 from ftcluster_train.io.fsync import sync
 
-KEPT = 8  # data sets; those that were not used for the longest time are removed
+KEPT = 8  # data sets; the least recently used ones are removed
 NOTICES = "notices.json"
-# weights, and compiled Python: no tokens of them
-LEFT_OUT = frozenset({".bin", ".h5", ".msgpack", ".onnx", ".pt", ".pyc", ".safetensors"})
+# weights and compiled Python do not change the tokens
+IGNORED = frozenset({".bin", ".h5", ".msgpack", ".onnx", ".pt", ".pyc", ".safetensors"})
 
 
 def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
@@ -25,13 +25,12 @@ def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
 
     Args:
         settings: plain data.
-        folders: with code, data and tokenizer: the names and bytes of all their files count,
-            but for weights and compiled code.
+        folders: with code, data and tokenizer; the names and bytes of all relevant files count.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for number, folder in enumerate(folders):
         files = (path for path in folder.rglob("*") if path.is_file())
-        for path in sorted(path for path in files if path.suffix not in LEFT_OUT):
+        for path in sorted(path for path in files if path.suffix not in IGNORED):
             digest.update(f"\n{number} {path.relative_to(folder)} {path.stat().st_size}\n".encode())
             with path.open("rb") as file:
                 while part := file.read(1 << 20):
@@ -42,12 +41,12 @@ def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
 def cached_tokens(
     cache: Path, key: str, make: Callable[[Path], list[str]]
 ) -> tuple[Path, list[str]]:
-    """The folder of the samples, and what to say of them.
+    """The folder of the samples, and notices about them.
 
     Args:
-        cache: the folder of all.
+        cache: the folder of all data sets.
         key: see token_key.
-        make: writes the samples into an empty folder, and returns what to say of them.
+        make: writes the samples into an empty folder; returns notices.
     """
     folder = cache / key
     if not (folder / NOTICES).is_file():
@@ -59,17 +58,17 @@ def cached_tokens(
             (partial / NOTICES).write_text(json.dumps(notices), encoding="utf-8")
             for path in [*partial.rglob("*"), partial]:
                 sync(path)
-            if not folder.exists():  # another run may have been as fast
+            if not folder.exists():  # another run may have been faster
                 partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     os.utime(folder)
-    _forget(cache, KEPT)
+    _remove_least_recent(cache)
     notices = json.loads((folder / NOTICES).read_text(encoding="utf-8"))
     return folder, notices
 
 
-def _forget(cache: Path, kept: int) -> None:
+def _remove_least_recent(cache: Path) -> None:
     folders = [path for path in cache.iterdir() if not path.name.endswith(".partial")]
-    for folder in sorted(folders, key=lambda path: -path.stat().st_mtime)[kept:]:
+    for folder in sorted(folders, key=lambda path: -path.stat().st_mtime)[KEPT:]:
         shutil.rmtree(folder, ignore_errors=True)

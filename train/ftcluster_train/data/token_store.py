@@ -1,8 +1,8 @@
-"""Token samples on disk: written once a host, then read by each of its ranks through a memory map.
+"""Token samples on disk: written once per host, and memory-mapped by each of its ranks.
 
-A folder has for each column its values of all samples in a row (`<name>.values`) and where each
-sample's end (`<name>.ends`, 64 bits each), and `about.json`. Standard library only; the files are
-read on the machine that wrote them, so the byte order is its own.
+A folder has `about.json` and for each column the values of all samples (`<name>.values`) and the
+end of each sample (`<name>.ends`, 64 bits each). Standard library only; the files are read on the
+machine that wrote them, so they have its byte order.
 """
 
 import hashlib
@@ -15,19 +15,19 @@ from typing import Any
 
 Sample = dict[str, list[Any]]
 ENDS = "q"
-FLUSH_AT = 1 << 16  # values held in memory a column
+FLUSH_AT = 1 << 16  # values in memory per column
 
 
 def token_kind(vocabulary: int) -> str:
-    """The array's type code that token numbers below `vocabulary` fit in."""
+    """The array type code for token numbers below `vocabulary`."""
     return "H" if vocabulary <= 1 << 16 else "i"
 
 
 class SampleWriter:
-    """Writes samples one after the other, in as little memory as one of them takes.
+    """Writes samples, with little memory.
 
     Args:
-        folder: is made; must not have samples yet.
+        folder: must not exist.
         kinds: the type code of each column, as in the module array.
     """
 
@@ -43,13 +43,13 @@ class SampleWriter:
         return self._count
 
     def add(self, sample: Mapping[str, Sequence[Any]]) -> None:
-        """Append one sample, a list of numbers for each column."""
+        """Append a sample: numbers for each column."""
         for column in self._columns:
             self._digest.update(column.add(sample[column.name]))
         self._count += 1
 
     def close(self, **about: Any) -> None:
-        """Finish the files; `about` is what `Samples.about` shall say."""
+        """Close the files; `about` is added to `Samples.about`."""
         for column in self._columns:
             column.close()
         document = {
@@ -71,7 +71,7 @@ class _ColumnWriter:
         self._files = [(folder / f"{name}.{part}").open("wb") for part in ("values", "ends")]
 
     def add(self, values: Sequence[Any]) -> bytes:
-        """Append a sample's values; returns them as they are written."""
+        """Append a sample's values; returns their bytes."""
         written = array(self._values.typecode, values)
         self._values.extend(written)
         self._end += len(written)
@@ -96,8 +96,7 @@ class Samples(Sequence[Sample]):
     """The samples of a folder that SampleWriter wrote.
 
     Attributes:
-        about: what its writer said of them; also `sha256` over all values, and by column the
-            `largest` one.
+        about: given to the writer; also `sha256` of all values, and by column the `largest`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -126,7 +125,7 @@ class Samples(Sequence[Sample]):
         return (self[i] for i in range(self._count))
 
     def lengths(self, column: str) -> list[int]:
-        """How many values each sample has in a column."""
+        """The number of values of each sample in a column."""
         ends = self._ends[column][: self._count].tolist()
         return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
@@ -136,7 +135,7 @@ class Samples(Sequence[Sample]):
 
 
 def move_tail(source: Path, target: Path, count: int) -> None:
-    """Take the last `count` samples out of one folder and write them into a new one."""
+    """Move the last `count` samples into a new folder."""
     samples = Samples(source)
     left = len(samples) - count
     writer = SampleWriter(target, samples.about["kinds"])

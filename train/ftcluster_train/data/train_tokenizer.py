@@ -1,4 +1,4 @@
-"""A tokenizer made from the texts themselves, for models that start from scratch."""
+"""Trains a tokenizer on the texts, for models from scratch."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,17 +8,15 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from ftcluster_train.data.packing import Piece
 
 END = "<|endoftext|>"  # GPT-2's name for it
-ENOUGH = 100_000_000  # characters; more change the frequent tokens no longer
+MAX_CHARACTERS = 100_000_000  # more do not change the frequent tokens
 
 
-def make_tokenizer(texts: Iterable[Piece], vocab_size: int) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer, as GPT-2's: any text can be written in its tokens.
-
-    The same texts give the same tokenizer, on any host.
+def train_tokenizer(texts: Iterable[Piece], vocab_size: int) -> PreTrainedTokenizerBase:
+    """A byte-level BPE tokenizer, as GPT-2's. The same texts give the same tokenizer on any host.
 
     Args:
-        texts: what it is made from; the first 100 million characters count.
-        vocab_size: tokens at most; a short text has fewer pairs that come twice.
+        texts: of which the first 100 million characters are used.
+        vocab_size: tokens at most; short texts have fewer frequent pairs.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -30,7 +28,7 @@ def make_tokenizer(texts: Iterable[Piece], vocab_size: int) -> PreTrainedTokeniz
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_first(texts, ENOUGH), trainer=trainer)
+    tokenizer.train_from_iterator(_first(texts, MAX_CHARACTERS), trainer=trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END,

@@ -1,10 +1,10 @@
-"""What oneccl_bind_pt needs around the ranks: its environment and its import.
+"""The environment and import of oneccl_bind_pt.
 
-The binding carries oneCCL and an MPI library of its own, which are found by the variables that its
-env/setvars.sh sets. So that file is sourced before mpirun starts the ranks (torch-ccl's README).
+The binding contains oneCCL and an MPI library, found by variables that its env/setvars.sh sets.
+That file is sourced before mpirun starts the ranks (torch-ccl's README).
 
-Not run with the binding itself: its wheels are on an index that the machines ftcluster is tested on
-do not reach. The tests use a package folder made for them.
+Not tested with the binding itself: the machines that ftcluster is tested on do not reach the index
+with its wheels. The tests use a substitute.
 
 Standard library only: the supervisor uses it.
 """
@@ -21,17 +21,17 @@ from ftcluster_train.errors import TrainError
 MODULE = "oneccl_bindings_for_pytorch"
 SETVARS = Path("env/setvars.sh")
 SETVARS_SECONDS = 60
-SHELL_OWN = {"PWD", "OLDPWD", "SHLVL", "_"}  # bash sets these by itself
+BASH_VARIABLES = {"PWD", "OLDPWD", "SHLVL", "_"}  # bash sets these itself
 HINT = (
     "train with gloo: training.ddp_backend=gloo; or set up a stack that has oneccl_bind_pt: "
     "ftcluster stacks"
 )
-# Sourced without arguments: setvars.sh hands its first one on. Its own words go to stderr.
+# Sourced without arguments, because setvars.sh passes its first one on. Its output goes to stderr.
 SCRIPT = 'file=$1; shift; . "$file" >&2 && exec env -0'
 
 
 def find_setvars() -> Path:
-    """The binding's env/setvars.sh, where this Python would import the binding from.
+    """The env/setvars.sh of the binding that this Python imports.
 
     Raises:
         TrainError: the binding is not installed, or has no such file.
@@ -51,10 +51,10 @@ def sourced_variables(setvars: Path, path: str) -> dict[str, str]:
 
     Args:
         setvars: the script.
-        path: PATH for it; the only variable that it finds.
+        path: PATH, its only variable.
 
     Raises:
-        TrainError: there is no bash, or the script fails; has its last words.
+        TrainError: there is no bash, or the script fails.
     """
     before = {"PATH": path}
     argv = ["bash", "--noprofile", "--norc", "-c", SCRIPT, "bash", str(setvars)]
@@ -75,12 +75,12 @@ def sourced_variables(setvars: Path, path: str) -> dict[str, str]:
     return {
         name: value
         for name, value in after.items()
-        if name not in SHELL_OWN and before.get(name) != value
+        if name not in BASH_VARIABLES and before.get(name) != value
     }
 
 
 def variables_for(launch: Mapping[str, str], path: str) -> dict[str, str]:
-    """What the ranks of a launch need besides its own variables: nothing but for ccl.
+    """Further variables for the ranks of a launch; none without ccl.
 
     Args:
         launch: the variables of the plan.
@@ -95,7 +95,7 @@ def variables_for(launch: Mapping[str, str], path: str) -> dict[str, str]:
 
 
 def register() -> None:
-    """Make torch.distributed know the backend "ccl".
+    """Register the backend "ccl" with torch.distributed.
 
     Raises:
         TrainError: the binding cannot be imported.

@@ -1,4 +1,4 @@
-"""Rank and world size as mpirun's process manager tells them, and the collectives over them."""
+"""The process group of a run, and collectives on plain data."""
 
 import contextlib
 import fcntl
@@ -29,7 +29,7 @@ class World:
     """This process among all processes of the run.
 
     Attributes:
-        rank: from 0; rank 0 is on the head.
+        rank: 0 is on the head.
         size: number of ranks.
         backend: the torch.distributed backend.
     """
@@ -40,10 +40,10 @@ class World:
 
 
 def join_world() -> World:
-    """Meet the other ranks; rank and size come from PMI (set by Hydra for each process).
+    """Make the process group; rank and size come from PMI, which Hydra sets for each process.
 
     Raises:
-        TrainError: this process was not started by mpirun, or the backend cannot be had.
+        TrainError: this process was not started by mpirun, or the backend cannot be loaded.
     """
     try:
         rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
@@ -54,7 +54,7 @@ def join_world() -> World:
         oneccl.register()
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
-    # gloo would take the interface that the host's name resolves to, often the loopback
+    # else gloo uses the interface that the hostname resolves to, often the loopback
     interface = interface_towards(host)
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -69,16 +69,16 @@ def join_world() -> World:
 
 
 def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> dist.TCPStore:
-    """The store that all ranks have; rank 0 listens for the others, at this address alone.
+    """The store that all ranks share; rank 0 listens, at this address only.
 
-    torch by itself would listen at all addresses of the host. The store has no authentication.
+    torch would listen at all addresses of the host, and the store has no authentication.
 
     Args:
-        host: rank 0's address as all ranks reach it.
+        host: rank 0's address.
         port: of rank 0.
         rank: this one.
         size: number of ranks.
-        limit: how long a rank waits for what another one is to say.
+        limit: how long a rank waits for a key.
     """
     descriptor = listen(host, port, size).detach() if rank == 0 else None
     return dist.TCPStore(
@@ -88,9 +88,9 @@ def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> 
 
 
 def interface_towards(host: str) -> str:
-    """The network interface that traffic to `host` leaves by, or that has its address; or "".
+    """The network interface of the route to `host`, or "".
 
-    Connecting a UDP socket sends nothing; it only makes the kernel choose a source address.
+    Connecting a UDP socket sends nothing, but the kernel chooses a source address.
     """
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, DEFAULT_PORT))
@@ -105,7 +105,7 @@ def interface_towards(host: str) -> str:
 
 
 def leave_world() -> None:
-    """Part from the other ranks."""
+    """Destroy the process group."""
     dist.destroy_process_group()
 
 
@@ -118,13 +118,12 @@ def sum_over_ranks(values: list[float]) -> list[float]:
 
 
 def gather_over_ranks(value: Any) -> list[Any]:
-    """What each rank has, by rank, the same on every rank.
+    """The value of each rank, by rank, the same on every rank.
 
-    It travels as JSON: all_gather_object would unpickle, and so execute, whatever a stranger who
-    has got at the connection sends.
+    As JSON: all_gather_object unpickles, and so executes, what an attacker on the network sends.
 
     Args:
-        value: plain data; tuples arrive as lists.
+        value: plain data; tuples become lists.
     """
     own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
@@ -138,7 +137,7 @@ def gather_over_ranks(value: Any) -> list[Any]:
 
 
 def differing_ranks(values: Sequence[str]) -> tuple[list[int], list[int]]:
-    """The ranks whose value is not what most have (rank 0's, if none is), and the others.
+    """The ranks whose value differs from the most frequent one (or rank 0's), and the others.
 
     >>> differing_ranks(["a", "b", "b"])
     ([0], [1, 2])
@@ -149,30 +148,30 @@ def differing_ranks(values: Sequence[str]) -> tuple[list[int], list[int]]:
 
 
 def check_equal_on_ranks(digest: str, step: int, what: str = "parameters") -> None:
-    """Make sure that every rank has the same parameters, or gradients, after `step`, by their hash.
+    """Compare a hash of each rank's parameters or gradients after `step`.
 
     Raises:
-        TrainError: some differ, so the gradients were not shared; names the ranks.
+        TrainError: the ranks have diverged.
     """
     different, others = differing_ranks(gather_over_ranks(digest))
     if different:
         raise TrainError(
             f"after step {step} the {what} of ranks {different} differ from those of ranks "
             f"{others}",
-            "the gradients were not shared; nothing was saved",
+            "the all-reduce of gradients failed; nothing was saved",
         )
 
 
 def check_equal_samples(digest: str) -> None:
-    """Make sure that every rank has the same samples, each host having made its own.
+    """Compare a hash of each rank's samples, which each host has tokenised itself.
 
     Raises:
-        TrainError: some differ; names the ranks.
+        TrainError: they differ.
     """
     different, others = differing_ranks(gather_over_ranks(digest))
     if different:
         raise TrainError(
             f"ranks {different} have other samples than ranks {others}: their hosts have other "
-            "data or another tokenizer under the same name",
-            "give model and data as folders, which are copied to all hosts: --data DIR --model DIR",
+            "data or another tokenizer with the same name",
+            "use folders for model and data, which are copied to all hosts: --data DIR --model DIR",
         )

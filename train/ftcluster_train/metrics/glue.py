@@ -1,7 +1,4 @@
-"""Metrics of GLUE from predictions and labels, in plain Python: hosts need no further package.
-
-Each is tested against scikit-learn's or scipy's value for a known table.
-"""
+"""Metrics of GLUE in plain Python, tested against values of scikit-learn and scipy."""
 
 import math
 from collections import Counter
@@ -9,21 +6,21 @@ from collections.abc import Callable, Sequence
 
 
 def accuracy(predictions: Sequence[int], labels: Sequence[int]) -> float:
-    """The share of predictions that are right."""
+    """The share of correct predictions."""
     return sum(p == y for p, y in zip(predictions, labels, strict=True)) / len(labels)
 
 
 def f1(predictions: Sequence[int], labels: Sequence[int]) -> float:
-    """2 TP / (2 TP + FP + FN) of class 1; 0 where that class is neither predicted nor there."""
+    """2 TP / (2 TP + FP + FN) of class 1; 0 if that class is neither predicted nor true."""
     pairs = Counter((p == 1, y == 1) for p, y in zip(predictions, labels, strict=True))
     right, wrong = 2 * pairs[True, True], pairs[True, False] + pairs[False, True]
     return right / (right + wrong) if right + wrong else 0.0
 
 
 def matthews(predictions: Sequence[int], labels: Sequence[int]) -> float:
-    """Matthews' correlation coefficient, of any number of classes; 0 where it is not defined.
+    """Matthews' correlation coefficient for any number of classes; 0 if undefined.
 
-    With c right predictions of s samples, and p_k predictions and t_k labels of class k:
+    With c correct predictions of s samples, and p_k predictions and t_k labels of class k:
     (c s - sum p_k t_k) / sqrt((s^2 - sum p_k^2) (s^2 - sum t_k^2)). Source: Gorodkin 2004,
     "Comparing two K-category assignments by a K-category correlation coefficient".
     """
@@ -37,7 +34,7 @@ def matthews(predictions: Sequence[int], labels: Sequence[int]) -> float:
 
 
 def pearson(predictions: Sequence[float], labels: Sequence[float]) -> float:
-    """Pearson's correlation coefficient; 0 where one side has only one value."""
+    """Pearson's correlation coefficient; 0 if one side is constant."""
     mean_p, mean_y = math.fsum(predictions) / len(predictions), math.fsum(labels) / len(labels)
     pairs = [(p - mean_p, y - mean_y) for p, y in zip(predictions, labels, strict=True)]
     below = math.fsum(p * p for p, _ in pairs) * math.fsum(y * y for _, y in pairs)
@@ -45,12 +42,12 @@ def pearson(predictions: Sequence[float], labels: Sequence[float]) -> float:
 
 
 def spearman(predictions: Sequence[float], labels: Sequence[float]) -> float:
-    """Spearman's rank correlation: Pearson's of the ranks, equal values sharing their mean rank."""
+    """Spearman's rank correlation: Pearson's of the ranks."""
     return pearson(ranks(predictions), ranks(labels))
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value from 1; equal values have the mean of the ranks they take up.
+    """The rank of each value from 1; equal values share their mean rank.
 
     >>> ranks([10.0, 30.0, 10.0])
     [1.5, 3.0, 1.5]
@@ -72,7 +69,7 @@ METRICS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
 
 
 def default_metrics(classes: int | None) -> tuple[str, ...]:
-    """What is measured where a recipe does not say it.
+    """The metrics of a recipe that names none.
 
     Args:
         classes: number of classes; None for a regression.
@@ -85,10 +82,10 @@ def default_metrics(classes: int | None) -> tuple[str, ...]:
 def measure(
     names: Sequence[str], predictions: Sequence[float], labels: Sequence[float]
 ) -> dict[str, float]:
-    """Each named metric over all samples; at least one sample."""
+    """Each named metric over all samples."""
     return {name: METRICS[name](predictions, labels) for name in names}
 
 
 def perplexity(loss: float) -> float:
-    """exp of the mean loss a token, in nats; finite also for a loss beyond all reason."""
+    """exp of the mean loss per token, in nats; finite for any loss."""
     return math.exp(min(loss, 700.0))

@@ -1,4 +1,4 @@
-"""Exact match and F1 of answers, as SQuAD's own evaluation scripts compute them.
+"""Exact match and F1 of answers, as in SQuAD's evaluation scripts.
 
 Sources: https://rajpurkar.github.io/SQuAD-explorer/, evaluate-v1.1.py and evaluate-v2.0.py.
 """
@@ -13,7 +13,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(answer: str) -> str:
-    """Lower case, without ASCII punctuation, articles and superfluous blanks.
+    """Lower case, without ASCII punctuation, articles and extra blanks.
 
     >>> normalise("The  Eiffel-Tower!")
     'eiffeltower'
@@ -27,9 +27,9 @@ def exact_match(answer: str, true: Sequence[str]) -> float:
 
 
 def f1(answer: str, true: Sequence[str]) -> float:
-    """The best F1 of the answer's words with those of a true answer, as bags of words.
+    """The best F1 of the answer with a true answer, as bags of words.
 
-    Where one of the two has no words, 1 if neither has any, else 0 (evaluate-v2.0.py).
+    If one of them is empty: 1 if both are, else 0 (evaluate-v2.0.py).
     """
     return max(_f1_of_one(normalise(answer).split(), normalise(text).split()) for text in true)
 
@@ -45,13 +45,13 @@ def _f1_of_one(answer: Sequence[str], true: Sequence[str]) -> float:
 def score(
     answers: Sequence[str], true: Sequence[Sequence[str]], unanswerable: bool
 ) -> dict[str, float]:
-    """The metrics of all questions, in percent as the scripts give them.
+    """The metrics of all questions, in percent.
 
     Args:
-        answers: one a question; empty for "it has none".
-        true: for each question its true answers; none where it has none.
-        unanswerable: whether to tell apart as well the questions with (HasAns) and without an
-            answer (NoAns), as SQuAD 2.0 does.
+        answers: one per question; "" for "no answer".
+        true: the true answers of each question; none if it has none.
+        unanswerable: whether to score questions with (HasAns) and without an answer (NoAns)
+            separately as well, as in SQuAD 2.0.
     """
     results = []
     for answer, texts in zip(answers, true, strict=True):
@@ -65,7 +65,7 @@ def score(
 
 
 def _mean(results: Sequence[tuple[bool, float, float]], *names: str) -> dict[str, float]:
-    """Percent of exact match and F1; nothing where there are no questions of the kind."""
+    """Percent of exact match and F1; empty without questions."""
     if not results:
         return {}
     columns = list(zip(*results, strict=True))[1:]

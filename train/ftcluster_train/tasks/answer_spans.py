@@ -1,8 +1,8 @@
 """Answers as spans: from characters of a context to tokens of a feature, and back.
 
-A feature is a question with as much of its context as a sample holds; neighbouring features of a
-context overlap. `offsets` are the (begin, end) characters of a feature's context tokens, `first` is
-the place of the first of them in the feature.
+A feature is a question with as much of its context as fits; features of a context overlap.
+`offsets` are the (begin, end) characters of a feature's context tokens, `first` is the position of
+the first of these tokens.
 """
 
 import heapq
@@ -17,9 +17,9 @@ class Span:
     """A part of a context.
 
     Attributes:
-        score: the model's for it, the sum of its start's and its end's.
+        score: the model's for its start plus that for its end.
         begin: its first character.
-        end: the character behind its last one.
+        end: the character after its last one.
     """
 
     score: float
@@ -28,9 +28,9 @@ class Span:
 
 
 def tokens_of_answer(offsets: Offsets, first: int, begin: int, end: int) -> tuple[int, int] | None:
-    """Places of the first and last token of the characters from `begin` to before `end`.
+    """Positions of the first and last token of the characters `begin` to `end`.
 
-    None where the feature does not have all of them.
+    None if the feature does not have all of them.
     """
     if not offsets or offsets[0][0] > begin or offsets[-1][1] < end:
         return None
@@ -46,15 +46,13 @@ def best_span(
     n_best: int,
     max_answer_length: int,
 ) -> Span | None:
-    """The span with the best score of one feature, or None where there is none.
-
-    Each of the `n_best` best starts is tried with each of the `n_best` best ends, as run_qa does.
+    """The best span of a feature, of the `n_best` best starts and ends, as in run_qa.
 
     Args:
         starts: for each context token, the model's score that the answer starts there.
         ends: the same for its end.
         offsets: characters of each context token.
-        n_best: how many of each are tried.
+        n_best: number of starts and ends.
         max_answer_length: in tokens.
     """
     places = range(len(offsets))
@@ -70,12 +68,12 @@ def best_span(
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the model says of one feature.
+class FeatureAnswer:
+    """The model's answer for one feature.
 
     Attributes:
         example: the number of its question.
-        null_score: for "the answer is not here".
+        null_score: of "no answer".
         span: the best one, or None.
     """
 
@@ -85,28 +83,28 @@ class Found:
 
 
 def choose_answers(
-    features: Sequence[Found], contexts: Sequence[str], threshold: float | None
+    features: Sequence[FeatureAnswer], contexts: Sequence[str], threshold: float | None
 ) -> list[str]:
     """The answer to each question: the best span of all its features.
 
     Args:
         features: of all questions, in any order.
         contexts: of each question.
-        threshold: empty answers are given where the lowest null score of the features is above the
-            best span's score by more than this; None: never, as in SQuAD 1.1.
+        threshold: the answer is empty if the lowest null score of the features exceeds the best
+            span's score by more than this; None: never, as in SQuAD 1.1.
     """
     best: dict[int, Span] = {}
     null: dict[int, float] = {}
-    for found in features:
-        null[found.example] = min(null.get(found.example, float("inf")), found.null_score)
-        known = best.get(found.example)
-        if found.span and (known is None or found.span.score > known.score):
-            best[found.example] = found.span
+    for feature in features:
+        example, span = feature.example, feature.span
+        null[example] = min(null.get(example, float("inf")), feature.null_score)
+        if span and (example not in best or span.score > best[example].score):
+            best[example] = span
     answers = []
     for example, context in enumerate(contexts):
-        span = best.get(example)
-        if span is None or (threshold is not None and null[example] - span.score > threshold):
+        answer = best.get(example)
+        if answer is None or (threshold is not None and null[example] - answer.score > threshold):
             answers.append("")
         else:
-            answers.append(context[span.begin : span.end])
+            answers.append(context[answer.begin : answer.end])
     return answers

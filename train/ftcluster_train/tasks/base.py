@@ -1,4 +1,4 @@
-"""What a kind of training has to say, for the preparation and for the loop."""
+"""What a task implements for the preparation of data and for the training loop."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,15 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_train.data.token_store import Sample, Samples, token_kind
 from ftcluster_train.errors import TrainError
 
-FROM_TOKENIZER = ("input_ids", "token_type_ids")  # columns that the model reads as they are
+TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # which the model gets
 
 
 class Batch(NamedTuple):
-    """Some samples as tensors.
+    """Samples as tensors.
 
     Attributes:
-        inputs: what the model is called with.
-        targets: what its outputs are compared with.
+        inputs: the model's arguments.
+        targets: for the loss.
     """
 
     inputs: dict[str, Any]
@@ -28,15 +28,15 @@ class Batch(NamedTuple):
 
 
 class Task(ABC):
-    """One kind of training.
+    """One task.
 
-    On each host `encode` writes raw data as token samples; then each rank reads them, and the loop
-    calls the other methods.
+    `encode` runs once per host and writes raw data as token samples; the training loop of each rank
+    reads them and calls the other methods.
 
     Attributes:
-        model_class: transformers' class that makes the model.
+        model_class: transformers' AutoModelFor... class.
         splits: `train` and the sets that are evaluated.
-        large_vocabulary: whether the loss is over all tokens that there are.
+        large_vocabulary: whether the loss is over the whole vocabulary.
     """
 
     model_class: Any
@@ -52,39 +52,39 @@ class Task(ABC):
         """Write the samples of each split into `folder`/SPLIT.
 
         Args:
-            data: as the recipe names them.
-            longest: tokens that the model takes at most, if it has a limit.
-            folder: is there, and empty.
+            data: as in the recipe.
+            longest: tokens that the model takes at most, or None.
+            folder: an empty folder.
 
         Returns:
-            What a user should know of it, one line each: what was cut or left out.
+            Notices for the user, one line each: what was truncated or left out.
 
         Raises:
-            TrainError: the data are not what the task needs.
+            TrainError: the data are not as the task needs them.
         """
 
     @abstractmethod
     def model_settings(self, train_set: Samples) -> dict[str, Any]:
-        """Fields of the model's configuration that the data decide."""
+        """Fields of the model's configuration that depend on the data."""
 
-    def check_model(self, model: PreTrainedModel) -> None:  # noqa: B027 - most have nothing to say
-        """Make sure that a model that could be loaded can be trained for this task.
+    def check_model(self, model: PreTrainedModel) -> None:  # noqa: B027 - optional
+        """Make sure that a loaded model can be trained for this task.
 
         Raises:
             TrainError: it cannot.
         """
 
     def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:  # noqa: ARG002
-        """Have `loss` do without logits, if it can.
+        """Make `loss` compute from hidden states instead of logits, if it can.
 
         Returns:
-            The weight of the layer that is to give back what it gets from now on, in training.
+            The weight of the layer that has to return its input in training, or None.
         """
         return None
 
     @abstractmethod
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Samples as tensors of shape (len(samples), the longest one's tokens)."""
+        """Samples as tensors of shape (len(samples), tokens of the longest one)."""
 
     @abstractmethod
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -92,47 +92,49 @@ class Task(ABC):
 
     @abstractmethod
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each sample what `score` needs of the model's outputs; what JSON can hold."""
+        """For each sample what `score` needs of the model's outputs, as plain data for JSON."""
 
     @abstractmethod
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """The task's metrics from the predictions for all samples of a set, in its order."""
+        """The metrics of a set, from its predictions in the order of its samples."""
 
-    def shortest(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
-        """The recipe's length of a sample, or the model's limit, and what to say of it."""
+    def limit_length(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
+        """The recipe's length of a sample, or the model's limit with a notice."""
         if longest is None or wanted <= longest:
             return wanted, []
-        return longest, [f"{field} is {longest} instead of {wanted}: the model takes no more"]
+        return longest, [f"{field} is {longest} instead of {wanted}, the model's limit"]
 
     def token_kinds(self) -> dict[str, str]:
-        """The columns that the model reads, and the array type that each is stored in."""
+        """The tokenizer's columns that the model gets, and the array type of each."""
         kind = token_kind(len(self.tokenizer))
-        return {name: kind for name in FROM_TOKENIZER if name in self.tokenizer.model_input_names}
+        return {
+            name: kind for name in TOKENIZER_COLUMNS if name in self.tokenizer.model_input_names
+        }
 
     def check_padding(self) -> None:
-        """Make sure that samples can be padded: a tokenizer without such a token pads with its eos.
+        """Make sure that samples can be padded, if need be with the end-of-text token.
 
         Raises:
-            TrainError: it has neither.
+            TrainError: the tokenizer has neither token.
         """
         tokenizer = self.tokenizer
         if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
             raise TrainError(
                 f"the tokenizer of {self.recipe.tokenizer or self.recipe.model} has neither a "
-                "padding token nor one for the end of a text",
-                "give one that has: tokenizer=DIR",
+                "padding token nor an end-of-text token",
+                "use one that has: tokenizer=DIR",
             )
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
 
     def pad(self, samples: Sequence[Sample], side: str = "right") -> dict[str, torch.Tensor]:
-        """What the tokenizer made of each sample, padded to the longest one, and attention_mask."""
+        """The tokenizer's columns, padded to the longest sample, and attention_mask."""
         fill = {
             "input_ids": self.tokenizer.pad_token_id,
             "token_type_ids": self.tokenizer.pad_token_type_id,
         }
         columns = {
-            name: [s[name] for s in samples] for name in FROM_TOKENIZER if name in samples[0]
+            name: [s[name] for s in samples] for name in TOKENIZER_COLUMNS if name in samples[0]
         }
         masks = [[1] * len(ids) for ids in columns["input_ids"]]
         padded = {name: _rectangle(rows, fill[name], side) for name, rows in columns.items()}

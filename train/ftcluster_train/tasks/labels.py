@@ -1,4 +1,4 @@
-"""Labels of classification data: read from rows, and checked as a whole."""
+"""Labels of classification data."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -8,15 +8,15 @@ from ftcluster_train.errors import TrainError
 
 
 def read_class(label: Any, where: str) -> int:
-    """The class number that a row gives.
+    """The class number of a row.
 
     Raises:
-        TrainError: it is none; negative ones stand for "not labelled" in many test sets.
+        TrainError: it is not a class number; -1 means "not labelled" in many test sets.
     """
     if isinstance(label, bool) or not isinstance(label, int):
         raise TrainError(
             f"{where} has the label {label!r}, not a class number (0, 1, ...)",
-            "numbers as labels are for regression: true",
+            "for other numbers set regression: true",
         )
     if label < 0:
         raise TrainError(f"{where} has the label {label}, so it is not labelled")
@@ -24,10 +24,10 @@ def read_class(label: Any, where: str) -> int:
 
 
 def read_number(label: Any, where: str) -> float:
-    """The number that a row of a regression gives.
+    """The label of a row in a regression.
 
     Raises:
-        TrainError: it is none.
+        TrainError: it is not a number.
     """
     number = isinstance(label, int | float) and not isinstance(label, bool)
     if not number or not math.isfinite(label):
@@ -39,11 +39,11 @@ def count_classes(train: Collection[int], others: Mapping[str, Collection[int]])
     """The number of classes in the training data, at least two.
 
     Args:
-        train: the classes that the training data have.
-        others: by set, those of the sets that are evaluated.
+        train: classes of the training data.
+        others: classes of the other sets, by name.
 
     Raises:
-        TrainError: a set has a class that training does not.
+        TrainError: another set has a class that the training data does not have.
     """
     for name, classes in others.items():
         unknown = sorted(set(classes) - set(train))

@@ -1,8 +1,7 @@
-"""The answer to a question is a span of a context, as in SQuAD.
+"""Extractive question answering: the answer is a span of a context, as in SQuAD.
 
-A context that is longer than a sample becomes several features that overlap (see features.py); the
-best span of all of them is the answer. Both is run_qa's way (transformers,
-examples/pytorch/question-answering).
+A long context becomes several overlapping features (see squad_features.py), and the best span of
+all of them is the answer, as in run_qa (transformers, examples/pytorch/question-answering).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,17 +14,17 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
 from ftcluster_common.recipe import QuestionAnswering, Recipe
-from ftcluster_train.data.sources import batches, load_rows
+from ftcluster_train.data.sources import column_batches, load_rows
 from ftcluster_train.data.token_store import Sample, Samples
 from ftcluster_train.errors import TrainError
 from ftcluster_train.metrics import squad
-from ftcluster_train.tasks.answer_spans import Found, Span, best_span, choose_answers
+from ftcluster_train.tasks.answer_spans import FeatureAnswer, Span, best_span, choose_answers
 from ftcluster_train.tasks.base import Batch, Task
 from ftcluster_train.tasks.squad_features import FeatureWriter
 
 
 class QuestionAnsweringTask(Task):
-    """Start and end of a span, each with cross entropy over the feature's tokens."""
+    """Cross entropy over the feature's tokens of a span's start and of its end."""
 
     model_class = AutoModelForQuestionAnswering
 
@@ -36,19 +35,18 @@ class QuestionAnsweringTask(Task):
         if not tokenizer.is_fast:
             raise TrainError(
                 f"the tokenizer {type(tokenizer).__name__} of {recipe.tokenizer or recipe.model} "
-                "does not tell which characters a token stands for",
+                "does not give the characters of a token",
                 "question answering needs a fast tokenizer, one with a tokenizer.json",
             )
         self.check_padding()
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
-        """See Task."""
-        length, notices = self.shortest(self.options.max_length, "max_length", longest)
+        length, notices = self.limit_length(self.options.max_length, "max_length", longest)
         special = self.tokenizer.num_special_tokens_to_add(pair=True)
         least = self.options.max_query_length + self.options.doc_stride + special + 1
         if length < least:
             raise TrainError(
-                f"{length} tokens leave no room for a context; with max_query_length="
+                f"{length} tokens have no room for a context; with max_query_length="
                 f"{self.options.max_query_length} and doc_stride={self.options.doc_stride} a "
                 f"feature has at least {least}",
                 "lower them",
@@ -59,17 +57,16 @@ class QuestionAnsweringTask(Task):
             )
             options = self.options
             columns = (options.question_column, options.context_column, options.answers_column)
-            for batch in batches(rows, columns, split):
+            for batch in column_batches(rows, columns, split):
                 writer.add(*(batch[name] for name in columns))
             notices += writer.close()
         return notices
 
-    def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002 - see Task
-        """See Task."""
+    def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
         return {}
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """See Task; features are padded on the right, so that places in them stay."""
+        # padded on the right, so that positions in a feature stay as they are
         targets = {
             name: torch.tensor([s[name][0] for s in samples], dtype=torch.int64)
             for name in ("start", "end")
@@ -78,21 +75,21 @@ class QuestionAnsweringTask(Task):
         return Batch(inputs, {**targets, "tokens": inputs["attention_mask"] > 0})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The mean of both places' losses, summed over the features.
+        """The mean of both losses, summed over the features.
 
-        Places in the padding do not count, as they do in run_qa, where every feature is padded to
-        max_length: a feature's loss must not depend on the others of its batch.
+        Padding is masked, unlike in run_qa, which pads every feature to max_length: a feature's
+        loss must not depend on the others of its batch.
         """
 
-        def loss(logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-            possible = logits.float().masked_fill(~targets["tokens"], float("-inf"))
-            return cross_entropy(possible, places, reduction="sum")
+        def loss(logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            masked = logits.float().masked_fill(~targets["tokens"], float("-inf"))
+            return cross_entropy(masked, positions, reduction="sum")
 
         start = loss(outputs.start_logits, targets["start"])
         return (start + loss(outputs.end_logits, targets["end"])) / 2
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each feature its question, the score of no answer and the best span."""
+        """For each feature its question, the score of "no answer" and the best span."""
         starts, ends = outputs.start_logits.float(), outputs.end_logits.float()
         found = []
         for i, sample in enumerate(samples):
@@ -103,8 +100,8 @@ class QuestionAnsweringTask(Task):
                 starts[i, context].tolist(), ends[i, context].tolist(), offsets,
                 self.options.n_best_size, self.options.max_answer_length,
             )  # fmt: skip
-            nothing = float(starts[i, null] + ends[i, null])
-            found.append((sample["question"][0], nothing, astuple(span) if span else None))
+            null_score = float(starts[i, null] + ends[i, null])
+            found.append((sample["question"][0], null_score, astuple(span) if span else None))
         return found
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
@@ -112,7 +109,7 @@ class QuestionAnsweringTask(Task):
         questions = samples.about["questions"]
         negative = self.options.version_2_with_negative
         found = [
-            Found(question, null, Span(*span) if span else None)
+            FeatureAnswer(question, null, Span(*span) if span else None)
             for question, null, span in predictions
         ]
         answers = choose_answers(

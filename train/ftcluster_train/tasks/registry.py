@@ -1,4 +1,4 @@
-"""The task that a recipe names."""
+"""Tasks by their name in a recipe."""
 
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.tasks.base import Task
@@ -17,6 +17,6 @@ def make_task(recipe: Recipe, tokenizer: object) -> Task:
     """The recipe's task with the model's tokenizer.
 
     Raises:
-        TrainError: the tokenizer lacks what the task needs.
+        TrainError: the task cannot use the tokenizer.
     """
     return _TASKS[recipe.task](recipe, tokenizer)

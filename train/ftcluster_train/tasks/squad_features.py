@@ -1,4 +1,4 @@
-"""Questions and their contexts as features: token samples that overlap where a context is long."""
+"""Questions and their contexts as features: token samples, overlapping for a long context."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,23 +11,23 @@ from ftcluster_train.data.token_store import SampleWriter
 from ftcluster_train.errors import TrainError
 from ftcluster_train.tasks.answer_spans import Offsets, tokens_of_answer
 
-CONTEXT = 1  # what `sequence_ids` calls the second text
-PLACES = ("start", "end", "null", "first", "question")
+CONTEXT = 1  # the second text in `sequence_ids`
+POSITIONS = ("start", "end", "null", "first", "question")
 
 
 class FeatureWriter:
-    """Writes the features of one split, and counts what is cut or left out.
+    """Writes the features of one split, and counts truncated and omitted questions.
 
-    A feature has, beside its tokens: the places of the answer's first and last token (`start`,
-    `end`), which are that of "no answer" (`null`) where the feature does not have it; the place of
-    its first context token (`first`), and the characters of all context tokens (`begins`, `ends`,
-    not in `train`); the number of its `question`.
+    A feature has its tokens; the positions of the answer's first and last token (`start`, `end`),
+    both `null` if the feature does not have it; the position for "no answer" (`null`) and of the
+    first context token (`first`); the characters of all context tokens (`begins`, `ends`, not in
+    `train`); and the number of its `question`.
 
     Args:
-        options: the task's.
+        options: of the task.
         tokenizer: a fast one.
-        kinds: the columns of tokens and what each is stored in.
-        folder: where the samples go.
+        kinds: the columns of tokens with their array types.
+        folder: for the samples.
         split: its name.
         length: tokens of a feature.
     """
@@ -43,16 +43,16 @@ class FeatureWriter:
     ) -> None:
         self._options, self._tokenizer, self._kinds = options, tokenizer, kinds
         self._split, self._length = split, length
-        columns = dict.fromkeys((*PLACES, "begins", "ends"), "i")
+        columns = dict.fromkeys((*POSITIONS, "begins", "ends"), "i")
         self._writer = SampleWriter(folder, {**kinds, **columns})
         self._questions: list[dict[str, Any]] = []
         self._kept = self._left_out = self._cut = 0
 
     def add(self, questions: list[Any], contexts: list[Any], answers: list[Any]) -> None:
-        """Write the features of some questions.
+        """Write the features of a batch of questions.
 
         Raises:
-            TrainError: one of them is not a question with its context and answers.
+            TrainError: a row is not a question with context and answers.
         """
         rows = list(zip(questions, contexts, answers, strict=True))
         for row in rows:
@@ -64,10 +64,10 @@ class FeatureWriter:
             self._write(*(list(column) for column in zip(*rows, strict=True)))
 
     def close(self) -> list[str]:
-        """Finish the files; returns what to say of them.
+        """Close the files; returns notices for the user.
 
         Raises:
-            TrainError: there is no question that can be used.
+            TrainError: there is no usable question.
         """
         split, unanswered = self._split, f"{self._left_out} questions without an answer"
         if not self._kept:
@@ -76,13 +76,13 @@ class FeatureWriter:
                 "to train on those as well: version_2_with_negative=true",
             )
         self._writer.close(questions=self._questions)
-        said = [f"{split}: {self._kept} questions, {len(self._writer)} features"]
+        notices = [f"{split}: {self._kept} questions, {len(self._writer)} features"]
         if self._left_out:
-            said.append(f"{split}: {unanswered} are left out (version_2_with_negative is false)")
+            notices.append(f"{split}: {unanswered} are omitted (version_2_with_negative is false)")
         if self._cut:
             limit = self._options.max_query_length
-            said.append(f"{split}: {self._cut} questions were cut at {limit} tokens")
-        return said
+            notices.append(f"{split}: {self._cut} questions were truncated to {limit} tokens")
+        return notices
 
     def _check(self, question: Any, context: Any, answers: Any) -> None:
         if not isinstance(question, str) or not isinstance(context, str):
@@ -94,7 +94,7 @@ class FeatureWriter:
 
     def _write(self, questions: list[str], contexts: list[str], answers: list[Any]) -> None:
         encoded = self._tokenizer(
-            self._shortened(questions),
+            self._truncated(questions),
             contexts,
             truncation="only_second",
             max_length=self._length,
@@ -104,14 +104,14 @@ class FeatureWriter:
         )
         for feature, row in enumerate(encoded["overflow_to_sample_mapping"]):
             sequence = encoded.sequence_ids(feature)
-            of_context = [place for place, which in enumerate(sequence) if which == CONTEXT]
+            of_context = [i for i, text in enumerate(sequence) if text == CONTEXT]
             first = of_context[0] if of_context else 0
             mapping = encoded["offset_mapping"][feature]
-            offsets = [mapping[place] for place in of_context]
-            null = self._null_place(encoded["input_ids"][feature])
-            start, end = _places(answers[row], offsets, first) or (null, null)
+            offsets = [mapping[i] for i in of_context]
+            null = self._null_position(encoded["input_ids"][feature])
+            start, end = _answer_positions(answers[row], offsets, first) or (null, null)
             if self._split == "train":
-                offsets = []  # take more room than all else, and only answers need them
+                offsets = []  # the largest column, which only evaluations need
             self._writer.add(
                 {
                     **{name: encoded[name][feature] for name in self._kinds},
@@ -131,27 +131,29 @@ class FeatureWriter:
                 for context, answer in zip(contexts, answers, strict=True)
             ]
 
-    def _shortened(self, questions: list[str]) -> list[str]:
-        """The questions, each cut at max_query_length tokens."""
+    def _truncated(self, questions: list[str]) -> list[str]:
+        """The questions, truncated to max_query_length tokens."""
         limit = self._options.max_query_length
         encoded = self._tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
-        shortened = list(questions)
+        truncated = list(questions)
         for i, ids in enumerate(encoded["input_ids"]):
             if len(ids) > limit:
                 self._cut += 1
-                shortened[i] = questions[i][: encoded["offset_mapping"][i][limit - 1][1]]
-        return shortened
+                truncated[i] = questions[i][: encoded["offset_mapping"][i][limit - 1][1]]
+        return truncated
 
-    def _null_place(self, ids: Sequence[int]) -> int:
-        """Where the model points to if there is no answer: at the feature's first special token."""
+    def _null_position(self, ids: Sequence[int]) -> int:
+        """The position that stands for "no answer": the first special token."""
         for token in (self._tokenizer.cls_token_id, self._tokenizer.bos_token_id):
             if token in ids:
                 return ids.index(token)
         return 0
 
 
-def _places(answers: Mapping[str, Any], offsets: Offsets, first: int) -> tuple[int, int] | None:
-    """First and last token of the first answer, where the feature has it."""
+def _answer_positions(
+    answers: Mapping[str, Any], offsets: Offsets, first: int
+) -> tuple[int, int] | None:
+    """First and last token of the first answer, if the feature has it."""
     if not answers["text"]:
         return None
     begin = answers["answer_start"][0]

@@ -1,4 +1,4 @@
-"""One or two texts get a class, or a number."""
+"""Classification of one text or two, or regression."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from ftcluster_common.recipe import Recipe, TextClassification
-from ftcluster_train.data.sources import Rows, batches, load_rows, names_of_classes
+from ftcluster_train.data.sources import Rows, class_names, column_batches, load_rows
 from ftcluster_train.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.errors import TrainError
 from ftcluster_train.metrics.glue import default_metrics, measure
@@ -19,7 +19,7 @@ from ftcluster_train.tasks.labels import count_classes, read_class, read_number
 
 
 class TextClassificationTask(Task):
-    """Classes with cross entropy, or with `regression` numbers with the squared error."""
+    """Cross entropy over classes or, with `regression`, the squared error."""
 
     model_class = AutoModelForSequenceClassification
 
@@ -31,63 +31,62 @@ class TextClassificationTask(Task):
         self.check_padding()
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
-        """See Task."""
-        cut_at, notices = self.shortest(self.options.max_length, "max_length", longest)
+        limit, notices = self.limit_length(self.options.max_length, "max_length", longest)
         classes: dict[str, set[int]] = {}
         for split, rows in load_rows(data, self.recipe.data_config, self.splits).items():
-            cut, classes[split] = self._encode_split(rows, split, cut_at, folder / split)
+            cut, classes[split] = self._encode_split(rows, split, limit, folder / split)
             if cut:
-                notices.append(f"{split}: {cut} samples were cut at {cut_at} tokens")
+                notices.append(f"{split}: {cut} samples were truncated to {limit} tokens")
         if not self.options.regression:
             found = count_classes(classes.pop("train"), classes)
             if found > 2 and "f1" in (self.options.metrics or ()):
                 raise TrainError(
-                    f"the metric f1 is for two classes, the data have {found}",
-                    "name others: metrics=[accuracy,matthews]",
+                    f"the metric f1 needs two classes, the data have {found}",
+                    "use others: metrics=[accuracy,matthews]",
                 )
         return notices
 
     def _encode_split(
-        self, rows: Rows, split: str, cut_at: int, folder: Path
+        self, rows: Rows, split: str, limit: int, folder: Path
     ) -> tuple[int, set[int]]:
-        """Write one split; returns how many samples were cut, and the classes there are."""
+        """Write one split; returns the number of truncated samples, and the classes."""
         texts, label = self.options.text_columns, self.options.label_column
         read = read_number if self.options.regression else read_class
         kinds = self.token_kinds()
         writer = SampleWriter(folder, {**kinds, "label": "d" if self.options.regression else "i"})
         cut, classes = 0, {0}
-        for batch in batches(rows, (*texts, label), split):
-            columns, longer = self._tokens([batch[name] for name in texts], split, cut_at)
-            cut += longer
+        for batch in column_batches(rows, (*texts, label), split):
+            columns, too_long = self._tokens([batch[name] for name in texts], split, limit)
+            cut += too_long
             for i, value in enumerate(batch[label]):
                 answer = read(value, split)
                 classes.add(int(answer))
                 writer.add({**{name: columns[name][i] for name in kinds}, "label": [answer]})
         if not len(writer):
             raise TrainError(f"the data have no samples in {split}")
-        writer.close(classes=max(2, max(classes) + 1), names=names_of_classes(rows, label))
+        writer.close(classes=max(2, max(classes) + 1), names=class_names(rows, label))
         return cut, classes
 
     def _tokens(
-        self, texts: Sequence[list[Any]], split: str, cut_at: int
+        self, texts: Sequence[list[Any]], split: str, limit: int
     ) -> tuple[dict[str, list[list[int]]], int]:
-        """The tokens of some samples, and how many samples had to be cut."""
+        """The tokens of a batch, and the number of truncated samples."""
         for name, column in zip(self.options.text_columns, texts, strict=True):
             wrong = [value for value in column if not isinstance(value, str)]
             if wrong:
-                raise TrainError(f"{split} has {wrong[0]!r} in column {name}, not a text")
+                raise TrainError(f"{split} has {wrong[0]!r} in column {name}, which is not a text")
         columns = dict(self.tokenizer(*texts))
-        long = [i for i, ids in enumerate(columns["input_ids"]) if len(ids) > cut_at]
+        long = [i for i, ids in enumerate(columns["input_ids"]) if len(ids) > limit]
         if long:
             again = [[column[i] for i in long] for column in texts]
-            shorter = self.tokenizer(*again, truncation=True, max_length=cut_at)
+            shorter = self.tokenizer(*again, truncation=True, max_length=limit)
             for name, column in columns.items():
                 for i, values in zip(long, shorter[name], strict=True):
                     column[i] = values
         return columns, len(long)
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:
-        """See Task; the classes' names are the data's, not those of what is fine-tuned."""
+        # the classes' names come from the data, not from the pretrained model
         if self.options.regression:
             return {**_named(["LABEL_0"]), "problem_type": "regression"}
         names = [f"LABEL_{number}" for number in range(train_set.about["classes"])]
@@ -96,16 +95,14 @@ class TextClassificationTask(Task):
         return {**_named(names), "problem_type": "single_label_classification"}
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """See Task."""
         inputs = self.pad(samples, self.tokenizer.padding_side)
         return Batch(inputs, {"labels": self._labels(samples)})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """See Task."""
         return self._losses(outputs.logits, targets["labels"]).sum()
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each sample the class or the number, and its loss."""
+        """For each sample its class or number, and its loss."""
         logits = outputs.logits.float()
         found = logits.squeeze(-1) if self.options.regression else logits.argmax(dim=-1)
         losses = self._losses(logits, self._labels(samples))
