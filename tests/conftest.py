@@ -27,19 +27,42 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
 collect_ignore = ["engine"]
 
 # Where tests run in several processes, those of such a folder share one, and what they have set up;
-# elsewhere those of a file. The first folder that a test is in counts, and the longest come first.
-TOGETHER = ("tests/cluster/hosts/", "tests/cluster/bare_hosts/", "tests/cluster/", "tests/roles/")
+# elsewhere those of a file. The longest come first.
+TOGETHER = (
+    "tests/cluster/hosts",
+    "tests/cluster",
+    "tests/cluster/debian13",
+    "tests/cluster/bare_hosts",
+    "tests",
+    "tests/roles",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Within a folder, those that measure come late, when other processes have less to do."""
+
+    def turn(item: pytest.Item) -> tuple[int, bool, bool]:
+        folder = _folder(item.nodeid)
+        place = TOGETHER.index(folder) if folder in TOGETHER else len(TOGETHER)
+        teardown = item.path.name == "test_teardown.py"  # of what the others have set up
+        return place, teardown, item.get_closest_marker("alone") is not None
+
+    items.sort(key=turn)
+
+
+def _folder(nodeid: str) -> str:
+    return nodeid.partition("::")[0].rpartition("/")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Have the processes take folders and files in the order of their names."""
+    """Have the processes take folders and files in their order."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFolder(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            found = (folder for folder in TOGETHER if nodeid.startswith(folder))
-            return next(found, nodeid.partition("::")[0])
+            folder = _folder(nodeid)
+            return folder if folder in TOGETHER else nodeid.partition("::")[0]
 
     config.option.loadscopereorder = False  # it would take what has the most tests first
     return ByFolder(config, log)
@@ -56,7 +79,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @contextmanager
 def _turn(run: str, alone: bool) -> Iterator[None]:
-    """Beside others, or while none of the other processes of this run has a test."""
+    """Hold a lock: a shared one, or alone, while no other process runs a test."""
     folder = Path(tempfile.gettempdir())
     with (
         (folder / f"ftcluster-tests-{run}.gate").open("w") as gate,

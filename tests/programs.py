@@ -19,7 +19,7 @@ CACHE = ROOT / ".test_cache"
 
 @dataclass(frozen=True)
 class Home:
-    """A user's place, apart from that of whoever runs the tests, but for the settings of pip."""
+    """A user's home, apart from the real one; only the settings of pip are the same."""
 
     folder: Path
     prefix: Path
@@ -64,11 +64,11 @@ class Home:
             if int(folder.name) == os.getpid():
                 continue
             try:
-                told = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+                text = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
             except OSError:
                 continue
-            if any(mark in told for mark in marks) and b"pytest" not in told.split(b"\0")[0]:
-                found.append(told.split(b"\0\0")[0].replace(b"\0", b" ").decode()[:200])
+            if any(mark in text for mark in marks) and b"pytest" not in text.split(b"\0")[0]:
+                found.append(text.split(b"\0\0")[0].replace(b"\0", b" ").decode()[:200])
         return found
 
 

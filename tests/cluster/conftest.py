@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.cluster import FEW_PAIRS
 from tests.programs import FTCLUSTER, Home
-
-# What it learns in all of its steps is tested by test_ordinary_user.py, where there is root for it.
-SHORT = ("data=generated:train=640,validation=40,seed=1",) if os.geteuid() == 0 else ()
 
 
 @dataclass(frozen=True)
@@ -34,11 +32,14 @@ class Machine:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not FTCLUSTER.exists():
-        for item in items:
-            item.add_marker(
-                pytest.mark.skip(reason="no .venv: start the tests with ./test cluster")
-            )
+    folder = Path(__file__).parent
+    for item in items:
+        if folder not in item.path.parents:
+            continue
+        if not FTCLUSTER.exists():
+            item.add_marker(pytest.mark.skip(reason="no .venv: start with ./test cluster"))
+        elif item.path.parent != folder and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="needs root, to make hosts with tests/testbed"))
 
 
 @pytest.fixture(scope="session")
@@ -55,11 +56,9 @@ def machine(home: Home) -> Iterator[Machine]:
     done = home.run("setup", "localhost", "--json", "-e", f"ftcluster_prefix={home.prefix}")
     assert done.returncode == 0, done.stderr
     # fetches the model that the tests use
-    short = home.run(
-        "train", "quickstart", "--json", "data=generated:train=640,validation=40,seed=1"
-    )
-    assert short.returncode == 0, short.stderr
-    yield Machine(home, json.loads(done.stdout), short)
+    trained = home.run("train", "quickstart", FEW_PAIRS, "--json")
+    assert trained.returncode == 0, trained.stderr
+    yield Machine(home, json.loads(done.stdout), trained)
     assert home.left_running() == []
 
 

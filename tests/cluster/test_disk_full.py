@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
 from tests.programs import Home
 
@@ -45,7 +46,7 @@ def test_training_says_so_before_its_first_step(
     machine: Machine, small_disk: Callable[[Path, int], Path]
 ) -> None:
     small_disk(machine.home.prefix / "runs", 50)
-    done = machine.home.run("train", "quickstart")
+    done = machine.home.run("train", "quickstart", FEW_PAIRS)
     assert done.returncode == 1
     assert "saving the model takes 109 MB" in done.stderr
     assert "step 10/" not in done.stderr
@@ -56,9 +57,7 @@ def test_a_disk_that_fills_up_meanwhile(
     machine: Machine, small_disk: Callable[[Path, int], Path]
 ) -> None:
     runs = small_disk(machine.home.prefix / "runs", 120)
-    process = machine.home.start(
-        "train", "quickstart", "data=generated:train=640,validation=32,seed=1",
-    )  # fmt: skip
+    process = machine.home.start("train", "quickstart", FEW_PAIRS)
     assert process.stderr is not None
     said = ""
     for line in process.stderr:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import ROOT, SECONDS
+from tests.collection import export
+from tests.programs import SECONDS
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0,
@@ -25,13 +26,8 @@ def home() -> Iterator[Path]:
     folder = Path("/var/tmp") / NAME
     checkout = folder / "ftcluster"
     subprocess.run(["useradd", "--no-create-home", "--home-dir", str(folder), NAME], check=True)
-    listing = ["git", "-C", str(ROOT), "ls-files", "-z"]
-    names = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")
     try:
-        for name in filter(None, names):
-            target = checkout / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, target)
+        export(checkout)
         for path in [folder, *folder.rglob("*")]:
             shutil.chown(path, NAME, NAME)
         yield folder

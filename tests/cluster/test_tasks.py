@@ -240,9 +240,9 @@ def run_on_the_stack(machine: Machine, program: str, *arguments: str, ranks: int
 
 APART = """
 import torch
+from ftcluster_train.distributed.world import check_equal_on_ranks, join_world, leave_world
 from ftcluster_train.errors import TrainError
-from ftcluster_train.weights import FlatWeights
-from ftcluster_train.world import check_equal_on_ranks, join_world, leave_world
+from ftcluster_train.optim.flat_params import FlatWeights
 world = join_world()
 torch.manual_seed(0)
 weights = FlatWeights(torch.nn.Linear(8, 8), torch.bfloat16)

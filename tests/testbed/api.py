@@ -15,7 +15,7 @@ from pathlib import Path
 
 from . import access, cgroups, host, network, registries, rootfs, shape, sysctl, uplink
 from .cgroups import Group
-from .settings import DEFAULT_NODES, LOCK, MAX_NODES, SWITCH, Node, Settings
+from .settings import CONTROL_ADDRESS, DEFAULT_NODES, LOCK, MAX_NODES, SWITCH, Node, Settings
 from .shell import TestbedError, environment, require_root, require_tools
 
 log = logging.getLogger(__name__)
@@ -25,17 +25,14 @@ Completed = subprocess.CompletedProcess[str]
 
 @dataclass(frozen=True)
 class HostStatus:
-    """One host as `status` shows it; "-" and 0 where it is off."""
+    """One host as `status` shows it; "-" where it is off."""
 
     name: str
     address: str
     state: str  # running, off
     link: str = "-"  # up, cut
     rate: str = "-"
-    delay: str = "-"
     cpu: str = "-"
-    pids: int = 0
-    memory_mb: int = 0
 
 
 class Testbed:
@@ -80,7 +77,7 @@ class Testbed:
             require_tools()
             self._refuse_another()
             before = self.wanted.recorded() or replace(self.wanted, nodes=0, bind_ro=self._binds())
-            count = nodes or self.wanted.nodes or before.nodes or DEFAULT_NODES
+            count = nodes or before.nodes or DEFAULT_NODES
             settings = replace(before, nodes=max(count, before.nodes))
             for folder in {settings.dir, settings.cache.parent}:
                 _private_folder(folder)
@@ -93,7 +90,7 @@ class Testbed:
             settings.write_record()
             sysctl.make_room(settings)
             access.make_key(settings)
-            network.switch_on(settings.control_address)
+            network.switch_on(CONTROL_ADDRESS)
             uplink.connect()
             self._start(settings, settings.all_nodes()[:count])
             log.info(
@@ -128,7 +125,7 @@ class Testbed:
         return [_status(node) for node in settings.all_nodes()] if settings else []
 
     def cuts(self) -> list[tuple[str, str]]:
-        """The pairs of hosts, by address, that `cut` parted from each other."""
+        """The pairs of hosts, by address, that `cut` has disconnected."""
         return network.cut_pairs() if network.exists() else []
 
     def inventory(self) -> str:
@@ -149,7 +146,7 @@ class Testbed:
 
     # ------------------------------------------------------------ faults
     def cut(self, node: str, other: str | None = None) -> None:
-        """Part a host from everyone, or from one other host only. Nobody is told."""
+        """Disconnect a host from all others, or from one, without any FIN or RST."""
         with _alone():
             if other is None:
                 network.cut_off(self._running(node))
@@ -164,10 +161,10 @@ class Testbed:
             else:
                 network.heal_pair(*self._pair(node, other))
 
-    def shape(self, node: str, rate: str, delay: str | None = None) -> None:
-        """Slow a host's cable: `shape("node1", "1gbit", "5ms")`; rate "off" removes both."""
+    def shape(self, node: str, rate: str) -> None:
+        """Slow a host's cable: `shape("node1", "1gbit")`; rate "off" for no limit."""
         with _alone():
-            shape.shape(self._running(node), rate, delay)
+            shape.shape(self._running(node), rate)
 
     def cpu(self, node: str, percent: float | None) -> None:
         """Allow a host so many per cent of one core; None: no limit."""
@@ -263,7 +260,7 @@ class Testbed:
                     "take it `down` first"
                 )
             return
-        for name in ("suite", "net", "extra"):
+        for name in ("suite", "extra"):
             has, wants = getattr(recorded, name), getattr(self.wanted, name)
             if has != wants:
                 raise TestbedError(
@@ -303,17 +300,13 @@ def _private_folder(folder: Path) -> None:
 def _status(node: Node) -> HostStatus:
     if not host.is_on(node):
         return HostStatus(node.name, node.address, "off")
-    group = Group(node.name)
     return HostStatus(
         name=node.name,
         address=node.address,
         state="running",
         link="cut" if network.is_cut_off(node) else "up",
         rate=shape.rate_of(node),
-        delay=shape.delay_of(node),
-        cpu=group.cpu_limit(),
-        pids=len(group.pids()),
-        memory_mb=group.memory_mb(),
+        cpu=Group(node.name).cpu_limit(),
     )
 
 

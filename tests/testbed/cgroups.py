@@ -1,15 +1,12 @@
 """Control groups: what a host is made of, how it is ended at once, and how fast it may run.
 
 Each host has a folder of its own in the unified hierarchy (cgroup v2) and, on a machine that
-still has it, in the v1 `cpu` and `systemd` hierarchies. Two helpers of a host have folders as
-well: `NODE-power` (its power button) and `NODE-relay` (its delay line).
+still has it, in the v1 `cpu` and `systemd` hierarchies. So has its power button, `NODE-power`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import re
 import time
 from pathlib import Path
 
@@ -53,7 +50,7 @@ def _hierarchies() -> set[Path]:
 
 
 class Group:
-    """The cgroups of one host, or of one helper of a host."""
+    """The cgroups of one host, or of its power button."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -76,11 +73,6 @@ class Group:
     def alive(self) -> bool:
         events = self.path / "cgroup.events"
         return events.exists() and "populated 1" in events.read_text()
-
-    def pids(self) -> list[int]:
-        """Every process in it, those of its subgroups included."""
-        files = self.path.rglob("cgroup.procs")
-        return [int(pid) for procs in files for pid in procs.read_text().split()]
 
     def procs_files(self, subgroup: str = "") -> str:
         """The files that a process joins by writing its number to them.
@@ -145,16 +137,6 @@ class Group:
         """What `limit_cpu` set, for a person to read."""
         quota = self._quota.read_text().split()[0] if self._quota.exists() else "max"
         return "max" if quota in ("-1", "max") else f"{int(quota) * 100 // PERIOD}%"
-
-    def memory_mb(self) -> int:
-        """What it holds in memory, shared pages counted in parts."""
-        total = 0
-        for pid in self.pids():
-            with contextlib.suppress(OSError):
-                rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-                found = re.search(r"^Pss:\s+(\d+)", rollup, re.M)
-                total += int(found[1]) if found else 0
-        return total // 1024
 
 
 def host_names() -> set[str]:

@@ -19,11 +19,8 @@ DEFAULTS = Settings()
 EPILOG = f"""\
 settings, from the environment:
   FTCLUSTER_TESTBED_DIR      where disks and the cache are ({DEFAULTS.dir})
-  FTCLUSTER_TESTBED_NODES    how many hosts `up` starts ({DEFAULT_NODES})
   FTCLUSTER_TESTBED_SUITE    their Debian suite ({DEFAULTS.suite})
   FTCLUSTER_TESTBED_EXTRA    more Debian packages on their disks, with commas
-  FTCLUSTER_TESTBED_BIND_RO  paths of this machine that they see read-only, with spaces
-  FTCLUSTER_TESTBED_NET      the first three numbers of their addresses ({DEFAULTS.net})
 
 `down` leaves the cached root file system for the next `up`. What goes wrong and why: README.md.
 """
@@ -47,7 +44,9 @@ def parser() -> argparse.ArgumentParser:
         return made
 
     up = verb("up", "build what is missing, boot the hosts, wait until ssh answers")
-    up.add_argument("nodes", metavar="N", nargs="?", type=int, help="how many hosts")
+    up.add_argument(
+        "nodes", metavar="N", nargs="?", type=int, help=f"how many hosts ({DEFAULT_NODES})"
+    )
     down = verb("down", "remove everything but the cached root file system")
     down.add_argument("--purge", action="store_true", help="remove that as well")
     verb("status", "one line a host")
@@ -60,9 +59,9 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument("rest", metavar="CMD...", nargs=argparse.REMAINDER)
     verb("kill", "power off: no FIN or RST on the wire; the disk survives", "NODE")
     verb("boot", "power on again, with a new cable", "NODE")
-    verb("cut", "silent partition: from everyone, or from OTHER only", "NODE", "[OTHER]")
+    verb("cut", "silent partition: from all hosts, or from OTHER only", "NODE", "[OTHER]")
     verb("heal", "undo cut", "NODE", "[OTHER]")
-    verb("shape", "slow cable, e.g. 1gbit 5ms (each way); off: none", "NODE", "RATE", "[DELAY]")
+    verb("shape", "slow cable, e.g. 1gbit; off: no limit", "NODE", "RATE")
     verb("cpu", "limit the CPU: 100 is one whole core, max is no limit", "NODE", "PERCENT")
     return top
 
@@ -107,7 +106,7 @@ def _do(bed: Testbed, args: argparse.Namespace) -> None:
         case "heal":
             bed.heal(args.node, args.other)
         case "shape":
-            bed.shape(args.node, args.rate, args.delay)
+            bed.shape(args.node, args.rate)
         case "cpu":
             bed.cpu(args.node, parse_percent(args.percent))
 
@@ -136,10 +135,8 @@ def status_table(bed: Testbed) -> str:
     hosts = bed.status()
     if not hosts:
         return "no testbed is up\n"
-    rows = [("NODE", "ADDRESS", "STATE", "LINK", "RATE", "DELAY", "CPU", "PIDS", "MEMORY")]
-    for h in hosts:
-        pids, memory = (str(h.pids), f"{h.memory_mb}M") if h.pids else ("-", "-")
-        rows.append((h.name, h.address, h.state, h.link, h.rate, h.delay, h.cpu, pids, memory))
+    rows = [("NODE", "ADDRESS", "STATE", "LINK", "RATE", "CPU")]
+    rows += [(h.name, h.address, h.state, h.link, h.rate, h.cpu) for h in hosts]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(f"{w:{n}}" for w, n in zip(r, widths, strict=True)).rstrip() for r in rows]
     names = {h.address: h.name for h in hosts}

@@ -79,9 +79,9 @@ def nspawn_argv(node: Node, binds: Iterable[str]) -> list[str]:
 
 
 def power_off(node: Node) -> None:
-    """Pull the plug. First the cable, so that no FIN or RST tells the peers."""
+    """Cut the power. First the cable, so that no FIN or RST reaches the peers."""
     network.link_down(node)
-    for name in (f"{node.name}-power", f"{node.name}-relay", node.name):
+    for name in (f"{node.name}-power", node.name):
         Group(name).kill()
     network.unplug(node)
     if str(node.root) in mounted_disks():

@@ -15,14 +15,13 @@ import signal
 import subprocess
 from pathlib import Path
 
-from .cgroups import Group
 from .settings import BRIDGE, SWITCH, Node
 from .shell import TestbedError, run
 
 FORWARDING, DISABLED = "3", "0"  # states of a bridge port
 TABLE = "testbed"
 
-# Pairs of addresses that must not hear each other.
+# Pairs of addresses that must not reach each other.
 CUTS = f"""
 table bridge {TABLE}
 delete table bridge {TABLE}
@@ -109,29 +108,23 @@ def link_down(node: Node) -> None:
 def unplug(node: Node) -> None:
     """Remove the cable: first the veth pair, at once, since a namespace goes only later."""
     if exists():
-        for port in (node.name, node.delay_port):
-            ip("link", "del", port, check=False)
+        ip("link", "del", node.name, check=False)
     if exists(node.netns):
         run("ip", "netns", "del", node.netns)
 
 
 # ---------------------------------------------------------------- partitions
-def port(node: Node) -> str:
-    """The switch port that the host hangs on: its cable, or the delay line in between."""
-    return node.delay_port if Group(f"{node.name}-relay").alive() else node.name
-
-
 def cut_off(node: Node) -> None:
-    """Part a host from everyone. A disabled port drops every frame; the host's link stays up."""
-    run("bridge", "-n", SWITCH, "link", "set", "dev", port(node), "state", DISABLED)
+    """Disconnect a host from all. A disabled port drops every frame; the host's link stays up."""
+    run("bridge", "-n", SWITCH, "link", "set", "dev", node.name, "state", DISABLED)
 
 
 def rejoin(node: Node) -> None:
-    run("bridge", "-n", SWITCH, "link", "set", "dev", port(node), "state", FORWARDING)
+    run("bridge", "-n", SWITCH, "link", "set", "dev", node.name, "state", FORWARDING)
 
 
 def cut_pair(one: Node, other: Node) -> None:
-    """Part two hosts from each other; both still hear everyone else."""
+    """Disconnect two hosts from each other; both still reach all others."""
     nft(f"add element bridge {TABLE} cut {_both_ways(one, other)}")
 
 
@@ -145,13 +138,13 @@ def _both_ways(one: Node, other: Node) -> str:
 
 
 def is_cut_off(node: Node) -> bool:
-    shown = run("bridge", "-n", SWITCH, "-j", "link", "show", "dev", port(node), check=False)
+    shown = run("bridge", "-n", SWITCH, "-j", "link", "show", "dev", node.name, check=False)
     links = json.loads(shown.stdout or "[]")
     return bool(links) and links[0]["state"] != "forwarding"
 
 
 def cut_pairs() -> list[tuple[str, str]]:
-    """The pairs of addresses that are parted, each once."""
+    """The pairs of addresses that are disconnected, each once."""
     if not exists():
         raise TestbedError("the switch is off")
     listed = run(*inside(SWITCH, "nft", "list", "set", "bridge", TABLE, "cut"), check=False).stdout

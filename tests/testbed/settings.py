@@ -13,6 +13,8 @@ from .shell import TestbedError
 
 DEFAULT_NODES = 4
 MAX_NODES = 200  # addresses .10 to .209
+NET = "198.18.0"  # in the benchmarking range of RFC 2544, which is routed nowhere
+CONTROL_ADDRESS = f"{NET}.1"
 FIRST_ADDRESS = 10
 
 # Testbeds with different names exist beside each other; one letter, because a network interface
@@ -47,11 +49,6 @@ class Node:
         return f"{SWITCH}-{self.name}"
 
     @property
-    def delay_port(self) -> str:
-        """The switch port that the delay line makes, when the host has one."""
-        return f"{self.name}-d"
-
-    @property
     def root(self) -> Path:
         """Where the host's disk is mounted while the host is on."""
         return self.folder / "root"
@@ -64,25 +61,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to build a testbed. Every field has an environment variable; see the README."""
+    """How to build a testbed; see the README for the environment variables."""
 
     dir: Path = Path(f"/var/tmp/ftcluster-testbed{NAME}")
-    nodes: int = 0  # 0: not said, so as many as there are, or DEFAULT_NODES
+    nodes: int = 0  # of the testbed that is up
     suite: str = "bookworm"
-    net: str = "198.18.0"  # in the benchmarking range of RFC 2544, which is routed nowhere
     extra: tuple[str, ...] = ()  # more Debian packages for the root file system
     bind_ro: tuple[str, ...] = ()  # paths of this machine that every host sees, read-only
 
     def __post_init__(self) -> None:
-        if not 0 <= self.nodes <= MAX_NODES:
-            raise TestbedError(f"{self.nodes} hosts: want 1 to {MAX_NODES}")
         if not re.fullmatch(r"[a-z]+", self.suite):
             raise TestbedError(f"suite {self.suite!r}: want a Debian code name such as bookworm")
-        octets = self.net.split(".")
-        if len(octets) != 3 or not all(o.isdecimal() and int(o) < 256 for o in octets):
-            raise TestbedError(f"network {self.net!r}: want three numbers such as 198.18.0")
-        if self.net == "198.18.255":
-            raise TestbedError("network 198.18.255 is taken: the testbed's uplink is there")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -91,16 +80,10 @@ class Settings:
         def value(name: str) -> str:
             return environ.get(f"FTCLUSTER_TESTBED_{name}", "").strip()
 
-        nodes = value("NODES") or "0"
-        if not nodes.isdecimal():
-            raise TestbedError(f"FTCLUSTER_TESTBED_NODES={nodes}: want a number")
         return cls(
             dir=Path(value("DIR") or cls.dir).absolute(),
-            nodes=int(nodes),
             suite=value("SUITE") or cls.suite,
-            net=value("NET") or cls.net,
             extra=tuple(sorted(filter(None, value("EXTRA").split(",")))),
-            bind_ro=tuple(value("BIND_RO").split()),
         )
 
     # ------------------------------------------------------------ folders
@@ -124,18 +107,14 @@ class Settings:
         number = FIRST_ADDRESS + int(name.removeprefix("node"))
         return Node(
             name=name,
-            address=f"{self.net}.{number}",
+            address=f"{NET}.{number}",
             mac=f"02:00:00:00:01:{number:02x}",
-            gateway=self.control_address,
+            gateway=CONTROL_ADDRESS,
             folder=self.hosts / name,
         )
 
     def all_nodes(self) -> list[Node]:
         return [self.node(f"node{i}") for i in range(self.nodes)]
-
-    @property
-    def control_address(self) -> str:
-        return f"{self.net}.1"
 
     # ------------------------------------------------------------ the record
     @property
@@ -157,7 +136,6 @@ class Settings:
             dir=self.dir,
             nodes=saved["nodes"],
             suite=saved["suite"],
-            net=saved["net"],
             extra=tuple(saved["extra"]),
             bind_ro=tuple(saved["bind_ro"]),
         )

@@ -29,7 +29,7 @@ TOOLS = {
 
 
 class TestbedError(Exception):
-    """Something that the user can put right; the text says what and how."""
+    """An error that the user can fix; the text says how."""
 
     __test__ = False  # its name starts with Test, but pytest must not collect it
 
@@ -91,7 +91,7 @@ def require_tools() -> None:
 def start(argv: list[str], log: Path) -> None:
     """Run a command that leaves a program behind; both write to `log`.
 
-    The program has to detach itself (`setsid --fork`): then it is nobody's zombie when it ends.
+    The program has to detach itself (`setsid --fork`), so that it leaves no zombie.
     """
     with log.open("ab") as out:
         done = subprocess.run(

@@ -13,36 +13,20 @@ def test_settings_come_from_the_environment() -> None:
     read = Settings.from_environment(
         {
             "FTCLUSTER_TESTBED_DIR": "/srv/bed",
-            "FTCLUSTER_TESTBED_NODES": "3",
             "FTCLUSTER_TESTBED_SUITE": "trixie",
             "FTCLUSTER_TESTBED_EXTRA": "less,gcc",
-            "FTCLUSTER_TESTBED_BIND_RO": "/opt /srv",
-            "FTCLUSTER_TESTBED_NET": "",
         }
     )
     assert read == Settings(
         dir=Path("/srv/bed"),
-        nodes=3,
         suite="trixie",
         extra=("gcc", "less"),
-        bind_ro=("/opt", "/srv"),
     )
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("NODES", "many"),
-        ("NODES", "201"),
-        ("SUITE", "../trixie"),
-        ("NET", "10.0"),
-        ("NET", "10.0.256"),
-        ("NET", "198.18.255"),
-    ],
-)
-def test_bad_settings_are_told(variable: str, value: str) -> None:
-    with pytest.raises(TestbedError, match=value):
-        Settings.from_environment({f"FTCLUSTER_TESTBED_{variable}": value})
+def test_a_suite_that_is_no_code_name_is_refused() -> None:
+    with pytest.raises(TestbedError, match=r"\.\./trixie"):
+        Settings.from_environment({"FTCLUSTER_TESTBED_SUITE": "../trixie"})
 
 
 def test_a_record_brings_the_settings_back(tmp_path: Path) -> None:
@@ -59,7 +43,7 @@ def test_every_host_has_an_address_and_port_names_that_fit() -> None:
     assert nodes[-1].address == "198.18.0.209"
     assert len({node.mac for node in nodes}) == settings.MAX_NODES
     longest_interface_name = 15
-    assert max(len(node.delay_port) for node in nodes) <= longest_interface_name
+    assert max(len(node.name) for node in nodes) <= longest_interface_name
     assert len(uplink.OUTSIDE) <= longest_interface_name
 
 
@@ -79,16 +63,12 @@ def test_inventory() -> None:
     )
 
 
-def test_rates_and_delays() -> None:
+def test_rates() -> None:
     assert shape.parse_rate("1gbit") == 1e9
     assert shape.parse_rate("2.5Mbit") == 2.5e6
-    assert shape.parse_delay("5ms") == pytest.approx(0.005)
-    assert shape.parse_delay("1s") == 1
     for wrong in ("fast", "1.2.3mbit", "100", ""):
         with pytest.raises(TestbedError, match="want something like"):
             shape.parse_rate(wrong)
-        with pytest.raises(TestbedError, match="want something like"):
-            shape.parse_delay(wrong)
 
 
 def test_percent() -> None:

@@ -1,17 +1,13 @@
-"""Several real hosts that nothing has been set up on."""
+"""Three Debian 12 hosts that nothing is set up on; every test leaves them so."""
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.testbeds import bare, open_control, skip_without_root, sort_tests
-
-__all__ = ["bare", "open_control"]
-
-# There is one testbed at a time, and the others share theirs.
-FIRST = "test_debian13.py"
+from tests.cluster.control import Control, bare_hosts
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    sort_tests(items, Path(__file__).parent, lambda item: item.path.name != FIRST)
-    skip_without_root(items, Path(__file__).parent)
+@pytest.fixture(scope="package")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Control]:
+    with bare_hosts("bookworm", tmp_path_factory.mktemp("bare_hosts")) as control:
+        yield control

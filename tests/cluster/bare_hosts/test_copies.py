@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster.ansible.processes import descendants
-from tests.cluster.hosts.cluster import HEAD
-from tests.cluster.hosts.control import Control
+from tests.cluster.control import HEAD, Control
 from tests.programs import CONTROL
 
 FOLDER = "/opt/copies"

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts.cluster import ADDRESS, HEAD, NAMES, OTHER, THIRD, Cluster, no_rank_is_left
+from tests.cluster.cluster import Cluster, no_rank_is_left
+from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
 
 
 def check(cluster: Cluster, code: int) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def test_check_measures_a_healthy_cluster_and_changes_nothing(cluster: Cluster) 
     files = f"find {places} ! -type d ! -name 'sort??????' -printf '%p %T@ %s\\n' | sort"
 
     def state() -> list[str]:
-        return [control.bed.exec_(name, "sh", "-c", files, check=True).stdout for name in NAMES]
+        return [control.shell(name, files) for name in NAMES]
 
     before = state()
     result = check(cluster, 0)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts.cluster import ADDRESS, HEAD, OTHER, TWO, Cluster, no_rank_is_left
+from tests.cluster.cluster import TWO, Cluster, no_rank_is_left
+from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER
 from tests.programs import CONTROL
 
 LIMIT = 120
@@ -54,7 +55,7 @@ for place in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class Live:
-    """A run of two ranks on two hosts that waits until it is told to go on."""
+    """A run of two ranks on two hosts that waits for `let_it_end`."""
 
     cluster: Cluster
     process: "subprocess.Popen[str]"
@@ -62,7 +63,7 @@ class Live:
     stack: str
 
     def on(self, host: str, command: str) -> str:
-        return self.cluster.control.bed.exec_(host, "sh", "-c", command, check=True).stdout
+        return self.cluster.control.shell(host, command)
 
     def let_it_end(self) -> str:
         for name in (HEAD, OTHER):
@@ -117,31 +118,30 @@ def test_a_run_keeps_its_stack_until_it_has_ended(live: Live, tmp_path: Path) ->
     other = Path(shutil.copy(wheel, tmp_path))
     with zipfile.ZipFile(other, "a") as archive:
         archive.comment = b"other"
-    before = {name: control.snapshot(name) for name in (HEAD, OTHER)}
+    before = control.snapshots()
     change = ("-e", f"node_agent_wheel={other}")
     for verb, words in (("setup", change), ("teardown", ())):
         refused = control.run(verb, cluster.inventory, *words)
         assert refused.returncode == 1, refused.stdout
         for name in (HEAD, OTHER):
-            line = rf"^  {name}: .*: the run {live.run} uses the stack {Path(live.stack).name} here"
+            line = rf"^  {name}: .*{live.run}.*{Path(live.stack).name}"
             assert re.search(line, refused.stderr, re.MULTILINE), refused.stderr
         assert "nothing was changed" in refused.stderr
+    assert control.snapshots() == before
     for name in (HEAD, OTHER):
-        assert control.snapshot(name) == before[name], name
         assert live.on(name, "ls -A /opt/ftcluster").count(".setup") == 0
     # a rollback moves the link alone
-    for name in cluster.before:
-        live.on(name, FORMER.format("/opt/ftcluster/stacks/native-0"))
-    for stack in ("/opt/ftcluster/stacks/native-0", live.stack):
-        back = control.run("setup", cluster.inventory, "--rollback")
-        assert back.returncode == 0, back.stderr
-        assert live.on(HEAD, "readlink /opt/ftcluster/current").strip() == stack
-        if stack != live.stack:
-            late = f"{live.stack}/lib/python3.11/site-packages/torch/distributed/checkpoint"
-            assert live.let_it_end() == f"{late}/__init__.py\n"
+    former = "/opt/ftcluster/stacks/native-0"
+    for name in NAMES:
+        live.on(name, FORMER.format(former))
+    back = control.run("setup", cluster.inventory, "--rollback")
+    assert back.returncode == 0, back.stderr
+    assert live.on(HEAD, "readlink /opt/ftcluster/current").strip() == former
+    late = f"{live.stack}/lib/python3.11/site-packages/torch/distributed/checkpoint"
+    assert live.let_it_end() == f"{late}/__init__.py\n"
     no_rank_is_left(cluster)
-    for name in cluster.before:
-        live.on(name, "rm -r /opt/ftcluster/stacks/native-0 /opt/ftcluster/former")
+    for name in NAMES:
+        live.on(name, f"cd /opt/ftcluster; ln -sfn {live.stack} current; rm -r {former} former")
     for wanted in (change, ()):
         done = control.run("setup", cluster.inventory, "--tags", "stack", *wanted)
         assert done.returncode == 0, done.stderr

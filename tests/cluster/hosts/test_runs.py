@@ -7,21 +7,13 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.cluster.hosts.cluster import (
-    ADDRESS,
-    HEAD,
-    NAMES,
-    OTHER,
-    THIRD,
-    TWO,
-    Cluster,
-    no_rank_is_left,
-)
+from tests.cluster.cluster import FEW_PAIRS, TWO, Cluster, no_rank_is_left
+from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
 from tests.cluster.hosts.own_script import write_scripts
 
 
 def write_rows(folder: Path) -> Path:
-    """Pairs that are told apart in a few steps."""
+    """Pairs that a model learns to classify in a few steps."""
     folder.mkdir()
     for split, count in {"train": 640, "validation": 40}.items():
         rows = [
@@ -33,49 +25,48 @@ def write_rows(folder: Path) -> Path:
 
 
 def test_two_hosts_learn_from_the_users_own_data(cluster: Cluster, tmp_path: Path) -> None:
-    data = write_rows(tmp_path / "pairs")
-    options = ("--data", str(data), "training.max_steps=30", "--json")
-    done = cluster.control.run("train", "quickstart", *TWO, *options)
+    control, data = cluster.control, write_rows(tmp_path / "pairs")
+    options = ("--data", str(data), "training.max_steps=20", "--json")
+    done = control.run("train", "quickstart", *TWO, *options)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["state"], result["world_size"]) == ("done", 2)
     run = str(Path(result["model"]).parent)
-    events = cluster.control.bed.exec_(HEAD, "cat", f"{run}/events.jsonl", check=True).stdout
-    told = [json.loads(line) for line in events.splitlines()]
-    losses = [event["loss"] for event in told if event["event"] == "step"]
+    lines = control.shell(HEAD, f"cat {run}/events.jsonl").splitlines()
+    events = [json.loads(line) for line in lines]
+    losses = [event["loss"] for event in events if event["event"] == "step"]
     assert losses[-1] < 0.8 * losses[0]
-    equal = [event for event in told if event["event"] == "parameters"]
+    equal = [event for event in events if event["event"] == "parameters"]
     assert equal
     assert all(event["equal"] for event in equal)
-    [placement] = [event for event in told if event["event"] == "placement"]
-    planned = json.loads(cluster.control.run("plan", "quickstart", *TWO, "--json").stdout)
+    [placement] = [event for event in events if event["event"] == "placement"]
+    planned = json.loads(control.run("plan", "quickstart", *TWO, "--json").stdout)
     assert [(place["host"], place["cpus"], place["threads"]) for place in placement["ranks"]] == [
         (host["name"], rank["cpus"], rank["threads"])
         for host in planned["hosts"]
         for rank in host["ranks"]
     ]
-    ranks = cluster.control.bed.exec_(HEAD, "cat", f"{run}/hostfile", check=True).stdout
-    assert ranks == f"{ADDRESS[HEAD]}:1\n{ADDRESS[OTHER]}:1\n"
-    owner = cluster.control.bed.exec_(HEAD, "stat", "-c", "%U", result["model"], check=True).stdout
-    assert owner.strip() == "ftcluster"
+    hostfile = control.shell(HEAD, f"cat {run}/hostfile")
+    assert hostfile == f"{ADDRESS[HEAD]}:1\n{ADDRESS[OTHER]}:1\n"
+    assert control.shell(HEAD, f"stat -c %U {result['model']}") == "ftcluster\n"
     no_rank_is_left(cluster)
     for name in (HEAD, OTHER):
-        copies = cluster.control.bed.exec_(name, "find", "/opt/ftcluster/data", "-type", "f").stdout
+        copies = control.shell(name, "find /opt/ftcluster/data -type f")
         assert re.search(r"/data/pairs-[0-9a-f]{12}/train\.jsonl$", copies, re.MULTILINE), copies
 
 
 def test_a_users_script_runs_on_every_host_with_what_is_beside_it(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    scripts = write_scripts(tmp_path / "scripts")
-    done = cluster.control.run("run", "--ranks-per-host", "1", "--", str(scripts / "sum.py"))
+    control, scripts = cluster.control, write_scripts(tmp_path / "scripts")
+    done = control.run("run", "--ranks-per-host", "1", "--", str(scripts / "sum.py"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"rank 0 of 3 on {HEAD}: 6\n"
     logs = done.stderr.strip().rpartition(f"{HEAD}:")[2]
     for rank, name in enumerate(NAMES):
-        said = cluster.control.bed.exec_(HEAD, "cat", f"{logs}/rank-{rank}.log", check=True).stdout
+        said = control.shell(HEAD, f"cat {logs}/rank-{rank}.log")
         assert said == f"rank {rank} of 3 on {name}: 6\n"
-    failed = cluster.control.run("run", *TWO, "--", str(scripts / "ends.py"), "7", "1")
+    failed = control.run("run", *TWO, "--", str(scripts / "ends.py"), "7", "1")
     assert failed.returncode == 7, failed.stderr
     assert f"rank 1 on {OTHER}: ended with exit code 7" in failed.stderr
     no_rank_is_left(cluster)
@@ -106,7 +97,7 @@ def test_ctrl_c_and_a_killed_rank_end_a_script_on_all_hosts(
 
     process = start_waiting(cluster, script)
     began = time.monotonic()
-    cluster.control.bed.exec_(THIRD, "pkill", "-KILL", "-f", "python [e]nds.py", check=True)
+    cluster.control.shell(THIRD, "pkill -KILL -f 'python [e]nds.py'")
     out, said = process.communicate(timeout=60)
     assert process.returncode == 137, said
     assert f"rank 2 on {THIRD}: was killed by signal 9 (SIGKILL)" in json.loads(out)["error"]
@@ -125,4 +116,28 @@ def test_a_host_that_is_lost_ends_the_script_and_is_named(cluster: Cluster, tmp_
     assert process.returncode == 1, said
     assert f"{THIRD} ({ADDRESS[THIRD]}) was lost" in json.loads(out)["error"]
     assert time.monotonic() - began < 90
+    no_rank_is_left(cluster)
+
+
+def test_a_changed_host_key_is_refused_by_name(cluster: Cluster) -> None:
+    """The operator has accepted the new key; the mesh has the old one."""
+    control = cluster.control
+    key = "/etc/ssh/ssh_host_ed25519_key"
+    change = (f"cp -a {key} {key}.pub /root; rm {key}*; ssh-keygen -q -t ed25519 -N '' -f {key}; "
+              "systemctl restart ssh")  # fmt: skip
+    undo = "mv /root/ssh_host_ed25519_key* /etc/ssh; systemctl restart ssh"
+    [trusted] = re.findall(r"UserKnownHostsFile=(\S+)", control.bed.inventory())
+    before = Path(trusted).read_text()
+    try:
+        with control.changed({OTHER: (change, undo)}):
+            new = control.shell(OTHER, f"cat {key}.pub")
+            others = [line for line in before.splitlines() if not line.startswith(OTHER)]
+            Path(trusted).write_text("\n".join([*others, f"{OTHER},{ADDRESS[OTHER]} {new}"]))
+            refused = control.run("train", "quickstart", *TWO, FEW_PAIRS, "training.max_steps=2")
+    finally:
+        Path(trusted).write_text(before)
+    assert refused.returncode == 1
+    assert f"{OTHER} ({ADDRESS[OTHER]}): ssh from the head fails" in refused.stderr
+    assert "host key" in refused.stderr
+    assert "step " not in refused.stderr
     no_rank_is_left(cluster)

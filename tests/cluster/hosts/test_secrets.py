@@ -19,7 +19,8 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.cluster.hosts.cluster import HEAD, NAMES, OTHER, TWO, Cluster
+from tests.cluster.cluster import TWO, Cluster
+from tests.cluster.control import HEAD, NAMES, OTHER
 from tests.cluster.test_main_job import write_pairs
 from tests.programs import ROOT
 
@@ -43,7 +44,7 @@ print(
 )
 time.sleep(5)
 """
-# what passes between the hosts, of which only these words are told
+# watches the packets between the hosts; prints only which of these words it has seen
 SNIFF = """\
 import select, socket, sys
 wanted = [word.encode() for word in sys.stdin.readline().split()]
@@ -258,8 +259,8 @@ def test_ranks_have_the_users_token_and_credentials_of_a_host_stay_there(left: L
     planted, nothing = left.planted, sha256("")
     for rank in range(len(NAMES)):
         own = sha256(planted.head) if rank == 0 else nothing
-        told = f"rank {rank}: {sha256(planted.hub)} 0o600 {sha256(planted.argument)} {own}\n"
-        assert told in logs
+        line = f"rank {rank}: {sha256(planted.hub)} 0o600 {sha256(planted.argument)} {own}\n"
+        assert line in logs
     for name in NAMES:
         assert as_root(left.cluster, name, "find / -xdev -name hub_token") == ""
 
@@ -327,8 +328,8 @@ def test_the_control_node_keeps_only_what_the_user_typed_and_for_the_user(left: 
         for path in place.rglob("*"):
             if path.is_file() and (doors := planted.named(path.read_bytes().decode("latin-1"))):
                 kept[str(path)] = doors
-    [(path, doors)] = kept.items()
-    assert path.endswith("/run.json")
+    [(run, doors)] = kept.items()
+    assert run.endswith("/run.json")
     assert doors == {"argument"}
     assert (state / "ftcluster").stat().st_mode & 0o777 == 0o700
     assert all(not path.stat().st_mode & 0o077 for path in state.rglob("*.json*"))

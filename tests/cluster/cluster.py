@@ -1,15 +1,15 @@
-"""The cluster of three hosts that the tests share, and what they all need to know of it."""
+"""A cluster of three hosts that the tests of a folder share."""
 
 from dataclasses import dataclass
 
-from tests.cluster.hosts.control import Control
+from tests.cluster.control import NAMES, Control
 
-NAMES = ("node0", "node1", "node2")
-HEAD, OTHER, THIRD = NAMES
-ADDRESS = {name: f"198.18.0.{10 + number}" for number, name in enumerate(NAMES)}
 TWO = ("--nodes", "2", "--ranks-per-host", "1")
-STACK = "/opt/ftcluster/current"
-MESH = "/opt/ftcluster/mesh"
+# 20 steps: all that they learn is tested by test_ordinary_user.py and by tests/engine
+FEW_PAIRS = "data=generated:train=640,validation=40,seed=1"
+PREFIX = "/opt/ftcluster"
+STACK = f"{PREFIX}/current"
+MESH = f"{PREFIX}/mesh"
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Cluster:
     """The hosts after setup.
 
     Attributes:
-        control: where it was set up from.
+        control: where they were set up from.
         inventory: all three hosts.
         before: what each host was before, as text.
     """

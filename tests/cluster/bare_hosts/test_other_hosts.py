@@ -1,21 +1,22 @@
 """An inventory has hosts beside those of the cluster."""
 
-from tests.cluster.hosts.cluster import NAMES, THIRD
-from tests.cluster.hosts.control import Control
+from pathlib import Path
+
+from tests.cluster.control import NAMES, THIRD, Control
 
 LOGINS = "journalctl --unit ssh --no-pager | grep -c 'Accepted publickey' || true"
 
 
-def test_no_other_host_is_connected_to(bare: Control) -> None:
+def test_no_other_host_is_connected_to(bare: Control, tmp_path: Path) -> None:
     inventory = bare.inventory("company.ini", NAMES)
+    fresh = {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(tmp_path)}  # an open one would be no new login
 
     def logins() -> dict[str, int]:
-        found = {name: bare.bed.exec_(name, "sh", "-c", LOGINS, check=True) for name in NAMES}
-        return {name: int(done.stdout) for name, done in found.items()}
+        return {name: int(bare.shell(name, LOGINS)) for name in NAMES}
 
     before = logins()
     for verb in (("setup", inventory, "--tags", "preflight"), ("check", inventory)):
-        bare.run(*verb, "-e", f"ftcluster_hosts={THIRD}")
+        bare.run(*verb, "-e", f"ftcluster_hosts={THIRD}", **fresh)
     new = {name: count - before[name] for name, count in logins().items()}
     assert new.pop(THIRD) > 0, new
     assert set(new.values()) == {0}, new

@@ -1,0 +1,124 @@
+"""The control node of several hosts: it sets them up as a user does."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tests.programs import CACHE, CONTROL, FTCLUSTER
+from tests.testbed import Settings, Testbed
+
+NAMES = ("node0", "node1", "node2")
+HEAD, OTHER, THIRD = NAMES
+ADDRESS = {name: f"198.18.0.{10 + number}" for number, name in enumerate(NAMES)}
+SECONDS = 1200
+# What setup may change on a host, as text. Left out: backups that useradd makes, and what Ansible
+# itself and apt leave behind.
+SNAPSHOT = r"""
+dpkg-query -W -f '${Package} ${Version}\n'
+getent passwd; getent group
+systemctl list-unit-files --no-legend | sort
+ls -A /opt /var/lib /home | grep -v '^$'
+find /home/ops -path /home/ops/.ansible -prune -o -type f -exec sha256sum {} +
+cd /etc
+find . -type f ! -name '*-' ! -name .pwd.lock ! -name ld.so.cache -exec sha256sum {} + | sort -k2
+find . -type l -printf '%p -> %l\n' | sort
+"""
+# one of this machine's two cores each, as hosts of their own would have
+PIN_LOGINS = """
+mkdir /etc/systemd/system/ssh.service.d
+printf '[Service]\nCPUAffinity={}\n' > /etc/systemd/system/ssh.service.d/cores.conf
+systemctl daemon-reload && systemctl restart ssh
+"""
+
+Completed = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
+class Control:
+    """The control node: this machine's programs in the hosts' network, with folders of its own."""
+
+    bed: Testbed
+    folder: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        own = {"XDG_STATE_HOME": str(self.folder / "state"), "XDG_CACHE_HOME": str(CACHE)}
+        return own | self.bed.connections
+
+    def run(self, *arguments: str, **changes: str) -> Completed:
+        return self.bed.run(
+            FTCLUSTER, *arguments, env=self.env | changes, cwd=self.folder, timeout=SECONDS
+        )
+
+    def start(self, *arguments: str, **changes: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            self.bed.run_argv([str(FTCLUSTER), *arguments]),
+            env=os.environ | self.env | changes,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ansible(self, program: str, *arguments: str) -> Completed:
+        return self.bed.run(CONTROL / program, *arguments, cwd=self.folder, timeout=SECONDS)
+
+    def inventory(
+        self,
+        name: str,
+        hosts: tuple[str, ...],
+        change: Callable[[str, str], str] = lambda _, line: line,
+    ) -> str:
+        """Write an inventory of some hosts; `change` gets a host and its line."""
+        lines = []
+        for line in self.bed.inventory().splitlines():
+            host = line.split(" ")[0]
+            if host.startswith("node"):
+                lines += [change(host, line)] if host in hosts else []
+            else:
+                lines.append(line)
+        path = self.folder / name
+        path.write_text("\n".join(lines) + "\n")
+        return str(path)
+
+    def shell(self, host: str, command: str) -> str:
+        """The output of a shell command as root, which has to succeed."""
+        return self.bed.exec_(host, "sh", "-c", command, check=True, timeout=120).stdout
+
+    def as_ranks(self, host: str, command: str) -> Completed:
+        """A shell command as the account that trains."""
+        argv = ("runuser", "-u", "ftcluster", "--", "sh", "-c", command)
+        return self.bed.exec_(host, *argv, timeout=120)
+
+    @contextmanager
+    def changed(self, changes: dict[str, tuple[str, str]]) -> Iterator[None]:
+        """Run a shell command on some hosts, and another one that undoes it."""
+        done = []
+        try:
+            for host, (change, undo) in changes.items():
+                self.shell(host, change)
+                done.append((host, undo))
+            yield
+        finally:
+            for host, undo in done:
+                self.shell(host, undo)
+
+    def snapshots(self) -> dict[str, str]:
+        return {name: self.shell(name, SNAPSHOT) for name in NAMES}
+
+
+@contextmanager
+def bare_hosts(suite: str, folder: Path) -> Iterator[Control]:
+    """Three hosts with nothing but Debian; they are removed afterwards."""
+    settings = replace(Settings.from_environment(), suite=suite, extra=("libfaketime",))
+    with Testbed(settings) as bed:
+        bed.down()  # what a killed run has left is in an unknown state
+        bed.up(len(NAMES))
+        control = Control(bed, folder)
+        for number, name in enumerate(NAMES):
+            control.shell(name, PIN_LOGINS.format(number % 2))
+        yield control

@@ -1,0 +1,47 @@
+"""What setup has changed on hosts, and that teardown makes them bare again."""
+
+import json
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.control import HEAD, NAMES, OTHER
+from tests.cluster.debian13.canary import canary
+from tests.cluster.debian13.conftest import STAGES
+
+# The hard link is made by root: not every kernel keeps the account from making it.
+PLANT = """
+set -e
+for place in /opt/ftcluster/runs /opt/ftcluster/mesh /var/lib/ftcluster; do
+  mkdir $place/planted
+  cd $place/planted
+  ln -s {0} folder
+  ln -s {0}/file file
+  ln {0}/file name
+  chown -h ftcluster . folder file
+done
+"""
+RUN = "/opt/ftcluster/runs/quickstart-1"
+
+
+def test_a_second_setup_changes_nothing(cluster: Cluster) -> None:
+    control = cluster.control
+    again = control.run("setup", cluster.inventory, *STAGES, "--json")
+    hosts = json.loads(again.stdout)["hosts"]
+    assert {name: host["changed"] for name, host in hosts.items()} == dict.fromkeys(NAMES, 0)
+    assert "libtcmalloc-minimal4t64" in control.shell(OTHER, "dpkg-query -W")
+    assert "table inet ftcluster" in control.shell(OTHER, "nft list ruleset")
+
+
+def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -> None:
+    control = cluster.control
+    with canary(control, HEAD) as target:
+        control.shell(HEAD, PLANT.format(target))
+        assert control.as_ranks(HEAD, f"mkdir -p {RUN}/model").returncode == 0
+        kept = control.run("teardown", cluster.inventory)
+        assert kept.returncode == 0, kept.stderr
+        assert f"{HEAD}: runs and their models stay in /opt/ftcluster/runs" in kept.stderr
+        assert control.shell(HEAD, f"ls {RUN}") == "model\n"
+        gone = control.run("teardown", cluster.inventory, "-e", "ftcluster_remove_runs=true")
+        assert gone.returncode == 0, gone.stderr
+        assert control.snapshots() == cluster.before
+        nothing = control.run("teardown", cluster.inventory, "--json")
+        assert json.loads(nothing.stdout)["changed"] == 0, nothing.stderr
