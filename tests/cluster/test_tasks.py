@@ -114,7 +114,7 @@ KINDS = {
         ("tokenizer of 300 tokens", "validation: the last ", "block_size is 32 instead of 48"),
     ),
 }  # fmt: skip
-# Each rank takes its share of a batch in parts; ranks and parts of an odd batch have unequal shares.
+# Each rank takes its share of a batch in parts. The batch is odd, so that shares and parts differ.
 EIGHT_STEPS = (
     "--ranks-per-host", "2", "batch_size=9", "training.gradient_accumulation_steps=2",
     "precision=fp32", "training.max_steps=8", "training.logging_steps=1",
