@@ -1,7 +1,6 @@
-"""`ftcluster bundle`: everything that an offline cluster needs of package indexes, in one file."""
+"""`ftcluster bundle`: the packages of a stack in one file, for clusters without internet."""
 
 import argparse
-import json
 import re
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     get_wheels,
 )
 
+from ftcluster.cli.arguments import add_allowances, add_output, print_result
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.paths import collection
 from ftcluster.progress.format import duration
@@ -38,12 +38,12 @@ MACHINE = "x86_64"
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb to the command line."""
+    """Add the command to the parser."""
     parser = verbs.add_parser(
         "bundle",
-        help="put a stack into one file, for clusters without a way out",
-        description="Downloads a stack's packages and writes them, with their hashes, into one "
-        "file that `ftcluster setup --bundle FILE` sets hosts up from.",
+        help="write a stack into one file, for clusters without internet",
+        description="Downloads the packages of a stack and writes them into one file for "
+        "`ftcluster setup --bundle FILE`.",
         usage="ftcluster bundle [--stack NAME] [-o FILE] [options]",
     )
     parser.add_argument("--stack", metavar="NAME", default="", help="default: the default stack")
@@ -60,37 +60,32 @@ def add_parser(verbs: Any) -> None:
         "--index-url", metavar="URL", default="", help="default: as pip is configured"
     )
     parser.add_argument("--find-links", metavar="DIR", action="append", default=[])
-    parser.add_argument(
-        "--allow-yanked", action="store_true", help="also releases that their makers took back"
-    )
-    parser.add_argument(
-        "--allow-unverified", action="store_true", help="also packages of which no lock has a hash"
-    )
-    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
+    add_allowances(parser)
+    add_output(parser, verbose="")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the verb; returns the exit code."""
+    """Run the command; returns the exit code."""
     if options.words:
-        raise UsageError(f"bundle takes options only, not {', '.join(options.words)}")
+        raise UsageError(f"bundle has no arguments but options: {', '.join(options.words)}")
     began = time.monotonic()
     stack = chosen_stack(options.stack)
     target = read_target(options.python, options.glibc, stack)
     if stack.yanked and not options.allow_yanked:
         raise FtclusterError(
-            f"stack {stack.name} has releases that their makers took back: "
+            f"stack {stack.name} has yanked releases: "
             f"{', '.join(f'{p} {stack.packages[p]}' for p in stack.yanked)}",
-            "to bundle it all the same: --allow-yanked",
+            "to bundle it anyway: --allow-yanked",
         )
     if stack.missing_hashes and not options.allow_unverified:
         raise FtclusterError(
             f"stack {stack.name} has {stack.missing_hashes}, so downloads cannot be verified",
-            "to bundle it all the same: --allow-unverified",
+            "to bundle it anyway: --allow-unverified",
         )
     output = Path(options.output or f"{stack.name}-py{target.python}.ftbundle")
     if output.is_dir():
-        raise UsageError(f"{output} is a folder; -o takes the name of a file")
+        raise UsageError(f"{output} is a folder; -o needs the name of a file")
     try:
         folder = collection() / "roles/torch_stack/files"
         document = read_stacks(folder)
@@ -101,32 +96,24 @@ def run(options: argparse.Namespace) -> int:
         write_bundle(Bundle(stack.name, lists.wanted.digest, target, house), output)
     except (BundleError, StacksError, WheelhouseError) as error:
         raise FtclusterError(str(error)) from error
-    size = output.stat().st_size
-    if options.json:
-        print(
-            json.dumps(
-                {
-                    "state": "done",
-                    "bundle": str(output.absolute()),
-                    "stack": stack.name,
-                    "python": target.python,
-                    "glibc": target.glibc,
-                    "machine": target.machine,
-                    "packages": len(house.wheels),
-                    "bytes": size,
-                    "notices": list(house.notices),
-                    "seconds": round(time.monotonic() - began, 1),
-                }
-            )
-        )
-        return 0
-    for notice in house.notices:
-        print(f"note: {notice}")
-    print(
+    size, seconds = output.stat().st_size, time.monotonic() - began
+    document = {
+        "state": "done",
+        "bundle": str(output.absolute()),
+        "stack": stack.name,
+        **vars(target),
+        "packages": len(house.wheels),
+        "bytes": size,
+        "notices": list(house.notices),
+        "seconds": round(seconds, 1),
+    }
+    lines = [
+        *(f"note: {notice}" for notice in house.notices),
         f"{output}: stack {stack.name} for Python {target.python}, glibc {target.glibc} or newer, "
-        f"{len(house.wheels)} packages, {size / 1e9:.2f} GB, {duration(time.monotonic() - began)}"
-    )
-    print(f"set hosts up from it: ftcluster setup INVENTORY --bundle {output}")
+        f"{len(house.wheels)} packages, {size / 1e9:.2f} GB, {duration(seconds)}",
+        f"to install it: ftcluster setup INVENTORY --bundle {output}",
+    ]
+    print_result(options, document, "\n".join(lines))
     return 0
 
 
@@ -134,7 +121,7 @@ def chosen_stack(name: str) -> Stack:
     """The stack of this name, or the default.
 
     Raises:
-        UsageError: there is none of this name; suggests the nearest.
+        UsageError: there is no such stack; suggests the nearest.
     """
     stacks = load_stacks()
     default = next(stack.name for stack in stacks.values() if stack.state == "default")
@@ -142,25 +129,24 @@ def chosen_stack(name: str) -> Stack:
 
 
 def read_target(python: str, glibc: str, stack: Stack) -> Target:
-    """What the wheels must fit to.
+    """The hosts that the wheels are for.
 
     Raises:
-        UsageError: a version is not of the form X.Y, or `setup` cannot install the stack with this
-            Python.
+        UsageError: a version is not X.Y, or `setup` cannot install the stack with this Python.
     """
     for option, text in (("--python", python), ("--glibc", glibc)):
         if not re.fullmatch(r"\d+\.\d+", text):
-            raise UsageError(f"{option} is of the form X.Y, as 3.11, not '{text}'")
+            raise UsageError(f"{option} needs a version X.Y, such as 3.11, not '{text}'")
     if stack.host_python is None:
         raise UsageError(
-            f"stack {stack.name} ends with Python {stack.python[1]}, and what trains on the hosts "
-            f"needs {NODE_PYTHON}; it is listed so that its parts are known",
-            "others: ftcluster stacks",
+            f"stack {stack.name} supports only Python {stack.python[1]} and older, and ftcluster "
+            f"needs {NODE_PYTHON} on the hosts",
+            "for other stacks: ftcluster stacks",
         )
     first, last = stack.host_python
     if not numbers(first) <= numbers(python) <= numbers(last):
         raise UsageError(
-            f"stack {stack.name} can be had for Python {first} to {last}, not {python}",
-            f"see which stack fits: ftcluster stacks --python {python}",
+            f"stack {stack.name} supports Python {first} to {last}, not {python}",
+            f"for stacks that do: ftcluster stacks --python {python}",
         )
     return Target(python, glibc, MACHINE)

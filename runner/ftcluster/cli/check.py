@@ -1,7 +1,6 @@
-"""`ftcluster check [INVENTORY]`: whether a cluster is fit, and why not."""
+"""`ftcluster check [INVENTORY]`: whether a cluster is fit for training, and why not."""
 
 import argparse
-import json
 from typing import Any
 
 from ftcluster.ansible.options import (
@@ -12,6 +11,7 @@ from ftcluster.ansible.options import (
     inventories_of,
     passed_on,
 )
+from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.setup import find_inventories
 from ftcluster.cluster.saved import recall, recall_of
 from ftcluster.progress.view import make_view
@@ -23,38 +23,33 @@ OPTIONS = ("--limit", "--extra-vars", "--forks", *CONNECTION)
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb to the command line."""
+    """Add the command to the parser."""
     parser = verbs.add_parser(
         "check",
-        help="say whether a cluster is fit, and why not",
-        description="Looks whether hosts are what training needs, starts a rank on each, compares "
-        "what they have and measures how fast they compute and communicate. Changes nothing. Exit "
-        "code 0: fit; 1: unfit; 2: wrong usage.",
+        help="check whether a cluster is fit for training",
+        description="Checks the hosts, starts a rank on each, compares their software and measures "
+        "how fast they compute and communicate. Changes nothing. Exit code 0: fit; 1: unfit; 2: "
+        "wrong usage.",
         usage="ftcluster check [INVENTORY] [options]",
     )
     add_inventories(
-        parser, "any Ansible inventory, or 'localhost'; left out, the cluster that was set up last"
+        parser, "any Ansible inventory, or 'localhost'; default: the cluster that was set up last"
     )
-    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
-    parser.add_argument("-v", "--verbose", action="store_true", help="a line a task and host")
+    add_output(parser)
     add_options(parser, OPTIONS)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the verb; returns the exit code."""
+    """Run the command; returns the exit code."""
     given = inventories_of(options)
     arguments = passed_on(vars(options))
     inventories = find_inventories(given) if given else recall().inventories
     before = recall_of(inventories)
-    if before:  # what was set up is reached the same way
+    if before:  # connect as setup did
         arguments = (*before.options, *arguments)
     view = make_view(options.verbose)
     with asked(vars(options)) as passwords:
         found = document(collect(inventories, (*arguments, *passwords), view))
-    if options.json:
-        print(json.dumps(found))
-    else:
-        for line in lines(found):
-            print(line)
+    print_result(options, found, "\n".join(lines(found)))
     return 0 if found["state"] == "fit" else 1

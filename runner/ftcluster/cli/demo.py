@@ -1,10 +1,10 @@
-"""`ftcluster demo`: the whole job on this machine."""
+"""`ftcluster demo`: setup and training on this machine."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.setup import setup
 from ftcluster.cli.train import DEFAULT_RECIPE, prepare_run, result_document, summary
 from ftcluster.errors import UsageError
@@ -14,7 +14,7 @@ from ftcluster.progress.svg import save_svg
 from ftcluster.progress.view import make_view
 
 NEXT = """
-Now a real cluster. Write its hosts into inventory.ini, one a line:
+For a real cluster, write its hosts into inventory.ini, one per line:
   node1 ansible_host=10.0.0.11 ansible_user=ubuntu
 then:
   ftcluster setup inventory.ini
@@ -22,20 +22,21 @@ then:
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb to the command line."""
+    """Add the command to the parser."""
     parser = verbs.add_parser(
         "demo",
-        help="the whole job on this machine",
-        description="Sets this machine up and fine-tunes a small encoder with two ranks on it.",
+        help="set up this machine and train on it",
+        description="Sets up this machine and fine-tunes a small encoder on it with two ranks.",
     )
-    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
-    parser.add_argument("-v", "--verbose", action="store_true", help="a line a task and host")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="save the last picture there")
+    add_output(parser)
+    parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="save the final display as a picture"
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the verb; returns the exit code."""
+    """Run the command; returns the exit code."""
     if options.words:
         raise UsageError(f"demo takes no argument, not {' '.join(options.words)}")
     view = make_view(options.verbose)
@@ -46,9 +47,5 @@ def run(options: argparse.Namespace) -> int:
         save_svg(
             options.svg, "ftcluster demo", ready.progress, progress, summary(progress, prepared)
         )
-    if options.json:
-        print(json.dumps(result_document(progress)))
-    else:
-        print(summary(progress, prepared))
-        print(NEXT)
+    print_result(options, result_document(progress), f"{summary(progress, prepared)}\n{NEXT}")
     return 0

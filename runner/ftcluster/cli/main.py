@@ -15,15 +15,15 @@ COMMANDS = (setup, check, plan, train, run, demo, stacks, bundle, teardown)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser with all verbs; each verb's module adds its own."""
+    """The parser with all commands; each command's module adds its own."""
     parser = argparse.ArgumentParser(
         prog="ftcluster",
         description="From an Ansible inventory of bare Xeon hosts to a fine-tuned model.",
     )
     parser.add_argument("--version", action="version", version=f"ftcluster {__version__}")
-    verbs = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
-        command.add_parser(verbs)
+        command.add_parser(commands)
     return parser
 
 
@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     for word in sys.argv[1:] if arguments is None else arguments:
         if not is_unicode(word):
-            parser.error(f"not UTF-8, which all arguments have to be: {word!a}")
-    # argparse gives up positional arguments that come after an option; they are taken up here
+            parser.error(f"argument is not valid UTF-8: {word!a}")
+    # argparse does not accept positional arguments after an option, so they are added here
     options, more = parser.parse_known_args(arguments)
     unknown = [word for word in more if word.startswith("-")]
     if unknown:

@@ -1,4 +1,4 @@
-"""`ftcluster plan [RECIPE]`: who would run where with what, and why."""
+"""`ftcluster plan [RECIPE]`: the ranks of a training, their resources and the reasons."""
 
 import argparse
 import json
@@ -7,38 +7,39 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from ftcluster.cli.train import add_what_is_trained, prepare_run, show_plan, split_words
+from ftcluster.cli.arguments import add_output
+from ftcluster.cli.train import add_training, prepare_run, show_plan, split_words
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import InputError, raise_together
 from ftcluster_common.cpu_list import parse_cpus
 
-HINT = "such a file is what `ftcluster plan --json` writes, or cluster.json of another control node"
+HINT = "give the output of `ftcluster plan --json`, or cluster.json of another control node"
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb to the command line."""
+    """Add the command to the parser."""
     parser = verbs.add_parser(
         "plan",
-        help="say who would run where, and why",
-        description="Shows what `ftcluster train` would start with the same words: the ranks of "
-        "each host with their cores, threads and memory, every decision with its reason, and the "
-        "command. Starts nothing.",
+        help="show the ranks of a training, and why",
+        description="Shows what `ftcluster train` would start with the same arguments: the ranks "
+        "of each host with their cores, threads and memory, every decision with its reason, and "
+        "the command. Starts nothing.",
         usage="ftcluster plan [RECIPE] [key=value ...] [options]",
     )
-    add_what_is_trained(parser)
+    add_training(parser)
     parser.add_argument(
         "--facts",
         metavar="FILE",
-        help="plan for the hosts in FILE instead of the cluster that was set up last: what "
-        "`ftcluster plan --json` has written, with `facts`",
+        help="plan for the hosts in FILE, the output of `ftcluster plan --json`, instead of the "
+        "cluster that was set up last",
     )
-    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
+    add_output(parser, verbose="")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the verb; returns the exit code."""
+    """Run the command; returns the exit code."""
     recipe, overrides = split_words(options.words)
     file = Path(options.facts).absolute() if options.facts else None
     cluster = Cluster(inventories=(), facts=read_facts(file)) if file else recall()
@@ -56,10 +57,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_facts(path: Path) -> ClusterFacts:
-    """The hosts of a file with `facts`, or of nothing else.
+    """The hosts of a file, which are its `facts` or all of it.
 
     Raises:
-        InputError: it cannot be read, or is something else; names each host and what it lacks.
+        InputError: it cannot be read, or a host is incomplete; names each with what is missing.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -74,14 +75,14 @@ def read_facts(path: Path) -> ClusterFacts:
         for number, host in enumerate(hosts, start=1)
         for problem in _problems(host)
     ]
-    raise_together(problems, f"{path} has no facts to plan with", HINT)
+    raise_together(problems, f"{path} has no valid facts", HINT)
     return ClusterFacts.from_dict({"hosts": hosts})
 
 
 def _problems(host: Any) -> Iterator[str]:
-    """What keeps a host of such a file from being planned with."""
+    """What is missing or wrong in a host of such a file."""
     if not isinstance(host, dict):
-        yield f"{host!r} is no mapping of facts"
+        yield f"{host!r} is not a mapping"
         return
     missing = [
         spec.name for spec in fields(HostFacts) if spec.default is MISSING and spec.name not in host
@@ -93,6 +94,6 @@ def _problems(host: Any) -> Iterator[str]:
         facts = HostFacts.from_dict(host)
         cpus = {cpu for node in facts.numa for cpu in parse_cpus(node.cpus)}
         if not 0 < facts.cores <= len(cpus):
-            yield f"{facts.name} has {facts.cores} cores, its NUMA nodes have {len(cpus)} CPUs"
+            yield f"{facts.name} has {facts.cores} cores, but its NUMA nodes have {len(cpus)} CPUs"
     except (AttributeError, TypeError, ValueError) as error:
         yield f"{host['name']}: {error}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from ftcluster.ansible.options import CONNECTION, add_options, asked, passed_on
+from ftcluster.cli.arguments import add_dry_run, add_launch, add_output
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import recall
 from ftcluster.errors import UsageError
@@ -28,6 +29,7 @@ from ftcluster.progress.format import duration
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View, make_view
 from ftcluster.stacks.catalog import load_stacks
+from ftcluster.text.plural import counted
 from ftcluster.user_script.command import USAGE, Script, doubtful_paths, read_words
 from ftcluster.user_script.compatibility import Incompatibility, incompatibilities
 from ftcluster.user_script.files import choose_files
@@ -35,28 +37,27 @@ from ftcluster.user_script.source import read_source
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb to the command line."""
+    """Add the command to the parser."""
     parser = verbs.add_parser(
         "run",
         help="run your own script on every rank",
-        description="Runs a script that uses torch.distributed, Accelerate or Trainer on every "
-        "rank of the cluster that was set up last, as it is. Its folder is copied to the hosts, "
-        "its exit code is the command's, and what rank 0 says is shown.",
+        description="Runs a script that uses torch.distributed, Accelerate or Trainer, unchanged, "
+        "on every rank of the cluster that was set up last. Its folder is copied to the hosts, the "
+        "output of rank 0 is shown, and its exit code is that of the command.",
         usage=USAGE,
     )
-    parser.add_argument("--nodes", type=_positive, metavar="N", help="the first N hosts only")
-    parser.add_argument("--ranks-per-host", type=_positive, metavar="N")
+    add_launch(parser)
     parser.add_argument(
         "--on-hosts",
         action="store_true",
-        help="SCRIPT is an absolute path that every host has already; nothing is copied",
+        help="SCRIPT is an absolute path that exists on every host; nothing is copied",
     )
     parser.add_argument(
-        "--force", action="store_true", help="run it although its versions do not fit the stack's"
+        "--force", action="store_true", help="run it even if it needs other versions"
     )
     add_option(parser)
-    parser.add_argument("--dry-run", action="store_true", help="only say what would run, and why")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
+    add_dry_run(parser)
+    add_output(parser, verbose="")
     add_options(parser, ("--extra-vars", *CONNECTION))
     parser.add_argument(
         "words",
@@ -67,14 +68,8 @@ def add_parser(verbs: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number of at least 1, not '{text}'")
-    return int(text)
-
-
 def run(options: argparse.Namespace) -> int:
-    """Run the verb; returns the exit code."""
+    """Run the command; returns the exit code."""
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     here = Path.cwd()
     script = read_words(words, options.on_hosts, here)
@@ -93,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         show_plan(prepared, notes, options.json)
         return 0
-    view = make_view(verbose=True)  # rank 0's words and a live picture are in each other's way
+    view = make_view(verbose=True)  # a live view would garble the output of rank 0
     for note in notes:
         view.say(f"note: {note}")
     show = Show(sys.stderr if options.json else sys.stdout, sys.stderr)
@@ -103,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
             progress = run_script(prepared, view, reach, show, lambda: show.closed)
     finally:
         if show.in_line and sys.stderr.isatty():
-            print(file=sys.stderr)  # what is said next begins a line
+            print(file=sys.stderr)  # the next message begins a line
     say_result(prepared, progress, view, options.json)
     return 0
 
@@ -122,9 +117,8 @@ def check_script(script: Script, facts: ClusterFacts, force: bool) -> list[str]:
         problems.insert(0, Incompatibility(source.syntax_error, "correct it"))
     certain = [str(problem) for problem in problems if problem.certain]
     if certain and not force:
-        plural = "s" * (len(certain) > 1)
         raise UsageError(
-            f"the script would fail on every rank, {len(certain)} problem{plural}\n  "
+            f"the script would fail on every rank, {counted(len(certain), 'problem')}\n  "
             + "\n  ".join(certain),
             "to run it anyway: --force",
         )
@@ -136,11 +130,11 @@ def _here_only(facts: ClusterFacts) -> bool:
 
 
 class Show:
-    """Writes what rank 0 says as it comes.
+    """Writes the output of rank 0 as it comes.
 
     Attributes:
-        closed: whether nobody reads any more, as with `| head`.
-        in_line: whether the last words are a line without its end.
+        closed: whether the reader is gone, as with `| head`.
+        in_line: whether the last line is incomplete.
     """
 
     def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
@@ -149,7 +143,7 @@ class Show:
         self._streams = {"stdout": stdout, "stderr": stderr}
 
     def __call__(self, stream: Literal["stdout", "stderr"], text: str) -> None:
-        """Write a text to one of the streams."""
+        """Write text to one of the streams."""
         if self.closed:
             return
         target = self._streams[stream]
@@ -162,7 +156,7 @@ class Show:
 
 
 def show_plan(run: ScriptRun, notes: Sequence[str], as_json: bool) -> None:
-    """Say what would run."""
+    """Print what would run."""
     script, copied = run.script, run.copied
     if as_json:
         document = {
@@ -196,14 +190,14 @@ def show_plan(run: ScriptRun, notes: Sequence[str], as_json: bool) -> None:
 
 
 def say_result(run: ScriptRun, progress: RunProgress, view: View, as_json: bool) -> None:
-    """Say how a script ended that ended well."""
+    """Print the result of a script that succeeded."""
     if as_json:
         print(json.dumps(script_result(run, progress, 0)))
         return
     head = run.cluster.facts.head
     where = "" if head.connection == "local" else f"{head.name}:"
-    ranks = f"{run.plan.world_size} rank{'s' * (run.plan.world_size > 1)}"
+    ranks = counted(run.plan.world_size, "rank")
     view.say(
         f"done: run {run.id} on {ranks}, {duration(progress.seconds)}; "
-        f"what each rank said: {where}{run.logs}"
+        f"output of all ranks: {where}{run.logs}"
     )

@@ -1,7 +1,6 @@
-"""`ftcluster setup [INVENTORY]`: all stages of setting a cluster up."""
+"""`ftcluster setup [INVENTORY]`: turns hosts into a cluster."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from ftcluster.ansible.options import (
     passed_on,
     remembered,
 )
+from ftcluster.cli.arguments import add_allowances, add_output, print_result
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall, recall_of, remember
 from ftcluster.errors import FtclusterError, UsageError
@@ -24,68 +24,59 @@ from ftcluster.progress.format import duration
 from ftcluster.progress.view import View, make_view
 from ftcluster.provision.stages import StagesResult, run_stages
 from ftcluster.stacks.catalog import find_stack, load_stacks
+from ftcluster.text.plural import counted
 
 FLAGS = ("--check", "--diff")
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb to the command line."""
+    """Add the command to the parser."""
     parser = verbs.add_parser(
         "setup",
-        help="make a cluster of the hosts of an inventory",
-        description="Makes a cluster of the hosts of an inventory: preflight, system, stack, mesh, "
-        "verify. A second run changes nothing.",
+        help="turn the hosts of an inventory into a cluster",
+        description="Turns the hosts of an inventory into a cluster, in the stages preflight, "
+        "system, stack, mesh and verify. A second run changes nothing.",
         usage="ftcluster setup [INVENTORY] [options]",
     )
     add_inventories(
         parser,
-        "any Ansible inventory, or 'localhost'; left out, the cluster that was set up last, "
-        "else this machine",
+        "any Ansible inventory, or 'localhost'; default: the cluster that was set up last, else "
+        "this machine",
     )
     parser.add_argument(
         "--stack",
         metavar="NAME",
-        help="one of `ftcluster stacks`, or 'auto' for the first that fits the hosts; left out, "
-        "the one that the cluster has, else the default",
+        help="one of `ftcluster stacks`, or 'auto' for the first that the hosts support; default: "
+        "that of the cluster, else `native`",
     )
     parser.add_argument(
         "--bundle",
         metavar="FILE",
-        help="what `ftcluster bundle` wrote; nothing is downloaded then",
+        help="install from a file of `ftcluster bundle`, without downloads",
     )
-    parser.add_argument(
-        "--allow-yanked",
-        action="store_true",
-        help="also a stack with releases that their makers took back",
-    )
-    parser.add_argument(
-        "--allow-unverified",
-        action="store_true",
-        help="also a stack with packages of which no lock has a hash",
-    )
+    add_allowances(parser)
     parser.add_argument(
         "--prune",
         action="store_true",
-        help="remove stacks that are neither the current nor the former one",
+        help="remove all stacks but the current and the previous one",
     )
     parser.add_argument(
-        "--rollback", action="store_true", help="only use the former stack again, on all hosts"
+        "--rollback", action="store_true", help="only switch all hosts back to the previous stack"
     )
-    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
-    parser.add_argument("-v", "--verbose", action="store_true", help="a line a task and host")
+    add_output(parser)
     add_options(parser, SETUP, FLAGS)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the verb; returns the exit code."""
+    """Run the command; returns the exit code."""
     given = inventories_of(options)
     if options.rollback and (options.stack or options.bundle):
-        raise UsageError("--rollback goes to the former stack; leave --stack and --bundle out")
+        raise UsageError("--rollback cannot be used with --stack or --bundle")
     inventories = find_inventories(given)
     arguments = passed_on(vars(options), FLAGS)
     before = recall_of(inventories)
-    if before and not given:  # the same cluster again is reached the same way
+    if before and not given:  # connect as the last time
         arguments = (*before.options, *arguments)
     variables = {} if options.rollback else stack_variables(options, before)
     view = make_view(options.verbose)
@@ -96,21 +87,17 @@ def run(options: argparse.Namespace) -> int:
                 remember(_with_stack(before, result))
         else:
             result = setup(inventories, arguments, view, passwords, variables)
-    if options.json:
-        print(json.dumps(result_document(result)))
-        return 0
-    for line in result.table:
-        print(line)
-    print(summary(result, options))
+    text = "\n".join([*result.table, summary(result, options)])
+    print_result(options, result_document(result), text)
     return 0
 
 
 def stack_variables(options: argparse.Namespace, before: Cluster | None) -> dict[str, str | bool]:
-    """The stack that the user means, as variables of the playbook.
+    """The variables of the playbook for the requested stack.
 
     Args:
         options: of the command line.
-        before: the same cluster as it is remembered.
+        before: the cluster as it was saved.
 
     Raises:
         UsageError: there is no such stack, or no such bundle.
@@ -126,7 +113,7 @@ def stack_variables(options: argparse.Namespace, before: Cluster | None) -> dict
     if options.bundle:
         path = Path(options.bundle).absolute()
         if not path.is_file():
-            raise UsageError(f"the bundle {options.bundle} does not exist")
+            raise UsageError(f"bundle {options.bundle} does not exist")
         found["torch_stack_bundle"] = str(path)
     if options.allow_yanked:
         found["torch_stack_allow_yanked"] = True
@@ -138,7 +125,7 @@ def stack_variables(options: argparse.Namespace, before: Cluster | None) -> dict
 
 
 def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:
-    """The inventories that the user means."""
+    """The given inventories; the saved cluster's or this machine's if there are none."""
     if given:
         return tuple(map(_find_inventory, given))
     try:
@@ -162,13 +149,13 @@ def setup(
     passwords: tuple[str, ...] = (),
     variables: Mapping[str, str | bool] | None = None,
 ) -> StagesResult:
-    """Run the playbook `setup` and remember the cluster.
+    """Run the playbook `setup` and save the cluster.
 
     Args:
-        inventories: the hosts are in these.
+        inventories: with the hosts.
         options: arguments of ansible-playbook.
-        view: where the progress is shown.
-        passwords: further arguments that are not remembered.
+        view: shows the progress.
+        passwords: further arguments, which are not saved.
         variables: see `stack_variables`.
 
     Raises:
@@ -182,7 +169,7 @@ def setup(
 
 
 def _with_stack(cluster: Cluster, result: StagesResult) -> Cluster:
-    """The same cluster, those hosts that were asked on another stack."""
+    """The cluster with another stack on the hosts of the run."""
     hosts = tuple(
         replace(host, stack=result.stack) if host.name in result.inventory.hosts else host
         for host in cluster.facts.hosts
@@ -191,9 +178,9 @@ def _with_stack(cluster: Cluster, result: StagesResult) -> Cluster:
 
 
 def _remember(result: StagesResult, options: tuple[str, ...]) -> None:
-    """Keep what is known of the whole cluster, also where --limit or --tags left hosts out."""
+    """Save the cluster, with the hosts that --limit or --tags left out as they were."""
     if not result.table:
-        return  # not proved: what is remembered may be trained on
+        return  # not verified, so not for training
     inventory = result.inventory
     known = {name: replace(host, stack=result.stack) for name, host in result.facts.items()}
     before = recall_of(inventory.paths)
@@ -222,12 +209,11 @@ def result_document(result: StagesResult) -> dict[str, Any]:
 
 
 def summary(result: StagesResult, options: argparse.Namespace) -> str:
-    """The last line for a person."""
+    """The last line of the text."""
     changed = sum(host.changed for host in result.progress.hosts.values())
-    count = len(result.progress.hosts)
-    hosts, changes = f"{count} host{'s' * (count != 1)}", f"{changed} change{'s' * (changed != 1)}"
+    hosts, changes = counted(len(result.progress.hosts), "host"), counted(changed, "change")
     if vars(options)["--check"]:
         return f"{hosts} checked, {changes} to make, {duration(result.seconds)}"
     if options.rollback:
-        return f"{hosts} back on the former stack, {duration(result.seconds)}"
+        return f"{hosts} back on the previous stack, {duration(result.seconds)}"
     return f"{hosts} ready, {changes}, {duration(result.seconds)}"

@@ -1,10 +1,10 @@
 """`ftcluster stacks [NAME]`: lists stacks and finds those that meet requirements."""
 
 import argparse
-import json
 from collections.abc import Iterable
 from typing import Any
 
+from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.errors import UsageError
 from ftcluster.stacks.catalog import CCL, IPEX, NODE_PYTHON, Note, Stack, find_stack, load_stacks
 from ftcluster.stacks.resolver import PARTS, Match, Requirement, resolve
@@ -36,7 +36,7 @@ def add_parser(verbs: Any) -> None:
             help=f"with {label}; without VERSION, any; `{NONE}`: without {label}",
         )
     parser.add_argument("--python", metavar="VERSION", help="of the hosts")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_output(parser, verbose="")
     parser.set_defaults(run=run)
 
 
@@ -52,21 +52,17 @@ def run(options: argparse.Namespace) -> int:
             wish[part] = False
     if not wish:
         everything = {"stacks": [stack_document(stack) for stack in stacks.values()]}
-        _print(options, everything, overview(stacks.values()))
+        print_result(options, everything, "\n".join(overview(stacks.values())))
         return 0
     if list(wish) == ["stack"]:
         stack = find_stack(wish["stack"], stacks)
-        _print(options, stack_document(stack), details(stack))
+        print_result(options, stack_document(stack), "\n".join(details(stack)))
         return 0
     requirements = [Requirement(part, value) for part, value in wish.items()]
     match = resolve(requirements, stacks)
-    text = match_lines(match, ", ".join(map(str, requirements)))
-    _print(options, {"wish": wish, **match_document(match)}, text)
+    lines = match_lines(match, ", ".join(map(str, requirements)))
+    print_result(options, {"wish": wish, **match_document(match)}, "\n".join(lines))
     return 0 if match.exact else 1
-
-
-def _print(options: argparse.Namespace, document: dict[str, Any], lines: Iterable[str]) -> None:
-    print(json.dumps(document) if options.json else "\n".join(lines))
 
 
 def overview(stacks: Iterable[Stack]) -> list[str]:

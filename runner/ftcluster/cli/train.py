@@ -1,4 +1,4 @@
-"""`ftcluster train [RECIPE] [key=value ...]`: the training stage."""
+"""`ftcluster train [RECIPE] [key=value ...]`: trains a model on the cluster."""
 
 import argparse
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.options import CONNECTION, add_options, asked, passed_on
+from ftcluster.cli.arguments import add_dry_run, add_launch, add_output, print_result
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import UsageError
@@ -25,55 +26,48 @@ from ftcluster.progress.view import make_view
 from ftcluster.recipe.inputs import check_inputs, folder_name
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster.stacks.catalog import load_stacks
+from ftcluster.text.plural import counted
 from ftcluster_common.recipe import CausalLm, Recipe
 
 DEFAULT_RECIPE = "quickstart"
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb to the command line."""
+    """Add the command to the parser."""
     parser = verbs.add_parser(
         "train",
         help="train a model on the cluster",
-        description="Trains what a recipe says on the cluster that was set up last.",
+        description="Trains the model of a recipe on the cluster that was set up last.",
         usage="ftcluster train [RECIPE] [key=value ...] [options]",
     )
-    add_what_is_trained(parser)
+    add_training(parser)
     add_option(parser)
-    parser.add_argument("--dry-run", action="store_true", help="only say what would run, and why")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON document")
-    parser.add_argument("-v", "--verbose", action="store_true", help="plain lines, no live view")
+    add_dry_run(parser)
+    add_output(parser, verbose="print plain lines instead of the live view")
     add_options(parser, ("--extra-vars", *CONNECTION))
     parser.set_defaults(run=run)
 
 
-def add_what_is_trained(parser: argparse.ArgumentParser) -> None:
-    """Add what `train` and `plan` take alike: what is trained, and on how much of the cluster."""
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that `train` and `plan` have in common."""
     parser.add_argument(
         "words",
         nargs="*",
         metavar="RECIPE or key=value",
-        help=f"a known recipe or a YAML file (default: {DEFAULT_RECIPE}); any field of the recipe, "
-        "as training.seed=7",
+        help=f"a known recipe or a YAML file (default: {DEFAULT_RECIPE}); any field of it, such as "
+        "training.seed=7",
     )
     parser.add_argument(
         "--data",
         metavar="DIR",
-        help="a folder in the form that the task needs (docs/recipes.md), or a Hub name",
+        help="a folder in the task's format (docs/recipes.md), or a Hub name",
     )
     parser.add_argument("--model", metavar="DIR", help="a model folder, or a Hub name")
-    parser.add_argument("--nodes", type=_positive, metavar="N", help="the first N hosts only")
-    parser.add_argument("--ranks-per-host", type=_positive, metavar="N")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number of at least 1, not '{text}'")
-    return int(text)
+    add_launch(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the verb; returns the exit code."""
+    """Run the command; returns the exit code."""
     recipe, overrides = split_words(options.words)
     prepared = prepare_run(
         recipe, overrides, options.data, options.model, options.nodes, options.ranks_per_host
@@ -86,10 +80,7 @@ def run(options: argparse.Namespace) -> int:
     with asked(vars(options)) as passwords:
         reach = (*prepared.cluster.options, *passed_on(vars(options)), *passwords)
         progress = train(prepared, make_view(options.verbose), reach)
-    if options.json:
-        print(json.dumps(result_document(progress)))
-    else:
-        print(summary(progress, prepared))
+    print_result(options, result_document(progress), summary(progress, prepared))
     return 0
 
 
@@ -97,7 +88,7 @@ def split_words(words: list[str]) -> tuple[str, list[str]]:
     """The recipe and its overrides.
 
     Raises:
-        UsageError: several recipes are named.
+        UsageError: there are several recipes.
     """
     recipes = [word for word in words if "=" not in word]
     if len(recipes) > 1:
@@ -114,22 +105,22 @@ def prepare_run(
     ranks_per_host: int | None = None,
     cluster: Cluster | None = None,
 ) -> TrainingRun:
-    """Everything up to the launch, which changes nothing anywhere.
+    """Prepare a run without changing anything.
 
     Args:
         recipe_name: a known one, or a file.
-        overrides: `key=value`, above the recipe.
-        data: a folder or a name, above both.
+        overrides: `key=value`, of the recipe.
+        data: a folder or a name; overrides both.
         model: as well.
-        nodes: how many hosts, the head first; left out, all.
-        ranks_per_host: left out, the plan decides.
-        cluster: left out, the one that was set up last.
+        nodes: number of hosts, the head first; default: all.
+        ranks_per_host: default: the plan decides.
+        cluster: default: the one that was set up last.
 
     Raises:
-        FtclusterError: recipe, inputs, cluster or plan are not as they must be.
+        FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
     """
     flags = []
-    if data is not None:  # a configuration in the recipe is one of the recipe's own data set
+    if data is not None:  # the recipe's configuration is one of its own data set
         flags += [f"data={json.dumps(data)}", "data_config=null"]
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
@@ -152,12 +143,12 @@ def _size_of(recipe: Recipe) -> ModelSize | None:
 
 
 def with_absolute_folders(recipe: Recipe) -> Recipe:
-    """The recipe with absolute paths where it names folders of this machine."""
+    """The recipe with absolute paths for the folders of this machine."""
     return _with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
 
 def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
-    """The recipe with folders of this machine as they are named on the hosts, and what to copy."""
+    """The recipe with the hosts' paths for folders of this machine, and the folders to copy."""
     if len(facts.hosts) == 1 and facts.head.connection == "local":
         return recipe, ()
     copies: dict[str, str] = {}
@@ -171,7 +162,7 @@ def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tup
 
 
 def _with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
-    """The recipe with other names, by field and name, for the folders of this machine."""
+    """The recipe with folders of this machine renamed by `rename(field, folder)`."""
     values = {field: getattr(recipe, field) for field in ("data", "model", "tokenizer")}
     renamed = {
         field: rename(field, value)
@@ -182,7 +173,7 @@ def _with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
 
 
 def show_plan(run: TrainingRun, as_json: bool) -> None:
-    """Say what would run where, and why."""
+    """Print the plan."""
     if as_json:
         names = {host.name for host in run.plan.hosts}
         hosts = tuple(host for host in run.cluster.facts.hosts if host.name in names)
@@ -210,7 +201,7 @@ def result_document(progress: RunProgress) -> dict[str, Any]:
 
 
 def summary(progress: RunProgress, run: TrainingRun) -> str:
-    """The result for a person: metrics, speed and where the model is."""
+    """The result as text: metrics, speed and the model's path."""
     result = progress.result
     head = run.cluster.facts.head
     count = len(run.plan.hosts)
@@ -220,7 +211,7 @@ def summary(progress: RunProgress, run: TrainingRun) -> str:
         (
             metrics(result["metrics"]),
             f"{result['samples_per_second']:.1f} samples per second on "
-            f"{result['world_size']} rank{'s' * (result['world_size'] != 1)}{hosts}, "
+            f"{counted(result['world_size'], 'rank')}{hosts}, "
             f"{duration(progress.seconds)} in all",
             f"model: {where}{result['model']}",
         )

@@ -16,6 +16,7 @@ from ftcluster.recipe.tasks import Contradiction, glue_defaults, metric_names
 from ftcluster.recipe.training_arguments import OtherNames, with_own_names
 from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
+from ftcluster.text.plural import counted
 from ftcluster_common.recipe import (
     DEFAULT_TASK,
     TASKS,
@@ -102,10 +103,8 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
         said = [*_contradictions(recipe), *_of_training(recipe, training)]
         problems = [f"{lines.get(key, source)}: {what}" for key, what in said]
     if problems:
-        plural = "s" if len(problems) > 1 else ""
-        raise RecipeError(
-            f"{len(problems)} problem{plural} in recipe {source}\n  " + "\n  ".join(problems)
-        )
+        count = counted(len(problems), "problem")
+        raise RecipeError(f"{count} in recipe {source}\n  " + "\n  ".join(problems))
     return recipe
 
 

@@ -161,7 +161,7 @@ def test_another_stack_from_a_bundle_becomes_current_on_all_hosts_or_on_none(
             control.shell(name, "ip route replace default via 198.18.0.1")
     back = control.run("setup", cluster.inventory, "--rollback")
     assert back.returncode == 0, back.stderr
-    assert "3 hosts back on the former stack" in back.stdout
+    assert "3 hosts back on the previous stack" in back.stdout
     assert current() == before
     for name in NAMES:
         control.shell(name, f"rm {PREFIX}/former")

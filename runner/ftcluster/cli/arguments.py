@@ -1,0 +1,48 @@
+"""Arguments that several commands have, and the output of their results."""
+
+import argparse
+import json
+from typing import Any
+
+
+def add_output(
+    parser: argparse.ArgumentParser, verbose: str = "print one line per task and host"
+) -> None:
+    """Add --json, and --verbose with its help unless that is empty."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    if verbose:
+        parser.add_argument("-v", "--verbose", action="store_true", help=verbose)
+
+
+def add_launch(parser: argparse.ArgumentParser) -> None:
+    """Add --nodes and --ranks-per-host."""
+    parser.add_argument("--nodes", type=_positive, metavar="N", help="use only the first N hosts")
+    parser.add_argument("--ranks-per-host", type=_positive, metavar="N")
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    """Add --dry-run."""
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only print what would run, with the reasons"
+    )
+
+
+def add_allowances(parser: argparse.ArgumentParser) -> None:
+    """Add --allow-yanked and --allow-unverified."""
+    parser.add_argument(
+        "--allow-yanked", action="store_true", help="accept packages whose release was yanked"
+    )
+    parser.add_argument(
+        "--allow-unverified", action="store_true", help="accept packages without a hash in a lock"
+    )
+
+
+def print_result(options: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+    """Print the result of a command, as JSON or as text."""
+    print(json.dumps(document) if options.json else text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return int(text)
