@@ -36,7 +36,6 @@ class ActionModule(ActionBase):
     _requires_connection = False
 
     def run(self, tmp=None, task_vars=None):
-        """Choose; nothing is changed."""
         super().run(tmp, task_vars)
         arguments = self._task.args
         hosts = arguments.get("hosts") or {}

@@ -12,7 +12,6 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import BOOT_ID
 from ansible_collections.ftcluster.cluster.plugins.modules.environment import marker as marker_of
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import normal
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import look
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
@@ -24,6 +23,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     sha256_of,
     verify,
 )
+from packaging.utils import canonicalize_name
 
 MODULE = "ftcluster.cluster.environment"
 
@@ -40,7 +40,6 @@ class ActionModule(ActionBase):
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
-        """Bring one environment, or one layer of it, up to date."""
         super().run(tmp, task_vars)
         arguments = self._task.args
         wanted = None if arguments.get("layer") else _wanted(arguments)
@@ -116,7 +115,7 @@ def _house(wanted, arguments, state):
     sources = Sources(
         arguments.get("index_url") or "",
         tuple(arguments.get("find_links") or ()),
-        {normal(name): url for name, url in indexes.items() if url},
+        {canonicalize_name(name): url for name, url in indexes.items() if url},
     )
     target = Target(state["python_version"], state["glibc"], state["machine"])
     cache = Path(arguments["cache"]) if arguments.get("cache") else cache_dir()

@@ -40,7 +40,6 @@ class ActionModule(ActionBase):
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
-        """The module's result, or that nothing changed."""
         super().run(tmp, task_vars)
         try:
             if self._is_settled(self._task.args["files"]):

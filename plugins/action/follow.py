@@ -24,7 +24,6 @@ class ActionModule(ActionBase):
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
-        """Poll the host and append each whole new line to the local file."""
         result = super().run(tmp, task_vars)
         run_dir = self._task.args["run_dir"]
         destination = Path(self._task.args["destination"])

@@ -44,7 +44,6 @@ class ActionModule(ActionBase):
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
-        """Add the clock to the module's facts."""
         result = super().run(tmp, task_vars)
         result.update(
             self._execute_module(module_name="ftcluster.cluster.host_facts", task_vars=task_vars)

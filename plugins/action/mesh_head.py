@@ -25,7 +25,6 @@ class ActionModule(ActionBase):
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
-        """The module's result, or that nothing changed."""
         super().run(tmp, task_vars)
         try:
             same = self._look(self._task.args)

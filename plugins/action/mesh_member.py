@@ -24,7 +24,6 @@ class ActionModule(ActionBase):
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
-        """The module's result, or that nothing changed."""
         super().run(tmp, task_vars)
         arguments = self._task.args
         if arguments.get("state", "present") == "present" and arguments.get("public_key"):

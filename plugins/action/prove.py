@@ -89,7 +89,6 @@ class ActionModule(ActionBase):
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
-        """The command's result, with who was reached."""
         result = super().run(tmp, task_vars)
         hosts = self._task.args.get("calls") or []
         ports = {host["name"]: ports_to_open(host["local_ports"]) for host in hosts}

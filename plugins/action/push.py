@@ -21,7 +21,6 @@ class ActionModule(ActionBase):
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
-        """Copy the folder."""
         super().run(tmp, task_vars)
         source, path = Path(self._task.args["source"]), self._task.args["path"].rstrip("/")
         if execute(self, f"test -d {shlex.quote(path)}")["rc"] == 0:

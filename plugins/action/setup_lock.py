@@ -33,7 +33,6 @@ class ActionModule(ActionBase):
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
-        """Take or release the lock of one host."""
         super().run(tmp, task_vars)
         # the command that runs several playbooks for one setup, else ansible-playbook itself
         play = int(os.environ.get("FTCLUSTER_PID") or os.getppid())

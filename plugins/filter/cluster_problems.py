@@ -130,8 +130,5 @@ def cluster_problems(facts_by_host, requirements):
 
 
 class FilterModule:
-    """Ansible's entry point."""
-
     def filters(self):
-        """The filters of this file by name."""
         return {"cluster_problems": cluster_problems}

@@ -37,8 +37,5 @@ def finding(found):
 
 
 class FilterModule:
-    """Ansible's entry point."""
-
     def filters(self):
-        """The filters of this file by name."""
         return {"finding": finding}

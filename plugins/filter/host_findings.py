@@ -177,8 +177,5 @@ def host_findings(facts, requirements, closed=(), known=()):
 
 
 class FilterModule:
-    """Ansible's entry point."""
-
     def filters(self):
-        """The filters of this file by name."""
         return {"host_findings": host_findings}

@@ -145,8 +145,5 @@ def proof_table(report, facts, reached=()):
 
 
 class FilterModule:
-    """Ansible's entry point."""
-
     def filters(self):
-        """The filters of this file by name."""
         return {"proof_table": proof_table}

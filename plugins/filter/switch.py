@@ -51,8 +51,5 @@ def switch(value, name):
 
 
 class FilterModule:
-    """Ansible's entry point."""
-
     def filters(self):
-        """The filters of this file by name."""
         return {"switch": switch}

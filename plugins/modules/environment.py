@@ -96,27 +96,23 @@ notices:
   elements: str
 """
 
-import csv  # noqa: E402
-import ctypes  # noqa: E402
-import hashlib  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import platform  # noqa: E402
-import shutil  # noqa: E402
-import sys  # noqa: E402
-import time  # noqa: E402
-import zipfile  # noqa: E402
-from pathlib import Path  # noqa: E402
+import csv
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+import zipfile
+from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import (  # noqa: E402
-    alone_in,
-)
-from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id  # noqa: E402
-from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import (  # noqa: E402
-    without_runs,
-)
-from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
+from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
+from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import without_runs
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     refuse_unguarded,
     write_text,
 )

@@ -72,13 +72,13 @@ changed_paths:
   elements: str
 """
 
-import grp  # noqa: E402
-import os  # noqa: E402
-import pwd  # noqa: E402
-import stat  # noqa: E402
+import grp
+import os
+import pwd
+import stat
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     AGAIN,
     RefusedPath,
     make_folder,

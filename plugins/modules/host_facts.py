@@ -63,38 +63,20 @@ facts:
   returned: always
   type: dict
   contains:
-    hostname:
-      description: Its own name.
-      type: str
-      sample: node0
-    machine:
-      description: The architecture.
-      type: str
-      sample: x86_64
-    kernel:
-      description: The kernel's release.
-      type: str
-      sample: 6.1.0-18-amd64
+    hostname: {description: Its own name., type: str, sample: node0}
+    machine: {description: The architecture., type: str, sample: x86_64}
+    kernel: {description: The kernel's release., type: str, sample: 6.1.0-18-amd64}
     os:
       description: The system's name for people.
       type: str
       sample: Debian GNU/Linux 12 (bookworm)
-    os_id:
-      description: The system's short name.
-      type: str
-      sample: debian
-    os_version:
-      description: The system's version.
-      type: str
-      sample: "12"
+    os_id: {description: The system's short name., type: str, sample: debian}
+    os_version: {description: The system's version., type: str, sample: "12"}
     os_like:
       description: Short names of the systems it descends from, with spaces.
       type: str
       sample: rhel centos fedora
-    libc:
-      description: The C library and its version.
-      type: str
-      sample: glibc 2.36
+    libc: {description: The C library and its version., type: str, sample: glibc 2.36}
     machine_id:
       description: C(/etc/machine-id).
       type: str
@@ -108,10 +90,7 @@ facts:
       type: list
       elements: str
       sample: [avx512_vnni, avx512_bf16, amx_tile, amx_bf16]
-    cpu_vendor:
-      description: The CPU's maker.
-      type: str
-      sample: GenuineIntel
+    cpu_vendor: {description: The CPU's maker., type: str, sample: GenuineIntel}
     cpu_family:
       description: The CPU's family, 0 where unknown.
       type: int
@@ -134,10 +113,7 @@ facts:
           the kernel does not let this process use it.
       type: str
       sample: usable
-    threads:
-      description: Hardware threads this host may use.
-      type: int
-      sample: 64
+    threads: {description: Hardware threads this host may use., type: int, sample: 64}
     cores:
       description: Physical cores this host may use, within its CPU set and cgroup quota.
       type: int
@@ -148,18 +124,12 @@ facts:
           without a quota.
       type: float
       sample: 0.5
-    sockets:
-      description: CPU packages with at least one usable thread.
-      type: int
-      sample: 1
+    sockets: {description: CPU packages with at least one usable thread., type: int, sample: 1}
     rank_user_exists:
       description: Whether the account O(rank_user) is there.
       type: bool
       sample: true
-    numa_nodes:
-      description: NUMA nodes with at least one usable core.
-      type: int
-      sample: 1
+    numa_nodes: {description: NUMA nodes with at least one usable core., type: int, sample: 1}
     numa:
       description:
         - The NUMA nodes that may be used. Physical cores of each within the CPU set, whatever the
@@ -179,10 +149,7 @@ facts:
         memory_bytes: {description: Its memory., type: int}
         near: {description: The nearest node with cores., type: int}
         hbm: {description: Whether it is high-bandwidth memory., type: bool}
-    memory_bytes:
-      description: Memory this host may use.
-      type: int
-      sample: 268435456000
+    memory_bytes: {description: Memory this host may use., type: int, sample: 268435456000}
     thp:
       description: Transparent huge pages, C(always), C(madvise) or C(never).
       type: str
@@ -216,10 +183,7 @@ facts:
       description: Why this address, in a few words.
       type: str
       sample: the inventory's address, on eth0
-    prefix:
-      description: The folder that the cluster lives in.
-      type: str
-      sample: /opt/ftcluster
+    prefix: {description: The folder that the cluster lives in., type: str, sample: /opt/ftcluster}
     prefix_writable:
       description: Whether this folder can be made and filled.
       type: bool
@@ -231,10 +195,7 @@ facts:
       contains:
         what: {description: The reason., type: str}
         hint: {description: What to do., type: str}
-    has_stack:
-      description: Whether a stack is there already.
-      type: bool
-      sample: false
+    has_stack: {description: Whether a stack is there already., type: bool, sample: false}
     current:
       description: The folder of the stack that is in use, or an empty string.
       type: str
@@ -248,10 +209,7 @@ facts:
       description: Free space on the file system of the folder.
       type: int
       sample: 80000000000
-    python:
-      description: Version of the Python that ran this.
-      type: str
-      sample: 3.11.2
+    python: {description: Version of the Python that ran this., type: str, sample: 3.11.2}
     pythons:
       description: Version and path of every Python on the search path, the one that ran this first.
       type: list
@@ -260,14 +218,8 @@ facts:
       contains:
         version: {description: Its version., type: str}
         path: {description: Its program., type: str}
-    user:
-      description: The user that ran this.
-      type: str
-      sample: ops
-    is_root:
-      description: Whether that was root.
-      type: bool
-      sample: false
+    user: {description: The user that ran this., type: str, sample: ops}
+    is_root: {description: Whether that was root., type: bool, sample: false}
     tcmalloc:
       description: Path of the tcmalloc library.
       type: str
@@ -303,35 +255,29 @@ facts:
       sample: 0.011
 """
 
-import os  # noqa: E402
-import platform  # noqa: E402
-import pwd  # noqa: E402
-import shlex  # noqa: E402
-import shutil  # noqa: E402
-import socket  # noqa: E402
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
+import os
+import platform
+import pwd
+import shlex
+import shutil
+import socket
+import sys
+from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import (  # noqa: E402
-    amx_state,
-    generation,
-)
-from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import amx_state, generation
+from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
     choose_address,
     default_source,
     find_ssh_connection,
     interfaces,
 )
-from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import (  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import (
     number_list,
     ranges,
 )
-from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import (  # noqa: E402
-    listeners,
-    local_ports,
-)
-from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
+from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import listeners, local_ports
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     RefusedPath,
     opened_parent,
 )

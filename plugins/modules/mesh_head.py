@@ -84,15 +84,13 @@ address:
   type: str
 """
 
-import json  # noqa: E402
-import re  # noqa: E402
-import socket  # noqa: E402
-from pathlib import Path  # noqa: E402
+import json
+import re
+import socket
+from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
-    write_text,
-)
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import write_text
 
 KEY = "id_ed25519"
 RECORD = "mesh.json"

@@ -50,15 +50,13 @@ host_keys:
   elements: str
 """
 
-import os  # noqa: E402
-import pwd  # noqa: E402
-import re  # noqa: E402
-from pathlib import Path  # noqa: E402
+import os
+import pwd
+import re
+from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
-    write_text,
-)
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import write_text
 
 MARK = "ftcluster-mesh@"  # how the key's comment begins
 KEYS = "/etc/ssh/ssh_host_*_key.pub"

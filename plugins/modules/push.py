@@ -50,20 +50,18 @@ files:
   type: int
 """
 
-import contextlib  # noqa: E402
-import errno  # noqa: E402
-import hashlib  # noqa: E402
-import os  # noqa: E402
-import re  # noqa: E402
-import shutil  # noqa: E402
-import subprocess  # noqa: E402
-import time  # noqa: E402
-from pathlib import Path  # noqa: E402
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import (  # noqa: E402
-    tree_sha256,
-)
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import tree_sha256
 
 NEW = re.compile(r".+\.new-[0-9a-f]{8}")
 STALE_SECONDS = 24 * 3600

@@ -63,21 +63,16 @@ EXAMPLES = r"""
 RETURN = r"""
 """
 
-import contextlib  # noqa: E402
-import json  # noqa: E402
-import time  # noqa: E402
-from pathlib import Path  # noqa: E402
+import contextlib
+import json
+import time
+from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import (  # noqa: E402
-    alone_in,
-)
-from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id  # noqa: E402
-from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import (  # noqa: E402
-    InUse,
-    without_runs,
-)
-from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
+from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
+from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import InUse, without_runs
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     make_folder,
     refuse_unguarded,
     write_text,

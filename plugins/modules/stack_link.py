@@ -58,18 +58,13 @@ kept:
   elements: str
 """
 
-import contextlib  # noqa: E402
-import shutil  # noqa: E402
-from pathlib import Path  # noqa: E402
+import contextlib
+import shutil
+from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import (  # noqa: E402
-    InUse,
-    without_runs,
-)
-from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (  # noqa: E402
-    refuse_unguarded,
-)
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import InUse, without_runs
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import refuse_unguarded
 
 
 def target(link):

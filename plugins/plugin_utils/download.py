@@ -16,9 +16,9 @@ from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import (
     linux_environment,
-    normal,
 )
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 # PEP 600: a wheel for glibc 2.N runs on 2.N and newer; 2.5 is manylinux1's, the oldest
 OLDEST_GLIBC_MINOR = 5
@@ -181,10 +181,10 @@ def needs(folder, names, python):
             try:
                 requirement = Requirement(line)
                 marker = requirement.marker
-                if normal(requirement.name) in names and (
+                if canonicalize_name(requirement.name) in names and (
                     marker is None or marker.evaluate(environment)
                 ):
-                    found.add(normal(requirement.name))
+                    found.add(canonicalize_name(requirement.name))
             except ValueError:
                 continue  # uv complains on the host, with the package's name
     return found
@@ -240,7 +240,7 @@ def reason(lines):
 
 def complaint(lines, target, refused, names):
     """What pip says, without what explains nothing, and what can be done."""
-    missing = {normal(name) for name in UNKNOWN.findall("\n".join(lines))}
+    missing = {canonicalize_name(name) for name in UNKNOWN.findall("\n".join(lines))}
     # one of several indexes need not have a package that another has
     others = tuple(f"/{name}/: " for name in names - missing) if missing else ()
 

@@ -1,21 +1,21 @@
 # Apache-2.0 (see LICENSE)
-"""Locks: complete lists of exact versions, in the form that pip reads."""
+"""Locks: complete lists of exact versions, as pip reads them."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
-NAME = re.compile(r"[A-Za-z0-9._-]+")
-VERSION = re.compile(r"[A-Za-z0-9.!+_-]+")
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 SIZES = re.compile(r"^# download (\d+) bytes, unpacked (\d+) bytes", re.MULTILINE)
 
 
 class LockError(Exception):
-    """A list of versions is not of the right form; says where."""
+    """A line of a lock cannot be read; names it."""
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,15 @@ class Pin:
     """One package of a lock.
 
     Attributes:
-        name: as indexes compare names (PEP 503).
+        name: normalized (PEP 503).
         version: the exact one.
-        hashes: the SHA-256 of the files that are accepted; without any, a file is taken on an
-            explicit word only.
+        hashes: the SHA-256 of the accepted files; without any, a file is taken only if the user
+            allows unverified ones.
     """
 
     name: str
     version: str
     hashes: frozenset[str]
-
-
-def normal(name):
-    """A package's name as indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_lock(text, python):
@@ -48,32 +43,32 @@ def read_lock(text, python):
         python: the minor version, e.g. "3.11".
 
     Raises:
-        LockError: a line is something else.
+        LockError: a line has another form.
     """
     pins = {}
     for line in text.replace("\\\n", " ").splitlines():
-        requirement = HASH.sub("", line.split(" #")[0]).strip()
-        if not requirement or requirement.startswith("#"):
+        words = HASH.sub("", line.split(" #")[0]).strip()
+        if not words or words.startswith("#"):
             continue
-        words, _, marker = requirement.partition(";")
-        name, equals, version = words.strip().partition("==")
-        if not equals or not NAME.fullmatch(name) or not VERSION.fullmatch(version):
-            raise LockError(f"'{requirement}' is not of the form name==version")
-        if _applies(marker.strip(), python, requirement):
-            pins[normal(name)] = Pin(normal(name), version, frozenset(HASH.findall(line)))
+        try:
+            requirement = Requirement(words)
+            applies = not requirement.marker or requirement.marker.evaluate(
+                linux_environment(python)
+            )
+            [specifier] = requirement.specifier
+            Version(specifier.version)  # not 2.*
+        except ValueError as error:  # of the form, or a comparison of the marker without meaning
+            raise LockError(f"'{words}': {error}") from error
+        if specifier.operator != "==" or requirement.extras:
+            raise LockError(f"'{words}' is not of the form name==version")
+        if applies:
+            name = canonicalize_name(requirement.name)
+            pins[name] = Pin(name, specifier.version, frozenset(HASH.findall(line)))
     return pins
 
 
-def _applies(marker, python, requirement):
-    try:
-        environment = linux_environment(python)
-        return not marker or Marker(marker).evaluate(environment)
-    except ValueError as error:  # its form, or a comparison that means nothing
-        raise LockError(f"'{requirement}': {error}") from error
-
-
 def linux_environment(python):
-    """What markers are evaluated in (PEP 508): the hosts' environment, not the control node's."""
+    """The hosts' environment, in which markers are evaluated (PEP 508)."""
     return {
         "python_version": python,
         "python_full_version": f"{python}.99",
@@ -88,6 +83,6 @@ def linux_environment(python):
 
 
 def sizes(text):
-    """Bytes to download and bytes unpacked that a lock's head tells; zeros where it does not."""
+    """Bytes to download and bytes unpacked by a lock's head; zeros if it has none."""
     found = SIZES.search(text)
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -20,10 +20,11 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import (
     LockError,
-    normal,
     read_lock,
     sizes,
 )
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
 
 MANIFEST = "wheels.json"
 ALLOW = (
@@ -126,20 +127,25 @@ class Wanted:
             LockError: a list is of the wrong form.
         """
         pins, more = read_lock(self.lock, python), read_lock(self.more, python)
-        packages = {normal(name.partition("-")[0]) for name in sha256}
+        wheels, found = {}, []
+        for name in sorted(sha256):
+            try:
+                wheels[name] = parse_wheel_filename(name)[:2]
+            except InvalidWheelFilename:
+                found.append(f"{name} is not the name of a wheel")
+        packages = {package for package, _ in wheels.values()}
         missing = pins | more if packages & more.keys() else pins
-        found = []
-        for name, digest in sorted(sha256.items()):
-            package, _, rest = name.partition("-")
-            pin = missing.pop(normal(package), None)
+        for name, (package, version) in wheels.items():
+            pin = missing.pop(package, None)
             if pin is None and not self.resolve:
                 found.append(f"{name} is not in the list of versions")
             # a local version is another build of the same source: 2.13.0+cpu is 2.13.0 for CPUs
-            elif pin and rest.partition("-")[0].partition("+")[0] != pin.version.partition("+")[0]:
+            elif pin and version.public != Version(pin.version).public:
                 found.append(f"{name} is not {pin.version}, which the list of versions has")
-            elif pin and pin.hashes and digest not in pin.hashes:
+            elif pin and pin.hashes and sha256[name] not in pin.hashes:
                 found.append(
-                    f"{name} has the sha256 {digest}, which the list of versions does not allow"
+                    f"{name} has the sha256 {sha256[name]}, which the list of versions does not "
+                    "allow"
                 )
             elif not (pin and pin.hashes) and not self.allow_unverified:
                 found.append(f"{name} has no hash in the list of versions; {ALLOW}")
@@ -315,8 +321,8 @@ def larger_build(folder, more, refused):
     """What it costs that only a build with further packages could be had."""
     size = sum(
         path.stat().st_size
-        for path in folder.iterdir()
-        if normal(path.name.partition("-")[0]) in more
+        for path in folder.glob("*.whl")
+        if parse_wheel_filename(path.name)[0] in more
     )
     why = "; ".join(refused.values()) or "pip's configured source has no build without them"
     return (

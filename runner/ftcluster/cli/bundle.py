@@ -12,7 +12,6 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
     write_bundle,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import normal
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import (
     Lists,
     StacksError,
@@ -25,6 +24,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     cache_dir,
     get_wheels,
 )
+from packaging.utils import canonicalize_name
 
 from ftcluster.cli.arguments import add_allowances, add_output, print_result
 from ftcluster.errors import FtclusterError, UsageError
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         folder = collection() / "roles/torch_stack/files"
         document = read_stacks(folder)
         lists: Lists = lists_of(folder, document, stack.name, cache_dir(), options.allow_unverified)
-        indexes = {normal(name): url for name, url in document["indexes"].items()}
+        indexes = {canonicalize_name(name): url for name, url in document["indexes"].items()}
         sources = Sources(options.index_url, tuple(options.find_links), indexes)
         house: Wheelhouse = get_wheels(lists.wanted, target, sources, cache_dir())
         write_bundle(Bundle(stack.name, lists.wanted.digest, target, house), output)

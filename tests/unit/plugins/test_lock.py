@@ -2,8 +2,6 @@ import pytest
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import (
     LockError,
     Pin,
-    linux_environment,
-    normal,
     read_lock,
     sizes,
 )
@@ -15,11 +13,6 @@ LOCK = (
     'new==2!3.0.post1 ; python_version >= "3.11"\n\n'
     "other==2.0+cpu  # the smaller one\n"
 ).format(a="a" * 64, b="0" * 64)
-
-
-def test_names_are_compared_as_indexes_do() -> None:
-    names = ("Tool_Kit", "tool-kit", "tool.kit", "TOOL-_.kit")
-    assert {normal(name) for name in names} == {"tool-kit"}
 
 
 def test_each_package_with_its_version_and_hashes() -> None:
@@ -68,7 +61,7 @@ def test_markers_are_about_the_host_not_the_control_node(marker: str, counts: bo
     ],
 )
 def test_a_line_that_is_no_version_is_named(line: str) -> None:
-    with pytest.raises(LockError, match="is not of the form name==version") as caught:
+    with pytest.raises(LockError) as caught:
         read_lock(f"tool==1.0\n{line}\n", "3.11")
     assert f"'{line}'" in str(caught.value)
 
@@ -86,8 +79,3 @@ def test_an_empty_lock_has_no_packages() -> None:
 def test_the_head_tells_what_it_takes() -> None:
     assert sizes(LOCK) == (1200, 5000)
     assert sizes("tool==1.0\n") == sizes("") == (0, 0)
-
-
-def test_the_environment_is_that_of_pep_508() -> None:
-    assert linux_environment("3.10")["python_version"] == "3.10"
-    assert linux_environment("3.10")["python_full_version"].startswith("3.10.")

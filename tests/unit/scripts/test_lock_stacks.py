@@ -2,8 +2,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import normal, read_lock, sizes
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import read_lock, sizes
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import read_stacks
+from packaging.utils import canonicalize_name
 
 from scripts.lock_stacks import CUDA_PREFIXES, FILES, applies, fits, lock_lines, minors
 
@@ -154,11 +155,11 @@ def test_a_lock_has_its_stacks_versions_for_each_python(name: str) -> None:
     stack = DOCUMENT["stacks"][name]
     text = (FILES / f"{name}.txt").read_text(encoding="utf-8")
     more = (FILES / f"{name}-cuda.txt").read_text(encoding="utf-8")
-    bare = {normal(package) for package in stack.get("unverified", ())}
+    bare = {canonicalize_name(package) for package in stack.get("unverified", ())}
     for python in minors(*stack["python"]):
         pins = read_lock(text, python)
         for package_name, version in stack["packages"].items():
-            assert pins[normal(package_name)].version == version
+            assert pins[canonicalize_name(package_name)].version == version
         assert {"uv", "pip", "setuptools", "safetensors"} <= pins.keys()
         assert {pin.name for pin in pins.values() if not pin.hashes} == bare
         theirs = {
