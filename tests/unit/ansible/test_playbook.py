@@ -4,6 +4,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,50 +18,37 @@ def raw(event: str, **data: object) -> dict[str, object]:
     return {"event": event, "event_data": {**base, **data}}
 
 
-def test_ok_and_changed() -> None:
-    assert read_event(raw("runner_on_ok", res={"changed": False})) == TaskEvent(
-        "ok", "stack", "Install", "n1", "", "a.b.command", {"changed": False}
-    )
-    changed = read_event(raw("runner_on_ok", res={"changed": True}))
-    assert changed is not None
-    assert changed.kind == "changed"
+RC = "non-zero return code"
 
 
-def test_a_debug_task_is_a_notice() -> None:
-    event = read_event(
-        raw("runner_on_ok", resolved_action="ansible.builtin.debug", res={"msg": "x"})
-    )
+@pytest.mark.parametrize(
+    ("name", "data", "kind", "message"),
+    [
+        ("runner_on_ok", {"res": {"changed": False, "msg": "x"}}, "ok", ""),
+        ("runner_on_ok", {"res": {"changed": True}}, "changed", ""),
+        ("runner_on_ok", {"resolved_action": "ansible.builtin.debug", "res": {"msg": "x"}},
+         "ok", "x"),
+        ("runner_on_failed", {"ignore_errors": True, "res": {"msg": "no"}}, "ok", ""),
+        ("runner_on_failed", {"res": {"msg": RC, "stderr": "1\n2\n3\n4\n5\nno space"}},
+         "failed", f"{RC}\n2\n3\n4\n5\nno space"),
+        ("runner_on_failed",
+         {"res": {"results": [{"failed": False, "msg": "fine"}, {"failed": True, "msg": "bad"}]}},
+         "failed", "bad"),
+        ("runner_on_unreachable", {"res": {}}, "unreachable", "failed without output"),
+        ("runner_on_skipped", {"res": {}}, "skipped", ""),
+        ("playbook_on_task_start", {}, "task", ""),
+    ],
+)  # fmt: skip
+def test_events(name: str, data: dict[str, Any], kind: Any, message: str) -> None:
+    event = read_event(raw(name, **data))
     assert event is not None
-    assert event.message == "x"
+    assert (event.kind, event.message) == (kind, message)
+    assert (event.stage, event.task, event.host) == ("stack", "Install", "n1")
+    assert event.action == data.get("resolved_action", "a.b.command")
+    assert event.result == (data["res"] if kind in ("ok", "changed") else {})
 
 
-def test_an_ignored_failure_is_none() -> None:
-    event = read_event(raw("runner_on_failed", ignore_errors=True, res={"msg": "no"}))
-    assert event is not None
-    assert event.kind == "ok"
-
-
-def test_a_failure_tells_the_commands_last_words() -> None:
-    res = {"msg": "non-zero return code", "stderr": "1\n2\n3\n4\n5\nno space"}
-    event = read_event(raw("runner_on_failed", res=res))
-    assert event is not None
-    assert event.message == "non-zero return code\n2\n3\n4\n5\nno space"
-
-
-def test_a_failure_in_a_loop_tells_the_items() -> None:
-    res = {"results": [{"failed": False, "msg": "fine"}, {"failed": True, "msg": "broken"}]}
-    event = read_event(raw("runner_on_failed", res=res))
-    assert event is not None
-    assert event.message == "broken"
-
-
-def test_a_failure_without_words() -> None:
-    event = read_event(raw("runner_on_unreachable", res={}))
-    assert event is not None
-    assert (event.kind, event.message) == ("unreachable", "failed without output")
-
-
-def test_other_events_are_passed_over() -> None:
+def test_other_events_are_ignored() -> None:
     assert read_event({"event": "verbose", "stdout": "hello"}) is None
 
 

@@ -87,9 +87,6 @@ def test_memory_is_preferred_or_it_is_said_why_not(
     problems = bind_memory([8, 65], kernel(answers, seen))
     assert seen == asked
     assert (said in problems[0]) if said else problems == []
-
-
-def test_nothing_is_asked_where_nothing_is_planned() -> None:
     assert bind_memory([], kernel({}, [])) == []
 
 
@@ -148,18 +145,14 @@ def test_cores_that_are_not_allowed_are_said_in_one_line_and_survived() -> None:
     assert environment["OMP_NUM_THREADS"] == str(len(allowed))
 
 
-def test_what_the_program_writes_is_not_for_everybody() -> None:
-    before = os.umask(0)  # an SSH session has what the host's administrator likes
+def test_the_program_has_a_umask_and_its_exit_code_comes_through() -> None:
+    rank = [{"cpus": "0-1023", "threads": 1, "memory": []}]
+    before = os.umask(0)  # an SSH session has that of the host's administrator
     try:
-        done = start([{"cpus": "0", "threads": 1, "memory": []}], "sh", "-c", "umask")
+        done = start(rank, "/bin/sh", "-c", "umask; exit 7")
     finally:
         os.umask(before)
-    assert done.stdout.strip() == "0027"
-
-
-def test_the_programs_exit_code_comes_through() -> None:
-    rank = [{"cpus": "0-1023", "threads": 1, "memory": []}]
-    assert start(rank, "/bin/sh", "-c", "exit 7").returncode == 7
+    assert (done.stdout.strip(), done.returncode) == ("0027", 7)
     done = start(rank, "/no/such/program")
     assert done.returncode == 127
     assert "/no/such/program cannot be started: No such file or directory" in done.stderr

@@ -54,10 +54,7 @@ def test_every_cut_gives_the_same() -> None:
     data = SAID.encode()
     for at in range(len(data) + 1):
         assert split([data[:at], data[at:]]) == BY_RANK
-
-
-def test_byte_by_byte() -> None:
-    assert split([bytes([byte]) for byte in SAID.encode()]) == BY_RANK
+    assert split([bytes([byte]) for byte in data]) == BY_RANK
 
 
 def test_what_may_be_half_a_label_waits_and_everything_else_does_not() -> None:
@@ -94,15 +91,9 @@ def test_lines_that_only_look_like_an_end() -> None:
     assert read_end('FTCLUSTER-RANK {"rank": 1}') is None
 
 
-@pytest.mark.parametrize(
-    ("end", "words"),
-    [
-        (RankEnd(0, "a", 3), "ended with exit code 3"),
-        (RankEnd(0, "a", 139, "SIGSEGV"), "was killed by signal 11 (SIGSEGV)"),
-    ],
-)
-def test_an_end_in_words(end: RankEnd, words: str) -> None:
-    assert end.words == words
+def test_an_end_in_words() -> None:
+    assert RankEnd(0, "a", 3).words == "ended with exit code 3"
+    assert RankEnd(0, "a", 139, "SIGSEGV").words == "was killed by signal 11 (SIGSEGV)"
 
 
 class Listener:

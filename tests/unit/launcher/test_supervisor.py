@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -67,14 +67,20 @@ def events(run_dir: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def until_end(run_dir: Path) -> dict[str, object]:
+def wait_for(found: Callable[[], object]) -> None:
     deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        found = events(run_dir)
-        if found and found[-1]["event"] == "end":
-            return found[-1]
+    while not found():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    raise AssertionError(f"no end: {events(run_dir)}")
+
+
+def until_end(run_dir: Path) -> dict[str, object]:
+    wait_for(lambda: events(run_dir)[-1:] and events(run_dir)[-1]["event"] == "end")
+    return events(run_dir)[-1]
+
+
+def errors(run_dir: Path) -> list[dict[str, object]]:
+    return [event for event in events(run_dir) if event["event"] == "error"]
 
 
 def processes_of(run: str) -> list[int]:
@@ -112,8 +118,7 @@ def test_a_failed_run_tells_its_last_words(run_dir: Path) -> None:
     launch(run_dir, "echo something broke; exit 3")
     end = until_end(run_dir)
     assert (end["state"], end["exit_code"]) == ("failed", 3)
-    error = events(run_dir)[-2]
-    assert error["event"] == "error"
+    [error] = errors(run_dir)
     assert "something broke" in str(error["message"])
 
 
@@ -121,7 +126,7 @@ def test_a_ranks_error_is_passed_on_and_the_other_ranks_are_ended(run_dir: Path)
     line = error_line(TrainError("the data is odd", "mend it"))
     launch(run_dir, f"setsid sleep 300 & echo '[1] {line}'; wait")
     assert until_end(run_dir)["state"] == "failed"
-    error = events(run_dir)[-2]
+    [error] = errors(run_dir)
     assert (error["message"], error["hint"]) == ("the data is odd", "mend it")
     assert processes_of(run_dir.name) == []
 
@@ -129,10 +134,7 @@ def test_a_ranks_error_is_passed_on_and_the_other_ranks_are_ended(run_dir: Path)
 def test_stop_ends_everything_and_says_so(run_dir: Path) -> None:
     assert supervisor("stop", run_dir).stdout.strip() == "not running"
     launch(run_dir, "trap '' TERM; setsid sleep 300 & sleep 300 & wait")
-    deadline = time.monotonic() + 30
-    while not processes_of(run_dir.name):
-        assert time.monotonic() < deadline, (run_dir / "supervisor.log").read_text()
-        time.sleep(0.05)
+    wait_for(lambda: processes_of(run_dir.name))
     assert supervisor("stop", run_dir).stdout.strip() == "stopped"
     assert events(run_dir)[-1]["state"] == "stopped"
     assert processes_of(run_dir.name) == []
@@ -153,11 +155,9 @@ def test_a_host_that_the_mesh_does_not_reach_ends_the_run_before_a_rank_starts(
     launch(run_dir, f"touch {started}", hosts=NODES)
     end = until_end(run_dir)
     assert (end["state"], end["exit_code"]) == ("failed", 1)
-    errors = [event for event in events(run_dir) if event["event"] == "error"]
-    assert [(error["host"], error["hint"]) for error in errors] == [
-        ("node2", "no rank was started")
-    ]
-    assert "Connection refused" in str(errors[0]["message"])
+    [error] = errors(run_dir)
+    assert (error["host"], error["hint"]) == ("node2", "no rank was started")
+    assert "Connection refused" in str(error["message"])
     assert not started.exists()
 
 
@@ -167,10 +167,7 @@ def test_stop_while_a_host_does_not_answer(
     started, pid = tmp_path / "started", tmp_path / "pid"
     ssh_on_path(tmp_path, monkeypatch, f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60")
     launch(run_dir, f"touch {started}", hosts=NODES[:2])
-    deadline = time.monotonic() + 30
-    while not pid.exists():
-        assert time.monotonic() < deadline, (run_dir / "supervisor.log").read_text()
-        time.sleep(0.05)
+    wait_for(pid.exists)
     try:
         began = time.monotonic()
         os.kill(int((run_dir / "supervisor.pid").read_text()), signal.SIGTERM)
@@ -180,7 +177,7 @@ def test_stop_while_a_host_does_not_answer(
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid.read_text()), signal.SIGKILL)
     assert (end["state"], end["exit_code"]) == ("stopped", 130)
-    assert not any(event["event"] == "error" for event in events(run_dir))
+    assert errors(run_dir) == []
     assert not started.exists()
 
 
@@ -208,7 +205,7 @@ def test_a_run_with_ccl_on_a_stack_without_it(run_dir: Path, tmp_path: Path) -> 
     launch(run_dir, f": > {started}", env=CCL)
     end = until_end(run_dir)
     assert (end["state"], end["exit_code"]) == ("failed", 1)
-    error = events(run_dir)[-2]
+    [error] = errors(run_dir)
     assert "oneccl_bindings_for_pytorch, which the stack does not have" in str(error["message"])
     assert "training.ddp_backend=gloo" in str(error["hint"])
     assert not started.exists()
@@ -262,7 +259,7 @@ def test_ranks_have_the_token_for_as_long_as_they_run(
 
 def test_a_token_does_not_outlast_a_run_that_is_stopped(run_dir: Path) -> None:
     launch(run_dir, "sleep 300", token="hf_s3cret")
-    wait_for(run_dir / "hub_token")
+    wait_for((run_dir / "hub_token").exists)
     assert supervisor("stop", run_dir).stdout.strip() == "stopped"
     assert not (run_dir / "hub_token").exists()
 
@@ -272,7 +269,7 @@ def test_a_token_of_a_supervisor_that_was_killed_goes_with_stop_and_sweep(
 ) -> None:
     ssh_on_path(tmp_path, monkeypatch, HOSTS.format(folder=tmp_path))
     launch(run_dir, "sleep 300", token="hf_s3cret", hosts=NODES)
-    wait_for(run_dir / "ranks.log")
+    wait_for((run_dir / "ranks.log").exists)
     os.kill(int((run_dir / "supervisor.pid").read_text()), signal.SIGKILL)
     assert (run_dir / "hub_token").exists()
     while supervisor("stop", run_dir).stdout.strip() != "not running":
@@ -293,15 +290,8 @@ def test_a_host_that_cannot_take_the_token_ends_the_run_before_a_rank_starts(
     ssh_on_path(tmp_path, monkeypatch, full)
     launch(run_dir, f"touch {started}", token="hf_s3cret", hosts=NODES)
     assert until_end(run_dir)["state"] == "failed"
-    [error] = [event for event in events(run_dir) if event["event"] == "error"]
+    [error] = errors(run_dir)
     assert error["host"] == "node3"
     assert "token for the Hub cannot be written: No space left on device" in str(error["message"])
     assert not (run_dir / "hub_token").exists()
     assert not started.exists()
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

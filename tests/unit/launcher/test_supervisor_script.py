@@ -7,10 +7,12 @@ from pathlib import Path
 from ftcluster_train.launcher.mpi_output import RankEnd
 from tests.unit.launcher import test_supervisor
 from tests.unit.launcher.test_supervisor import (
+    errors,
     events,
     processes_of,
     supervisor,
     until_end,
+    wait_for,
 )
 
 
@@ -36,10 +38,6 @@ def output(run_dir: Path) -> dict[str, str]:
             assert event["rank"] == 0
             said[str(event["stream"])] += str(event["text"])
     return said
-
-
-def errors(run_dir: Path) -> list[dict[str, object]]:
-    return [event for event in events(run_dir) if event["event"] == "error"]
 
 
 def test_a_good_script(run_dir: Path) -> None:
@@ -120,10 +118,7 @@ def test_a_rank_that_cannot_be_started(run_dir: Path) -> None:
 def test_a_stop_keeps_what_was_said_before_it(run_dir: Path) -> None:
     last = say(run_dir, 0, "saved").replace("'", '"')
     launch(run_dir, f"trap '{last}; exit 0' TERM; {say(run_dir, 0, 'here')}; sleep 300 & wait")
-    deadline = time.monotonic() + 30
-    while output(run_dir)["stdout"] != "here":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: output(run_dir)["stdout"] == "here")
     assert supervisor("stop", run_dir).stdout.strip() == "stopped"
     assert events(run_dir)[-1]["state"] == "stopped"
     assert output(run_dir)["stdout"] == "heresaved"
