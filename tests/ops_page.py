@@ -1,4 +1,4 @@
-"""The playbooks that docs/ops.md and the roles' pages show, as data; pure but for `read_...`."""
+"""The playbooks that docs/ops.md and the roles' pages show, as data."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Block:
 
     Attributes:
         language: what its fence says.
-        above: the last line before it that is not empty, without its markup.
+        above: the last line before it that is not empty.
         text: what is in it, with a final line end.
     """
 
@@ -69,35 +69,23 @@ class RoleUse:
 def blocks(page: str) -> list[Block]:
     """Every fenced block of a Markdown text, in its order."""
     found: list[Block] = []
-    above, language = "", ""
-    inside: list[str] | None = None
-    for line in page.splitlines():
-        if inside is not None:
-            if line.rstrip() == "```":
-                text = "".join(f"{kept}\n" for kept in inside)
-                found.append(Block(language, above, text))
-                above, inside = "", None
-            else:
-                inside.append(line)
-        elif line.startswith("```"):
-            language, inside = line.strip("` "), []
-        elif line.strip():
-            above = line.strip()
+    end = 0
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        above = page[end : match.start()].strip().rpartition("\n")[2]
+        found.append(Block(match[1], above, match[2]))
+        end = match.end()
     return found
 
 
 def playbooks(page: str) -> list[Playbook]:
     """The page's playbooks in its order, each with the files that it names."""
-    files, found = {}, []
-    for block in blocks(page):
-        mark = _FILE.fullmatch(block.above)
-        if mark:
-            files[mark[1]] = block.text
-    for block in blocks(page):
-        if block.language == "yaml":
-            needed = {name: text for name, text in files.items() if name in block.text}
-            found.append(Playbook(block.above, block.text, needed))
-    return found
+    found = blocks(page)
+    files = {mark[1]: block.text for block in found if (mark := _FILE.fullmatch(block.above))}
+    return [
+        Playbook(block.above, block.text, {n: t for n, t in files.items() if n in block.text})
+        for block in found
+        if block.language == "yaml"
+    ]
 
 
 def roles_used(playbook: str) -> list[RoleUse]:
@@ -150,11 +138,6 @@ def commands(page: str, first: str) -> str:
 def read_page() -> str:
     """The text of docs/ops.md."""
     return PAGE.read_text(encoding="utf-8")
-
-
-def read_playbooks() -> list[tuple[str, str, dict[str, str]]]:
-    """The playbooks of docs/ops.md by order: (title, YAML, files that have to be beside it)."""
-    return [(found.title, found.text, found.files) for found in playbooks(read_page())]
 
 
 def read_examples() -> list[Example]:

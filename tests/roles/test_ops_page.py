@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ftcluster.ansible import playbook as runner
+from ftcluster.ansible import settings as runner
 from tests import ops_page
 from tests.programs import CONTROL, ROOT
 

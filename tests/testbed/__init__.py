@@ -6,8 +6,8 @@ Example:
     >>> bed.up(nodes=3)  # doctest: +SKIP
 """
 
-from .api import HostStatus, Testbed
+from .api import Testbed
 from .settings import Settings
 from .shell import TestbedError
 
-__all__ = ["HostStatus", "Settings", "Testbed", "TestbedError"]
+__all__ = ["Settings", "Testbed", "TestbedError"]

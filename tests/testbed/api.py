@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from . import access, cgroups, host, network, registries, rootfs, shape, sysctl, uplink
@@ -21,18 +21,6 @@ from .shell import TestbedError, environment, require_root, require_tools
 log = logging.getLogger(__name__)
 
 Completed = subprocess.CompletedProcess[str]
-
-
-@dataclass(frozen=True)
-class HostStatus:
-    """One host as `status` shows it; "-" where it is off."""
-
-    name: str
-    address: str
-    state: str  # running, off
-    link: str = "-"  # up, cut
-    rate: str = "-"
-    cpu: str = "-"
 
 
 class Testbed:
@@ -118,15 +106,11 @@ class Testbed:
             if purge and settings.dir.exists() and not any(settings.dir.iterdir()):
                 settings.dir.rmdir()
 
-    def status(self) -> list[HostStatus]:
-        """One entry a host, in the order of their names; empty when no testbed is up."""
+    def status(self) -> dict[str, str]:
+        """Whether each host is running, cut off or off, by name; empty when no testbed is up."""
         require_root()
         settings = self.wanted.recorded()
-        return [_status(node) for node in settings.all_nodes()] if settings else []
-
-    def cuts(self) -> list[tuple[str, str]]:
-        """The pairs of hosts, by address, that `cut` has disconnected."""
-        return network.cut_pairs() if network.exists() else []
+        return {node.name: _state(node) for node in settings.all_nodes()} if settings else {}
 
     def inventory(self) -> str:
         """The hosts for Ansible, as the text of an INI inventory."""
@@ -297,17 +281,10 @@ def _private_folder(folder: Path) -> None:
         raise TestbedError(f"{folder} is not root's own folder: remove it")
 
 
-def _status(node: Node) -> HostStatus:
+def _state(node: Node) -> str:
     if not host.is_on(node):
-        return HostStatus(node.name, node.address, "off")
-    return HostStatus(
-        name=node.name,
-        address=node.address,
-        state="running",
-        link="cut" if network.is_cut_off(node) else "up",
-        rate=shape.rate_of(node),
-        cpu=Group(node.name).cpu_limit(),
-    )
+        return "off"
+    return "cut off" if network.is_cut_off(node) else "running"
 
 
 def _run(

@@ -133,11 +133,6 @@ class Group:
             self._quota.with_name("cpu.cfs_period_us").write_text(str(PERIOD))
             self._quota.write_text(str(-1 if quota is None else quota))
 
-    def cpu_limit(self) -> str:
-        """What `limit_cpu` set, for a person to read."""
-        quota = self._quota.read_text().split()[0] if self._quota.exists() else "max"
-        return "max" if quota in ("-1", "max") else f"{int(quota) * 100 // PERIOD}%"
-
 
 def host_names() -> set[str]:
     """The hosts that have cgroups, whatever the records say."""

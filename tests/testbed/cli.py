@@ -88,7 +88,8 @@ def _do(bed: Testbed, args: argparse.Namespace) -> None:
         case "down":
             bed.down(purge=args.purge)
         case "status":
-            print(status_table(bed), end="")
+            for name, state in bed.status().items():
+                print(f"{name:8} {state}")
         case "inventory":
             print(bed.inventory(), end="")
         case "run":
@@ -97,18 +98,14 @@ def _do(bed: Testbed, args: argparse.Namespace) -> None:
             _become(bed.ssh_argv(args.node, rest(args)))
         case "exec":
             _become(bed.exec_argv(args.node, rest(args) or ["bash", "-l"]))
-        case "kill":
-            bed.kill(args.node)
-        case "boot":
-            bed.boot(args.node)
-        case "cut":
-            bed.cut(args.node, args.other)
-        case "heal":
-            bed.heal(args.node, args.other)
         case "shape":
             bed.shape(args.node, args.rate)
         case "cpu":
             bed.cpu(args.node, parse_percent(args.percent))
+        case "cut" | "heal":
+            getattr(bed, args.verb)(args.node, args.other)
+        case _:  # kill, boot
+            getattr(bed, args.verb)(args.node)
 
 
 def rest(args: argparse.Namespace) -> list[str]:
@@ -128,17 +125,3 @@ def parse_percent(text: str) -> float | None:
         return float(text.removesuffix("%"))
     except ValueError:
         raise TestbedError(f"cpu {text!r}: want a number such as 50, or max") from None
-
-
-def status_table(bed: Testbed) -> str:
-    """What `status` prints."""
-    hosts = bed.status()
-    if not hosts:
-        return "no testbed is up\n"
-    rows = [("NODE", "ADDRESS", "STATE", "LINK", "RATE", "CPU")]
-    rows += [(h.name, h.address, h.state, h.link, h.rate, h.cpu) for h in hosts]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(f"{w:{n}}" for w, n in zip(r, widths, strict=True)).rstrip() for r in rows]
-    names = {h.address: h.name for h in hosts}
-    lines += [f"cut: {names.get(a, a)} <-> {names.get(b, b)}" for a, b in bed.cuts()]
-    return "\n".join(lines) + "\n"

@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 from pathlib import Path
 
 from .settings import BRIDGE, SWITCH, Node
-from .shell import TestbedError, run
+from .shell import run
 
 FORWARDING, DISABLED = "3", "0"  # states of a bridge port
 TABLE = "testbed"
@@ -141,12 +140,3 @@ def is_cut_off(node: Node) -> bool:
     shown = run("bridge", "-n", SWITCH, "-j", "link", "show", "dev", node.name, check=False)
     links = json.loads(shown.stdout or "[]")
     return bool(links) and links[0]["state"] != "forwarding"
-
-
-def cut_pairs() -> list[tuple[str, str]]:
-    """The pairs of addresses that are disconnected, each once."""
-    if not exists():
-        raise TestbedError("the switch is off")
-    listed = run(*inside(SWITCH, "nft", "list", "set", "bridge", TABLE, "cut"), check=False).stdout
-    pairs = re.findall(r"([\d.]+) \. ([\d.]+)", listed)
-    return sorted({(a, b) if a < b else (b, a) for a, b in pairs})

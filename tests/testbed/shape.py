@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from .settings import SWITCH, Node
@@ -28,11 +27,3 @@ def shape(node: Node, rate: str) -> None:
             burst = max(int(bits / 8 * 0.002), 16000)  # 2 ms of line rate
             limits = ("rate", f"{bits:.0f}bit", "burst", str(burst), "latency", "50ms")
             run("tc", "-n", netns, "qdisc", "add", "dev", dev, "root", "tbf", *limits)
-
-
-def rate_of(node: Node) -> str:
-    shown = run("tc", "-n", SWITCH, "-j", "qdisc", "show", "dev", node.name, check=False).stdout
-    queue = json.loads(shown or "[]")
-    if not queue or queue[0].get("kind") != "tbf":
-        return "-"
-    return f"{queue[0]['options']['rate'] * 8 / 1e6:g}mbit"
