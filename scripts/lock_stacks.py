@@ -5,7 +5,7 @@ scripts/lock-stacks intel-2.8  some of them
 
 A lock has every package of a stack with its exact version and the hashes of the wheels that fit
 (Linux, x86_64, the stack's versions of Python). uv resolves, with the package index of pip's own
-configuration. What is had elsewhere as well (`indexes` in stacks.yml) has other files there, whose
+configuration. Packages with another index (`indexes` in stacks.yml) have other files there, whose
 hashes are those of the section `hashes`; a package of a stack's `unverified` has none.
 <name>-cuda.txt has what only torch's CUDA build needs.
 """
@@ -24,7 +24,7 @@ from packaging.markers import Marker
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 FILES = Path(__file__).parents[1] / "roles/torch_stack/files"
-# what makes an environment of the wheels; pip is there for users who look into it
+# uv installs the wheels; pip is there for users
 TOOLS = {"uv": "0.13.9", "pip": "", "setuptools": "", "safetensors": ""}
 OWN_PYTHON = f"3.{sys.version_info.minor}"
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
@@ -216,7 +216,7 @@ def main() -> None:
     locked = {n: s for n, s in data["stacks"].items() if s["state"] != "documented"}
     unknown = set(sys.argv[1:]) - set(locked)
     if unknown:
-        sys.exit(f"error: {', '.join(unknown)}: there are {', '.join(locked)}")
+        sys.exit(f"error: {', '.join(unknown)}: known: {', '.join(locked)}")
     for name in sys.argv[1:] or locked:
         write_lock(name, locked[name], data["hashes"])
 

@@ -117,7 +117,7 @@ def elsewhere(*names: str) -> dict[str, str]:
     return {name: "abcdef"[n] * 64 for n, name in enumerate(names)}
 
 
-def test_what_is_had_elsewhere_as_well_has_the_hashes_of_both() -> None:
+def test_packages_on_two_indexes_have_the_hashes_of_both() -> None:
     other = elsewhere(
         *(f"torch_x-1.0+cpu-cp{n}-cp{n}-manylinux_2_28_x86_64.whl" for n in (310, 311, 312)),
         "torch_x-1.1+cpu-cp311-cp311-manylinux_2_28_x86_64.whl",
@@ -179,6 +179,6 @@ def test_a_lock_has_its_stacks_versions_for_each_python(name: str) -> None:
         assert 10**8 < download < unpacked
 
 
-def test_only_what_is_looked_after_has_a_lock() -> None:
+def test_only_supported_stacks_have_a_lock() -> None:
     files = {path.stem.removesuffix("-cuda") for path in Path(FILES).glob("*.txt")}
     assert files == set(LOCKED)

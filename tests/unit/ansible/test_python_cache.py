@@ -1,4 +1,4 @@
-"""Compiled Python that the account that trains may write is run by nobody else."""
+"""Nobody else runs compiled Python that the training account can write."""
 
 from typing import Any
 
