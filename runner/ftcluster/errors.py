@@ -1,4 +1,4 @@
-"""What can go wrong through no fault of ftcluster, as exceptions with a message for a person."""
+"""Errors that are not bugs of ftcluster, with messages for users."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,9 +8,9 @@ class FtclusterError(Exception):
     """Something failed; the command ends with exit code 1.
 
     Args:
-        message: what is wrong, and on which host or in which file and line.
-        hint: what to do about it, if there is something to do.
-        details: what is known all the same, for `--json`.
+        message: what is wrong, with the host or the file and line.
+        hint: what to do about it, or "".
+        details: further keys of the document for `--json`.
     """
 
     exit_code = 1
@@ -31,7 +31,7 @@ class FtclusterError(Exception):
 
 
 class UsageError(FtclusterError):
-    """The command was called with something it does not take; exit code 2."""
+    """The command line is wrong; exit code 2."""
 
     exit_code = 2
 
@@ -41,7 +41,7 @@ class InventoryError(FtclusterError):
 
 
 class RecipeError(UsageError):
-    """A recipe is unknown or says something that a recipe cannot say."""
+    """A recipe is unknown or not valid."""
 
 
 class StacksError(FtclusterError):
@@ -49,17 +49,17 @@ class StacksError(FtclusterError):
 
 
 class InputError(FtclusterError):
-    """A data or model folder is not what the task needs."""
+    """A data or model folder is not valid for the task."""
 
 
 def raise_together(problems: Sequence[str], what: str, hint: str) -> None:
-    """Raise one InputError of all problems, if there are any."""
+    """Raise one InputError with all problems, if there are any."""
     if problems:
         raise InputError(f"{what}\n  " + "\n  ".join(problems), hint)
 
 
 class PlanError(FtclusterError):
-    """No launch is possible on these hosts with this recipe."""
+    """The recipe cannot be launched on these hosts."""
 
 
 class Interrupted(FtclusterError):

@@ -1,4 +1,4 @@
-"""Where things are on the control node: bundled files and the user's state folder."""
+"""Paths on the control node: bundled files and the user's state folder."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def state_dir() -> Path:
 
 
 def memory_dir() -> Path:
-    """A folder for files that should not reach a disk, where the system has one."""
+    """A folder in memory for secrets, if the system has one."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     for candidate in (runtime, "/dev/shm"):
         if candidate and os.access(candidate, os.W_OK):
@@ -40,12 +40,12 @@ def memory_dir() -> Path:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a path or an argument is UTF-8; other bytes come as half surrogates (PEP 383)."""
+    """Whether a path or argument is UTF-8; other bytes are surrogates (PEP 383)."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def plain_name(text: str) -> str:
-    """A name for runs and folders: at most 40 letters, digits, dots, dashes and underscores.
+    """A name of at most 40 letters, digits, dots, dashes and underscores.
 
     >>> plain_name("../my recipe")
     'my-recipe'
@@ -54,13 +54,13 @@ def plain_name(text: str) -> str:
 
 
 def make_state_dir(path: Path) -> None:
-    """Make a folder in the state folder, which other users of this machine cannot enter."""
+    """Make a folder in the state folder, without access for other users."""
     path.mkdir(parents=True, exist_ok=True)
     state_dir().chmod(PRIVATE_FOLDER)
 
 
 def write_atomically(path: Path, text: str, mode: int = PRIVATE_FILE) -> None:
-    """Write a file that a reader sees either as it was or whole, also after a crash."""
+    """Write a file so that readers never see a part of it, even after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -1,4 +1,4 @@
-"""YAML whose every key remembers its line, for messages."""
+"""YAML with the line of each key, for messages."""
 
 import re
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from ftcluster.errors import RecipeError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-4 as a string; people who write recipes mean a number."""
+    """YAML 1.1 reads 1e-4 as a string; this reads a number."""
 
 
 _Loader.add_implicit_resolver(
@@ -21,7 +21,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_value(text: str) -> Any:
-    """One value; a text that is not YAML stands for itself."""
+    """One value; a text that is not YAML is returned as it is."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError:
@@ -31,15 +31,15 @@ def read_value(text: str) -> Any:
 def read_keys(
     text: str, source: str, sections: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values by key, and where each key stands ("file:line").
+    """Values by key, and the place of each key ("file:line").
 
     Args:
         text: the YAML, a mapping.
         source: the file's name, for messages.
-        sections: keys whose mappings' keys come out dotted.
+        sections: keys of mappings; their keys get the section's name as a prefix.
 
     Raises:
-        RecipeError: it is not YAML or no mapping, or a key is set twice.
+        RecipeError: it is not YAML or not a mapping, or a key is set twice.
     """
     loader = _Loader(text)
     try:

@@ -1,11 +1,11 @@
-"""Names in a row, written short: node1-node7."""
+"""Short lists of host names: node1-node7."""
 
 import re
 from collections.abc import Sequence
 
 
 def short_names(names: Sequence[str]) -> str:
-    """Names of hosts, those that are numbered in a row as their first and last.
+    """Names of hosts; of consecutive numbers only the first and the last.
 
     >>> short_names(["head", "node1", "node2", "node3", "node7"])
     'head, node1-node3, node7'
@@ -13,7 +13,7 @@ def short_names(names: Sequence[str]) -> str:
     'n01.example.com-n02.example.com'
     """
     runs: list[list[str]] = []
-    where = -1  # of the number that counts up in the last run
+    where = -1  # place of the number that counts up in the last run
     for name in names:
         place = _follows(runs[-1][-1], name) if runs else -1
         if place >= 0 and (len(runs[-1]) == 1 or place == where):
@@ -25,7 +25,7 @@ def short_names(names: Sequence[str]) -> str:
 
 
 def _follows(name: str, following: str) -> int:
-    """Where in `name` the number is that is one more in `following`; -1 where none is."""
+    """The place in `name` of the number that is one more in `following`; -1 if there is none."""
     for match in re.finditer(r"\d+", name):
         number = str(int(match[0]) + 1).zfill(len(match[0]))
         if name[: match.start()] + number + name[match.end() :] == following:

@@ -1,14 +1,14 @@
-"""Text from hosts, safe to show on a terminal."""
+"""Text of hosts, made safe for a terminal."""
 
 import re
 from typing import Any
 
-# a terminal's escapes and other controls but for tabs and the ends of lines
+# control characters other than tabs and line feeds
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(value: Any) -> Any:
-    """The same data with controls in its texts written out, so that no terminal obeys them.
+    """The same data with the control characters in its texts escaped.
 
     >>> printable({"msg": ["\\x1b[2J", 1]})
     {'msg': ['\\\\x1b[2J', 1]}

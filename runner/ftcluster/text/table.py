@@ -1,10 +1,10 @@
-"""Tables in plain text."""
+"""Tables as plain text."""
 
 from collections.abc import Iterable, Sequence
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows as lines whose columns stand one under the other.
+    """Rows as lines with aligned columns.
 
     >>> aligned([("host", "ranks"), ("a", "2")])
     ['host  ranks', 'a     2']

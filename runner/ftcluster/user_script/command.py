@@ -1,4 +1,4 @@
-"""A user's own script: what the words after `--` mean, and where it will be on the hosts."""
+"""A user's own script: the words after `--`, and its place on the hosts."""
 
 import re
 from collections.abc import Sequence
@@ -11,27 +11,22 @@ USAGE = "ftcluster run [--nodes N] [--ranks-per-host N] -- SCRIPT ARGS ..."
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 LAUNCHERS = {
-    "torchrun": "it starts one rank on each of its cores",
-    "mpirun": "it starts the ranks with mpirun itself",
-    "mpiexec": "it starts the ranks with mpirun itself",
-    "accelerate": "Accelerate finds its ranks in the environment",
-    "deepspeed": "it starts the ranks itself",
-    "ipexrun": "it starts and binds the ranks itself",
-}
+    "torchrun", "mpirun", "mpiexec", "accelerate", "deepspeed", "ipexrun",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Script:
-    """What every rank runs, and what is copied for it.
+    """The program of every rank.
 
     Attributes:
-        name: what the run is called after.
-        program: words for the hosts' Python: a path and its arguments, or -m, a module and its.
-        arguments: those of the words that are the script's own.
-        source: the file of this machine that is run, or None where it is on the hosts only.
+        name: for the run's id.
+        program: arguments of the hosts' Python: a path or -m and a module, and the script's own.
+        arguments: the script's own.
+        source: its file on this machine; None if it is only on the hosts.
         folder: the folder of this machine that is copied and that the ranks start in, or None.
-        start: where the ranks start if no folder is copied: a folder of the hosts, or "" for an
-            empty one of the run's own.
+        start: if no folder is copied, the hosts' folder that the ranks start in, or "" for an empty
+            one in the run's folder.
     """
 
     name: str
@@ -43,15 +38,15 @@ class Script:
 
 
 def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
-    """What a user means who writes these words after `--`.
+    """The script of a command line.
 
     Args:
         words: the script and its arguments.
-        on_hosts: whether the script is on the hosts already.
+        on_hosts: whether the script is already on the hosts.
         here: the current folder.
 
     Raises:
-        UsageError: there is no such script, or it is something else; says what to write.
+        UsageError: there is no such script, or the words are something else.
     """
     if not words:
         raise UsageError("no script is given", USAGE)
@@ -61,12 +56,12 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
     _no_launcher(first, rest)
     if first.startswith("-"):
         raise UsageError(
-            f"'{first}' is not a script; of Python's own options there is -m MODULE", USAGE
+            f"'{first}' is not a script; of Python's options only -m MODULE is supported", USAGE
         )
     path = Path(first)
     if on_hosts:
         if not path.is_absolute():
-            raise UsageError(f"--on-hosts takes an absolute path on the hosts, not '{first}'")
+            raise UsageError(f"--on-hosts needs an absolute path on the hosts, not '{first}'")
         return Script(path.stem, tuple(words), tuple(rest), None, None, str(path.parent))
     path = here / path
     if path.is_dir():
@@ -74,7 +69,7 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
     if not path.is_file():
         raise UsageError(
             f"script {first} does not exist here",
-            "one that is on the hosts already: --on-hosts and its absolute path; a module: -m NAME",
+            "for one on the hosts: --on-hosts and its absolute path; for a module: -m NAME",
         )
     folder = Path(path.parent.resolve())
     return Script(path.stem, (path.name, *rest), tuple(rest), folder / path.name, folder)
@@ -82,8 +77,8 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
 
 def _module(words: list[str], on_hosts: bool, here: Path) -> Script:
     if not words or not _MODULE.fullmatch(words[0]):
-        what = f"'{words[0]}' is not one" if words else "there is none"
-        raise UsageError(f"-m takes the name of a Python module; {what}", USAGE)
+        given = f", not '{words[0]}'" if words else ""
+        raise UsageError(f"-m needs the name of a Python module{given}", USAGE)
     module, *rest = words
     program = ("-m", module, *rest)
     inside = here.joinpath(*module.split("."))
@@ -95,24 +90,26 @@ def _module(words: list[str], on_hosts: bool, here: Path) -> Script:
 
 
 def _no_launcher(first: str, rest: list[str]) -> None:
-    """Raise if somebody has written a launcher, or Python, in front of the script."""
+    """Raise if the first word is a launcher or Python."""
     name = Path(first).name
     if _PYTHON.fullmatch(name) and not first.endswith(".py"):
         raise UsageError(
-            f"leave out {first}: the script is run by the hosts' own Python",
+            f"leave out {first}: the hosts' own Python runs the script",
             f"ftcluster run -- {' '.join(rest)}" if rest else USAGE,
         )
     if name in LAUNCHERS:
-        raise UsageError(f"leave out {first} and its options: {LAUNCHERS[name]}", USAGE)
+        raise UsageError(
+            f"leave out {first} and its options: ftcluster itself starts the ranks", USAGE
+        )
 
 
 def doubtful_paths(script: Script, here: Path, same_machine: bool) -> list[str]:
-    """Sentences about arguments that are paths here, and may be none where the ranks start.
+    """Notes about arguments that are paths on this machine, but maybe not for the ranks.
 
     Args:
         script: with its arguments.
-        here: the current folder, which relative paths start from.
-        same_machine: whether the ranks run on this machine only.
+        here: the current folder.
+        same_machine: whether all ranks run on this machine.
     """
     return [
         note
@@ -132,12 +129,11 @@ def _doubtful(value: str, folder: Path | None, here: Path, same_machine: bool) -
     except OSError:  # a text too long for a path
         return ""
     if folder is None:
-        where = "and may not on the hosts"
-        return "" if same_machine else f"{value} exists here {where}: nothing is copied"
+        return "" if same_machine else f"{value} exists here, but is not copied to the hosts"
     inside = (here / path).resolve()
     if inside.is_relative_to(folder):
         if not path.is_absolute() and (folder / path).exists():
             return ""
         return f"{value}: the ranks start in a copy of {folder}; write {inside.relative_to(folder)}"
     instead = f"write {inside}" if same_machine else "give an absolute path that is on every host"
-    return f"{value} exists here, outside of the script's folder, which alone is copied; {instead}"
+    return f"{value} exists here, but only the script's folder is copied; {instead}"

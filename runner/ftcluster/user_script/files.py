@@ -1,4 +1,4 @@
-"""Which files of a script's folder are copied to the hosts."""
+"""The files of a script's folder that are copied to the hosts."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from ftcluster.paths import is_unicode, plain_name
 MAX_FILES = 10_000
 MAX_BYTES = 1_000_000_000
 MOST_NAMED = 5
-# what belongs to tools and is made again by them, not to the script
+# made by tools
 JUNK = {
     ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache",
     ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".tox", ".nox", ".eggs", ".idea",
@@ -21,18 +21,18 @@ JUNK = {
 JUNK_ENDINGS = (".pyc", ".pyo", ".swp", "~")
 SYSTEM = ("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/proc", "/root", "/run", "/sbin",
           "/sys", "/tmp", "/usr", "/var", "/var/tmp")  # fmt: skip
-ADVICE = "put the script and what it needs into a folder of its own"
+ADVICE = "put the script and its files into a folder of their own"
 
 
 @dataclass(frozen=True)
 class Copied:
-    """What is copied of a folder.
+    """The files of a folder that are copied.
 
     Attributes:
         folder: the folder.
         files: names in it, sorted.
         size_bytes: of all of them.
-        left_out: junk that was found and is not copied.
+        left_out: files and folders of tools, which are not copied.
     """
 
     folder: Path
@@ -61,15 +61,15 @@ class Copied:
 
 
 def choose_files(folder: Path, home: Path | None = None) -> Copied:
-    """The files of a script's folder, without junk; links within it as what they point to.
+    """The files of a script's folder without those of tools; links within it are followed.
 
     Args:
         folder: an absolute path without links.
         home: the user's home folder, which is not copied as a whole.
 
     Raises:
-        UsageError: the folder is a system's or a home folder, too large, cannot be read, or has
-            links that leave it; names what is in the way.
+        UsageError: the folder is a system or home folder, too large or not readable, or has links
+            that leave it.
     """
     if str(folder) in SYSTEM or folder == home:
         raise UsageError(f"the script is in {folder}, which is not copied as a whole", ADVICE)
@@ -90,8 +90,7 @@ def choose_files(folder: Path, home: Path | None = None) -> Copied:
         listed = "\n  ".join(leaving[:MOST_NAMED])
         more = f"\n  and {len(leaving) - MOST_NAMED} more" if len(leaving) > MOST_NAMED else ""
         raise UsageError(
-            f"the script's folder {folder} has links that leave it; what they point to is not "
-            f"copied\n  {listed}{more}",
+            f"the script's folder {folder} has links that leave it\n  {listed}{more}",
             "replace them by copies, or give the script paths that are on every host",
         )
     odd = [name for name in files if not is_unicode(name)]
@@ -107,7 +106,7 @@ def choose_files(folder: Path, home: Path | None = None) -> Copied:
         raise UsageError(
             f"the script's folder {folder} has {size / 1e6:,.0f} MB, too much to copy "
             f"(at most {MAX_BYTES / 1e6:,.0f} MB); largest: {listed}",
-            f"{ADVICE}; large data belong on every host or a shared file system",
+            f"{ADVICE}; put large data on every host or a shared file system",
         )
     return Copied(folder, tuple(sorted(files)), size, tuple(sorted(left_out)))
 
@@ -116,7 +115,7 @@ def _walk(
     root: Path, folder: Path, prefix: str, above: tuple[Path, ...], left_out: list[str],
     leaving: list[str],
 ) -> Iterator[str]:  # fmt: skip
-    """Names of all files below a folder; junk and links that leave the root go into the lists."""
+    """Names of all files below a folder; others are added to `left_out` and `leaving`."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -129,7 +128,7 @@ def _walk(
         elif entry.is_symlink():
             target = _target(path)
             if target is None:
-                continue  # it points to nothing, as the locks of editors do
+                continue  # a broken link, such as the lock of an editor
             if not target.is_relative_to(root):
                 leaving.append(f"{name} -> {path.readlink()}")
             elif target.is_dir() and target not in (*above, folder):
@@ -146,7 +145,7 @@ def _walk(
 
 
 def _target(link: Path) -> Path | None:
-    """What a link points to; None for nothing."""
+    """The target of a link; None if it is broken."""
     try:
         return link.resolve(strict=True)
     except (OSError, RuntimeError):

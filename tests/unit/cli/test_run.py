@@ -140,7 +140,7 @@ def test_notes_do_not_keep_it_from_running(
     remember(Cluster((Path("/i.ini"),), cluster(host("node1"), host("node2"))))
     (tmp_path / "model").mkdir()
     [note] = planned(capsys, "--", "train.py", str(tmp_path / "model"))["notes"]
-    assert "outside of the script's folder" in note
+    assert str(tmp_path / "model") in note
 
 
 class Hosts:
