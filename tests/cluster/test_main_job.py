@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
+from tests.cluster.rows import pair, write_rows
 from tests.programs import CONTROL, Home, interrupt_when
 
 
@@ -68,17 +69,6 @@ def test_real_data_of_the_users(machine: Machine, test_data: Path) -> None:
     assert json.loads(done.stdout)["metrics"]["f1"] >= 0.83
 
 
-def write_pairs(folder: Path, count: int = 64) -> Path:
-    folder.mkdir()
-    for split in ("train", "validation"):
-        rows = [
-            {"sentence1": f"number {i}", "sentence2": f"number {i + i % 2}", "label": i % 2}
-            for i in range(count)
-        ]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
 def test_ctrl_c_during_training(machine: Machine) -> None:
     process = machine.home.start("train", FEW_PAIRS, "training.num_train_epochs=50", "--json")
     _, last, code, out = interrupt_when(process, "step 10/")
@@ -130,7 +120,7 @@ def test_a_data_name_that_the_hub_does_not_give(machine: Machine) -> None:
 
 
 def test_weights_that_are_damaged(machine: Machine, tmp_path: Path) -> None:
-    data = write_pairs(tmp_path / "data")
+    data = write_rows(tmp_path / "data", pair, train=64, validation=64)
     model = tmp_path / "model"
     shutil.copytree(machine.model, model)
     (model / "model.safetensors").write_bytes(b"not weights")

@@ -6,29 +6,19 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cluster.conftest import Machine
+from tests.cluster.rows import Row, write_rows
 
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32}
 CONTEXT = "Anna has had a red ball for years. " * 5  # longer than a feature
 
-Row = dict[str, Any]
 QUESTIONS: tuple[Row, ...] = (
     {"question": "Who has a ball?", "answers": {"text": ["Anna"], "answer_start": [0]}},
     {"question": "Who has a cup?", "answers": {"text": [], "answer_start": []}},
 )
-
-
-def write_rows(folder: Path, row: Callable[[int], Row], **splits: int) -> Path:
-    """A JSON file a split, with so many rows."""
-    folder.mkdir()
-    for split, count in splits.items():
-        text = "".join(json.dumps(row(number)) + "\n" for number in range(count))
-        (folder / f"{split}.jsonl").write_text(text)
-    return folder
 
 
 def mnli_folder(folder: Path) -> Path:

@@ -9,23 +9,13 @@ from pathlib import Path
 
 from tests.cluster.cluster import FEW_PAIRS, TWO, Cluster, no_rank_is_left
 from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
-from tests.cluster.hosts.own_script import write_scripts
+from tests.cluster.rows import pair, write_rows
 
-
-def write_rows(folder: Path) -> Path:
-    """Pairs that a model learns to classify in a few steps."""
-    folder.mkdir()
-    for split, count in {"train": 640, "validation": 40}.items():
-        rows = [
-            {"sentence1": f"number {i}", "sentence2": ("even", "odd one")[i % 2], "label": i % 2}
-            for i in range(count)
-        ]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def test_two_hosts_learn_from_the_users_own_data(cluster: Cluster, tmp_path: Path) -> None:
-    control, data = cluster.control, write_rows(tmp_path / "pairs")
+    control, data = cluster.control, write_rows(tmp_path / "pairs", pair, train=640, validation=40)
     options = ("--data", str(data), "training.max_steps=20", "--json")
     done = control.run("train", "quickstart", *TWO, *options)
     assert done.returncode == 0, done.stderr
@@ -55,26 +45,24 @@ def test_two_hosts_learn_from_the_users_own_data(cluster: Cluster, tmp_path: Pat
         assert re.search(r"/data/pairs-[0-9a-f]{12}/train\.jsonl$", copies, re.MULTILINE), copies
 
 
-def test_a_users_script_runs_on_every_host_with_what_is_beside_it(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    control, scripts = cluster.control, write_scripts(tmp_path / "scripts")
-    done = control.run("run", "--ranks-per-host", "1", "--", str(scripts / "sum.py"))
+def test_a_users_script_runs_on_every_host_with_what_is_beside_it(cluster: Cluster) -> None:
+    control = cluster.control
+    done = control.run("run", "--ranks-per-host", "1", "--", str(SCRIPTS / "sum.py"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"rank 0 of 3 on {HEAD}: 6\n"
     logs = done.stderr.strip().rpartition(f"{HEAD}:")[2]
     for rank, name in enumerate(NAMES):
         said = control.shell(HEAD, f"cat {logs}/rank-{rank}.log")
         assert said == f"rank {rank} of 3 on {name}: 6\n"
-    failed = control.run("run", *TWO, "--", str(scripts / "ends.py"), "7", "1")
+    failed = control.run("run", *TWO, "--", str(SCRIPTS / "ends.py"), "7", "1")
     assert failed.returncode == 7, failed.stderr
     assert f"rank 1 on {OTHER}: ended with exit code 7" in failed.stderr
     no_rank_is_left(cluster)
 
 
-def start_waiting(cluster: Cluster, script: Path) -> "subprocess.Popen[str]":
+def start_waiting(cluster: Cluster) -> "subprocess.Popen[str]":
     """Start a script whose ranks wait; returns when the first one does."""
-    words = ("--ranks-per-host", "1", "--", str(script), "0", "9")
+    words = ("--ranks-per-host", "1", "--", str(SCRIPTS / "ends.py"), "0", "9")
     process = cluster.control.start("run", "--json", *words)
     assert process.stderr is not None
     for line in process.stderr:
@@ -84,18 +72,15 @@ def start_waiting(cluster: Cluster, script: Path) -> "subprocess.Popen[str]":
     raise AssertionError(f"ended with {process.wait()}")
 
 
-def test_ctrl_c_and_a_killed_rank_end_a_script_on_all_hosts(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    script = write_scripts(tmp_path / "scripts") / "ends.py"
-    process = start_waiting(cluster, script)
+def test_ctrl_c_and_a_killed_rank_end_a_script_on_all_hosts(cluster: Cluster) -> None:
+    process = start_waiting(cluster)
     process.send_signal(signal.SIGINT)
     out, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert json.loads(out)["state"] == "stopped"
     no_rank_is_left(cluster)
 
-    process = start_waiting(cluster, script)
+    process = start_waiting(cluster)
     began = time.monotonic()
     cluster.control.shell(THIRD, "pkill -KILL -f 'python [e]nds.py'")
     out, said = process.communicate(timeout=60)
@@ -105,8 +90,8 @@ def test_ctrl_c_and_a_killed_rank_end_a_script_on_all_hosts(
     no_rank_is_left(cluster)
 
 
-def test_a_host_that_is_lost_ends_the_script_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    process = start_waiting(cluster, write_scripts(tmp_path / "scripts") / "ends.py")
+def test_a_host_that_is_lost_ends_the_script_and_is_named(cluster: Cluster) -> None:
+    process = start_waiting(cluster)
     began = time.monotonic()
     cluster.control.bed.kill(THIRD)
     try:

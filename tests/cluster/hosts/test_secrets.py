@@ -21,7 +21,7 @@ import pytest
 
 from tests.cluster.cluster import TWO, Cluster
 from tests.cluster.control import HEAD, NAMES, OTHER
-from tests.cluster.test_main_job import write_pairs
+from tests.cluster.rows import pair, write_rows
 from tests.programs import ROOT
 
 HUB = ROOT / "tests/cluster/scripts/hub.py"
@@ -177,7 +177,7 @@ def left(cluster: Cluster, planted: Secrets, tmp_path_factory: pytest.TempPathFa
     control, folder = cluster.control, tmp_path_factory.mktemp("planted")
     (folder / "project").mkdir()
     (folder / "project/tell.py").write_text(TELL)
-    data = write_pairs(folder / "data")
+    data = write_rows(folder / "data", pair, train=64, validation=64)
     rows = data / "train.jsonl"
     rows.write_text(rows.read_text().replace('"number 7"', f'"number {planted.data}"'))
     rows.chmod(0o600)
