@@ -230,6 +230,8 @@ class Training:
 
 TaskName = Literal["text-classification", "question-answering", "causal-lm"]
 DEFAULT_TASK: TaskName = "text-classification"
+GENERATED = "generated:"  # begins the data of a recipe: train=N,validation=N,seed=N follow
+BY_TYPE = "config:"  # begins a model without weights: a type of model follows
 
 
 @dataclass(frozen=True)

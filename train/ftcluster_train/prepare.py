@@ -18,9 +18,9 @@ import transformers
 from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.job import Job, read_job
-from ftcluster_common.recipe import CausalLm, Recipe
+from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
 from ftcluster_train.data.download import fetch_model
-from ftcluster_train.data.sources import GENERATED, dataset_version, load_texts
+from ftcluster_train.data.sources import dataset_version, load_texts
 from ftcluster_train.data.token_cache import cached_tokens, token_key
 from ftcluster_train.data.train_tokenizer import train_tokenizer
 from ftcluster_train.errors import TrainError
@@ -29,7 +29,6 @@ from ftcluster_train.io.permissions import ACCOUNT_ONLY
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 from ftcluster_train.tasks.registry import make_task
 from ftcluster_train.training.models import (
-    BY_TYPE,
     has_tokenizer,
     load_config,
     load_tokenizer,

@@ -6,6 +6,7 @@ Each function returns the value of a decision and its reason.
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.planning.placement import COMMUNICATION_FROM, SYSTEM_FROM, Layout
 from ftcluster.text.plural import counted
+from ftcluster_common.launch import RENDEZVOUS_PORTS
 
 Reason = tuple[str, str]
 
@@ -112,6 +113,6 @@ def interface(host: HostFacts, hosts: int) -> Reason:
 def rendezvous(facts: ClusterFacts) -> Reason:
     """The address where ranks find each other."""
     return (
-        f"{facts.head.network_address}, a free port from 29550 on",
+        f"{facts.head.network_address}, a free port from {RENDEZVOUS_PORTS.start} on",
         f"{facts.head.name} is the head; the port is chosen at the launch",
     )

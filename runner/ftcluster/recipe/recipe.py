@@ -18,7 +18,9 @@ from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster.text.plural import counted
 from ftcluster_common.recipe import (
+    BY_TYPE,
     DEFAULT_TASK,
+    GENERATED,
     TASKS,
     CausalLm,
     QuestionAnswering,
@@ -28,7 +30,6 @@ from ftcluster_common.recipe import (
 )
 
 SECTIONS = ("training", "config_overrides")
-GENERATED = "generated:"
 
 
 def known_recipes() -> dict[str, Path]:
@@ -209,7 +210,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     parts, options = recipe.training.gradient_accumulation_steps, recipe.options
     if recipe.batch_size < parts:
         yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
-    if recipe.model.startswith("config:") and not recipe.from_scratch:
+    if recipe.model.startswith(BY_TYPE) and not recipe.from_scratch:
         yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
     if recipe.data.startswith(GENERATED) and recipe.task != DEFAULT_TASK:
         yield "data", f"generated data are for the task {DEFAULT_TASK}"

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.recipe import GENERATED
 from ftcluster_train.data.download import WITH_TOKEN
 from ftcluster_train.data.packing import Piece, pieces
 from ftcluster_train.data.synthetic_pairs import generate
 from ftcluster_train.errors import TrainError, first_line
 
-GENERATED = "generated:"
 BATCH_ROWS = 500  # that are tokenised together
 
 Row = Mapping[str, Any]

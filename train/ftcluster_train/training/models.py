@@ -18,11 +18,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ftcluster_common.recipe import Recipe
+from ftcluster_common.recipe import BY_TYPE, Recipe
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.training.compat import dtype_keyword
 
-BY_TYPE = "config:"
 # their positions start behind the padding token's number (transformers' create_position_ids)
 POSITIONS_BEHIND_PADDING = frozenset(
     {"camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta",
