@@ -81,4 +81,4 @@ def _event(line):
             return event
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise AnsibleActionFail(f"events.jsonl has what is no event of a run: {line[:200]!a}")
+    raise AnsibleActionFail(f"events.jsonl has an invalid event: {line[:200]!a}")

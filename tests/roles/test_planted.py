@@ -291,4 +291,4 @@ def test_a_head_that_says_what_is_no_event(
     (place.folder / "s.py").write_text("import torch\n")
     assert main(["run", "--", "s.py"]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == """error: the head says what is no event of a run: b'{"event": "step"}'"""
+    assert said == """error: the head sent an invalid event: b'{"event": "step"}'"""

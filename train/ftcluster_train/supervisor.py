@@ -1,8 +1,8 @@
 """Runs one mpirun on the head, outlives the control node's connection, and ends what it started.
 
     python -m ftcluster_train.supervisor start RUN_DIR   go to the background and launch
-    python -m ftcluster_train.supervisor stop RUN_DIR    end the run, say whether it was running
-    python -m ftcluster_train.supervisor sweep RUN_DIR   end what is left of the run on this host
+    python -m ftcluster_train.supervisor stop RUN_DIR    end the run, print whether it was running
+    python -m ftcluster_train.supervisor sweep RUN_DIR   kill what is left of the run on this host
 
 `start RUN_DIR --hub-token` gives the ranks the token for the Hugging Face Hub that is on stdin.
 

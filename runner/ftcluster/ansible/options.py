@@ -99,7 +99,7 @@ def remembered(options: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def asked(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def ask_passwords(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Ask for the passwords that the options want; yields arguments of ansible-playbook.
 
     The answers are in private files in memory until the context ends.

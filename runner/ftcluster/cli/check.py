@@ -7,7 +7,7 @@ from ftcluster.ansible.options import (
     CONNECTION,
     add_inventories,
     add_options,
-    asked,
+    ask_passwords,
     inventories_of,
     passed_on,
 )
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     if before:  # connect as setup did
         arguments = (*before.options, *arguments)
     view = make_view(options.verbose)
-    with asked(vars(options)) as passwords:
+    with ask_passwords(vars(options)) as passwords:
         found = document(collect(inventories, (*arguments, *passwords), view))
     print_result(options, found, "\n".join(lines(found)))
     return 0 if found["state"] == "fit" else 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from ftcluster.ansible.options import CONNECTION, add_options, asked, passed_on
+from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords, passed_on
 from ftcluster.cli.arguments import add_dry_run, add_launch, add_output
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import recall
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
         view.say(f"note: {note}")
     show = Show(sys.stderr if options.json else sys.stdout, sys.stderr)
     try:
-        with asked(vars(options)) as passwords:
+        with ask_passwords(vars(options)) as passwords:
             reach = (*cluster.options, *passed_on(vars(options)), *passwords)
             progress = run_script(prepared, view, reach, show, lambda: show.closed)
     finally:

@@ -10,7 +10,7 @@ from ftcluster.ansible.options import (
     SETUP,
     add_inventories,
     add_options,
-    asked,
+    ask_passwords,
     inventories_of,
     passed_on,
     remembered,
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         arguments = (*before.options, *arguments)
     variables = {} if options.rollback else stack_variables(options, before)
     view = make_view(options.verbose)
-    with asked(vars(options)) as passwords:
+    with ask_passwords(vars(options)) as passwords:
         if options.rollback:
             result = run_stages("rollback", inventories, (*arguments, *passwords), view)
             if before and "--check" not in arguments:

@@ -8,7 +8,7 @@ from ftcluster.ansible.options import (
     SETUP,
     add_inventories,
     add_options,
-    asked,
+    ask_passwords,
     inventories_of,
     passed_on,
 )
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("teardown needs the cluster's inventory")
     arguments = passed_on(vars(options), FLAGS)
     paths = tuple(map(Path, given))
-    with asked(vars(options)) as passwords:
+    with ask_passwords(vars(options)) as passwords:
         result = run_stages("teardown", paths, (*arguments, *passwords), make_view(options.verbose))
     if "--check" not in arguments and "--limit" not in arguments:
         forget(result.inventory.paths)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.options import CONNECTION, add_options, asked, passed_on
+from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords, passed_on
 from ftcluster.cli.arguments import add_dry_run, add_launch, add_output, print_result
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.hf_token:
         prepared = replace(prepared, hub_token=find_token())
-    with asked(vars(options)) as passwords:
+    with ask_passwords(vars(options)) as passwords:
         reach = (*prepared.cluster.options, *passed_on(vars(options)), *passwords)
         progress = train(prepared, make_view(options.verbose), reach)
     print_result(options, result_document(progress), summary(progress, prepared))

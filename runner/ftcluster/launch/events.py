@@ -23,6 +23,6 @@ def read_event_line(line: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         right = False
     if not right:
-        raise FtclusterError(f"the head says what is no event of a run: {line[:200]!a}")
+        raise FtclusterError(f"the head sent an invalid event: {line[:200]!a}")
     found: dict[str, Any] = event if kind == "output" else printable(event)
     return found

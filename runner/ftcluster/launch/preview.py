@@ -50,7 +50,7 @@ def as_text(
     job: Mapping[str, Any] | None = None,
     folders: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Everything, to be pasted into a shell: what is no command is a comment.
+    """Everything, to be pasted into a shell; all but the commands are comments.
 
     Args:
         plan: who runs where.

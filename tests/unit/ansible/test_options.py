@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster.ansible.options import asked, passed_on, remembered
+from ftcluster.ansible.options import ask_passwords, passed_on, remembered
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_only_how_to_reach_the_hosts_is_remembered(
 
 def test_nothing_is_asked_that_is_not_wanted(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     questions = answers(monkeypatch)
-    with asked({"--ask-pass": False}) as arguments:
+    with ask_passwords({"--ask-pass": False}) as arguments:
         assert arguments == ()
     assert questions == []
     assert list(memory.iterdir()) == []
@@ -71,7 +71,7 @@ def test_answers_are_in_private_files_that_go_away(
     questions = answers(monkeypatch, "bec", "pässword")
     before = os.umask(0)
     try:
-        with asked({"--ask-become-pass": True, "--ask-pass": True}) as arguments:
+        with ask_passwords({"--ask-become-pass": True, "--ask-pass": True}) as arguments:
             assert arguments[0::2] == ("--become-password-file", "--connection-password-file")
             files = [Path(name) for name in arguments[1::2]]
             assert [file.read_text("utf-8") for file in files] == ["bec\n", "pässword\n"]
@@ -91,10 +91,10 @@ def test_answers_go_away_when_the_command_or_a_question_is_interrupted(
         raise KeyboardInterrupt
 
     answers(monkeypatch, "secret")
-    with pytest.raises(KeyboardInterrupt), asked({"--ask-vault-pass": True}):  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), ask_passwords({"--ask-vault-pass": True}):  # noqa: PT012
         assert len(list(memory.iterdir())) == 1
         interrupted()
     monkeypatch.setattr(getpass, "getpass", interrupted)
-    with pytest.raises(KeyboardInterrupt), asked({"--ask-pass": True}):
+    with pytest.raises(KeyboardInterrupt), ask_passwords({"--ask-pass": True}):
         pytest.fail("there is no answer")
     assert list(memory.iterdir()) == []

@@ -25,7 +25,7 @@ SHOWN = "a\\x1b[2J\\x07\\x9b31m\nb\\x0dc\td\\x7f"
     ],
 )  # fmt: skip
 def test_what_is_no_event_is_refused(line: str) -> None:
-    with pytest.raises(FtclusterError, match="the head says what is no event of a run: ") as caught:
+    with pytest.raises(FtclusterError, match="the head sent an invalid event: ") as caught:
         read_event_line(line.encode())
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 300

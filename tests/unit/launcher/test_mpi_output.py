@@ -92,8 +92,8 @@ def test_lines_that_only_look_like_an_end() -> None:
 
 
 def test_an_end_in_words() -> None:
-    assert RankEnd(0, "a", 3).words == "ended with exit code 3"
-    assert RankEnd(0, "a", 139, "SIGSEGV").words == "was killed by signal 11 (SIGSEGV)"
+    assert RankEnd(0, "a", 3).description == "ended with exit code 3"
+    assert RankEnd(0, "a", 139, "SIGSEGV").description == "was killed by signal 11 (SIGSEGV)"
 
 
 class Listener:

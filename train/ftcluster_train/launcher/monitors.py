@@ -155,7 +155,7 @@ class _ScriptWatch(Watch):
         memory = "Linux does so when memory is short; " if failure.signal == "SIGKILL" else ""
         log = f"{self._where}/rank-{failure.rank}.log"
         return {
-            "message": f"{failure.words}{output}",
+            "message": f"{failure.description}{output}",
             "hint": f"{memory}its whole output is in {log}",
             "host": failure.host,
             "rank": failure.rank,

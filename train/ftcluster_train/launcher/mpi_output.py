@@ -54,8 +54,8 @@ class RankEnd:
         return f"{END_MARKER}{json.dumps(asdict(self))}\n"
 
     @property
-    def words(self) -> str:
-        """Exit code or signal, for a sentence."""
+    def description(self) -> str:
+        """Exit code or signal, for a message."""
         if self.signal:
             return f"was killed by signal {self.code - 128} ({self.signal})"
         return f"ended with exit code {self.code}"
