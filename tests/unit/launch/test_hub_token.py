@@ -7,7 +7,7 @@ import pytest
 
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import UsageError
-from ftcluster.launch.hub_token import add_option, find_token, rank_variables
+from ftcluster.launch.hub_token import add_option, find_token
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.script_run import ScriptRun
 from ftcluster.launch.training_run import TrainingRun
@@ -15,7 +15,6 @@ from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster.user_script.command import Script
-from ftcluster_train.launcher.hub_token import token_file
 from tests.unit.clusters import VM, cluster
 
 TOKEN = "hf_Abc-123"
@@ -41,14 +40,11 @@ def test_it_is_taken_from_where_huggingface_hub_takes_it(tmp_path: Path) -> None
     assert find_token(everything | {"HF_TOKEN": f" {TOKEN}\n"}) == TOKEN
 
 
-def test_none_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_or_malformed_token(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         find_token({"HF_HOME": str(tmp_path)})
     assert f"there is no {tmp_path}/token" in caught.value.message
     assert "hf auth login" in caught.value.hint
-
-
-def test_what_is_no_token_is_refused_and_not_repeated() -> None:
     with pytest.raises(UsageError) as caught:
         find_token({"HF_TOKEN": "{{ s3cret }}"})
     assert "s3cret" not in f"{caught.value.message} {caught.value.hint}"
@@ -60,10 +56,6 @@ def test_it_is_no_value_of_an_option() -> None:
     assert parser.parse_args(["--hf-token"]).hf_token is True
     with pytest.raises(argparse.ArgumentError):
         parser.parse_args([f"--hf-token={TOKEN}"])
-
-
-def test_both_sides_name_the_same_file() -> None:
-    assert rank_variables("/runs/a")["HF_TOKEN_PATH"] == str(token_file(Path("/runs/a")))
 
 
 def test_no_record_of_a_run_has_it() -> None:

@@ -33,6 +33,7 @@ def test_other_hosts_are_started_over_the_mesh() -> None:
         "I_MPI_PORT_RANGE": "29600:29799",
     }
     assert launch.env["MASTER_ADDR"] == "10.0.0.1"
+    assert "I_MPI_HYDRA_IFACE" not in launch_of_two(network_interface="").env
 
 
 def test_hosts_go_by_address_with_the_head_first() -> None:
@@ -92,20 +93,11 @@ def test_another_program_is_bound_the_same_way() -> None:
     assert (ours.env, ours.hostfile) == (other.env, other.hostfile)
 
 
-def test_a_head_whose_interface_is_not_known() -> None:
-    assert "I_MPI_HYDRA_IFACE" not in launch_of_two(network_interface="").env
-
-
-def test_one_host_has_no_mesh() -> None:
-    launch = render(plan(cluster(VM), RECIPE, STACKS), "r-1")
-    assert launch.ssh_config == ""
-    assert launch.hosts == (Host("localhost", "127.0.0.1"),)
-    assert not any("HYDRA" in name for name in launch.env)
-
-
 def test_ranks_of_one_host_meet_where_no_other_host_reaches_them() -> None:
     alone = host("node1", network_address="10.0.0.1", network_interface="eth0")
     launch = render(plan(cluster(alone), RECIPE, STACKS), "r-1")
+    assert (launch.ssh_config, launch.hosts) == ("", (Host("node1", "127.0.0.1"),))
+    assert not any("HYDRA" in name for name in launch.env)
     assert launch.env["MASTER_ADDR"] == "127.0.0.1"
     place = find_place(json.loads(launch.env["FTCLUSTER_PLACEMENT"]), 0)
     assert place.env["GLOO_SOCKET_IFNAME"] == "lo"
@@ -117,14 +109,6 @@ def test_the_supervisor_reads_what_was_written(tmp_path: Path) -> None:
     (tmp_path / "launch.json").write_text(json.dumps(launch.to_dict()))
     assert read_launch(tmp_path) == launch
     assert sorted(launch.shown()) == ["argv", "env", "hostfile", "hosts", "ssh_config", "stack"]
-
-
-def test_the_mesh_stands_in_what_a_person_pastes() -> None:
-    decided = plan(cluster(host("node1"), host("node2")), RECIPE, STACKS)
-    pasted = as_shell(render(decided, "r-1"), decided)
-    assert "'-F /opt/ftcluster/mesh/ssh_config'" in pasted
-    assert "node1:1\nnode2:1\n" in pasted
-    assert "prepare" not in pasted
 
 
 def test_what_is_pasted_does_what_it_says(tmp_path: Path) -> None:

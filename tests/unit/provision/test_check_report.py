@@ -30,13 +30,9 @@ def test_a_cluster_without_a_fault_is_fit() -> None:
     assert (result["all_reduce_ms"], result["packages"], result["seconds"]) == (3.0, 60, 9.0)
     assert result["hosts"][0]["stack"] == "native"
     assert json.loads(json.dumps(result)) == result
-
-
-def test_one_host_has_no_pairs() -> None:
-    result = document(found(1))
-    assert result["state"] == "fit"
-    assert result["pairs"] == []
-    assert result["latency_us"] is result["mb_per_second"] is result["all_reduce_ms"] is None
+    alone = document(found(1))
+    assert (alone["state"], alone["pairs"]) == ("fit", [])
+    assert alone["latency_us"] is alone["mb_per_second"] is alone["all_reduce_ms"] is None
 
 
 def test_a_host_that_is_off_is_named_and_the_others_are_there() -> None:
@@ -58,9 +54,9 @@ def test_a_host_that_is_off_is_named_and_the_others_are_there() -> None:
 
 
 def test_a_task_that_failed_is_a_problem() -> None:
-    broken = Failure("Read what the host is", "no python", False)
+    broken = Failure("Gather facts", "no python", False)
     (problem,) = document(found(2, failures={"node1": broken}))["problems"]
-    assert (problem["what"], problem["kind"]) == ("Read what the host is: no python", "ansible")
+    assert (problem["what"], problem["kind"]) == ("Gather facts: no python", "ansible")
 
 
 def test_without_the_head_nothing_is_measured_and_that_is_said() -> None:
@@ -106,10 +102,8 @@ def test_what_verify_found_is_taken_over() -> None:
 
 
 def test_warnings_alone_leave_it_fit() -> None:
-    cluster = found(1, facts={"node0": facts(0, tcmalloc="")})
-    result = document(cluster)
-    assert result["state"] == "fit"
-    assert findings(result, "warnings") == [("node0", "allocator")]
+    result = document(found(1, facts={"node0": facts(0, tcmalloc="")}))
+    assert (result["state"], findings(result, "warnings")) == ("fit", [("node0", "allocator")])
 
 
 def test_a_head_that_was_left_out_is_there_all_the_same() -> None:

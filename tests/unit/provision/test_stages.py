@@ -98,22 +98,9 @@ def test_what_was_found_of_hosts_that_are_left_out_still_holds(playbooks: Playbo
     assert ran == [("setup", ["--limit", "a,b"], known)]
 
 
-def test_where_no_stage_looked_no_stack_is_told(playbooks: Playbooks) -> None:
-    playbooks(TaskEvent("ok", "system", host="a", result={"current": "not a stack's"}))
-    result = run()
-    assert (result.stack, result.stack_why) == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [
-        ("/opt/ftcluster/stacks/native-1b2c3d4e5f60", "native"),
-        ("/opt/ftcluster/stacks/intel-1.13.1-1b2c3d4e5f60", "intel-1.13.1"),
-        ("", ""),
-    ],
-)
-def test_the_stack_of_a_folder(folder: str, name: str) -> None:
-    assert stack_name(folder) == name
+def test_the_stack_of_a_folder() -> None:
+    assert stack_name("/opt/ftcluster/stacks/intel-1.13.1-1b2c3d4e5f60") == "intel-1.13.1"
+    assert stack_name("") == ""
 
 
 @pytest.mark.parametrize(
