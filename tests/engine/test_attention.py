@@ -1,126 +1,233 @@
-"""The plain products against torch's own attention, which is written out in one place there."""
+"""Attention is the formula in fp64, except for its roundings; the rest is torch's function."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from ftcluster_train.kernels import attention
-from ftcluster_train.kernels.attention import (
-    CAUSAL_BLOCK,
-    CAUSAL_BLOCKS,
-    Attention,
-    torch_attention,
-)
+from ftcluster_train.kernels.attention import CAUSAL_BLOCK, Attention, torch_attention
+from tests.engine.drawn import TINY, check_near, dtypes, tensors, unit
+
+Tensors = tuple[torch.Tensor, ...]
+SEEN = -1e29  # a bias below it is a mask
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of attention, and what comes back for its output."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    upstream: torch.Tensor
+    mask: torch.Tensor | None = None
+    causal: bool = False
+    scale: float | None = None
+    p: float = 0.0
+    seed: int = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "attn_mask": self.mask, "dropout_p": self.p, "is_causal": self.causal,
+            "scale": self.scale, "enable_gqa": self.key.shape[1] > 1,
+        }  # fmt: skip
+
+
+@st.composite
+def masks(draw: st.DrawFn, shape: tuple[int, int, int, int]) -> torch.Tensor:
+    """Padding left or right, or any; bool, or numbers with -inf or the least number."""
+    dtype = draw(dtypes)  # a model's residuals are in fp32, its queries in bf16
+    batch, heads, queries, keys = shape
+    kind = draw(st.sampled_from(["right", "left", "any", "none is seen"]))
+    if kind in ("right", "left"):
+        # 0: of a sample of padding alone its queries see no key
+        seen = st.lists(st.integers(0, keys), min_size=batch, max_size=batch)
+        lengths = torch.tensor(draw(seen)).view(batch, 1, 1, 1)
+        mask = torch.arange(keys).view(1, 1, 1, keys) < lengths
+        mask = mask.flip(-1) if kind == "left" else mask
+        if draw(st.booleans()):
+            mask = mask.expand(batch, 1, queries, keys)
+    else:
+        own = [draw(st.sampled_from([1, size])) for size in (batch, heads)]
+        numbers = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+        share = 0.0 if kind == "none is seen" else draw(st.sampled_from([0.1, 0.5, 0.9]))
+        mask = torch.rand(*own, queries, keys, generator=numbers) < share
+    if draw(st.booleans()):
+        return mask
+    hidden = draw(st.sampled_from([-torch.inf, torch.finfo(dtype).min]))
+    slopes = draw(tensors(tuple(mask.shape), dtype))
+    return slopes.masked_fill(~mask, hidden)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    dtype = draw(dtypes)
+    batch, heads = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
+    groups = draw(st.sampled_from([g for g in (1, 2, 4) if heads % g == 0]))
+    causal = draw(st.booleans())
+    queries = draw(st.integers(1, 40))
+    keys = queries if causal else draw(st.integers(1, 40))
+    size, value_size = draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    shared = (batch, heads // groups, keys)
+    mask = None
+    if not causal and draw(st.booleans()):
+        mask = draw(masks((batch, heads, queries, keys)))
+    return Case(
+        draw(tensors((batch, heads, queries, size), dtype)),
+        draw(tensors((*shared, size), dtype, st.sampled_from([1.0, 0.1, 10.0]))),
+        draw(tensors((*shared, value_size), dtype)),
+        draw(tensors((batch, heads, queries, value_size), dtype)),
+        mask,
+        causal,
+        draw(st.sampled_from([None, 1.0, 0.3])),
+        draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0])),
+        draw(st.integers(0, 2**32)),
+    )
+
+
+def ours(case: Case, block: int) -> tuple[Tensors, torch.Tensor]:
+    """Output and gradients, and the factors of dropout: (batch, heads, queries, keys)."""
+    drawn: list[torch.Tensor] = []
+    plain, before = attention.make_mask, attention.CAUSAL_BLOCK
+
+    def noise(count: int, p: float, seed: int) -> torch.Tensor:
+        drawn.append(plain(count, p, seed))
+        return drawn[-1]
+
+    attention.make_mask, attention.CAUSAL_BLOCK = noise, block
+    try:
+        torch.manual_seed(case.seed)
+        inputs = [x.clone().requires_grad_() for x in (case.query, case.key, case.value)]
+        found = Attention(with_dropout=True)(*inputs, **case.options)
+        gradients = torch.autograd.grad(found, inputs, case.upstream)
+        batch, heads, queries, _ = case.query.shape
+        factors = torch.ones(batch * heads, queries, case.key.shape[2], dtype=torch.float64)
+        if drawn:
+            blocks = attention._blocks(queries, case.key.shape[2], case.causal)
+            for (rows, seen), numbers in zip(blocks, drawn, strict=True):
+                part = factors[:, rows, seen]
+                part.copy_(numbers.view(part.shape))
+    finally:
+        attention.make_mask, attention.CAUSAL_BLOCK = plain, before
+    return (found.detach(), *gradients), factors.view(batch, heads, queries, -1)
+
+
+def bias_of(case: Case) -> torch.Tensor:
+    """What is added to the scores, of their shape: -inf where a key is not seen."""
+    batch, heads, queries, _ = case.query.shape
+    bias = torch.zeros(batch, heads, queries, case.key.shape[2], dtype=torch.float64)
+    if case.causal:
+        bias += torch.full_like(bias, -torch.inf).triu(1)
+    if case.mask is not None and case.mask.dtype == torch.bool:
+        bias = bias.masked_fill(~case.mask, -torch.inf)
+    elif case.mask is not None:
+        # as under autocast: the least number of fp32 is -inf in bf16
+        bias = bias + case.mask.to(case.query.dtype).double()
+    return bias
+
+
+def check(case: Case, block: int = attention.CAUSAL_BLOCK) -> None:
+    """Outputs and gradients are within the error of their roundings."""
+    found, factors = ours(case, block)
+    batch, heads, queries, size = case.query.shape
+    keys = case.key.shape[2]
+    groups = heads // case.key.shape[1]
+    dtype = case.query.dtype
+    scale = size**-0.5 if case.scale is None else case.scale
+    query, upstream = case.query.double(), case.upstream.double()
+    key, value = (x.double().repeat_interleave(groups, 1) for x in (case.key, case.value))
+
+    bias = bias_of(case)
+    scores = query @ key.mT * scale + bias
+    # a query that sees no key gets 0 from torch; from the least number, the mean of all values
+    shares = torch.softmax(scores, -1).nan_to_num(0)
+    kept = shares * factors
+    of_shares = upstream @ value.mT * factors
+    inner = (shares * of_shares).sum(-1, keepdim=True)
+    of_scores = shares * (of_shares - inner)
+    exact = (
+        kept @ value,
+        of_scores @ key * scale,
+        of_scores.mT @ query * scale,
+        kept.mT @ upstream,
+    )
+
+    # the scores' error: query * scale, the product, the bias and adding it are rounded
+    u = unit(dtype, max(queries, keys, size, value.shape[-1]))
+    products = query.abs() @ key.mT.abs() * abs(scale)
+    added = 3 * u * products + 2 * u * torch.where(bias > SEEN, bias.abs(), 0)
+    of_row = torch.where((bias > SEEN), added, 0).amax(-1, keepdim=True)
+    # the shares' error: exp of that above and below, rounded; where that is much, any share may be
+    relative = torch.where(of_row < 1, torch.expm1(2 * of_row) + 2 * u, torch.inf)
+    error = (shares * relative + TINY).nan_to_num(torch.inf).clamp(max=1 + u)
+    error *= bias > -torch.inf
+    most = shares + error
+    large = upstream.abs() @ value.mT.abs() * factors
+    of_inner = ((error + 2 * u * most) * large).sum(-1, keepdim=True)
+    bound = (error + u * most) * (large + (shares * large).sum(-1, keepdim=True))
+    bound += most * (2 * u * large + of_inner)
+    found_scores = of_scores.abs() + bound
+    blocks = len(list(attention._blocks(queries, keys, case.causal)))
+    sums = (blocks + groups + 1) * u  # of the keys' and values' gradients
+    bounds = (
+        (error + 2 * u * most) * factors @ value.abs(),
+        (bound + 2 * u * found_scores) @ key.abs() * abs(scale),
+        (bound + sums * found_scores).mT @ query.abs() * abs(scale),
+        ((error + sums * most) * factors).mT @ upstream.abs(),
+    )
+    shared = (batch, heads // groups, groups, keys, -1)
+    for number, (one, other, allowed) in enumerate(zip(found, exact, bounds, strict=True)):
+        assert one.dtype == dtype
+        if number > 1:  # heads that share keys sum their gradients
+            other, allowed = (x.view(shared).sum(2) for x in (other, allowed))
+        check_near(one, other, allowed)
+
+
+ONE = torch.full((1, 1, 1, 1), 1.5)
+
+
+@given(cases())
+# a query that sees no key by numbers, as torch's it gets 0
+@example(Case(ONE, ONE, ONE, ONE, mask=torch.full_like(ONE, -torch.inf)))
+@example(Case(*[ONE.bfloat16()] * 4, mask=torch.full_like(ONE, torch.finfo(torch.float32).min)))
+def test_attention(case: Case) -> None:
+    check(case)
+
+
+@given(cases(), st.integers(1, 9))
+def test_causal_blocks(case: Case, block: int) -> None:
+    assume(case.causal)
+    check(case, block)
+
+
+def test_the_size_of_causal_blocks() -> None:
+    for length in (1, CAUSAL_BLOCK, CAUSAL_BLOCK + 1, 10 * CAUSAL_BLOCK):
+        blocks = list(attention._blocks(length, length, causal=True))
+        assert [i for rows, _ in blocks for i in range(length)[rows]] == list(range(length))
+        assert all(keys == slice(0, rows.stop) for rows, keys in blocks)
+        assert len(blocks) <= attention.CAUSAL_BLOCKS + 1
+
 
 BATCH, HEADS, SIZE = 3, 4, 8
 LENGTH = 24
-# of the largest value of a tensor
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
-
-Tensors = tuple[torch.Tensor, ...]
 
 
-def made(
-    length: int = LENGTH, dtype: torch.dtype = torch.float32, groups: int = 1, keys: int = 0
-) -> Tensors:
+def made(queries: int = LENGTH, keys: int = LENGTH) -> Tensors:
     """Query, key and value."""
-    torch.manual_seed(length)
-    shapes = [(HEADS, length), *[(HEADS // groups, keys or length)] * 2]
-    return tuple(
-        torch.randn(BATCH, heads, rows, SIZE).to(dtype).requires_grad_() for heads, rows in shapes
-    )
+    torch.manual_seed(queries)
+    lengths = (queries, keys, keys)
+    return tuple(torch.randn(BATCH, HEADS, n, SIZE).requires_grad_() for n in lengths)
 
 
 def padding(lengths: tuple[int, ...] = (LENGTH, 17, 1)) -> torch.Tensor:
     """True where a key is seen, as transformers makes it: (batch, 1, queries, keys)."""
     seen = torch.arange(LENGTH) < torch.tensor(lengths).unsqueeze(1)
     return seen[:, None, None, :].expand(-1, 1, LENGTH, -1)
-
-
-def both(function: Any, tensors: Tensors, upstream: torch.Tensor, **options: Any) -> Tensors:
-    """Output and gradients."""
-    found = function(*tensors, **options)
-    return (found.detach(), *torch.autograd.grad(found, tensors, upstream.to(found.dtype)))
-
-
-def check(tensors: Tensors, **options: Any) -> None:
-    """Output and all gradients are those of torch's formula, computed in fp64."""
-    upstream = torch.randn(tensors[0].shape)
-    found = both(Attention(with_dropout=True), tensors, upstream, **options)
-    exact = tuple(x.detach().double().requires_grad_() for x in tensors)
-    mask = options.get("attn_mask")
-    if mask is not None and mask.is_floating_point():
-        options["attn_mask"] = mask.double()
-    with sdpa_kernel(SDPBackend.MATH):
-        wanted = both(torch_attention, exact, upstream, **options)
-    for one, other in zip(found, wanted, strict=True):
-        assert one.dtype == tensors[0].dtype
-        largest = other.abs().max().clamp(min=1e-3)  # one key alone has a gradient of 0
-        worst = float((one.double() - other).abs().max() / largest)
-        assert worst < TOLERANCE[one.dtype]
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "nothing": {},
-    "padding": {"attn_mask": padding()},
-    "a mask for all": {"attn_mask": torch.rand(1, 1, LENGTH, LENGTH) < 0.7},
-    "numbers": {"attn_mask": torch.randn(BATCH, 1, LENGTH, LENGTH)},
-    "numbers a head": {"attn_mask": torch.randn(1, HEADS, LENGTH, LENGTH)},
-    "scale": {"scale": 0.7},
-    "causal": {"is_causal": True},
-}
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_outputs_and_gradients(options: Mapping[str, Any], dtype: torch.dtype) -> None:
-    given = dict(options)
-    mask = given.get("attn_mask")
-    if mask is not None and mask.is_floating_point():
-        given["attn_mask"] = mask.to(dtype)
-    check(made(dtype=dtype), **given)
-
-
-@pytest.mark.parametrize(
-    "length",
-    [
-        1, 5, CAUSAL_BLOCK - 1, CAUSAL_BLOCK, CAUSAL_BLOCK + 1, 2 * CAUSAL_BLOCK,
-        2 * CAUSAL_BLOCK + 37, CAUSAL_BLOCK * CAUSAL_BLOCKS,
-    ],
-)  # fmt: skip
-def test_causal_blocks(length: int) -> None:
-    check(made(length), is_causal=True)
-
-
-def test_causal_blocks_that_do_not_divide_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "CAUSAL_BLOCK", 4)
-    for length in (31, 32, 33, 67):  # of more than 8 blocks of 4 the blocks become larger
-        check(made(length), is_causal=True)
-
-
-@pytest.mark.parametrize("groups", [2, HEADS])
-@pytest.mark.parametrize("causal", [False, True])
-def test_groups_of_heads_that_share_their_keys(groups: int, causal: bool) -> None:
-    check(made(groups=groups), enable_gqa=True, is_causal=causal)
-
-
-def test_more_keys_than_queries() -> None:
-    check(made(7, keys=19))
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_a_row_that_sees_nothing_is_a_number(dtype: torch.dtype) -> None:
-    tensors = made(dtype=dtype)
-    mask = padding((LENGTH, 3, 0))
-    least = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
-    for given in (mask, least):
-        found = both(
-            Attention(with_dropout=True), tensors, torch.ones(tensors[0].shape), attn_mask=given
-        )
-        assert all(tensor.isfinite().all() for tensor in found)
 
 
 def test_another_mask_is_not_taken_for_the_last_one() -> None:
@@ -139,40 +246,6 @@ def test_a_mask_that_was_changed_in_place() -> None:
     assert torch.allclose(
         ours(*tensors, attn_mask=mask), torch_attention(*tensors, attn_mask=mask), atol=1e-6
     )
-
-
-def test_dropout_keeps_the_mean() -> None:
-    ours, tensors = Attention(with_dropout=True), made()
-    plain = ours(*tensors).detach()
-    draws = 400
-    total = torch.zeros_like(plain)
-    squares = torch.zeros_like(plain)
-    for seed in range(draws):
-        torch.manual_seed(seed)
-        found = ours(*tensors, dropout_p=0.2).detach()
-        total += found
-        squares += found**2
-    mean = total / draws
-    sigma = ((squares / draws - mean**2) / draws).sqrt()
-    assert float(sigma.min()) > 0
-    assert float(((mean - plain) / sigma).abs().max()) < 5.5  # of 2304 numbers
-
-
-def test_the_gradients_are_those_of_the_shares_that_were_kept() -> None:
-    ours, tensors = Attention(with_dropout=True), made()
-    torch.manual_seed(3)
-    found = both(ours, tensors, torch.ones(tensors[0].shape), dropout_p=0.3)
-
-    def value(index: int, move: torch.Tensor) -> float:
-        moved = [x.detach() + move if i == index else x.detach() for i, x in enumerate(tensors)]
-        torch.manual_seed(3)
-        found = ours(moved[0].requires_grad_(), *moved[1:], dropout_p=0.3)
-        return float(found.detach().double().sum())
-
-    for index, gradient in enumerate(found[1:]):
-        direction = gradient / gradient.norm()
-        slope = (value(index, 1e-2 * direction) - value(index, -1e-2 * direction)) / 2e-2
-        assert slope == pytest.approx(float(gradient.norm()), rel=1e-2)
 
 
 def test_dropout_that_is_not_wanted() -> None:

@@ -109,11 +109,9 @@ EPOCH = 3  # steps
 # what a language model of 8 texts does at this rate on other texts: better, then worse
 RATE = 0.02
 CADENCES: dict[str, dict[str, Any]] = {
-    "steps": {"save_strategy": "steps", "save_steps": 2},
     "the last two": {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 2},
     "a share": {"save_strategy": "steps", "save_steps": 0.3},
     "epochs": {"save_strategy": "epoch", "save_total_limit": 2},
-    "none": {"save_strategy": "no"},
     "the best": {"save_strategy": "best", "eval_strategy": "steps", "eval_steps": 1,
                  "load_best_model_at_end": True, "metric_for_best_model": "loss"},
     "the best of steps": {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps",
@@ -121,8 +119,6 @@ CADENCES: dict[str, dict[str, Any]] = {
     "the best and the last": {"save_strategy": "steps", "save_steps": 1, "eval_steps": 1,
                               "eval_strategy": "steps", "load_best_model_at_end": True,
                               "save_total_limit": 1},
-    "the best of epochs": {"save_strategy": "epoch", "eval_strategy": "epoch",
-                           "load_best_model_at_end": True, "save_total_limit": 3},
     "the worst": {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps",
                   "eval_steps": 1, "load_best_model_at_end": True, "save_total_limit": 1,
                   "metric_for_best_model": "eval_loss", "greater_is_better": True},

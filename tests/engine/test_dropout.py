@@ -1,85 +1,88 @@
-"""The dropout masks are random in each way that a training could notice."""
+"""Dropout's masks: their rate and scale, and that they are SplitMix64's numbers."""
 
-import itertools
 import math
-from collections.abc import Iterator
 
-import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch.nn import functional
 
-from ftcluster_train.kernels.dropout import CHUNK, LANES, dropout, make_mask
+from ftcluster_train.kernels.dropout import CHUNK, LANES, LEVELS, dropout, make_mask
+from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors
 
-COUNT = 10_000_000
-SIGMAS = 5
-RATES = (0.05, 0.1, 0.2, 0.5, 0.9)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+# standard deviations: one in 10^9 of all cases is beyond
+SIGMAS = 6
+rates = st.floats(0, 1, exclude_min=True, exclude_max=True) | st.sampled_from(
+    [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 0.9]
+)
+counts = st.integers(0, 50_000)
 
 
-def documented(p: float) -> tuple[float, float]:
-    """The probability of 0 and the other number, as the docstring of `make_mask` has them."""
-    other = torch.tensor(1 / (1 - p)).bfloat16().item()
-    return 1 - 1 / other, other
+def scale_of(p: float) -> float:
+    return float(torch.tensor(1 / (1 - p)).bfloat16())
 
 
-@pytest.mark.parametrize("p", RATES)
-def test_share_of_zeros_and_mean(p: float) -> None:
-    rate, other = documented(p)
-    assert rate == pytest.approx(p, abs=0.005)
-    made = make_mask(COUNT, p, seed=1)
-    assert made.dtype == torch.bfloat16
+@given(counts, rates, seeds)
+@example(50_000, 0.999999, 0)  # of a probability next to 1 nothing is left
+def test_the_rate_and_the_scale(count: int, p: float, seed: int) -> None:
+    made, scale = make_mask(count, p, seed), scale_of(p)
+    assert (made.shape, made.dtype) == ((count,), torch.bfloat16)
     zeros = int((made == 0).sum())
-    assert zeros + int((made == other).sum()) == COUNT
-    # a probability is given in steps of 2^-16, half of which is allowed on top
-    sigma = math.sqrt(rate * (1 - rate) / COUNT)
-    assert abs(zeros / COUNT - rate) < SIGMAS * sigma + 2**-17
-    mean = (COUNT - zeros) * other / COUNT
-    assert abs(mean - 1) < other * (SIGMAS * sigma + 2**-17)
+    assert zeros + int((made == scale).sum()) == count
+    # a probability is given in steps, and is the one that makes the mean 1
+    rate = 1 - 1 / scale if scale > 1 else p
+    off = (
+        math.sqrt(rate * (1 - rate) / max(count, 1)) * SIGMAS + 0.5 / LEVELS + SIGMAS / (count + 1)
+    )
+    assert abs(zeros - rate * count) <= off * count
+    # it is near p: the scale is 1 / (1 - p), rounded to bf16
+    assert abs(rate - p) <= (1 - p) * 2 * ROUNDOFF[torch.bfloat16] + 1e-12
 
 
-def test_a_tenth_is_the_probability_that_is_documented() -> None:
-    assert documented(0.1)[0] == pytest.approx(0.0986, abs=5e-5)
+@given(counts, rates, seeds, st.integers(0, 100))
+def test_a_mask_follows_from_its_seed(count: int, p: float, seed: int, more: int) -> None:
+    made = make_mask(count, p, seed)
+    assert torch.equal(make_mask(count, p, seed), made)
+    assert torch.equal(make_mask(count + more, p, seed)[:count], made)
 
 
-def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
-    """In standard deviations of that of independent ones."""
-    a, b = a.double() - a.double().mean(), b.double() - b.double().mean()
-    return float((a * b).mean() / (a.std() * b.std()) * math.sqrt(len(a)))
+def splitmix64(seed: int, counter: int) -> int:
+    """Its output for a counter (Steele, Lea and Flood 2014, figure 15), in whole numbers."""
+    whole = (1 << 64) - 1
+    value = (seed + counter * 0x9E3779B97F4A7C15) & whole
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & whole
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & whole
+    return value ^ (value >> 31)
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5])
-def test_lanes_and_neighbours_do_not_know_of_each_other(p: float) -> None:
-    zeros = (make_mask(4_000_000, p, seed=2) == 0).view(-1, LANES)
-    for one, other in itertools.combinations(range(LANES), 2):
-        assert abs(correlation(zeros[:, one], zeros[:, other])) < SIGMAS
-    for one, other in itertools.product(range(LANES), repeat=2):
-        for distance in (1, 2, 64, CHUNK):
-            near, far = zeros[:-distance, one], zeros[distance:, other]
-            assert abs(correlation(near, far)) < SIGMAS
+@given(rates, seeds, st.lists(st.integers(0, 300_000), min_size=1, max_size=20))
+def test_each_element_is_decided_on_by_its_counter(p: float, seed: int, places: list[int]) -> None:
+    """Also where a mask is longer than what is made at once."""
+    made, scale = make_mask(max(places) + 1, p, seed), scale_of(p)
+    share = 1 - 1 / scale if scale > 1 else p
+    for place in places:
+        lane = splitmix64(seed, place // LANES) >> 16 * (place % LANES) & 0xFFFF
+        number = (lane ^ 0x8000) / LEVELS  # uniform: the lane is signed
+        assert made[place] == (scale if number >= round(share * LEVELS) / LEVELS else 0)
 
 
-def test_the_four_lanes_together() -> None:
-    """Chi-square over the 16 patterns of a word, of 15 degrees of freedom."""
-    count, p = 4_000_000, 0.5
-    zeros = (make_mask(count, p, seed=3) == 0).view(-1, LANES).long()
-    patterns = (zeros * torch.tensor([1, 2, 4, 8])).sum(1)
-    found = torch.bincount(patterns, minlength=16).double()
-    expected = count / LANES / 16
-    chi_square = float(((found - expected) ** 2 / expected).sum())
-    assert chi_square < 15 + SIGMAS * math.sqrt(2 * 15)
-
-
-@pytest.mark.parametrize("other", [6, 7 + 2**32, -7, 2**63 - 1, -(2**63)])
-def test_other_seeds_give_other_masks(other: int) -> None:
-    one, another = (make_mask(400_000, 0.5, seed) == 0 for seed in (7, other))
-    assert abs(correlation(one, another)) < SIGMAS
-    assert torch.equal(one, make_mask(400_000, 0.5, 7) == 0)
+@given(st.lists(st.integers(0, 6), max_size=4), dtypes, rates, st.integers(0, 2**32), st.data())
+def test_outputs_and_gradients(
+    shape: list[int], dtype: torch.dtype, p: float, seed: int, data: st.DataObject
+) -> None:
+    """Each element is 0 or the scale times itself, and so is its gradient."""
+    values = data.draw(tensors(shape, dtype)).requires_grad_()
+    upstream = data.draw(tensors(shape, dtype))
+    torch.manual_seed(seed)
+    found = dropout(values, p)
+    (gradient,) = torch.autograd.grad(found, values, upstream)
+    assert (found.shape, found.dtype, gradient.dtype) == (values.shape, dtype, dtype)
+    torch.manual_seed(seed)
+    mask = torch.autograd.grad(dropout(values, p), values, torch.ones_like(values))[0]
+    assert set(mask.unique().tolist()) <= {0.0, scale_of(p)}
+    # a product of two numbers that are rounded once is exact but for that
+    assert torch.equal(found, (values.double() * mask.double()).to(dtype))
+    assert torch.equal(gradient, (upstream.double() * mask.double()).to(dtype))
 
 
 def test_the_mask_follows_from_the_default_generator() -> None:
@@ -93,39 +96,15 @@ def test_the_mask_follows_from_the_default_generator() -> None:
     assert not torch.equal(made[2], dropout(values, 0.3))
 
 
-@pytest.mark.usefixtures("threads")
 def test_the_number_of_threads_changes_nothing() -> None:
     count = 3 * CHUNK * LANES + 2  # more than a stream holds, whatever the threads are
-    made = []
+    made, before = [], torch.get_num_threads()
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         made.append(make_mask(count, 0.2, seed=4))
+    torch.set_num_threads(before)
     assert torch.equal(made[0], made[1])
     assert torch.equal(made[0], made[2])
-
-
-@pytest.mark.parametrize("count", [1, 3, 5, 4 * 1000 + 3])
-def test_counts_that_fill_no_word(count: int) -> None:
-    assert torch.equal(make_mask(count, 0.5, seed=5), make_mask(4 * count, 0.5, seed=5)[:count])
-
-
-@pytest.mark.usefixtures("threads")
-def test_a_mask_that_is_larger_than_a_stream_does_not_repeat() -> None:
-    torch.set_num_threads(1)
-    stream = CHUNK * LANES
-    first, second = (make_mask(2 * stream, 0.5, seed=6) == 0).view(2, stream)
-    assert abs(correlation(first, second)) < SIGMAS
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gradient_is_the_mask(dtype: torch.dtype) -> None:
-    values = torch.randn(8, 33, dtype=dtype, requires_grad=True)
-    dropped = dropout(values, 0.25)
-    assert dropped.dtype == dtype
-    dropped.sum().backward()
-    assert values.grad is not None
-    assert torch.equal(dropped, values * values.grad)
-    assert set(values.grad.unique().tolist()) == {0.0, documented(0.25)[1]}
 
 
 def test_what_is_not_dropped_is_the_input_itself() -> None:

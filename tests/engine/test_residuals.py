@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from transformers import activations
 from ftcluster_train.kernels.activations import TANH_GELU, fuse_activations
 from ftcluster_train.kernels.residuals import Linear, embedding, layer_norm
 from tests.engine.drawn import DTYPES, ROUNDOFF, check_near, dtypes, tensors, unit
+from tests.engine.models import make_model
 
 FP32, BF16 = (ROUNDOFF[dtype] for dtype in DTYPES)
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=3)
@@ -180,3 +182,13 @@ def test_activations(kind: type[nn.Module], dtype: torch.dtype, count: int, data
         bend + 2 * FP32
     ) * (1 + z)
     check_near(gradient, exact_gradient, u * exact_gradient.abs() + upstream.double().abs() * slope)
+
+
+@pytest.mark.parametrize(("kind", "task", "count"), [("gpt2", "causal-lm", 2), ("bert", "", 0)])
+def test_count_of_a_model(kind: str, task: str, count: int) -> None:
+    model = make_model(kind, task or "text-classification").eval()
+    tokens = torch.arange(4, 20).unsqueeze(0)
+    before = model(input_ids=tokens).logits
+    assert fuse_activations(model) == count
+    assert fuse_activations(model) == 0
+    assert torch.allclose(model(input_ids=tokens).logits, before, atol=1e-6)
