@@ -98,7 +98,7 @@ KINDS = {
         {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": LAYERS, "num_decoder_layers": 1,
          "num_heads": 8, "dropout_rate": 0.0, "classifier_dropout": 0.0,
          "decoder_start_token_id": 0},
-        draws=8 if EVERYTHING else 1,  # its layers have a ReLU, where rounding is a matter of chance
+        draws=8 if EVERYTHING else 1,  # it has a ReLU, where rounding is a matter of chance
     ),
     "gpt2": Kind(
         {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
