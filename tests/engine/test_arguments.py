@@ -7,7 +7,7 @@ import transformers
 from ftcluster.recipe.training_arguments import OtherNames
 from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.stacks.catalog import numbers
-from ftcluster.user_script.compatibility import FLAGS
+from ftcluster.user_script.compatibility import REMOVED
 from ftcluster_common.recipe import Training
 
 THEIRS = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
@@ -19,8 +19,8 @@ def test_every_argument_is_either_supported_or_unsupported_with_a_reason() -> No
     assert not THEIRS - ours - UNSUPPORTED.keys()
 
 
-def test_flags_of_other_versions_are_as_in_the_table() -> None:
+def test_removed_arguments_are_as_in_the_table() -> None:
     version = numbers(transformers.__version__)
-    assert {name: flag.taken_by(version) for name, flag in FLAGS.items()} == {
-        name: name in THEIRS for name in FLAGS
+    assert {name: version < removed for name, (removed, _) in REMOVED.items()} == {
+        name: name in THEIRS for name in REMOVED
     }

@@ -10,52 +10,28 @@ from itertools import pairwise
 from ftcluster.stacks.catalog import CCL, IPEX, Stack, numbers
 from ftcluster.user_script.source import Argument, Import, Source
 
-BINDING_RENAMED = (1, 12)  # torch_ccl became oneccl_bindings_for_pytorch
 BF16_NEEDS_USE_CPU = (4, 55)  # of transformers
 NO_IPEX = 'torch uses AMX by itself; for bfloat16: torch.autocast("cpu", dtype=torch.bfloat16)'
 NO_CCL = 'use the backend "gloo", or os.environ["FTCLUSTER_BACKEND"]'
-
-
-@dataclass(frozen=True)
-class Flag:
-    """An argument of TrainingArguments that not every version has.
-
-    Attributes:
-        instead: what to write for it: another argument, or a sentence with spaces.
-        since: a release that has it; () for all before `gone`.
-        gone: a release that does not have it any more; () for none.
-    """
-
-    instead: str
-    since: tuple[int, ...] = ()
-    gone: tuple[int, ...] = ()
-
-    def taken_by(self, version: tuple[int, ...]) -> bool:
-        """Whether this transformers has it."""
-        return version >= self.since and (not self.gone or version < self.gone)
-
-
-# tests/engine compares it with the transformers of the stacks that ftcluster installs
-FLAGS: Mapping[str, Flag] = {
-    "no_cuda": Flag("use_cpu", gone=(5, 0)),
-    "use_cpu": Flag("no_cuda", since=(4, 35)),
-    "use_ipex": Flag(f"leave it out: {NO_IPEX}", since=(4, 22), gone=(4, 57)),
-    "jit_mode_eval": Flag("torch_compile", (4, 22), (5, 0)),
-    "xpu_backend": Flag("ddp_backend", gone=(4, 35)),
-    "ddp_backend": Flag("xpu_backend", since=(4, 31)),
-    "overwrite_output_dir": Flag("leave it out: Trainer overwrites anyway", gone=(5, 0)),
-    "evaluation_strategy": Flag("eval_strategy", gone=(4, 51)),
-    "eval_strategy": Flag("evaluation_strategy", since=(4, 41)),
-    "per_gpu_train_batch_size": Flag("per_device_train_batch_size", gone=(5, 0)),
-    "per_gpu_eval_batch_size": Flag("per_device_eval_batch_size", gone=(5, 0)),
-    "adafactor": Flag("optim=adafactor", gone=(5, 0)),
-    "group_by_length": Flag("train_sampling_strategy=group_by_length", gone=(5, 0)),
-    "warmup_ratio": Flag("warmup_steps, which takes a ratio as well", gone=(5, 0)),
-    "logging_dir": Flag("set the variable TENSORBOARD_LOGGING_DIR in the script", gone=(5, 0)),
-    "save_safetensors": Flag("leave it out: it is always on", since=(4, 28), gone=(5, 0)),
-    "include_inputs_for_metrics": Flag("include_for_metrics=inputs", gone=(5, 0)),
-    "push_to_hub_model_id": Flag("hub_model_id", gone=(5, 0)),
-    "push_to_hub_token": Flag("hub_token", gone=(5, 0)),
+# the first release of transformers whose TrainingArguments do not have an argument, and what to
+# write instead; tests/engine compares it with the transformers of the stack in use
+REMOVED: Mapping[str, tuple[tuple[int, ...], str]] = {
+    "xpu_backend": ((4, 35), "write ddp_backend"),
+    "evaluation_strategy": ((4, 51), "write eval_strategy"),
+    "use_ipex": ((4, 57), f"leave it out: {NO_IPEX}"),
+    "no_cuda": ((5, 0), "write use_cpu"),
+    "jit_mode_eval": ((5, 0), "write torch_compile"),
+    "overwrite_output_dir": ((5, 0), "leave it out: Trainer overwrites anyway"),
+    "per_gpu_train_batch_size": ((5, 0), "write per_device_train_batch_size"),
+    "per_gpu_eval_batch_size": ((5, 0), "write per_device_eval_batch_size"),
+    "adafactor": ((5, 0), "write optim=adafactor"),
+    "group_by_length": ((5, 0), "write train_sampling_strategy=group_by_length"),
+    "warmup_ratio": ((5, 0), "write warmup_steps, which takes a ratio as well"),
+    "logging_dir": ((5, 0), "set the variable TENSORBOARD_LOGGING_DIR in the script"),
+    "save_safetensors": ((5, 0), "leave it out: it is always on"),
+    "include_inputs_for_metrics": ((5, 0), "write include_for_metrics=inputs"),
+    "push_to_hub_model_id": ((5, 0), "write hub_model_id"),
+    "push_to_hub_token": ((5, 0), "write hub_token"),
 }
 
 
@@ -115,15 +91,14 @@ def _of_arguments(
     needs_cpu = ("bf16", "bf16_full_eval") if version >= BF16_NEEDS_USE_CPU else ()
     found = []
     for one in arguments:
-        flag = FLAGS.get(one.name)
+        removed, instead = REMOVED.get(one.name, (version, ""))
         off = one.value.lower() in ("false", "0", "no")
         why = hint = ""
         if one.name in ("ddp_backend", "xpu_backend") and one.value == "ccl" and not stack.has_ccl:
             why = f"stack {stack.name} does not have oneccl_bind_pt"
             hint = f"leave it out: gloo is the default; {_stack_with((CCL,), stacks)}"
-        elif flag and not flag.taken_by(version):
-            why = f"{transformers} does not have it"
-            hint = flag.instead if " " in flag.instead else f"write {flag.instead}"
+        elif instead and version >= removed:
+            why, hint = f"{transformers} does not have it", instead
         elif one.name == "use_ipex" and not off and not stack.has_ipex:
             why = f"stack {stack.name} does not have IPEX"
             hint = f"leave it out: {NO_IPEX}; {_stack_with(IPEX, stacks)}"
@@ -138,12 +113,10 @@ def _of_arguments(
 def _of_imports(
     imports: Iterable[Import], stack: Stack, stacks: Mapping[str, Stack]
 ) -> list[Incompatibility]:
-    binding = stack.version(CCL)
-    new = bool(binding) and numbers(binding) >= BINDING_RENAMED
     has = {
         **{name: name in stack.packages for name in IPEX},
-        "oneccl_bindings_for_pytorch": new,
-        "torch_ccl": bool(binding) and not new,
+        "oneccl_bindings_for_pytorch": stack.has_ccl,
+        "torch_ccl": False,  # its name before 1.12
     }
     found = []
     for one in imports:
@@ -151,11 +124,10 @@ def _of_imports(
             continue
         if one.module in IPEX:
             package, hint = "IPEX", f"{NO_IPEX}; {_stack_with((one.module,), stacks)}"
+        elif stack.has_ccl:
+            package, hint = "it by this name", "import oneccl_bindings_for_pytorch"
         else:
             package, hint = CCL, f"{NO_CCL}; {_stack_with((CCL,), stacks)}"
-            if binding:
-                package = f"this name of {CCL} {binding}"
-                hint = f"import {'oneccl_bindings_for_pytorch' if new else 'torch_ccl'}"
         what = f"{one.where}: import {one.module}: stack {stack.name} does not have {package}"
         found.append(Incompatibility(what, hint, one.certain))
     return found

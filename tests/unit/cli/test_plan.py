@@ -89,7 +89,13 @@ def test_files_without_valid_facts(
 ) -> None:
     facts = ClusterFacts((VM,)).to_dict()["hosts"][0]
     node = {"node": 0, "cores": 2, "memory_bytes": 1, "cpus": "0-x"}
-    changes = ({"numa": []}, {"cores": 3}, {"numa": [{"node": 0}]}, {"numa": [node]}, {"numa": 7})
+    changes: tuple[dict[str, Any], ...] = (
+        {"numa": []},
+        {"cores": 3},
+        {"numa": [{"node": 0}]},
+        {"numa": [node]},
+        {"numa": 7},
+    )
     hosts = [{"name": "a"}, 7, *({**facts, **change} for change in changes)]
     (tmp_path / "f.json").write_text(json.dumps({"hosts": hosts}))
     assert main(["plan", "--facts", "f.json"]) == 1

@@ -97,24 +97,6 @@ def test_a_dry_run_for_people(capsys: pytest.CaptureFixture[str], project: Path)
     assert "# ranks on localhost: " in out
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "no script is given"),
-        (["--"], "no script is given"),
-        (["--", "none.py"], "script none.py does not exist here"),
-        (["--nodes", "2", "--", "train.py"], "--nodes 2"),
-    ],
-)
-def test_what_cannot_be_run(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    assert main(["run", *words]) == (1 if "--nodes" in words else 2)
-    captured = capsys.readouterr()
-    assert said in captured.err
-    assert captured.out == ""
-
-
 def test_an_option_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["run", "--wrong", "--", "train.py"])

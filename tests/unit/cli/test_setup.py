@@ -220,27 +220,13 @@ def variables(*words: str, before: Cluster | None = None) -> dict[str, Any]:
     return verb.stack_variables(options, before)
 
 
-def test_without_a_word_the_playbook_chooses() -> None:
-    assert variables() == {}
-
-
-@pytest.mark.parametrize("name", ["native", "intel-2.8", "auto"])
-def test_a_stack_by_its_name(name: str) -> None:
-    assert variables("--stack", name) == {"torch_stack_name": name}
-
-
-def test_an_unknown_stack_suggests_the_nearest() -> None:
-    with pytest.raises(UsageError, match="unknown stack 'nativ'") as caught:
-        variables("--stack", "nativ")
-    assert "did you mean native?" in str(caught.value.hint)
-
-
-def test_the_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert variables() == {}  # the playbook chooses
+    assert variables("--stack", "auto") == {"torch_stack_name": "auto"}
     (tmp_path / "my.ftbundle").touch()
     monkeypatch.chdir(tmp_path)
     words = ("--stack", "intel-2.5", "--bundle", "my.ftbundle", "--allow-yanked", "--prune")
-    words += ("--allow-unverified",)
-    assert variables(*words) == {
+    assert variables(*words, "--allow-unverified") == {
         "torch_stack_name": "intel-2.5",
         "torch_stack_bundle": str(tmp_path / "my.ftbundle"),
         "torch_stack_allow_yanked": True,

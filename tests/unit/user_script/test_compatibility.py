@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.user_script.compatibility import FLAGS, Incompatibility, incompatibilities
+from ftcluster.user_script.compatibility import Incompatibility, incompatibilities
 from ftcluster.user_script.source import read_source
 from tests.unit.clusters import STACKS
 
@@ -27,7 +27,6 @@ def found(folder: Path, stack: str, words: str, text: str = PARSER) -> list[Inco
         ("intel-2.8", "no_cuda use_ipex overwrite_output_dir ddp_backend xpu_backend",
          "ddp_backend xpu_backend"),
         ("intel-2.7", "xpu_backend ddp_backend", "xpu_backend"),
-        ("intel-1.13", "xpu_backend ddp_backend use_cpu", "ddp_backend use_cpu"),
         ("native", "bf16", "bf16"),
         ("native", "bf16 use_cpu", ""),
         ("intel-2.8", "bf16 no_cuda", ""),
@@ -87,9 +86,7 @@ def test_nothing_is_certain_of_a_script_that_is_only_on_the_hosts() -> None:
         ("native", "import torch_ipex", "intel-1.9"),
         ("intel-2.8", CCL, 'backend "gloo"'),
         ("intel-2.7", "import torch_ccl", "import oneccl_bindings_for_pytorch"),
-        ("intel-1.11", CCL, "import torch_ccl"),
         ("intel-2.7", f"{IPEX}\n{CCL}", ""),
-        ("intel-1.11", "import torch_ccl", ""),
     ],
 )
 def test_imports_of_what_the_stack_does_not_have(
@@ -102,8 +99,3 @@ def test_imports_of_what_the_stack_does_not_have(
 def test_an_import_under_a_condition_is_not_certain(tmp_path: Path) -> None:
     [one] = found(tmp_path, "native", "", f"if args.ipex:\n    {IPEX}")
     assert not one.certain
-
-
-def test_a_hint_is_another_argument_or_a_sentence() -> None:
-    names = {flag.instead.partition("=")[0] for flag in FLAGS.values()}
-    assert all(" " in name or name.isidentifier() for name in names)
