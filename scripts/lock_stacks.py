@@ -117,17 +117,14 @@ def hashes_elsewhere(
     Raises:
         SystemExit: there are some of the package, but none for this version and a Python.
     """
-    own = [
-        (file, str(parse_wheel_filename(file)[1].public), digest)
-        for file, digest in elsewhere.items()
-        if parse_wheel_filename(file)[0] == canonicalize_name(name)
-    ]
-    if not own:
-        return set()
+    files = {f: parse_wheel_filename(f) for f in elsewhere}
+    versions = {f: str(v.public) for f, (n, v, *_) in files.items() if n == canonicalize_name(name)}
     found = set()
-    for python in pythons:
+    for python in pythons if versions else ():
         good = {
-            digest for file, public, digest in own if public == version and fits(file, [python])
+            elsewhere[f]
+            for f, public in versions.items()
+            if public == version and fits(f, [python])
         }
         if not good:
             raise SystemExit(

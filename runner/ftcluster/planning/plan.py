@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
@@ -23,7 +23,6 @@ WORTH_LEAVING_OUT = 1.2  # how much faster the run must be without small hosts t
 LOOPBACKS = ("127.", "::1", "localhost")
 LOOPBACK = "127.0.0.1"
 
-_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
@@ -160,15 +159,16 @@ def plan(
             the stack does not have what the recipe requires. Names all problems with their hosts.
     """
     facts = _by_loopback(facts)
-    problems = _Problems()
-    problems.of(_check_addresses, facts)
-    stack = problems.of(stack_of, facts, stacks)
-    ipex = problems.of(choose_ipex, recipe, facts.hosts, stack, stacks) if stack else None
+    problems: list[PlanError] = []
+    _attempt(problems, _check_addresses, facts)
+    stack = _attempt(problems, stack_of, facts, stacks)
+    ipex = _attempt(problems, choose_ipex, recipe, facts.hosts, stack, stacks) if stack else None
     precision, precision_why = _precision(recipe, facts.hosts)
     batch = Batch(precision=precision)
     if recipe:
         batch = Batch.of(recipe, precision, model, ipex=bool(ipex and ipex[0]))
-    chosen = problems.of(choose_counts, facts, requested_count(recipe, ranks_per_host), batch) or {}
+    requested = requested_count(recipe, ranks_per_host)
+    chosen = _attempt(problems, choose_counts, facts, requested, batch) or {}
     counts = {name: count.ranks for name, count in chosen.items()}
     world = sum(counts.values())
     layouts = {
@@ -178,13 +178,13 @@ def plan(
     }
     backend = None
     if layouts:
-        problems.of(batch.check_samples, world, len(facts.hosts))
-        problems.of(batch.check_memory, facts, counts)
+        _attempt(problems, batch.check_samples, world, len(facts.hosts))
+        _attempt(problems, batch.check_memory, facts, counts)
         if stack:
             fewest = min(layout.cores for layout in layouts.values())
-            backend = problems.of(choose_backend, recipe, world, fewest, stack, stacks)
-    if problems.found or not ipex or not backend:
-        raise problems.together()
+            backend = _attempt(problems, choose_backend, recipe, world, fewest, stack, stacks)
+    if problems or not ipex or not backend:
+        raise _together(problems)
 
     workers = WORKERS if backend[0] == CCL else 0
     decided = _Decisions()
@@ -256,31 +256,23 @@ def _of_host(
     }
 
 
-class _Problems:
-    """All errors of several checks."""
+def _attempt(
+    problems: list[PlanError], check: Callable[..., _Result], *args: Any
+) -> _Result | None:
+    """The result of a check; None if it raises, with its error added to `problems`."""
+    try:
+        return check(*args)
+    except PlanError as error:
+        problems.append(error)
+        return None
 
-    def __init__(self) -> None:
-        self.found: list[PlanError] = []
 
-    def of(
-        self,
-        check: Callable[_Arguments, _Result],
-        *args: _Arguments.args,
-        **kwargs: _Arguments.kwargs,
-    ) -> _Result | None:
-        """The result of a check, or None if it raises."""
-        try:
-            return check(*args, **kwargs)
-        except PlanError as error:
-            self.found.append(error)
-            return None
-
-    def together(self) -> PlanError:
-        """One error with all of them."""
-        if len(self.found) == 1:
-            return self.found[0]
-        words = "\n".join(map(str, self.found)).replace("\n", "\n  ")
-        return PlanError(f"{len(self.found)} problems prevent the launch\n  {words}")
+def _together(problems: Sequence[PlanError]) -> PlanError:
+    """One error with all problems."""
+    if len(problems) == 1:
+        return problems[0]
+    text = "\n".join(map(str, problems)).replace("\n", "\n  ")
+    return PlanError(f"{len(problems)} problems prevent the launch\n  {text}")
 
 
 class _Decisions:

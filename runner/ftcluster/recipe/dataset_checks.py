@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,16 @@ def check_data_folder(folder: Path, recipe: Recipe) -> None:
     match options:
         case TextClassification():
             splits, form = ("train", *options.validation_splits), _classification_form(options)
-            problems = _check_splits(folder, splits, classification_row(options))
+            problems = _check_splits(folder, splits, partial(_classification_problem, options))
         case QuestionAnswering():
             splits, form = ("train", "validation"), _answering_form(options)
-            problems = _check_splits(folder, splits, answering_row(options))
+            problems = _check_splits(folder, splits, partial(_answering_problem, options))
         case CausalLm():
             form = (
                 f"it needs *.txt files, or train.jsonl with lines that are JSON objects with "
                 f"{options.text_column}"
             )
-            problems = _check_texts(folder, lambda row: _check_columns(row, [options.text_column]))
+            problems = _check_texts(folder, partial(_check_columns, [options.text_column], []))
     raise_together(problems, f"data folder {folder} is not valid for this task", form)
 
 
@@ -117,7 +118,7 @@ def _check_line(line: str, check: CheckRow) -> str:
     return check(row)
 
 
-def _check_columns(row: Row, texts: Sequence[str], others: Sequence[str] = ()) -> str:
+def _check_columns(texts: Sequence[str], others: Sequence[str], row: Row) -> str:
     missing = [name for name in (*texts, *others) if name not in row]
     if missing:
         return f"no column {', '.join(missing)}; found {', '.join(map(str, row)) or 'none'}"
@@ -127,24 +128,18 @@ def _check_columns(row: Row, texts: Sequence[str], others: Sequence[str] = ()) -
     return ""
 
 
-def classification_row(options: TextClassification) -> CheckRow:
-    """The check of a row for TextClassification: texts, and a class or a number."""
+def _classification_problem(options: TextClassification, row: Row) -> str:
     column = options.label_column
-
-    def check(row: Row) -> str:
-        problem = _check_columns(row, options.text_columns, [column])
-        if problem:
-            return problem
-        label = row[column]
-        if options.regression:
-            number = isinstance(label, int | float) and not isinstance(label, bool)
-            finite = number and math.isfinite(label)
-            return "" if finite else f"{column} is {label!r}, not a number"
-        if isinstance(label, bool) or not isinstance(label, int) or label < 0:
-            return f"{column} is {label!r}, not a class number (0, 1, ...)"
-        return ""
-
-    return check
+    problem = _check_columns(options.text_columns, [column], row)
+    if problem:
+        return problem
+    label = row[column]
+    if options.regression:
+        number = isinstance(label, int | float) and not isinstance(label, bool)
+        return "" if number and math.isfinite(label) else f"{column} is {label!r}, not a number"
+    if isinstance(label, bool) or not isinstance(label, int) or label < 0:
+        return f"{column} is {label!r}, not a class number (0, 1, ...)"
+    return ""
 
 
 def _classification_form(options: TextClassification) -> str:
@@ -156,31 +151,25 @@ def _classification_form(options: TextClassification) -> str:
     )
 
 
-def answering_row(options: QuestionAnswering) -> CheckRow:
-    """The check of a row for QuestionAnswering: texts, and answers where the context has them."""
+def _answering_problem(options: QuestionAnswering, row: Row) -> str:
+    """The problem of a row whose answers may not be at their places in the context."""
     column = options.answers_column
-
-    def check(row: Row) -> str:
-        problem = _check_columns(row, [options.question_column, options.context_column], [column])
-        if problem:
-            return problem
-        answers, context = row[column], row[options.context_column]
-        if not isinstance(answers, dict) or not {"text", "answer_start"} <= set(answers):
-            return f"{column} is {answers!r}, not an object with text and answer_start"
-        texts, starts = answers["text"], answers["answer_start"]
-        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            return f"text and answer_start of {column} are not two lists of the same length"
-        for text, start in zip(texts, starts, strict=True):
-            if not isinstance(text, str) or not isinstance(start, int) or start < 0:
-                return (
-                    f"{column} has {text!r} at {start!r}, not a text at the number of a character"
-                )
-            found = context[start : start + len(text)]
-            if found != text:
-                return f"answer {text!r} is not at character {start} of the context, but {found!r}"
-        return ""
-
-    return check
+    problem = _check_columns([options.question_column, options.context_column], [column], row)
+    if problem:
+        return problem
+    answers, context = row[column], row[options.context_column]
+    if not isinstance(answers, dict) or not {"text", "answer_start"} <= set(answers):
+        return f"{column} is {answers!r}, not an object with text and answer_start"
+    texts, starts = answers["text"], answers["answer_start"]
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        return f"text and answer_start of {column} are not two lists of the same length"
+    for text, start in zip(texts, starts, strict=True):
+        if not isinstance(text, str) or not isinstance(start, int) or start < 0:
+            return f"{column} has {text!r} at {start!r}, not a text at the number of a character"
+        found = context[start : start + len(text)]
+        if found != text:
+            return f"answer {text!r} is not at character {start} of the context, but {found!r}"
+    return ""
 
 
 def _answering_form(options: QuestionAnswering) -> str:
