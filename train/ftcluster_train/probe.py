@@ -54,10 +54,10 @@ class ProbeRequest:
         ports: to open on each rank's host for the control node.
     """
 
-    addresses: tuple[str, ...]
-    cores: tuple[int, ...]
+    addresses: list[str]
+    cores: list[int]
     measure: bool
-    ports: tuple[tuple[int, ...], ...] = ()
+    ports: list[list[int]]
 
     def write(self) -> str:
         """As JSON."""
@@ -66,13 +66,7 @@ class ProbeRequest:
     @classmethod
     def read(cls, text: str) -> "ProbeRequest":
         """The inverse of `write`."""
-        data = json.loads(text)
-        return cls(
-            addresses=tuple(data["addresses"]),
-            cores=tuple(data["cores"]),
-            measure=data["measure"],
-            ports=tuple(map(tuple, data["ports"])),
-        )
+        return cls(**json.loads(text))
 
 
 def examine(request: ProbeRequest, rank: int, answer: dict[str, Any]) -> None:
@@ -262,7 +256,7 @@ def main() -> int:
     answer: dict[str, Any] = {"rank": rank, "error": ""}
     request = ProbeRequest.read(os.environ[REQUEST_VARIABLE])
     try:
-        with accept_connections(request.ports[rank] if request.ports else ()) as connections:
+        with accept_connections(request.ports[rank]) as connections:
             examine(request, rank, answer)
     except Exception as error:
         answer["error"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

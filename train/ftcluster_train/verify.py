@@ -76,16 +76,7 @@ class Request:
     def read(cls, text: str) -> "Request":
         """From JSON."""
         data = json.loads(text)
-        hosts = tuple(Host(**host) for host in data["hosts"])
-        return cls(
-            hosts=hosts,
-            ssh_config=data["ssh_config"],
-            interface=data["interface"],
-            measure=data.get("measure", False),
-            cores=data.get("cores", {}),
-            ports=data.get("ports", {}),
-            firewall=data.get("firewall", False),
-        )
+        return cls(**{**data, "hosts": tuple(Host(**host) for host in data["hosts"])})
 
 
 @dataclass
@@ -168,10 +159,10 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
     bin_dir = Path(sys.executable).parent
     run = RUN_PREFIX + secrets.token_hex(4)
     probe_request = ProbeRequest(
-        addresses=tuple(host.address for host in request.hosts),
-        cores=tuple(request.cores.get(host.name, 0) for host in request.hosts),
+        addresses=[host.address for host in request.hosts],
+        cores=[request.cores.get(host.name, 0) for host in request.hosts],
         measure=request.measure,
-        ports=tuple(tuple(request.ports.get(host.name, ())) for host in request.hosts),
+        ports=[request.ports.get(host.name, []) for host in request.hosts],
     )
     with tempfile.TemporaryDirectory(prefix="ftcluster-") as scratch:
         machinefile = Path(scratch) / "machinefile"

@@ -140,26 +140,6 @@ def test_shares_of_a_batch(size: int, by_length: bool) -> None:
     assert min(means) > (0.95 if by_length else 0.65) * max(means)
 
 
-def test_more_ranks_than_samples() -> None:
-    assert [share_of_rank([5, 6], rank, 4) for rank in range(4)] == [[5], [6], [], []]
-    assert micro_batches([], 3) == []
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_each_sample_is_evaluated_once(size: int) -> None:
-    lengths = lengths_of(1000)
-    found = [batch for rank in range(size) for batch in eval_batches(lengths, rank, size)]
-    assert sorted(i for batch in found for i in batch) == list(range(1000))
-    assert all(max(lengths[i] for i in batch) * len(batch) <= EVAL_TOKENS for batch in found)
-    several = EVAL_TOKENS // max(lengths)
-    by_chance = [list(range(i, min(i + several, 1000))) for i in range(0, 1000, several)]
-    assert padding(found, lengths) < 0.5 * padding(by_chance, lengths)
-
-
-def test_a_sample_that_is_longer_than_an_evaluation_allows() -> None:
-    assert list(eval_batches([1, EVAL_TOKENS + 1, 2], 0, 1)) == [[0, 2], [1]]
-
-
 lengths = st.lists(st.integers(1, 600), min_size=1, max_size=300)
 sizes = st.integers(1, 40)
 numbers = st.integers(0, 2**64)

@@ -20,7 +20,7 @@ EXECUTED = "onednn_verbose,v1,primitive,exec,cpu,matmul,{},undef,src_bf16::block
 
 
 def test_a_request_goes_through_the_environment() -> None:
-    request = ProbeRequest(("10.0.0.1", "10.0.0.2"), (32, 0), measure=True)
+    request = ProbeRequest(["10.0.0.1", "10.0.0.2"], [32, 0], measure=True, ports=[[1], []])
     assert ProbeRequest.read(request.write()) == request
 
 
@@ -105,7 +105,7 @@ def test_runs_at_work_are_found_by_their_environment(tmp_path: Path) -> None:
 
 def test_a_rank_that_cannot_do_it_says_so_and_ends_well(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libgomp.so.1 is missing')")
-    request = ProbeRequest(("127.0.0.1",), (1,), measure=False)
+    request = ProbeRequest(["127.0.0.1"], [1], measure=False, ports=[[]])
     environment = {
         **os.environ, "PMI_RANK": "0", "FTCLUSTER_PROBE_REQUEST": request.write(),
         "PYTHONPATH": os.pathsep.join([str(tmp_path), NODE_PATH]),

@@ -66,20 +66,12 @@ def _check_names(kind: str, extra: dict[str, Any]) -> None:
         )
     parameters = inspect.signature(known[kind]).parameters
     allowed = [name for name in parameters if name not in GIVEN]
-    unknown = [name for name in extra if name not in allowed]
-    missing = [
-        name
-        for name in allowed
-        if parameters[name].default is inspect.Parameter.empty and name not in extra
-    ]
-    what = f"it takes {', '.join(allowed) or 'none'}"
-    if unknown:
+    required = {name for name in allowed if parameters[name].default is inspect.Parameter.empty}
+    wrong = sorted(extra.keys() - set(allowed)) or sorted(required - extra.keys())
+    if wrong:
+        verb, action = ("has no", "remove") if wrong[0] in extra else ("needs", "add")
+        names = ", ".join(wrong)
         raise TrainError(
-            f"the schedule {kind} has no {', '.join(unknown)}; {what}",
-            f"remove {', '.join(unknown)} from training.lr_scheduler_kwargs",
-        )
-    if missing:
-        raise TrainError(
-            f"the schedule {kind} needs {', '.join(missing)}; {what}",
-            f"add it: training.lr_scheduler_kwargs={{{missing[0]}: N}}",
+            f"the schedule {kind} {verb} {names}; it takes {', '.join(allowed) or 'none'}",
+            f"{action} {names} in training.lr_scheduler_kwargs",
         )
