@@ -6,13 +6,11 @@
 from the repository's root, after `ftcluster setup localhost`. DIR has the folders mrpc, squad and
 shakespeare. The engine is this checkout's.
 
-Small models with random weights are trained with several seeds in three ways: by this engine in
-bf16, and with a model of transformers, autocast and torch's AdamW in bf16, and without autocast in
-fp32. With the same seed all three have the same weights, the same batches in the same order, the
-same schedule and the same dropout rate. Each run is a process of its own and appends a line to
-FILE; what is there is not trained again, so that the command can be repeated after an interruption.
-Prints the final training loss and the loss on the validation set, mean and standard deviation over
-the seeds.
+Trains small models from random weights with several seeds: with this engine in bf16, and with
+transformers and torch's AdamW in bf16 (autocast) and in fp32. With the same seed all three have the
+same weights, batches, schedule and dropout rate. Each run is a process and appends a line to FILE; a
+run that is there is not repeated, so the command can be started again. Prints the final training
+loss and the validation loss, mean and standard deviation over the seeds.
 """
 
 import argparse
@@ -53,7 +51,7 @@ Run = dict[str, Any]
 
 
 def main() -> int:
-    """Train what is missing, print the table; returns the exit code."""
+    """Do the missing runs, print the table; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--data", type=Path, required=True)
@@ -98,7 +96,7 @@ def main() -> int:
 
 
 def done(key: Run, path: Path) -> list[Run]:
-    """What the file has of one run, if it is done."""
+    """The line of a run in the file, if it is done."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [run for run in map(json.loads, lines) if run.items() >= key.items()][:1]
 
@@ -113,10 +111,7 @@ def train(prefix: Path, run_dir: Path, options: Run, threads: int) -> Run:
 
 
 def summary(runs: list[Run]) -> dict[str, dict[str, Any]]:
-    """By case and way the values of all seeds with their mean and standard deviation.
-
-    `beside_fp32` are the differences to fp32's run of the same seed.
-    """
+    """The values of all seeds by case and way, with mean, deviation and differences to fp32."""
     found: dict[str, dict[str, Any]] = {}
     for case, way in dict.fromkeys((run["case"], run["way"]) for run in runs):
         own = {run["seed"]: run for run in runs if (run["case"], run["way"]) == (case, way)}

@@ -6,13 +6,12 @@
 from the repository's root, after `ftcluster setup localhost`. DIR has the folders mrpc, squad and
 shakespeare; --encoder is a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
 
-Both train the same model from the same weights on the same tokens, with two threads, each run in a
-process of its own; runs are interleaved, numbers are medians. The stock recipe is Trainer with the
-defaults of run_glue, run_qa and run_clm: padded to the maximum, fused AdamW, bf16. Ours is launched
-with tcmalloc, as the plan does. --ablation also measures ours without each of its gains and with
-each alone, --profile what a step's time goes to and how much of it is serial; --seeds also
-fine-tunes the encoder with both and compares the metrics. With --turns 0 only that is done; two of
-them fit on two cores with --threads 1.
+Both train the same model from the same weights on the same tokens with two threads; each run is a
+process, runs are interleaved, numbers are medians. `stock` is Trainer with the defaults of run_glue,
+run_qa and run_clm: padded to the maximum, fused AdamW, bf16. `ours` runs with tcmalloc, as planned
+runs do. --ablation also measures ours without each optimization and with each alone, --profile the
+time by kind of work and its serial share; --seeds also fine-tunes the encoder with both and compares
+the metrics. --turns 0 leaves out the rest; two of these runs fit on two cores with --threads 1.
 """
 
 import argparse
@@ -44,13 +43,13 @@ OPTIMIZATIONS = (
 
 @dataclass(frozen=True)
 class Case:
-    """One training that is measured.
+    """A training to measure.
 
     Attributes:
         recipe: its name and overrides; {data} and {encoder} are folders.
-        steps: of ours; the stock recipe does fewer, as its steps take longer.
-        stock_steps: of that.
-        shapes: rows, inner size and columns of matrix products of the model, for the limit.
+        steps: of ours.
+        stock_steps: of stock; fewer, because its steps take longer.
+        shapes: rows, inner size and columns of the model's matrix products, for the limit.
     """
 
     recipe: tuple[str, ...]
@@ -75,7 +74,7 @@ CASES = {
         6, 5, ((2048, 768, 768), (2048, 768, 3072), (2048, 768, 50257)),
     ),
 }  # fmt: skip
-# SQuAD's is cut to what two cores can repeat in hours: 2,000 questions, parts of 192 tokens.
+# A part of SQuAD that takes hours on two cores: 2,000 questions, features of 192 tokens.
 TUNED = {
     "mrpc": ("mrpc", "model={encoder}", "data={data}/mrpc"),
     "squad": ("squad", "model={encoder}", "data={data}/squad", "batch_size=16", "max_length=192",
@@ -142,12 +141,12 @@ def write(path: Path | None, results: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Bench:
-    """Starts trainings.
+    """Runs trainings.
 
     Attributes:
-        prefix: of the cluster that was set up.
+        prefix: of the cluster.
         data: the folder with the data.
-        encoder: the folder of the encoder.
+        encoder: its folder.
         threads: of a training.
     """
 
@@ -193,7 +192,7 @@ def run_module(
     options: dict[str, Any],
     environment: dict[str, str],
 ) -> dict[str, Any]:
-    """What a module prints last, run by the Python of the stack that is set up."""
+    """Run a module with the Python of the current stack; the last line that it prints, as JSON."""
     done = subprocess.run(
         [prefix / "current/bin/python", "-m", module, str(run_dir), json.dumps(options)],
         env=environment,
@@ -210,7 +209,7 @@ def run_module(
 def measure(
     bench: Bench, run_dir: Path, case: Case, turns: int, ablation: bool, profile: bool
 ) -> dict[str, dict[str, Any]]:
-    """Each variant `turns` times, one after the other in each turn; its median by name."""
+    """Run each variant `turns` times, interleaved; the medians by name."""
     ours = {"engine": "ours", "leave_out": [], "attention_dropout": True, "steps": case.steps}
     variants: dict[str, dict[str, Any]] = {
         "stock": {"engine": "stock", "steps": case.stock_steps},
@@ -258,7 +257,7 @@ def measure(
 
 
 def compare(bench: Bench, run_dir: Path, seeds: int) -> Iterator[dict[str, dict[str, list[float]]]]:
-    """The metrics of each variant, a value a seed; yields what is known after each seed."""
+    """The metrics of each variant, one value per seed; yields them after each seed."""
     variants: dict[str, dict[str, Any]] = {
         "stock": {"engine": "stock", "pad": "longest"},
         "ours": {"engine": "ours", "leave_out": [], "attention_dropout": True},

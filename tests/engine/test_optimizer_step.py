@@ -178,160 +178,118 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def learn(
-    update: FlatOptimizerStep, model: nn.Module, steps: int = STEPS, parts: int = 1
+    optimizer: FlatOptimizerStep, model: nn.Module, steps: int = STEPS, parts: int = 1
 ) -> list[float]:
+    """The gradients' norm of each step."""
     norms = []
     for tokens in batches(steps):
-        cut = tokens.chunk(parts)
-        for part in cut:
-            update.backward(loss_of(model, part), last=part is cut[-1])
-        norms.append(update.step())
+        micro_batches = tokens.chunk(parts)
+        for part in micro_batches:
+            optimizer.backward(loss_of(model, part), last=part is micro_batches[-1])
+        norms.append(optimizer.step())
     return norms
 
 
-def reference(model: nn.Module, steps: int = STEPS, **settings: Any) -> list[float]:
-    """The same with what torch has for it."""
-    chosen = Training(**settings)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": chosen.weight_decay},
-        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
-    ]
-    betas = (chosen.adam_beta1, chosen.adam_beta2)
-    adamw = torch.optim.AdamW(groups, lr=chosen.learning_rate, betas=betas, eps=chosen.adam_epsilon)
-    norms = []
-    for tokens in batches(steps):
-        adamw.zero_grad()
-        loss_of(model, tokens).backward()
-        for parameter in parameters:
-            # without one AdamW would not decay it, which the ranks of a cluster cannot tell apart
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        norm = nn.utils.clip_grad_norm_(parameters, chosen.max_grad_norm or math.inf)
-        norms.append(float(norm))
-        adamw.step()
-    return norms
-
-
-def check_same(one: nn.Module, other: nn.Module, tolerance: float = 2e-6) -> None:
-    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
-        assert torch.allclose(a, b, rtol=0, atol=tolerance), name
-
-
-def check_types(net: Net, dtype: torch.dtype) -> None:
+def check_dtypes(net: Net, dtype: torch.dtype) -> None:
     """Norms are in fp32, everything else in `dtype`."""
     for name, parameter in net.named_parameters():
         assert parameter.dtype == (torch.float32 if name.startswith("norm.") else dtype), name
 
 
-def test_micro_batches_change_nothing_and_unused_layers_are_decayed(net: Net) -> None:
-    settings = {"learning_rate": 1e-2, "max_grad_norm": 0.1, "weight_decay": 0.5}
-    plain = copy.deepcopy(net)
-    wanted = reference(plain, **settings)
-    optimizer = FlatOptimizerStep(net, Training(**settings), torch.float32, 1)
-    norms = learn(optimizer, net, parts=3)
-    assert norms == pytest.approx(wanted, rel=1e-5)
-    assert min(norms) > 0.2  # clipped
-    check_same(net, plain)
+def twins(net: Net, dtype: torch.dtype) -> tuple[FlatOptimizerStep, Net, FlatOptimizerStep]:
+    """An optimizer of `net`, and a copy with another one; both after two steps."""
+    other = copy.deepcopy(net)
+    one, another = (
+        FlatOptimizerStep(model, Training(learning_rate=1e-2), dtype, 1) for model in (net, other)
+    )
+    assert learn(one, net, steps=2) == learn(another, other, steps=2)
+    return one, other, another
 
 
-def test_a_layer_that_was_used_only_once(net: Net) -> None:
-    """Its gradient of an earlier step is gone."""
-    update = FlatOptimizerStep(net, Training(learning_rate=1e-2), torch.float32, 1)
-    tokens = next(batches())
-    update.backward(loss_of(net, tokens) + net.unused(torch.ones(3)).sum(), last=True)
-    with_it = update.step()
+def test_micro_batches_sum_to_the_batch(net: Net) -> None:
+    settings = Training(learning_rate=1e-2, max_grad_norm=0.1)
+    other = copy.deepcopy(net)
+    whole = learn(FlatOptimizerStep(net, settings, torch.float32, 1), net)
+    parts = learn(FlatOptimizerStep(other, settings, torch.float32, 1), other, parts=3)
+    assert parts == pytest.approx(whole, rel=1e-5)
+    for (name, one), another in zip(net.named_parameters(), other.parameters(), strict=True):
+        assert torch.allclose(one, another, rtol=0, atol=2e-6), name
+
+
+def test_parameters_without_a_gradient_are_decayed(net: Net) -> None:
+    """Also after a step in which they had one; Adam's mean of that goes on moving them."""
+    rate, decay = 1e-2, 0.5
+    settings = Training(learning_rate=rate, weight_decay=decay)
+    optimizer = FlatOptimizerStep(net, settings, torch.float32, 1)
+    before = net.unused.weight.detach().clone()
+    learn(optimizer, net)
     weight = net.unused.weight.detach().clone()
+    assert torch.allclose(weight, before * (1 - rate * decay) ** STEPS, atol=1e-7)
+    optimizer.backward(net.unused(torch.ones(3)).sum(), last=True)
+    assert optimizer.step() > 0
     for _ in range(2):
-        update.backward(net.words.weight.sum() * 0.0, last=True)
-        assert update.step() == 0.0
-    assert with_it > 0
-    # Adam's mean goes on moving it, the less the longer ago
-    assert not torch.equal(net.unused.weight, weight)
+        optimizer.backward(net.words.weight.sum() * 0.0, last=True)
+        assert optimizer.step() == 0.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_frozen_and_tied_weights(net: Net, dtype: torch.dtype) -> None:
     before = copy.deepcopy(net)
-    update = FlatOptimizerStep(net, Training(learning_rate=1e-2), dtype, 1)
-    check_types(net, dtype)
-    learn(update, net)
-    update.detach()
+    optimizer = FlatOptimizerStep(net, Training(learning_rate=1e-2), dtype, 1)
+    check_dtypes(net, dtype)
+    learn(optimizer, net)
+    optimizer.detach()
     assert torch.equal(net.frozen.weight, before.frozen.weight)
     assert torch.equal(net.frozen.bias, before.frozen.bias)
     assert net.head.weight is net.words.weight
     assert not torch.equal(net.head.weight, before.head.weight)
 
 
-def test_an_embedding_gives_what_was_learned(net: Net) -> None:
-    """Not what is rounded to bf16, which the layer that is tied to it computes with."""
+def test_embeddings_read_the_master_weights(net: Net) -> None:
+    """The layer that is tied to an embedding uses their copy in bf16."""
     tokens = torch.tensor([[1, 2, 1]])
-    wanted = net.words.weight.detach()[tokens]
-    update = FlatOptimizerStep(net, Training(), torch.bfloat16, 1)
-    with FunctionOverrides():
-        assert torch.equal(net.words(tokens), wanted)
-    learn(update, net)
-    with FunctionOverrides():
-        found = net.words(tokens).detach()
-    update.detach()
-    assert torch.equal(found, net.words.weight[tokens])
-    assert not torch.equal(found, wanted)
-
-
-def test_attaching_or_detaching_twice_changes_nothing(net: Net) -> None:
+    before = net.words.weight.detach()[tokens]
     optimizer = FlatOptimizerStep(net, Training(), torch.bfloat16, 1)
-    optimizer.attach()
-    check_types(net, torch.bfloat16)
+    with FunctionOverrides():
+        assert torch.equal(net.words(tokens), before)
+        learn(optimizer, net)
+        after = net.words(tokens).detach()
     optimizer.detach()
-    places = [p.data_ptr() for p in net.parameters()]
-    optimizer.detach()
-    assert [p.data_ptr() for p in net.parameters()] == places
-    optimizer.attach()
-    check_types(net, torch.bfloat16)
+    assert torch.equal(after, net.words.weight[tokens])
+    assert not torch.equal(after, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_detach_and_attach(net: Net, dtype: torch.dtype) -> None:
-    """A model that was given away and taken back goes on as if it had not been."""
-    other = copy.deepcopy(net)
-    settings = Training(learning_rate=1e-2)
-    update, undisturbed = (FlatOptimizerStep(n, settings, dtype, 1) for n in (net, other))
-    learn(update, net, steps=2)
-    learn(undisturbed, other, steps=2)
-    digest = update.digest()
-    assert update.detach() is net
+def test_detach_and_attach_do_not_change_the_training(net: Net, dtype: torch.dtype) -> None:
+    """However often each is called."""
+    optimizer, other, undisturbed = twins(net, dtype)
+    digest = optimizer.digest()
+    for _ in range(2):
+        assert optimizer.detach() is net
     assert {p.dtype for p in net.parameters()} == {torch.float32}
     storages = [p.untyped_storage() for p in net.parameters()]
     assert len({s.data_ptr() for s in storages}) == len(storages)
     for parameter, storage in zip(net.parameters(), storages, strict=True):
         assert storage.nbytes() == parameter.numel() * 4
-    with torch.no_grad():
-        for parameter in net.parameters():
-            if parameter.requires_grad:
-                parameter.fill_(7.0)  # what is done to it meanwhile is not learned from
-    assert update.digest() == digest
-    update.attach()
-    check_types(net, dtype)
-    learn(update, net)
-    learn(undisturbed, other)
-    assert update.digest() == undisturbed.digest() != digest
+        if parameter.requires_grad:
+            parameter.data.fill_(7.0)  # has no effect on the master weights
+    assert optimizer.digest() == digest
+    for _ in range(2):
+        optimizer.attach()
+    check_dtypes(net, dtype)
+    assert learn(optimizer, net) == learn(undisturbed, other)
+    assert optimizer.digest() == undisturbed.digest() != digest
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_is_learned_from_what_is_no_number(
+def test_a_loss_that_is_not_finite_changes_nothing(
     net: Net, bad: float, dtype: torch.dtype
 ) -> None:
-    other = copy.deepcopy(net)
-    settings = Training(learning_rate=1e-2)
-    update, undisturbed = (FlatOptimizerStep(n, settings, dtype, 1) for n in (net, other))
-    for one, model in ((update, net), (undisturbed, other)):
-        learn(one, model, steps=2)
-    before = update.digest()
-    tokens = next(batches())
-    update.backward(loss_of(net, tokens) * bad, last=True)
-    assert not math.isfinite(update.step())
-    assert update.digest() == before
-    learn(update, net)
-    learn(undisturbed, other)
-    assert update.digest() == undisturbed.digest()
+    optimizer, other, undisturbed = twins(net, dtype)
+    before = optimizer.digest()
+    optimizer.backward(loss_of(net, next(batches())) * bad, last=True)
+    assert not math.isfinite(optimizer.step())
+    assert optimizer.digest() == before
+    assert learn(optimizer, net) == learn(undisturbed, other)
+    assert optimizer.digest() == undisturbed.digest()
