@@ -1,12 +1,11 @@
 # Apache-2.0 (see LICENSE)
-"""Looks whether all is there already, which takes a third of the time of the module."""
+"""Compares the head's SSH files with what is wanted before the module runs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import (
     KEY,
     RECORD,
@@ -14,26 +13,18 @@ from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import (
     texts_of,
     wrong_words,
 )
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import TOLD, look
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import (
+    TOLD,
+    ModuleUnlessSettled,
+    look,
+)
 
-MODULE = "ftcluster.cluster.mesh_head"
 
+class ActionModule(ModuleUnlessSettled):
+    """See plugins/modules/mesh_head.py."""
 
-class ActionModule(ActionBase):
-    """Runs the module where something may be to do; see plugins/modules/mesh_head.py."""
-
-    _requires_connection = True
-
-    def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        try:
-            same = self._look(self._task.args)
-        except (KeyError, TypeError, AttributeError, ValueError):
-            same = None  # arguments, or a record, that the module refuses in words or mends
-        return same or self._execute_module(MODULE, task_vars=task_vars)
-
-    def _look(self, arguments):
-        """The result where certainly nothing is to do."""
+    def settled(self, arguments):
+        """The key and the address, if all files are as they should be."""
         folder = arguments["folder"].rstrip("/")
         keys = [f"{folder}/{KEY}", f"{folder}/{KEY}.pub"]
         names = ("known_hosts", "ssh_config", RECORD)

@@ -1,8 +1,8 @@
 # Apache-2.0 (see LICENSE)
-"""What is at paths of a host, asked in one shell command: a third of the time of a module.
+"""What is at paths of a host, read by one shell command in a third of the time of a module.
 
-For tasks that mostly find nothing to do. They leave to their module whatever is not plain: a link,
-a folder that somebody else may change, a path with odd characters, a shell that does not answer.
+For tasks that usually have nothing to do. Whatever is unusual they leave to their module: a link, a
+folder that other users may change, a path with odd characters, a shell without an answer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import TELL, answers
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute
 
@@ -40,13 +41,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Look:
-    """What a host said.
+    """The answers of a host.
 
     Attributes:
-        user: whom the task runs as.
-        places: what is at the paths that were asked for, and at those above them.
-        sha256: of the files that were asked for.
-        said: answers to further questions, lists by key.
+        user: the user that the task runs as.
+        places: what is at the paths and at the folders above them.
+        sha256: of the files.
+        said: what the further commands told, lists by key.
     """
 
     user: str
@@ -55,11 +56,11 @@ class Look:
     said: dict[str, list[str]] = field(default_factory=dict)
 
     def has_text(self, path, text):
-        """Whether a file that was asked for has this text."""
+        """Whether a file has this text."""
         return self.sha256.get(path) == hashlib.sha256(text.encode()).hexdigest()
 
     def is_guarded(self, path, *owners):
-        """Whether nobody but root, the task's user and these owners can exchange what is there."""
+        """Whether only root, the task's user and these owners can exchange what is at a path."""
         return all(
             place is not None
             and place.kind == "directory"
@@ -67,6 +68,24 @@ class Look:
             and (not place.mode & WRITABLE or bool(place.mode & STICKY))
             for place in map(self.places.get, above(path))
         )
+
+
+class ModuleUnlessSettled(ActionBase):
+    """Runs the module of the task's name unless a look shows that there is nothing to do."""
+
+    _requires_connection = True
+
+    def run(self, tmp=None, task_vars=None):  # noqa: D102
+        super().run(tmp, task_vars)
+        try:
+            result = self.settled(self._task.args)
+        except (KeyError, TypeError, AttributeError, ValueError):
+            result = None  # invalid arguments, or a damaged file: the module reports or repairs it
+        return result or self._execute_module(self._task.action, task_vars=task_vars)
+
+    def settled(self, arguments):
+        """The module's result if there certainly is nothing to do, else None."""
+        raise NotImplementedError
 
 
 def above(path):
@@ -79,12 +98,12 @@ def above(path):
 
 
 def look(action, paths, files=(), more=""):
-    """Ask a host; None where it cannot be asked in this way.
+    """Look at a host; None if the paths are too odd or the shell does not answer.
 
     Args:
         action: the action plugin of the task.
-        paths: what is there is told, and what is above.
-        files: whose contents are told as well, by their hash.
+        paths: where to look, including all folders above.
+        files: files to hash.
         more: further commands, which may use `tell KEY VALUE`.
     """
     if not all(PLAIN_PATH.fullmatch(path) for path in (*paths, *files)):
