@@ -8,7 +8,9 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
+from packaging.utils import canonicalize_name
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import BOOT_ID
 from ansible_collections.ftcluster.cluster.plugins.modules.environment import marker as marker_of
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target

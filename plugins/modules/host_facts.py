@@ -67,46 +67,28 @@ facts:
     machine: {description: The architecture., type: str, sample: x86_64}
     kernel: {description: The kernel's release., type: str, sample: 6.1.0-18-amd64}
     os:
-      description: The system's name for people.
-      type: str
-      sample: Debian GNU/Linux 12 (bookworm)
+      {description: The system's name for people.,
+       type: str, sample: Debian GNU/Linux 12 (bookworm)}
     os_id: {description: The system's short name., type: str, sample: debian}
     os_version: {description: The system's version., type: str, sample: "12"}
     os_like:
-      description: Short names of the systems it descends from, with spaces.
-      type: str
-      sample: rhel centos fedora
+      {description: "Short names of the systems it descends from, with spaces.",
+       type: str, sample: rhel centos fedora}
     libc: {description: The C library and its version., type: str, sample: glibc 2.36}
     machine_id:
-      description: C(/etc/machine-id).
-      type: str
-      sample: 4f7d1c0b2a9e4c55b6f3d8a07e91c2d4
+      {description: C(/etc/machine-id)., type: str, sample: 4f7d1c0b2a9e4c55b6f3d8a07e91c2d4}
     cpu_model:
-      description: The CPU's own name.
-      type: str
-      sample: Intel(R) Xeon(R) Platinum 8488C
+      {description: The CPU's own name., type: str, sample: Intel(R) Xeon(R) Platinum 8488C}
     cpu_flags:
-      description: Those flags of C(/proc/cpuinfo) that matter for training.
-      type: list
-      elements: str
-      sample: [avx512_vnni, avx512_bf16, amx_tile, amx_bf16]
+      {description: Those flags of C(/proc/cpuinfo) that matter for training.,
+       type: list, elements: str, sample: [avx512_vnni, avx512_bf16, amx_tile, amx_bf16]}
     cpu_vendor: {description: The CPU's maker., type: str, sample: GenuineIntel}
-    cpu_family:
-      description: The CPU's family, 0 where unknown.
-      type: int
-      sample: 6
-    cpu_model_number:
-      description: The CPU's model, 0 where unknown.
-      type: int
-      sample: 143
-    cpu_stepping:
-      description: The CPU's stepping, 0 where unknown.
-      type: int
-      sample: 8
+    cpu_family: {description: "The CPU's family, 0 where unknown.", type: int, sample: 6}
+    cpu_model_number: {description: "The CPU's model, 0 where unknown.", type: int, sample: 143}
+    cpu_stepping: {description: "The CPU's stepping, 0 where unknown.", type: int, sample: 8}
     cpu_generation:
-      description: The generation of an Intel server CPU, or C(other).
-      type: str
-      sample: Sapphire Rapids
+      {description: "The generation of an Intel server CPU, or C(other).",
+       type: str, sample: Sapphire Rapids}
     amx:
       description:
         - C(usable), C(absent) without the flag amx_tile, or C(refused) where the CPU has AMX and
@@ -115,9 +97,8 @@ facts:
       sample: usable
     threads: {description: Hardware threads this host may use., type: int, sample: 64}
     cores:
-      description: Physical cores this host may use, within its CPU set and cgroup quota.
-      type: int
-      sample: 32
+      {description: "Physical cores this host may use, within its CPU set and cgroup quota.",
+       type: int, sample: 32}
     cpu_quota:
       description:
         - CPUs' worth of time that the cgroup's quota allows, which may be less than one; none
@@ -126,9 +107,7 @@ facts:
       sample: 0.5
     sockets: {description: CPU packages with at least one usable thread., type: int, sample: 1}
     rank_user_exists:
-      description: Whether the account O(rank_user) is there.
-      type: bool
-      sample: true
+      {description: Whether the account O(rank_user) is there., type: bool, sample: true}
     numa_nodes: {description: NUMA nodes with at least one usable core., type: int, sample: 1}
     numa:
       description:
@@ -151,13 +130,11 @@ facts:
         hbm: {description: Whether it is high-bandwidth memory., type: bool}
     memory_bytes: {description: Memory this host may use., type: int, sample: 268435456000}
     thp:
-      description: Transparent huge pages, C(always), C(madvise) or C(never).
-      type: str
-      sample: madvise
+      {description: "Transparent huge pages, C(always), C(madvise) or C(never).",
+       type: str, sample: madvise}
     thp_read_only:
-      description: Whether nobody on the host can set them, as in a container.
-      type: bool
-      sample: false
+      {description: "Whether nobody on the host can set them, as in a container.",
+       type: bool, sample: false}
     nics:
       description:
         - The network interfaces but loopback, each with its IPv4 and global IPv6 addresses. The
@@ -172,22 +149,16 @@ facts:
         speed_mbits: {description: The link's speed in Mbit/s., type: int}
         mtu: {description: Bytes of its largest packet., type: int}
     network_address:
-      description: The address that other hosts reach it by.
-      type: str
-      sample: 10.0.0.13
+      {description: The address that other hosts reach it by., type: str, sample: 10.0.0.13}
     network_interface:
-      description: The interface that has this address; empty where none has.
-      type: str
-      sample: eth0
+      {description: The interface that has this address; empty where none has.,
+       type: str, sample: eth0}
     network_why:
-      description: Why this address, in a few words.
-      type: str
-      sample: the inventory's address, on eth0
+      {description: "Why this address, in a few words.",
+       type: str, sample: "the inventory's address, on eth0"}
     prefix: {description: The folder that the cluster lives in., type: str, sample: /opt/ftcluster}
     prefix_writable:
-      description: Whether this folder can be made and filled.
-      type: bool
-      sample: true
+      {description: Whether this folder can be made and filled., type: bool, sample: true}
     prefix_refused:
       description: Why root must not install there, and what to do; none where it may.
       type: dict
@@ -197,18 +168,13 @@ facts:
         hint: {description: What to do., type: str}
     has_stack: {description: Whether a stack is there already., type: bool, sample: false}
     current:
-      description: The folder of the stack that is in use, or an empty string.
-      type: str
-      sample: native-1b2c3d4e5f60
+      {description: "The folder of the stack that is in use, or an empty string.",
+       type: str, sample: native-1b2c3d4e5f60}
     stacks:
-      description: The folders of the stacks that were installed to their end.
-      type: list
-      elements: str
-      sample: [native-1b2c3d4e5f60]
+      {description: The folders of the stacks that were installed to their end.,
+       type: list, elements: str, sample: [native-1b2c3d4e5f60]}
     free_bytes:
-      description: Free space on the file system of the folder.
-      type: int
-      sample: 80000000000
+      {description: Free space on the file system of the folder., type: int, sample: 80000000000}
     python: {description: Version of the Python that ran this., type: str, sample: 3.11.2}
     pythons:
       description: Version and path of every Python on the search path, the one that ran this first.
@@ -221,13 +187,11 @@ facts:
     user: {description: The user that ran this., type: str, sample: ops}
     is_root: {description: Whether that was root., type: bool, sample: false}
     tcmalloc:
-      description: Path of the tcmalloc library.
-      type: str
-      sample: /usr/lib/x86_64-linux-gnu/libtcmalloc.so.4
+      {description: Path of the tcmalloc library.,
+       type: str, sample: /usr/lib/x86_64-linux-gnu/libtcmalloc.so.4}
     openmp:
-      description: Path of Intel's OpenMP library, of the stack in use or the host's own.
-      type: str
-      sample: /opt/ftcluster/current/lib/libiomp5.so
+      {description: "Path of Intel's OpenMP library, of the stack in use or the host's own.",
+       type: str, sample: /opt/ftcluster/current/lib/libiomp5.so}
     local_ports:
       description:
         - The TCP ports that the kernel gives to programs that ask for any, ranges of
@@ -246,13 +210,11 @@ facts:
         port: {description: The port., type: int}
         user: {description: The account., type: str}
     clock_offset_seconds:
-      description: The host's clock minus the control node's; none where it could not be measured.
-      type: float
-      sample: -0.004
+      {description: The host's clock minus the control node's; none where it could not be measured.,
+       type: float, sample: -0.004}
     clock_error_seconds:
-      description: How far off the measurement can be, half of its round trip; none as above.
-      type: float
-      sample: 0.011
+      {description: "How far off the measurement can be, half of its round trip; none as above.",
+       type: float, sample: 0.011}
 """
 
 import os
@@ -272,14 +234,27 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
     find_ssh_connection,
     interfaces,
 )
-from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import (
-    number_list,
-    ranges,
+from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import (
+    cpu_quota,
+    memory_bytes,
+    number,
+    read,
+    topology,
+    whole_cores,
 )
 from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import listeners, local_ports
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import (
+    cpu_quota,
+    memory_bytes,
+    number,
+    read,
+    topology,
+    whole_cores,
+)
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     RefusedPath,
-    opened_parent,
+    opened_parent, user_name    user_name,
 )
 
 # what oneDNN chooses its kernels by, names as in /proc/cpuinfo
@@ -287,7 +262,6 @@ FLAGS = (
     "avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "avx_vnni", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
 )  # fmt: skip
-NODES = "/sys/devices/system/node"
 MINORS = range(8, 16)  # Python 3.8 is the oldest that Ansible runs with on a host
 # with the profiler or without it; where the distributions' packages put them
 TCMALLOC = ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
@@ -300,151 +274,6 @@ LIBRARY_FOLDERS = (
     "/usr/lib",
     "/usr/local/lib",
 )
-
-
-def read(path):
-    """The text of a file, or an empty string where it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def cgroup_folders(controller, read_file=read):
-    """The folders of this process's cgroups, from its own up to the root, of both versions.
-
-    Of version 1 only those of one controller.
-    """
-    for line in read_file("/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        mount = "/sys/fs/cgroup" + (f"/{controller}" if controllers else "")
-        folder = Path(mount + path.rstrip("/"))
-        while str(folder).startswith(mount):
-            yield folder
-            folder = folder.parent
-
-
-def cpu_quota(read_file=read):
-    """CPUs' worth of time that the cgroup's quota allows, or None without a quota."""
-    limits = []
-    for folder in cgroup_folders("cpu", read_file):
-        quota, _, period = read_file(folder / "cpu.max").strip().partition(" ")
-        if not quota:  # version 1
-            quota = read_file(folder / "cpu.cfs_quota_us").strip()
-            period = read_file(folder / "cpu.cfs_period_us")
-        if quota.isdigit():
-            limits.append(int(quota) / int(period or 100000))
-    return min(limits) if limits else None
-
-
-def whole_cores(quota):
-    """The cores that a quota is planned as, at least one."""
-    return max(1, int(quota))
-
-
-def memory_allowed(read_file=read):
-    """The NUMA nodes whose memory this process may use, or None where that is not told."""
-    for line in read_file("/proc/self/status").splitlines():
-        if line.startswith("Mems_allowed_list:"):
-            return number_list(line.partition(":")[2])
-    return None
-
-
-def node_memory(node, read_file=read):
-    """The memory of a NUMA node in bytes."""
-    for line in read_file(f"{NODES}/node{node}/meminfo").splitlines():
-        if " MemTotal:" in line:
-            return int(line.split()[-2]) * 1024
-    return 0
-
-
-def nearest(node, online, candidates, read_file=read):
-    """The one of the candidates that is nearest to a NUMA node, or None without candidates."""
-    distances = read_file(f"{NODES}/node{node}/distance").split()
-    far = {other: int(distance) for other, distance in zip(online, distances)}  # noqa: B905
-    return min(candidates, key=lambda other: (far.get(other, 0), other), default=None)
-
-
-def is_hbm(node, near, cpu_model, read_file=read):
-    """Whether a node of memory only is faster than that of the cores, and not CXL or persistent.
-
-    The firmware tells the bandwidth of both, or else the CPU's name what it has.
-    """
-    own, other = (
-        number(read_file(f"{NODES}/node{one}/access0/initiators/read_bandwidth").strip())
-        for one in (node, near)
-    )
-    return own > other if own and other else " Max " in cpu_model
-
-
-def topology(allowed, memory, cpu_model="", read_file=read):
-    """What a set of CPUs allows: sockets, physical cores, NUMA nodes with cores and memory.
-
-    Takes the memory of the whole host in bytes and the CPU's name.
-    """
-    packages = set()
-    core_of = {}
-    for cpu in allowed:
-        base = f"/sys/devices/system/cpu/cpu{cpu}/topology"
-        packages.add(read_file(f"{base}/physical_package_id").strip())
-        core_of[cpu] = read_file(f"{base}/thread_siblings_list").strip() or str(cpu)
-    first = {}
-    for cpu in sorted(allowed):
-        first.setdefault(core_of[cpu], cpu)
-    mems = memory_allowed(read_file)
-    online = sorted(number_list(read_file(f"{NODES}/online")))
-    nodes = []
-    for node in online:
-        cpus = number_list(read_file(f"{NODES}/node{node}/cpulist"))
-        here = {first[core_of[cpu]] for cpu in cpus & allowed}
-        size = node_memory(node, read_file)
-        if here or (not cpus and size and (mems is None or node in mems)):
-            nodes.append(
-                {
-                    "node": node,
-                    "cores": len(here),
-                    "cpus": ",".join(ranges(here)),
-                    "memory_bytes": size,
-                    "near": None,
-                    "hbm": False,
-                }
-            )
-    with_cores = [node["node"] for node in nodes if node["cores"]]
-    for node in nodes:
-        if not node["cores"]:
-            node["near"] = nearest(node["node"], online, with_cores, read_file)
-            node["hbm"] = is_hbm(node["node"], node["near"], cpu_model, read_file)
-    cores = len(first)  # not the nodes' sum: emulated nodes share their cores
-    if not with_cores:
-        # a kernel without NUMA, or a container without /sys
-        cpus = ",".join(ranges(first.values()))
-        nodes = [
-            {
-                "node": 0,
-                "cores": cores,
-                "cpus": cpus,
-                "memory_bytes": memory,
-                "near": None,
-                "hbm": False,
-            }
-        ]
-    if len(online) == 1:
-        # its own count has been seen without the memory that a hypervisor added later
-        nodes[0]["memory_bytes"] = memory
-    return len(packages), cores, nodes
-
-
-def memory_bytes(read_file=read):
-    """Memory of the machine, or less where a cgroup limits it."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for folder in cgroup_folders("memory", read_file):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            limit = read_file(folder / name).strip()
-            if limit.isdigit():
-                total = min(total, int(limit))
-    return total
 
 
 def exists(path):
@@ -515,19 +344,6 @@ def libc():
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (OSError, ValueError):
         return " ".join(platform.libc_ver()).strip()
-
-
-def user_name(number):
-    """The name of a user, or the number where it has none."""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
-
-
-def number(text):
-    """A whole number, or 0 where the text is none."""
-    return int(text) if text.isdigit() else 0
 
 
 def cpu_facts(cpuinfo):

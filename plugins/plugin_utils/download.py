@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from email.parser import HeaderParser
 from pathlib import Path
 
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import (
-    linux_environment,
-)
+from packaging.utils import canonicalize_name
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import linux_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 

@@ -12,6 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
     DownloadError,
     Pip,
