@@ -254,7 +254,8 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import
 )
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     RefusedPath,
-    opened_parent, user_name    user_name,
+    opened_parent,
+    user_name,
 )
 
 # what oneDNN chooses its kernels by, names as in /proc/cpuinfo

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from scripts import role_docs
-from scripts.role_docs import markdown, plain, readme, table_row
+from scripts.role_docs import markdown, readme, table_row
 
 SPECS: dict[str, Any] = {
     "main": {
@@ -28,7 +28,7 @@ SPECS: dict[str, Any] = {
             "thing_python": {"description": "What makes it."},
         },
     },
-    "remove": {"short_description": "Removes it", "options": {}},
+    "remove": {"short_description": "Removes it"},
 }
 META = {
     "galaxy_info": {
@@ -43,25 +43,20 @@ EXAMPLE = "- name: Make it\n  hosts: all # of them"
 
 
 def text_of(**entries: Any) -> str:
-    return readme("thing", {"argument_specs": entries}, META, dict.fromkeys(entries, EXAMPLE))
+    return readme("thing", entries, META, dict.fromkeys(entries, EXAMPLE))
 
 
 @pytest.mark.parametrize(
     ("ansible", "wanted"),
     [
-        ("C(a) V(b) O(c=1) M(ns.col.m) P(ns.col.r#role)", "`a` `b` `c=1` `ns.col.m` `ns.col.r`"),
+        ("C(a) V(b) O(c=1) E(d) M(ns.col.m)", "`a` `b` `c=1` `d` `ns.col.m`"),
         ("C(<prefix>/x) under <prefix>", r"`<prefix>/x` under \<prefix>"),
-        (r"V(f(\)\\) C(\d)", r"`f()\` `\d`"),
-        ("C(a`b)", "`` a`b ``"),
+        ("P(ns.col.name#filter) C(a`b)", "`ns.col.name` `` a`b ``"),
         ("2*3 in a_b of _c MAC(x)", r"2\*3 in a_b of \_c MAC(x)"),
     ],
 )
 def test_markup_becomes_markdown(ansible: str, wanted: str) -> None:
     assert markdown(ansible) == wanted
-
-
-def test_names_and_comments_have_no_markup() -> None:
-    assert plain("Puts C(a, b) into P(ns.col.r#role), <x>") == "Puts a, b into ns.col.r, <x>"
 
 
 def test_pipes_and_line_ends_stay_in_their_cell() -> None:
@@ -86,9 +81,9 @@ def test_the_example_is_shown_as_it_is() -> None:
     assert text_of(**SPECS).endswith(f"## Example\n\n```yaml\n{EXAMPLE}\n```\n")
 
 
-def test_without_one_the_plainest_playbook_is_shown() -> None:
-    entries = {name: {"short_description": name, "options": {}} for name in ("main", "remove")}
-    text = readme("thing", {"argument_specs": entries}, META, {})
+def test_without_one_the_shortest_playbook_is_generated() -> None:
+    entries = {name: {"short_description": f"C({name})"} for name in ("main", "remove")}
+    text = readme("thing", entries, META, {})
     remove, main = (yaml.safe_load(part.split("```")[0]) for part in text.split("```yaml\n")[1:])
     everywhere = {"hosts": "all", "gather_facts": False}
     role = "ftcluster.cluster.thing"
@@ -101,15 +96,16 @@ def test_without_one_the_plainest_playbook_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("examples", "said"),
+    ("specs", "examples", "said"),
     [
-        ({}, "main needs thing_path, so write examples/main.yml"),
-        ({"main": EXAMPLE, "undo": EXAMPLE}, "examples/undo.yml: there is no entry point undo"),
+        (SPECS, {}, "main needs thing_path, so write examples/main.yml"),
+        (SPECS, {"main": EXAMPLE, "undo": EXAMPLE}, "examples/undo.yml: there is no entry point"),
+        ({"main": {"short_description": "s", "options": {"x": {}}}}, {}, "x has no description"),
     ],
 )
-def test_examples_that_are_missing_or_left_over(examples: dict[str, str], said: str) -> None:
+def test_incomplete_metadata(specs: Any, examples: dict[str, str], said: str) -> None:
     with pytest.raises(role_docs.SpecError, match=said):
-        readme("thing", {"argument_specs": SPECS}, META, examples)
+        readme("thing", specs, META, examples)
 
 
 def test_other_entry_points_say_how_to_call_them() -> None:
@@ -147,10 +143,8 @@ def test_a_check_writes_nothing_and_names_all(
     (roles / "old/README.md").write_text(written)
     assert role_docs.main(["--check"], roles) == 1
     assert capsys.readouterr().err.splitlines() == [
-        *(
-            f"error: roles/{role}/README.md is not up to date; run scripts/role-docs"
-            for role in ("old", "one", "two")
-        ),
+        f"error: roles/{role}/README.md is not up to date; run scripts/role-docs"
+        for role in ("old", "one", "two")
     ]
     assert not (roles / "two/README.md").exists()
     assert role_docs.main([], roles) == 0
@@ -167,8 +161,8 @@ def test_a_readme_by_hand_is_left_alone(roles: Path, capsys: pytest.CaptureFixtu
 
 def test_errors_name_file_and_place(roles: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (roles / "one/meta/argument_specs.yml").write_text("argument_specs:\n  main: [\n")
-    (roles / "two/examples/main.yml").unlink()
+    (roles / "two/meta/argument_specs.yml").write_text("argument_specs: {main: {options: {x: }}}\n")
     assert role_docs.main(["--check"], roles) == 1
     one, two = capsys.readouterr().err.splitlines()
     assert one.startswith("error: roles/one/meta/argument_specs.yml:3: ")
-    assert two.startswith("error: roles/two/meta/argument_specs.yml: main needs thing_path")
+    assert two == "error: roles/two/meta/argument_specs.yml: main has no short_description"
