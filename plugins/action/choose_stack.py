@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
     BundleError,
@@ -29,7 +28,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 
 
 class ActionModule(ActionBase):
-    """Reads the files and tells the choice."""
+    """See plugins/modules/choose_stack.py."""
 
     _VALID_ARGS = frozenset(
         ("folder", "name", "bundle", "allow_yanked", "allow_unverified", "cache", "hosts")
@@ -54,7 +53,7 @@ class ActionModule(ActionBase):
             if bundle:
                 hold(bundle, arguments["bundle"], wanted)
         except (BundleError, ChoiceError, StacksError) as error:
-            raise AnsibleActionFail(str(error)) from None  # Ansible would say it twice
+            raise AnsibleActionFail(str(error)) from None  # Ansible would print it twice
         needed = bundle.house.host_bytes if bundle else wanted.host_bytes
         path = f"{choice.stack}-{wanted.digest}"
         for host, facts in hosts.items():

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Downloads wheels once, sends them to the host and has them installed; see the module."""
+"""Downloads wheels once, sends them to the host and installs them with the module."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
-from packaging.utils import canonicalize_name
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import BOOT_ID
 from ansible_collections.ftcluster.cluster.plugins.modules.environment import marker as marker_of
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
@@ -31,7 +29,7 @@ MODULE = "ftcluster.cluster.environment"
 
 
 class ActionModule(ActionBase):
-    """Asks the host, and does nothing where it has what it should have."""
+    """See plugins/modules/environment.py."""
 
     _VALID_ARGS = frozenset(
         (
@@ -62,7 +60,7 @@ class ActionModule(ActionBase):
         else:
             files, notices = [Path(path) for path in arguments["wheels"]], []
             sha256 = {path.name: sha256_of(path) for path in files}
-        # its own: what is left of a control node that was killed may still be at work
+        # a folder of its own: another control node, though killed, may still be writing
         staging = f"{arguments['path'].rstrip('/')}.staging-{secrets.token_hex(4)}"
         push_files(self, [(path, path.name) for path in files], staging)
         installed = self._execute_module(
@@ -73,7 +71,7 @@ class ActionModule(ActionBase):
         return {**installed, "notices": notices}
 
     def _is_whole(self, arguments, digest):
-        """Whether it certainly is: since the host's last boot, where nobody else may write."""
+        """Whether it is finished since the last boot, in a folder that no other user can change."""
         marker = str(marker_of(Path(arguments["path"]), arguments.get("layer") or ""))
         told = f'tell marker "$(cat {marker})"; tell boot "$(cat {BOOT_ID})"'
         found = look(self, [marker], more=told)
@@ -101,7 +99,7 @@ def _wheels(wanted, arguments, state):
         house = _house(wanted, arguments, state)
         verify(house, wanted, state["python_version"])
     except (WheelhouseError, ValueError) as error:
-        raise AnsibleActionFail(str(error)) from None  # Ansible would say it twice
+        raise AnsibleActionFail(str(error)) from None  # Ansible would print it twice
     return house
 
 
@@ -112,7 +110,7 @@ def _house(wanted, arguments, state):
             raise AnsibleActionFail(f"{arguments['wheelhouse']} is not whole; run setup again")
         return house
     if not state["glibc"]:
-        raise AnsibleActionFail("the host's C library is not glibc, which the wheels need")
+        raise AnsibleActionFail("the host's C library is not glibc, which the wheels require")
     indexes = arguments.get("indexes") or {}
     sources = Sources(
         arguments.get("index_url") or "",
@@ -125,7 +123,7 @@ def _house(wanted, arguments, state):
 
 
 def _check_space(house, path, free):
-    """Exactly, now that the wheels are known, and before anything is written there."""
+    """Check the exact size before anything is written."""
     if free < house.host_bytes:
         raise AnsibleActionFail(
             f"{free / 1e9:.1f} GB free at {path}, {house.host_bytes / 1e9:.1f} GB are needed; free "
@@ -134,5 +132,5 @@ def _check_space(house, path, free):
 
 
 def _layer_digest(arguments):
-    """What the marker of a finished layer says."""
+    """The contents of a finished layer's marker."""
     return "-".join(sha256_of(Path(path)) for path in arguments["wheels"])

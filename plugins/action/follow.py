@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Copies a growing file of a host to the control node while it grows, over Ansible's connection."""
+"""Copies the events of a run to the control node while they are written."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL
 
-# A run whose supervisor is gone without an `end` event is given this long: the event may just
-# have been written between two polls.
+# after the supervisor is gone: its `end` event may have been written between two polls
 LAST_WORDS_SECONDS = 2.0
 
 
 class ActionModule(ActionBase):
-    """Follows the events of a run until its end; see plugins/modules/follow.py."""
+    """See plugins/modules/follow.py."""
 
     _VALID_ARGS = frozenset(("run_dir", "destination", "poll_seconds"))
     _requires_connection = True
@@ -49,7 +48,7 @@ class ActionModule(ActionBase):
             time.sleep(pause)
 
     def _poll(self, run_dir, offset):
-        """Whether the supervisor lives, and what the events file has from `offset` bytes on."""
+        """Whether the supervisor is alive, and the events file from `offset` on."""
         folder = shlex.quote(run_dir)
         command = (
             f"{TELL}; cd {folder} && "
@@ -57,24 +56,24 @@ class ActionModule(ActionBase):
             f"tail -c +{offset + 1} events.jsonl 2>/dev/null"
         )
         answer = self._execute(command)
-        # what a login script prints comes before
+        # after the output of login scripts
         state, _, text = answer["stdout"].partition(MARK)[2].partition("\n")
         return state.strip() == "alive", text
 
     def _execute(self, command):
-        # with input, Ansible takes no terminal, which would end each line with a carriage return
+        # with input, Ansible uses no terminal, which would add carriage returns
         return self._low_level_execute_command(command, sudoable=True, in_data=b"\n")
 
     def _last_words(self, run_dir):
         folder = shlex.quote(run_dir)
         answer = self._execute(f"cd {folder} && tail -n 15 supervisor.log ranks.log 2>/dev/null")
-        return f"the supervisor ended without a word; its logs in {run_dir} end with:\n" + (
+        return f"the supervisor ended without an end event; its logs in {run_dir} end with:\n" + (
             answer["stdout"].strip() or "(nothing)"
         )
 
 
 def _event(line):
-    """One line of the file, which the host may have filled with anything."""
+    """One line of the file; the host may have written anything."""
     try:
         event = json.loads(line)
         if isinstance(event["event"], str):

@@ -1,8 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Reads what a host is, and how far its clock is off the control node's.
-
-What plays, plans and commands are made of later comes in here, so it is looked at here.
-"""
+"""Reads and validates the facts of a host, and measures its clock's offset."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import RETURN
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
 
-# what is measured here
+# by this plugin
 MEASURED = ("clock_offset_seconds", "clock_error_seconds")
 PROMISED = {
     name: spec
@@ -26,11 +23,10 @@ SECONDS = re.compile(r"^\d+\.\d+\r?$", re.MULTILINE)
 
 
 def clock_of(samples):
-    """The host's clock minus this one's, and the error of that, in seconds; None without samples.
+    """The host's clock minus this one's, and the error, in seconds; None without samples.
 
-    Takes triples: this clock before, the host's, this clock after. The host read its own somewhere
-    between the other two, so the middle is off by half of the round trip at most, and the shortest
-    round trip tells most.
+    Takes triples: this clock before, the host's, this clock after. The error is at most half of the
+    round trip, so the shortest round trip counts.
     """
     if not samples:
         return None, None
@@ -39,7 +35,7 @@ def clock_of(samples):
 
 
 class ActionModule(ActionBase):
-    """Runs the module and measures the clock; see plugins/modules/host_facts.py."""
+    """See plugins/modules/host_facts.py."""
 
     _requires_connection = True
 
@@ -52,8 +48,8 @@ class ActionModule(ActionBase):
             result["facts"], wrong = known_facts(result["facts"], PROMISED)
             if wrong:
                 raise AnsibleActionFail(
-                    f"the host does not answer as it must: {'; '.join(wrong)}; a folder's path has "
-                    "letters, digits and any of . _ + @ % = , ~ - in it"
+                    f"the host's facts are invalid: {'; '.join(wrong)}; a path may have letters, "
+                    "digits and any of . _ + @ % = , ~ -"
                 )
             samples = [self._sample(), self._sample()]
             offset, error = clock_of([sample for sample in samples if sample])
@@ -61,13 +57,13 @@ class ActionModule(ActionBase):
         return result
 
     def _sample(self):
-        """One comparison of the clocks, or None where `date` fails or has no nanoseconds."""
+        """One comparison of the clocks, or None if `date` fails or has no nanoseconds."""
         before = time.time()
         try:
             answer = self._low_level_execute_command("date +%s.%N", sudoable=False)
         except AnsibleConnectionFailure:
             return None
         after = time.time()
-        # a login script may print lines of its own
+        # login scripts may print lines too
         found = SECONDS.findall(answer["stdout"])
         return (before, float(found[-1]), after) if answer["rc"] == 0 and found else None

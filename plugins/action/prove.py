@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Runs verify on the head while the control node calls the hosts' ports."""
+"""Runs verify on the head while the control node connects to the hosts' ports."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute
 
-OUR_PORTS = range(29800, 30000)  # of those that the firewall closes, what nothing else takes
+OUR_PORTS = range(29800, 30000)  # those that the firewall closes and nothing else uses
 CALL_SECONDS = 1.0
-# Login scripts may print lines of their own before. In / because Python imports what lies where it
-# is started.
+# Login scripts may print lines before. In / because Python imports from the current folder.
 MARK = "ftcluster-report:"
 BEGIN = "printf 'ftcluster-%s\n' report: && cd /"
 PAUSE_SECONDS = 0.2
 
 
 def ports_to_open(local_ports):
-    """One port of each range that a firewall has to close; nobody can know them before."""
+    """One port of each range that a firewall has to close, at random."""
     theirs = sorted(number_list(",".join(local_ports)))
     return [random.SystemRandom().choice(ports) for ports in (OUR_PORTS, theirs) if ports]
 
 
 class Caller:
-    """Calls ports of hosts in a thread of its own, for as long as it is entered.
+    """Connects to ports of hosts in a thread while its context is active.
 
-    Takes triples of a host's name, its address, and its SSH port, and the ports to call by name.
-    `reached` has the names of those whose SSH port answered.
+    Takes triples of a host's name, address and SSH port, and the ports by name. `reached` has the
+    names of those whose SSH port accepted a connection.
     """
 
     def __init__(self, hosts, ports):
@@ -68,13 +67,13 @@ class Caller:
             self.reached.append(name)
 
     async def _call(self, address, port):
-        # the ranks open it at some time from now on; one that got in is enough
+        # the ranks open it at some time from now on; one connection is enough
         while not await connects(address, port):
             await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def connects(address, port):
-    """Whether a TCP connection comes about within CALL_SECONDS."""
+    """Whether a TCP connection succeeds within CALL_SECONDS."""
     with contextlib.suppress(OSError, asyncio.TimeoutError):
         _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), CALL_SECONDS)
         writer.close()
@@ -83,7 +82,7 @@ async def connects(address, port):
 
 
 class ActionModule(ActionBase):
-    """Runs verify and calls; see plugins/modules/prove.py."""
+    """See plugins/modules/prove.py."""
 
     _VALID_ARGS = frozenset(("python", "request", "calls"))
     _requires_connection = True

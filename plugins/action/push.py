@@ -15,7 +15,7 @@ MODULE = "ftcluster.cluster.push"
 
 
 class ActionModule(ActionBase):
-    """Asks whether the folder is there; where not, streams its files and has them checked."""
+    """See plugins/modules/push.py."""
 
     _VALID_ARGS = frozenset(("source", "path", "files"))
     _requires_connection = True

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Tells the module of the same name who asks, and which other setups live on this control node."""
+"""Adds to the module of the same name who asks and which setups run on this control node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULE = "ftcluster.cluster.setup_lock"
 
 
 class ActionModule(ActionBase):
-    """Adds owner, who and alive to the arguments."""
+    """See plugins/modules/setup_lock.py."""
 
     _VALID_ARGS = frozenset(
         ("prefix", "state", "create", "take_over", "lease", "stacks", "node_package")
@@ -50,10 +50,10 @@ class ActionModule(ActionBase):
         return self._execute_module(MODULE, arguments, task_vars=task_vars)
 
     def _done_in_shell(self, arguments):
-        """Whether a shell command did it, in a third of the module's time, as is usual.
+        """Whether a shell command did it, in a third of the module's time.
 
-        Where somebody else has the lock, or may exchange the folder, or a stack is going to change,
-        the command does nothing, and the module decides.
+        If another setup has the lock, another user may exchange the folder, or a stack is going to
+        change, the command does nothing and the module decides.
         """
         if self._task.check_mode:
             return False
@@ -99,7 +99,7 @@ def take_script(arguments):
 
 
 def control_id():
-    """What tells this boot of this control node from others, also from other containers."""
+    """The id of this control node's boot and container."""
     boot, processes = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     text = boot.read_text(encoding="ascii") if boot.exists() else socket.gethostname()
     text += str(processes.readlink()) if processes.is_symlink() else ""
@@ -107,7 +107,7 @@ def control_id():
 
 
 def started(pid):
-    """When a process began, in ticks since the boot; a number that is used again has another."""
+    """The start of a process in ticks since the boot, because process ids are reused."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[19]
@@ -116,7 +116,7 @@ def started(pid):
 
 
 def plays():
-    """Process ids of this machine that may be at a setup."""
+    """Process ids of this machine that may be running a setup."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -129,7 +129,7 @@ def plays():
 
 
 def user():
-    """The name of who runs this."""
+    """The current user's name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

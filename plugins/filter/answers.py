@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""What a shell command on a host answers, found among what else it prints."""
+"""Finds a shell command's answers among its other output."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import a
 
 DOCUMENTATION = r"""
 name: answers
-short_description: What a shell command on a host answers
+short_description: Finds a shell command's answers among its other output
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description:
-  - Takes the lines that begin with C(ftcluster-answer:), wherever they are, and passes over what a
-    login script, a banner or sudo prints as well. A terminal makes one of stdout and stderr.
-  - After the mark come a key and, if there is one, a value.
+  - Reads the lines that begin with C(ftcluster-answer:) and ignores the output of login scripts,
+    banners and sudo. A terminal merges stderr into stdout.
+  - A key and optionally a value follow the mark.
 options:
   _input:
     description: The command's stdout.
@@ -22,7 +22,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Ask who may be become
+- name: Test sudo
   ansible.builtin.raw: |
     tell() { printf 'ftcluster-%s: %s\n' answer "$*"; }
     tell uid "$(id -u)"
@@ -36,7 +36,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: For each key its values, in their order.
+  description: The values of each key, in order.
   type: dict
   sample: {"uid": ["0"]}
 """

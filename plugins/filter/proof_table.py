@@ -1,14 +1,14 @@
 # Apache-2.0 (see LICENSE)
-"""What verify found, as lines of text with one row a host."""
+"""The results of verify as a text table."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: proof_table
-short_description: What verify found, as lines of text
+short_description: The results of verify as a text table
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
-description: Lines up what was found on each host with what preflight knows of it.
+description: A row per host, with results of verify and facts of preflight.
 options:
   _input:
     description: The document that C(python -m ftcluster_train.verify) prints.
@@ -16,7 +16,7 @@ options:
     required: true
   reached:
     description: >-
-      The hosts that the control node reaches by itself, RV(ftcluster.cluster.prove#module:reached).
+      The hosts that the control node itself reaches, RV(ftcluster.cluster.prove#module:reached).
     type: list
     elements: str
   facts:
@@ -40,12 +40,12 @@ HEADS = (
     "host", "answers as", "address", "CPU", "cores", "memory", "network", "python", "torch",
     "computes with",
 )  # fmt: skip
-PROOF_SECONDS = 2.0  # a call is made at least once a second
+PROOF_SECONDS = 2.0  # the control node tries at least once a second
 MEASURED = ("bf16 GFLOP/s", "fp32 GFLOP/s", "of median")
 
 
 def speed(facts):
-    """The interface that carries the cluster, with its speed: eth0 10 Gbit/s."""
+    """The cluster's interface with its speed: eth0 10 Gbit/s."""
     name = facts.get("network_interface", "")
     found = next((nic for nic in facts.get("nics", []) if nic["name"] == name), {})
     mbits = found.get("speed_mbits")
@@ -53,7 +53,7 @@ def speed(facts):
 
 
 def cpu(facts):
-    """The generation where the table knows it, else the CPU's own name."""
+    """The CPU's generation if known, else its name."""
     generation = facts.get("cpu_generation", "other")
     return facts.get("cpu_model", "") if generation == "other" else generation
 
@@ -76,7 +76,7 @@ def row(host, facts):
 
 
 def measured(host):
-    """The cells of what was measured on one host."""
+    """The cells of one host's measurements."""
     speed = host.get("speed") or {}
     relative = speed.get("relative")
     return (
@@ -86,7 +86,7 @@ def measured(host):
 
 
 def network(links):
-    """The line of what was measured between the hosts."""
+    """The line of the network's measurements."""
     times = sorted(link["latency_us"] for link in links)
     speeds = sorted(link["mb_per_second"] for link in links)
     return (
@@ -96,7 +96,7 @@ def network(links):
 
 
 def guard(hosts, reached):
-    """The line of what the control node's calls came to, or none where nobody was called."""
+    """The line on the firewall, if the control node tried to connect."""
     called = [host for host in hosts if (host.get("calls") or {}).get("came")]
     open_ones = [host for host in called if any(host["calls"]["came"].values())]
     if not called:
@@ -123,7 +123,7 @@ def guard(hosts, reached):
 
 
 def proof_table(report, facts, reached=()):
-    """The lines of the table, and those for what concerns all hosts."""
+    """The lines of the table, and those that concern all hosts."""
     rows = [HEADS, *(row(host, facts.get(host["name"], {})) for host in report["hosts"])]
     if any(host.get("speed") for host in report["hosts"]):
         more = [MEASURED, *map(measured, report["hosts"])]

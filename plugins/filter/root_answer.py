@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Whether root can be had on a host, and if not, why."""
+"""Whether root is available on a host, and if not, why."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import a
 
 DOCUMENTATION = r"""
 name: root_answer
-short_description: Whether root can be had on a host, and if not, why
+short_description: Whether root is available on a host, and if not, why
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
-description: Reads the result of a task that becomes root and tells C(id -u).
+description: Reads the result of a task that prints C(id -u) as root.
 options:
   _input:
-    description: The task's result; one that was skipped or left out means that root is not wanted.
+    description: The task's result; skipped or missing means that root is not wanted.
     type: dict
     required: true
 """
@@ -25,9 +25,9 @@ root: "{{ preflight__root | ftcluster.cluster.root_answer }}"
 RETURN = r"""
 _value:
   description:
-    - C(can), whether root can be had.
-    - C(because), why not, in a few words; empty where it can, or is not wanted.
-    - C(wrong_password), whether a password was given that the host refuses.
+    - C(can), whether root is available.
+    - C(because), why not; empty if it is available or not wanted.
+    - C(wrong_password), whether the host rejects the given password.
   type: dict
   sample: {"can": false, "because": "there is no sudo", "wrong_password": false}
 """

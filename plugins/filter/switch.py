@@ -11,8 +11,8 @@ short_description: A switch that is on, off or required
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description:
-  - Takes the words that Ansible takes for true and false, and C(required).
-  - Anything else fails; a misspelled word must not switch off what guards the hosts.
+  - Accepts what Ansible accepts for true and false, and C(required).
+  - Anything else fails; a misspelled word must not disable the protection of the hosts.
 options:
   _input:
     description: The variable's value.
@@ -42,7 +42,7 @@ WORDS = {
 
 
 def switch(value, name):
-    """The word that is meant."""
+    """The value in canonical form."""
     given = str(value).strip().lower()
     for word, others in WORDS.items():
         if given in others:

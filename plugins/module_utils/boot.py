@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""What tells this boot of a machine from others."""
+"""The id of a machine's boot."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ FAR_AWAY = ((socket.AF_INET, "203.0.113.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 def plain(text):
-    """An address in its one usual spelling, or "" where the text is none.
+    """An address in canonical form, or "" if the text is not one.
 
     Takes IPv4-mapped IPv6 addresses as IPv4, and leaves out brackets and scopes (%eth0).
     """
@@ -24,7 +24,7 @@ def plain(text):
 
 
 def is_loopback(text):
-    """Whether an address means the host that uses it, whichever that is."""
+    """Whether a text is a loopback address."""
     return bool(plain(text)) and ipaddress.ip_address(plain(text)).is_loopback
 
 
@@ -72,7 +72,7 @@ def link_speed(name, read):
 
 
 def resolve(name):
-    """The addresses this host knows a name by, IPv4 first; of an address itself."""
+    """The addresses that a name resolves to on this host, IPv4 first."""
     if plain(name):
         return [plain(name)]
     try:
@@ -84,7 +84,7 @@ def resolve(name):
 
 
 def default_source(make_socket=socket.socket):
-    """This host's address on the way to its default route, or "" without one."""
+    """The source address of the default route, or ""."""
     for family, target in FAR_AWAY:
         try:
             # Connecting a UDP socket looks up the route and sends nothing.
@@ -97,7 +97,7 @@ def default_source(make_socket=socket.socket):
 
 
 def find_ssh_connection(environment, parent, read):
-    """SSH_CONNECTION of this process, or of the one above it that sudo has not taken it from.
+    """SSH_CONNECTION of this process or of a parent, because sudo removes it.
 
     Takes the environment as a dictionary, the parent's process id, and a function that reads a
     file of /proc and returns "" where it cannot.

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Lists of numbers as the kernel writes them: of CPUs, of NUMA nodes, of ports."""
+"""Lists of numbers (CPUs, NUMA nodes, ports) in the kernel's format."""
 
 from __future__ import annotations
 

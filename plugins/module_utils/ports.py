@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Which TCP ports a host gives to programs that ask for any, and which of its own are taken."""
+"""The ephemeral TCP ports of a host, and the ports at which programs listen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LISTEN = "0A"  # Linux, include/net/tcp_states.h
 
 
 def local_ports(read):
-    """The ports that the kernel gives away by itself, without those that are reserved; ranges.
+    """The kernel's ephemeral ports without the reserved ones, as ranges.
 
     Takes a function that reads a file of /proc and returns "" where it cannot.
     """
@@ -24,7 +24,7 @@ def local_ports(read):
 
 
 def is_loopback(address):
-    """Whether only this host reaches an address of /proc/net/tcp or tcp6."""
+    """Whether an address of /proc/net/tcp or tcp6 is loopback."""
     if len(address) == 8:
         return address.endswith("7F")
     mapped = address.startswith("0000000000000000FFFF0000") and address.endswith("7F")
@@ -32,7 +32,7 @@ def is_loopback(address):
 
 
 def listeners(read):
-    """The ports at which programs listen for other hosts, each with the numbers of their users."""
+    """The ports at which programs listen for other hosts, with their users' ids."""
     found = {}
     for name in ("tcp", "tcp6"):
         for line in read(f"/proc/net/{name}").splitlines()[1:]:

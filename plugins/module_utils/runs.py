@@ -1,8 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Which runs use a stack.
-
-Their processes hold a shared lock on its folder (ftcluster_train.launcher.stack_lock).
-"""
+"""Runs that use a stack: they hold a shared lock on its folder (launcher/stack_lock.py)."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 
 
 class InUse(ValueError):
-    """A run uses the stack; the text says which one and what to do."""
+    """A run uses the stack; the message names it and says what to do."""
 
 
 @contextlib.contextmanager
 def without_runs(stack, processes=Path("/proc")):
-    """Keep runs from starting on a stack meanwhile; one that is not there is used by none.
+    """Keep runs from starting on a stack meanwhile, if it exists.
 
     Raises:
         InUse: a run uses it.
@@ -55,7 +52,7 @@ def words(stack, runs):
 
 
 def as_owner(folder):
-    """How a command begins that runs as a folder's owner: root must not trust what is in it."""
+    """The sudo that a command in a folder needs: root must not trust its owner's files."""
     try:
         uid = folder.stat().st_uid
     except OSError:
@@ -64,7 +61,7 @@ def as_owner(folder):
 
 
 def runs_on(stack, processes=Path("/proc")):
-    """Ids of the runs whose processes have a stack's folder open, as far as they can be seen."""
+    """Ids of the runs whose visible processes have a stack's folder open."""
     wanted = Path(stack).stat()
     found = set()
     for process in processes.glob("[0-9]*"):
@@ -95,6 +92,6 @@ def run_of(process):
 
 
 def run_id(words):
-    """The id that another user's process says it has, where it is one: it goes into a command."""
+    """The id that another user's process claims, validated because it goes into a command."""
     found = re.fullmatch(rb"[\w.-]{1,200}", words)
     return found.group().decode("ascii") if found else ""

@@ -1,13 +1,13 @@
 # Apache-2.0 (see LICENSE)
-"""Files and folders, changed by descriptor and never through the links of a less trusted user.
+"""Changes files and folders by descriptor, never through links of a less trusted user.
 
-Root sets up what belongs to the account that trains: its home, its keys, its folders below the
-prefix. A link that the account has put there would lead root to any folder of the system. So a path
-is walked part by part, each part opened without following links in the folder opened before it, and
-its end is changed by that descriptor: what is exchanged meanwhile makes no difference. Links are
-followed only where nobody else can have made them: /var may be one, or the prefix, to another disk.
+Root sets up what belongs to the account that trains: its home, keys and folders below the prefix. A
+link by that account could lead root to any folder of the system. So each part of a path is opened
+without following links, relative to the folder opened before, and its end is changed by descriptor,
+so exchanging a part meanwhile has no effect. Links are followed only where no other user can have
+made them: /var or the prefix may be a link to another disk.
 
-Trusted are root, who runs this, and who became that by sudo. Every function raises OSErrors with
+Trusted are root, the current user, and the user who ran sudo. Every function raises OSErrors with
 the whole path as filename.
 """
 
@@ -45,12 +45,12 @@ class RefusedPath(OSError):
 
 
 def trusted(uid):
-    """Whether a user can do already what this process can."""
+    """Whether a user has at least the rights of this process."""
     return uid in (0, os.geteuid()) or str(uid) == os.environ.get("SUDO_UID")
 
 
 def user_name(uid):
-    """A user's name, or the number of one without a name."""
+    """A user's name, or its number if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -63,7 +63,7 @@ def _others_may_write(folder, groups):
 
 
 def _check_link(place, target, link, folder):
-    """Refuse a link that somebody else may have made, or that he may have moved there."""
+    """Reject a link that another user may have made or moved there."""
     strangers = [user_name(state.st_uid) for state in (link, folder) if not trusted(state.st_uid)]
     if not strangers and not _others_may_write(folder, (0, os.getegid())):
         return
@@ -76,7 +76,7 @@ def _check_link(place, target, link, folder):
 
 
 def _check_guarded(place, folder):
-    """Refuse a folder in which somebody else can exchange what is there."""
+    """Reject a folder whose contents another user can exchange."""
     fix = ""
     if not trusted(folder.st_uid):
         who, fix = user_name(folder.st_uid), "chown root"
@@ -91,7 +91,7 @@ def _check_guarded(place, folder):
 
 
 def _walk(stack, path, follow, make, guarded):
-    """See opened_parent; the stack closes all descriptors."""
+    """The body of opened_parent; the stack closes all descriptors."""
 
     def opened(name, folder=None):
         descriptor = os.open(name, LOOK, dir_fd=folder)
@@ -130,16 +130,16 @@ def _walk(stack, path, follow, make, guarded):
 
 @contextlib.contextmanager
 def opened_parent(path, follow=True, make=False, guarded=False):
-    """The folder that a path's last part is in: its descriptor, and the name of that part in it.
+    """The folder of a path's last part, as a descriptor, and the name of that part.
 
     Args:
-        path: the path, of which the last part may be missing.
-        follow: whether the last part may be a link, too; then its target's folder is given.
-        make: make the folders on the way that are missing.
-        guarded: refuse a way that a less trusted user could change.
+        path: its last part may be missing.
+        follow: whether to follow a link that is the last part, to its target's folder.
+        make: create missing folders on the way.
+        guarded: reject a path that a less trusted user could change.
 
     Raises:
-        RefusedPath: names the part, whose it is and what to do.
+        RefusedPath: names the part, its owner and what to do.
     """
     try:
         with contextlib.ExitStack() as stack:
@@ -151,14 +151,14 @@ def opened_parent(path, follow=True, make=False, guarded=False):
 
 
 def refuse_unguarded(path):
-    """As root, refuse a place where a less trusted user could exchange what is put or run there."""
+    """As root, reject a path whose contents a less trusted user could exchange."""
     if os.geteuid() == 0:
         with contextlib.suppress(FileNotFoundError), opened_parent(path, guarded=True):
             pass
 
 
 def status(path, follow=True):
-    """What os.lstat says at a path, or None where nothing is."""
+    """The os.lstat of a path, or None if nothing is there."""
     try:
         with opened_parent(path, follow) as (folder, name):
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -168,7 +168,7 @@ def status(path, follow=True):
 
 @contextlib.contextmanager
 def opened(path):
-    """A file or folder, open for reading and for what changes its owner and mode."""
+    """A file or folder, open for reading and for changing its owner and mode."""
     with opened_parent(path) as (folder, name):
         descriptor = os.open(name, READ, dir_fd=folder)
         try:
@@ -178,7 +178,7 @@ def opened(path):
 
 
 def read_text(path):
-    """The text of a regular file, or None where there is none."""
+    """The text of a regular file, or None if it does not exist."""
     try:
         with opened(path) as descriptor:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -190,7 +190,7 @@ def read_text(path):
 
 
 def make_folder(path, mode=0o755):
-    """Make a folder that is missing, and those above it."""
+    """Create a folder and those above it."""
     with opened_parent(path, make=True) as (folder, name):
         try:
             os.mkdir(name, mode, dir_fd=folder)
@@ -199,7 +199,7 @@ def make_folder(path, mode=0o755):
 
 
 def write_text(path, text, mode=0o600, uid=-1, gid=-1):
-    """Write a file under another name, sync and rename it, so that readers see it whole."""
+    """Write a file atomically: under another name, synced and renamed."""
     with opened_parent(path) as (folder, name):
         temporary = f".ftcluster-{secrets.token_hex(8)}"
         descriptor = os.open(temporary, NEW, 0o600, dir_fd=folder)
@@ -218,9 +218,9 @@ def write_text(path, text, mode=0o600, uid=-1, gid=-1):
 
 
 def remove(path):
-    """Remove a file, a link, or a folder with all that is in it on its file system."""
+    """Remove a file, a link, or a folder with its contents on the same file system."""
     with opened_parent(path, follow=False) as (folder, name):
-        # rm's own walk follows no links either, and any depth of folders is removed
+        # rm follows no links either, and removes folders of any depth
         argv = ["rm", "-rf", "--one-file-system", "--", f"./{name}"]
         done = subprocess.run(
             argv, cwd=f"/proc/self/fd/{folder}", stderr=subprocess.PIPE, text=True, check=False

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""One hash for all files of a folder, the same on the control node and on a host."""
+"""One hash of all files of a folder, the same on the control node and on a host."""
 
 from __future__ import annotations
 

@@ -80,7 +80,6 @@ import stat
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     AGAIN,
-    AGAIN,
     RefusedPath,
     make_folder,
     opened,

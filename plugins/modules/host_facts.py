@@ -235,14 +235,6 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
     interfaces,
 )
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
-from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import (
-    cpu_quota,
-    memory_bytes,
-    number,
-    read,
-    topology,
-    whole_cores,
-)
 from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import listeners, local_ports
 from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import (
     cpu_quota,

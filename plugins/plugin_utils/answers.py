@@ -1,20 +1,19 @@
 # Apache-2.0 (see LICENSE)
-"""What a shell command on a host answers, found among what else it prints."""
+"""Finds a shell command's answers among its other output."""
 
 from __future__ import annotations
 
-# Nothing that a banner, a login script or sudo says. The shell puts it together only when it
-# prints, so that neither a trace of the commands nor an error that quotes them has it.
+# Not part of a banner, a login script's or sudo's output. The shell assembles it when it prints, so
+# a trace of the commands or an error that quotes them does not contain it.
 MARK = "ftcluster-answer:"
-# a function of the shell, of a key and a value
+# a shell function that prints a key and a value
 TELL = "tell() { printf 'ftcluster-%s: %s\\n' answer \"$*\"; }"
 
 
 def answers(text):
-    """The values of each key, from lines of MARK, a key and a value; other text is passed over.
+    """The values of each key, from lines of MARK, a key and a value; other text is ignored.
 
-    Lines may end with carriage returns, as a terminal makes them, and text without a line end may
-    come before a mark.
+    Lines may end with carriage returns from a terminal, and text may precede a mark.
     """
     found = {}
     for line in text.split("\n"):

@@ -1,8 +1,8 @@
 # Apache-2.0 (see LICENSE)
-"""Bundles: everything that hosts without a way to a package index need, in one file.
+"""Bundles: all wheels of a stack in one file, for control nodes without a package index.
 
-A bundle is a tar without compression, because wheels are compressed already: first bundle.json,
-then the wheels.
+A bundle is an uncompressed tar, because wheels are compressed already: first bundle.json, then the
+wheels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BundleError(Exception):
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a bundle says of itself.
+    """The contents of a bundle.
 
     Attributes:
         stack: the stack's name.
@@ -55,10 +55,10 @@ class Bundle:
 
 
 def write_bundle(bundle, path):
-    """Write a bundle; the file has its name when it is whole.
+    """Write a bundle atomically.
 
     Raises:
-        BundleError: it cannot be written there.
+        BundleError: it cannot be written.
     """
     head = {
         "format": FORMAT,
@@ -97,11 +97,11 @@ def open_bundle(path, cache):
     """Unpack a bundle into the cache, once, and verify every file of it.
 
     Raises:
-        BundleError: it is damaged, or no bundle; nothing of it is kept.
+        BundleError: it is damaged or not a bundle; nothing of it is kept.
     """
     try:
         status = path.stat()
-        # what it costs to read gigabytes again is saved; a file that changes has another time
+        # saves reading gigabytes again; a file that changes has another time
         key = f"{path.name}-{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
         folder = cache / f"bundle-{key}"
         cache.mkdir(parents=True, exist_ok=True)
@@ -116,21 +116,21 @@ def open_bundle(path, cache):
     except (
         tarfile.TarError, EOFError, ValueError, KeyError, TypeError, AttributeError,
     ) as error:  # fmt: skip
-        raise BundleError(f"{path} is damaged or no bundle ({error}); {AGAIN}") from error
+        raise BundleError(f"{path} is damaged or not a bundle ({error}); {AGAIN}") from error
     except OSError as error:
         raise BundleError(f"{error.filename or path}: {error.strerror}") from error
 
 
 def hold(bundle, path, wanted):
-    """Hold what a bundle says of itself against the lock that is here.
+    """Compare a bundle with the lock of this version.
 
     Raises:
-        BundleError: it has other packages, or files that the lock does not allow; names all.
+        BundleError: it has other packages or files than the lock allows; names all.
     """
     if bundle.digest != wanted.digest:
         raise BundleError(
             f"{path} was made for another version of ftcluster: its list of packages for stack "
-            f"{bundle.stack} is {bundle.digest}, here it is {wanted.digest}; make it anew with "
+            f"{bundle.stack} is {bundle.digest}, here it is {wanted.digest}; make it again with "
             "this version: ftcluster bundle"
         )
     try:
@@ -140,25 +140,25 @@ def hold(bundle, path, wanted):
     if problems:
         shutil.rmtree(bundle.house.folder, ignore_errors=True)
         raise BundleError(
-            f"{path} is not made of what is locked:\n" + "\n".join(problems) + "\nmake it "
-            "anew where an index is reached (ftcluster bundle), and see who could change this one"
+            f"{path} does not match the lock:\n" + "\n".join(problems) + "\nmake it again where "
+            "an index can be reached (ftcluster bundle), and find out who could change this one"
         )
 
 
-AGAIN = "copy it again, or make it anew with ftcluster bundle"
+AGAIN = "copy it again, or make it again with ftcluster bundle"
 
 
 def sha256_of_head(head):
-    """The SHA-256 of what a bundle says of itself, as hexadecimal digits."""
+    """The SHA-256 of a bundle's description, as hexadecimal digits."""
     rest = {key: value for key, value in head.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_head(tar, folder):
-    """What the first file of a bundle says.
+    """The description of a bundle, its first file.
 
     Raises:
-        ValueError: it is not that of a bundle that this version knows.
+        ValueError: it is not a bundle of a format that this version reads.
     """
     entry = tar.next()
     if entry is None or entry.name != HEAD or entry.size > HEAD_BYTES:
@@ -169,20 +169,20 @@ def read_head(tar, folder):
             f"its format is {head['format']}, this version of ftcluster knows {FORMAT}"
         )
     if head["sha256"] != sha256_of_head(head):
-        raise ValueError(f"{HEAD} is not as it was written")
+        raise ValueError(f"the checksum of {HEAD} is wrong")
     wheels = {name: Wheel(**wheel) for name, wheel in head["wheels"].items()}
     if any("/" in name or not name.endswith(".whl") for name in wheels):
-        raise ValueError("it names files that are no wheels")
+        raise ValueError("it lists files that are not wheels")
     house = Wheelhouse(folder, wheels, tuple(head["notices"]))
     return Bundle(head["stack"], head["digest"], Target(**head["target"]), house)
 
 
 def unpack(tar, bundle):
-    """Unpack and verify the wheels; the folder gets its name when all are right.
+    """Unpack and verify the wheels; the folder is renamed when all are right.
 
     Raises:
-        ValueError: a file is missing, not expected or another one; names it.
-        BundleError: there is no space.
+        ValueError: a file is missing, unexpected or different; names it.
+        BundleError: the disk is full.
     """
     folder = bundle.house.folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from email.parser import HeaderParser
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import linux_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -30,12 +29,12 @@ PREFERRED_SECONDS = 15  # without an answer for so long, an index that is only p
 
 
 class DownloadError(Exception):
-    """Wheels cannot be had; says why and what to do."""
+    """Wheels cannot be downloaded; says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a wheel must fit to.
+    """What a wheel must be compatible with.
 
     Attributes:
         python: the Python's version, e.g. "3.11".
@@ -48,14 +47,14 @@ class Target:
     machine: str
 
     def __post_init__(self):
-        """Refuse what cannot be a part of a folder's name and of pip's options.
+        """Reject what must not get into a folder's name and pip's options.
 
         Raises:
-            ValueError: it is what no host has; names it.
+            ValueError: names the value.
         """
         given = f"{self.python} {self.glibc} {self.machine}"
         if not re.fullmatch(r"\d+\.\d+ \d+\.\d+ \w+", given):
-            raise ValueError(f"no wheels are for this Python, glibc and machine: {given!a}")
+            raise ValueError(f"not a Python, glibc and machine: {given!a}")
 
     @property
     def tag(self):
@@ -97,30 +96,24 @@ class Sources:
 
 @dataclass(frozen=True)
 class Pip:
-    """pip as it is called here.
-
-    Attributes:
-        target: what the wheels must fit to.
-        sources: where they come from.
-        folder: where they go.
-    """
+    """Downloads wheels for a target from sources into a folder."""
 
     target: Target
     sources: Sources
     folder: Path
 
     def download(self, pins, with_dependencies=False):
-        """Download packages; those with an index of their own from there, if it has them.
+        """Download packages, preferably from an index of their own.
 
         Args:
             pins: a Pin or anything with name and version, each.
-            with_dependencies: also what they need, in versions that pip chooses.
+            with_dependencies: also their dependencies, in versions that pip chooses.
 
         Returns:
-            {name: what pip said} of those whose own index did not give them.
+            {name: pip's message} of those whose own index did not have them.
 
         Raises:
-            DownloadError: no source gives one of them.
+            DownloadError: no source has one of them.
         """
         refused = {}
         remaining = []
@@ -142,14 +135,14 @@ class Pip:
         return refused
 
     def _from_index(self, pin, index):
-        """Download one package from an index of its own; what pip said where it failed, or ""."""
+        """Download a package from its own index; returns pip's message, or "" on success."""
         kind = "--index-url" if "://" in index else "--find-links"
         options = [f"{kind}={index}", "--retries=0", f"--timeout={PREFERRED_SECONDS}"]
         done, lines = self._run([f"{pin.name}=={pin.version}"], options, with_dependencies=False)
         return "" if done else reason(lines)
 
     def _run(self, requirements, options, with_dependencies):
-        """Run pip; returns whether it did well, and the lines of what it said."""
+        """Run pip; returns whether it succeeded, and the lines of its messages."""
         with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as log:
             command = [
                 *pip_command(), "download", "--quiet", "--no-input", "--disable-pip-version-check",
@@ -159,18 +152,18 @@ class Pip:
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
             )
-            # why an index gave nothing is in the log only, after the time
+            # only the log says, after the time, why an index gave nothing
             unfetched = [line.partition(" ")[2] for line in log if UNFETCHED in line]
         lines = [line.strip() for line in (*unfetched, *done.stderr.splitlines())]
         return done.returncode == 0, [line.removesuffix(" - skipping") for line in lines if line]
 
 
 def needs(folder, names, python):
-    """Which of some packages the wheels of a folder ask for.
+    """Which of some packages the wheels of a folder require.
 
     Args:
         folder: with wheels.
-        names: the packages that matter, as PEP 503 compares names.
+        names: normalized names of the packages.
         python: the minor version of the hosts' Python.
     """
     environment = linux_environment(python)
@@ -192,13 +185,12 @@ def needs(folder, names, python):
 def _requires(wheel):
     try:
         with zipfile.ZipFile(wheel) as archive:
-            # its own, not that of a package which it brings along in a folder
+            # its own, not that of a vendored package
             name = next(n for n in archive.namelist() if OWN_METADATA.fullmatch(n))
             text = archive.read(name).decode("utf-8", errors="replace")
     except (zipfile.BadZipFile, zlib.error, StopIteration) as error:
         raise DownloadError(
-            f"{wheel.name} is no wheel: {str(error) or 'it has no metadata'}; "
-            "see what its source gives"
+            f"{wheel.name} is not a wheel: {str(error) or 'it has no metadata'}; check its source"
         ) from error
     return HeaderParser().parsestr(text).get_all("Requires-Dist", [])
 
@@ -213,16 +205,16 @@ def unpacked_bytes(wheel):
         with zipfile.ZipFile(wheel) as archive:
             return sum(entry.file_size for entry in archive.infolist())
     except zipfile.BadZipFile as error:
-        raise DownloadError(f"{wheel.name} is no wheel: {error}") from error
+        raise DownloadError(f"{wheel.name} is not a wheel: {error}") from error
 
 
 def redacted(url):
-    """A URL as it may be shown."""
+    """A URL without credentials."""
     return re.sub(r"//[^/@]*@", "//****@", url)
 
 
 def reason(lines):
-    """The most telling line of what pip said."""
+    """The most informative line of pip's messages."""
     for mark in (
         UNFETCHED,
         "Retrying (",
@@ -234,19 +226,19 @@ def reason(lines):
         for line in lines:
             if mark in line:
                 return line.partition(": ")[2] or line
-    return lines[-1] if lines else "pip failed without a word"
+    return lines[-1] if lines else "pip failed without output"
 
 
 def complaint(lines, target, refused, names):
-    """What pip says, without what explains nothing, and what can be done."""
+    """The error message: pip's informative lines and what to do."""
     missing = {canonicalize_name(name) for name in UNKNOWN.findall("\n".join(lines))}
-    # one of several indexes need not have a package that another has
+    # one of several indexes may lack a package that another has
     others = tuple(f"/{name}/: " for name in names - missing) if missing else ()
 
     def tells(line):
         if UNFETCHED in line:
             return not any(page in line for page in others)
-        # of warnings, only these tell why there is "no matching distribution"
+        # of warnings, only these say why there is "no matching distribution"
         return "WARNING" not in line or "Retrying (Retry(total=0" in line or "Skipping page" in line
 
     telling = list(dict.fromkeys(filter(tells, lines)))[-LAST_LINES:]
@@ -254,14 +246,14 @@ def complaint(lines, target, refused, names):
     return (
         f"the control node cannot download the wheels for Python {target.python} and glibc "
         f"{target.glibc}: " + "\n".join([*telling, *own]).strip() + "\n"
-        "see that pip on the control node reaches a package index (pip config list), or set "
+        "check that pip on the control node reaches a package index (pip config list), or set "
         "torch_stack_index_url, torch_stack_find_links or torch_stack_indexes, or bring a bundle: "
         "ftcluster bundle on a machine that reaches one, then ftcluster setup --bundle FILE"
     )
 
 
 def pip_command():
-    """A pip of the control node: that of Ansible's own Python, else the system's.
+    """The control node's pip: that of Ansible's Python, else the system's.
 
     Raises:
         DownloadError: there is none.
@@ -272,4 +264,4 @@ def pip_command():
             tried = subprocess.run([*command, "--version"], capture_output=True, check=False)
             if tried.returncode == 0:
                 return command
-    raise DownloadError(f"there is no pip beside {sys.executable}; install python3-pip")
+    raise DownloadError(f"{sys.executable} has no pip; install python3-pip")

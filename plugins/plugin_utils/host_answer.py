@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Whether a host's facts are what its module promises: what a host answers is anybody's text."""
+"""Validates the facts of a host, which could be any text, against the module's documentation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "list": list, "dict": dict}
 MAY_BE_NONE = {"cpu_quota", "near", "prefix_refused", "speed_mbits"}
 MOST_SHOWN = 60  # characters of a value
-# line ends, escapes of terminals, and what else is no letter: lines of text files and messages
+# line ends, terminal escapes and other control characters
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-# what becomes a part of a folder's path, of an address or of a line in a file
+# values that become part of a path, an address or a line of a file
 PATH = r"(/(?!\.\.(/|$))[\w.+@%=,~-]*)*"
 NAME = r"[\w+-][\w.+-]*|"
 FORMS = {
@@ -33,14 +33,14 @@ FORMS = {
 
 
 def known_facts(answer, promised):
-    """The facts that are promised, and sentences on those that are not as promised.
+    """The documented facts of an answer, and messages about the invalid ones.
 
     Args:
-        answer: what a host says that its facts are.
-        promised: the part `contains` of a module's documentation of what it returns.
+        answer: of a host.
+        promised: `contains` of the module's documentation.
 
     >>> known_facts({"cores": "2", "more": 1}, {"cores": {"type": "int"}})
-    ({'cores': '2'}, ["cores is no int: '2'"])
+    ({'cores': '2'}, ["cores is not of type int: '2'"])
     """
     if not isinstance(answer, dict):
         return {}, [f"its facts are {_shown(answer)}"]
@@ -57,7 +57,7 @@ def _wrong(name, value, spec):
         return []
     # Python takes true for a whole number
     if not isinstance(value, TYPES[kind]) or isinstance(value, bool) != (kind == "bool"):
-        return [f"{name} is no {kind}: {_shown(value)}"]
+        return [f"{name} is not of type {kind}: {_shown(value)}"]
     if kind == "list":
         inner = {**spec, "type": spec["elements"]}
         return [said for one in value for said in _wrong(name, one, inner)]

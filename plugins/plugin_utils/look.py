@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from ansible.plugins.action import ActionBase
-from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import TELL, answers
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute
 
@@ -69,24 +68,6 @@ class Look:
             and (not place.mode & WRITABLE or bool(place.mode & STICKY))
             for place in map(self.places.get, above(path))
         )
-
-
-class ModuleUnlessSettled(ActionBase):
-    """Runs the module of the task's name unless a look shows that there is nothing to do."""
-
-    _requires_connection = True
-
-    def run(self, tmp=None, task_vars=None):  # noqa: D102
-        super().run(tmp, task_vars)
-        try:
-            result = self.settled(self._task.args)
-        except (KeyError, TypeError, AttributeError, ValueError):
-            result = None  # invalid arguments, or a damaged file: the module reports or repairs it
-        return result or self._execute_module(self._task.action, task_vars=task_vars)
-
-    def settled(self, arguments):
-        """The module's result if there certainly is nothing to do, else None."""
-        raise NotImplementedError
 
 
 class ModuleUnlessSettled(ActionBase):

@@ -1,8 +1,8 @@
 # Apache-2.0 (see LICENSE)
-"""Streams files of the control node into a host as the user that the task runs as.
+"""Streams files from the control node to a host as the user that the task runs as.
 
-Ansible's own transfer writes as the login user first, which needs ACLs or open permissions where
-the task becomes another ordinary user. Standard input needs neither, nor space for a second copy.
+Ansible's own transfer writes as the login user first, which requires ACLs or open permissions if
+the task becomes another ordinary user. Standard input requires neither, nor space for a copy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.errors import AnsibleActionFail
 
-CHUNK_BYTES = 32 * 1024 * 1024  # held in memory once a host
+CHUNK_BYTES = 32 * 1024 * 1024  # held in memory, per host
 
 
 def push_files(action, files, folder):
     """Write (path, name) pairs into a new folder of the host that only the task's user can read.
 
-    Small files go together, as a tar that is unpacked as it comes; large ones in pieces.
+    Small files are sent together as a tar, large ones in pieces.
 
     Returns:
         The SHA-256 of what was sent of each file, as 32 bytes, by its name as bytes.
@@ -31,7 +31,7 @@ def push_files(action, files, folder):
         AnsibleActionFail: the host cannot write them, or has the folder already.
     """
     there, parent = shlex.quote(folder), shlex.quote(folder.rpartition("/")[0] or "/")
-    # with the first files, as each command costs a round trip
+    # together with the first files: each command costs a round trip
     make = f"(umask 022 && mkdir -p {parent}) && mkdir -m 0700 {there} && "
     unpack = f"tar -x -f - -C {there}"
     digests, batch, size = {}, [], 0
@@ -73,7 +73,7 @@ def tar_of(files, digests):
 
 
 def _mode(path):
-    """What others may do with a file at home, but write it."""
+    """The file's own permissions, without write permission for others."""
     return path.stat().st_mode & 0o755 | 0o600
 
 
@@ -92,9 +92,9 @@ def _push_large(action, path, target, make):
 
 
 def execute(action, command, data=b""):
-    """Run a shell command on the host; what it says on stderr is in `stderr`.
+    """Run a shell command on the host.
 
-    With input, Ansible takes no terminal, which would make one of stdout and stderr.
+    With input, Ansible uses no terminal, which would merge stderr into stdout.
     """
     return action._low_level_execute_command(command, sudoable=True, in_data=data or b"\n")
 

@@ -212,7 +212,9 @@ def _bundle_problems(bundle, facts):
         what = f"the bundle needs glibc {target.glibc}, the host has {number}"
         problems.append(_finding(what, f"make one for it: ftcluster bundle --glibc {number}"))
     elif kind not in ("", "glibc"):
-        problems.append(_finding(f"the bundle needs glibc, the host has {kind} {number}", LEAVE_OUT))
+        problems.append(
+            _finding(f"the bundle needs glibc, the host has {kind} {number}", LEAVE_OUT)
+        )
     return problems
 
 
@@ -220,5 +222,7 @@ def space_problems(needed, free, prefix, name):
     """Whether a stack does not fit on a host's disk."""
     if free >= needed:
         return []
-    what = f"{free / 1e9:.1f} GB free at {prefix}, {needed / 1e9:.1f} GB are needed for stack {name}"
+    what = (
+        f"{free / 1e9:.1f} GB free at {prefix}, {needed / 1e9:.1f} GB are needed for stack {name}"
+    )
     return [_finding(what, "free some space or choose another folder with -e ftcluster_prefix=DIR")]

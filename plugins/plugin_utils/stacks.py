@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The files of the role torch_stack that say what each stack is."""
+"""The files of the role torch_stack that define the stacks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import yaml
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import Wanted
 
-# what makes an environment of the wheels, and what starts ranks, where no lock names them
+# what installs the wheels and starts ranks, for stacks without a lock
 TOOLS = {"uv": "0.13.9", "impi-rt": "2021.18.1", "mpi4py": "4.1.2"}
 
 
 class StacksError(Exception):
-    """The files cannot be read; names the one."""
+    """A file cannot be read; names it."""
 
 
 def read_stacks(folder):
@@ -32,13 +32,13 @@ def read_stacks(folder):
 
 @dataclass(frozen=True)
 class Lists:
-    """The files that say what is to be downloaded for a stack.
+    """The lists of what to download for a stack.
 
     Attributes:
         requirements: the lock, or the stack's parts where it is only documented.
-        more: the lock of what only torch's CUDA build needs, or None.
-        resolve: whether pip adds what the parts need.
-        allow_unverified: whether files may be taken for which they have no hash.
+        more: the lock of what only torch's CUDA build requires, or None.
+        resolve: whether pip adds dependencies.
+        allow_unverified: whether files without a hash are accepted.
     """
 
     requirements: Path
@@ -69,7 +69,7 @@ def lists_of(folder, document, name, cache, allow_unverified=False):
         document: the contents of stacks.yml.
         name: the stack's.
         cache: a folder for the list of a stack that has no lock.
-        allow_unverified: whether files may be taken for which there is no hash.
+        allow_unverified: whether files without a hash are accepted.
 
     Raises:
         StacksError: a file cannot be written.

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The wheels of an environment, downloaded once on the control node for all its hosts."""
+"""The wheels of an environment, downloaded once on the control node for all hosts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-from packaging.version import Version
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
     DownloadError,
     Pip,
@@ -30,14 +28,14 @@ from packaging.version import Version
 
 MANIFEST = "wheels.json"
 ALLOW = (
-    "add the hash, or take what the index gives: virtualenv_allow_unverified, or of a stack "
+    "add the hash, or accept unverified files: virtualenv_allow_unverified, or for a stack "
     "torch_stack_allow_unverified (--allow-unverified)"
 )
 SPARE_BYTES = 100_000_000  # beside the wheels themselves
 
 
 class WheelhouseError(Exception):
-    """The wheels cannot be had; says what to do."""
+    """The wheels are not available; says what to do."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Wheelhouse:
     Attributes:
         folder: where they are.
         wheels: each file by name.
-        notices: what the user should know of where they came from.
+        notices: warnings about their sources.
     """
 
     folder: Path
@@ -81,25 +79,25 @@ class Wheelhouse:
 
     @property
     def host_bytes(self):
-        """What a host needs: the wheels, and the files that are made of them."""
+        """The space that a host needs for the wheels and the files unpacked from them."""
         return sum(wheel.size + wheel.unpacked for wheel in self.wheels.values()) + SPARE_BYTES
 
     def to_dict(self):
-        """The document that `read_wheelhouse` reads."""
+        """The document that read_wheelhouse reads."""
         wheels = {name: vars(wheel) for name, wheel in sorted(self.wheels.items())}
         return {"wheels": wheels, "notices": list(self.notices)}
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a wheelhouse is to have.
+    """The wanted contents of a wheelhouse.
 
     Attributes:
-        name: of the list, for people.
+        name: of the list, for messages.
         lock: the text of the lock, complete unless `resolve`.
-        more: the text of a second lock, of packages that only some builds of the first one need.
-        resolve: whether pip adds what the lock's packages need.
-        allow_unverified: whether files may be taken for which the locks have no hash.
+        more: the text of a second lock, of packages that only some builds require.
+        resolve: whether pip adds dependencies.
+        allow_unverified: whether files without a hash are accepted.
     """
 
     name: str
@@ -115,18 +113,18 @@ class Wanted:
 
     @property
     def host_bytes(self):
-        """What a host needs at least, as far as the lock tells."""
+        """The space that a host needs at least, by the sizes in the lock."""
         return sum(sizes(self.lock)) + SPARE_BYTES
 
     def problems(self, sha256, python):
-        """Why files are not those of the lists; nothing where all are.
+        """The differences between files and the lists.
 
         Args:
             sha256: the hash of each file, by its name.
             python: the minor version of the hosts' Python.
 
         Raises:
-            LockError: a list is of the wrong form.
+            LockError: a list has the wrong form.
         """
         pins, more = read_lock(self.lock, python), read_lock(self.more, python)
         wheels, found = {}, []
@@ -169,7 +167,7 @@ def cache_dir():
 
 
 def get_wheels(wanted, target, sources, cache):
-    """Download what a lock names, unless that has been done; one process at a time.
+    """Download the packages of a lock, once; one process at a time.
 
     Args:
         wanted: the lists.
@@ -178,7 +176,7 @@ def get_wheels(wanted, target, sources, cache):
         cache: the folder for all wheelhouses.
 
     Raises:
-        WheelhouseError: pip cannot download it, a hash is not the expected one, or no space.
+        WheelhouseError: pip fails, a hash is wrong, or the disk is full.
     """
     try:
         folder = cache / f"{wanted.name}-{wanted.digest}-{target.tag}"
@@ -196,7 +194,7 @@ def get_wheels(wanted, target, sources, cache):
 
 
 def read_wheelhouse(folder):
-    """A wheelhouse that is complete, or None."""
+    """A complete wheelhouse, or None."""
     try:
         document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         wheels = {name: Wheel(**wheel) for name, wheel in document["wheels"].items()}
@@ -204,13 +202,11 @@ def read_wheelhouse(folder):
             return None
         return Wheelhouse(folder, wheels, tuple(document["notices"])) if wheels else None
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return None  # not there, or damaged
+        return None  # missing or damaged
 
 
 def verify(house, wanted, python):
-    """Hold what a wheelhouse says, and what is in its files by now, against the lists.
-
-    One that is not right is removed, so that it is made again.
+    """Compare a wheelhouse and its files with the lists; remove it if they differ.
 
     Args:
         house: from the cache, or from a bundle.
@@ -218,12 +214,12 @@ def verify(house, wanted, python):
         python: the minor version of the hosts' Python.
 
     Raises:
-        WheelhouseError: names every file that is not as it should be.
+        WheelhouseError: names every file that differs.
     """
     try:
         problems = wanted.problems(house.sha256, python)
         problems += [
-            f"{path.name} is not as it was downloaded"
+            f"{path.name} has changed since its download"
             for path in house.files
             if sha256_of(path) != house.wheels[path.name].sha256
         ]
@@ -239,7 +235,7 @@ def verify(house, wanted, python):
 
 
 def fill(folder, wanted, target, sources):
-    """Download into a wheelhouse; it gets its name when it is complete."""
+    """Download into a wheelhouse, which is renamed when it is complete."""
     shutil.rmtree(folder, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
@@ -263,17 +259,17 @@ def fill(folder, wanted, target, sources):
 
 
 def link_known(scratch, pins, target):
-    """Take wheels with a hash that the lock allows from the other wheelhouses of the cache.
+    """Link wheels whose hash the lock allows from other wheelhouses of the cache.
 
-    Those with notices are passed over, as a better source may answer by now.
+    Wheelhouses with notices are skipped: a better source may be available now.
 
     Args:
-        scratch: the folder in the cache that the wheels are to be in.
-        pins: what is wanted, by name.
+        scratch: the new folder in the cache.
+        pins: the wanted packages, by name.
         target: the hosts' Python and C library; a lock has the hashes of wheels for others as well.
 
     Returns:
-        The names of the packages that were there.
+        The names of the packages that were linked.
     """
     wanted = {digest: name for name, pin in pins.items() for digest in pin.hashes}
     found = set()
@@ -295,7 +291,7 @@ def link_known(scratch, pins, target):
 
 
 def finish(scratch, house):
-    """Write the manifest, and give the folder its name."""
+    """Write the manifest and rename the folder."""
     with (scratch / MANIFEST).open("w", encoding="utf-8") as file:
         json.dump(house.to_dict(), file, indent=1)
         file.flush()
@@ -305,10 +301,10 @@ def finish(scratch, house):
 
 
 def check_space(folder, lock, name):
-    """Make sure that a download fits.
+    """Check the space for a download.
 
     Raises:
-        WheelhouseError: it does not.
+        WheelhouseError: it is too small.
     """
     needed, free = sizes(lock)[0] + SPARE_BYTES, shutil.disk_usage(folder).free
     if free < needed:
@@ -320,7 +316,7 @@ def check_space(folder, lock, name):
 
 
 def larger_build(folder, more, refused):
-    """What it costs that only a build with further packages could be had."""
+    """The warning that only a build with further packages was available."""
     size = sum(
         path.stat().st_size
         for path in folder.glob("*.whl")
@@ -329,13 +325,13 @@ def larger_build(folder, more, refused):
     why = "; ".join(refused.values()) or "pip's configured source has no build without them"
     return (
         f"torch comes with {len(more)} CUDA packages that CPUs do not use ({size / 1e9:.1f} GB "
-        "more to download and send to each host), because the index of CPU builds was of no use: "
+        "more to download and send to each host), because the index of CPU builds failed: "
         f"{why}"
     )
 
 
 def check(folder, wanted, python):
-    """Every file that was downloaded, held against the lists.
+    """The downloaded files, compared with the lists.
 
     Args:
         folder: with wheels.
@@ -343,13 +339,13 @@ def check(folder, wanted, python):
         python: the minor version of the hosts' Python.
 
     Raises:
-        WheelhouseError: a file is missing, not expected, or has another hash; names all of them.
+        WheelhouseError: files are missing, unexpected or have another hash; names all.
     """
     digests = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
     problems = wanted.problems(digests, python)
     if problems:
         raise WheelhouseError(
-            "\n".join(problems) + "\nsee where pip's configuration takes it from (pip config list)"
+            "\n".join(problems) + "\ncheck which index pip uses (pip config list)"
         )
     return {
         name: Wheel((folder / name).stat().st_size, unpacked_bytes(folder / name), digest)

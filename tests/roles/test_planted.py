@@ -267,9 +267,7 @@ def test_what_becomes_a_path_or_a_line_is_refused(place: Place) -> None:
     with pytest.raises(FtclusterError) as caught:
         run_stages("preflight", (place.inventory,), (), view)
     _, line, _ = str(caught.value).splitlines()
-    assert line.startswith(
-        "  localhost: Read what the host is: the host does not answer as it must"
-    )
+    assert line.startswith("  localhost: Read the host's facts: the host's facts are invalid")
     assert all(f"{name} is {TEMPLATE!a}" in line for name in names)
 
 

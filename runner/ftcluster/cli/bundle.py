@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import canonicalize_name
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
     Bundle,
     BundleError,

@@ -150,7 +150,7 @@ def test_a_cache_with_another_byte_is_unpacked_again_after_it_was_refused(
     house = open_bundle(path, cache).house
     content = (house.folder / TOOL).read_bytes()
     (house.folder / TOOL).write_bytes(b"x" + content[1:])
-    with pytest.raises(WheelhouseError, match=f"{TOOL} is not as it was"):
+    with pytest.raises(WheelhouseError, match=f"{TOOL} has changed since"):
         verify(house, BARE, "3.11")
     assert (open_bundle(path, cache).house.folder / TOOL).read_bytes() == content
 
@@ -212,10 +212,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut between wheels": (lambda path: cut(path, TOOL.encode() + b"\0"), f"{TOOL} is missing"),
     "a byte of a wheel": (lambda path: flip(path, b"PK\3\4", 20), f"{OTHER} has the sha256"),
     "a byte of a wheel's name": (lambda path: flip(path, TOOL.encode() + b"\0"), "is missing"),
-    "a byte of the head": (lambda path: flip(path, b'"native"', 1), f"{HEAD} is not as it was"),
-    "a byte of the python": (lambda path: flip(path, b'"3.11"', 4), f"{HEAD} is not as it was"),
+    "a byte of the head": (lambda path: flip(path, b'"native"', 1), f"the checksum of {HEAD}"),
+    "a byte of the python": (lambda path: flip(path, b'"3.11"', 4), f"the checksum of {HEAD}"),
     "a byte of the head's name": (lambda path: flip(path, HEAD.encode()), ""),
-    "a byte of a notice": (lambda path: flip(path, b"worth"), f"{HEAD} is not as it was"),
+    "a byte of a notice": (lambda path: flip(path, b"worth"), f"the checksum of {HEAD}"),
     "head not JSON": (lambda path: rewrite(path, text=lambda _: b"{"), ""),
     "head not UTF-8": (lambda path: rewrite(path, text=lambda _: b"\xff\xfe\xfa"), ""),
     "head a list": (lambda path: rewrite(path, text=lambda _: b"[1]"), ""),
@@ -250,10 +250,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "its format is 2, this version of ftcluster knows 1",
     ),
     "a name with a slash": (
-        lambda path: rewrite(path, renamed("../a-1-py3-none-any.whl")), "files that are no wheels"
+        lambda path: rewrite(path, renamed("../a-1-py3-none-any.whl")), "files that are not wheels"
     ),
-    "a name that is no wheel's": (
-        lambda path: rewrite(path, renamed("wheels.json")), "files that are no wheels"
+    "a name that is not a wheel's": (
+        lambda path: rewrite(path, renamed("wheels.json")), "files that are not wheels"
     ),
     "a name with a NUL": (lambda path: rewrite(path, renamed("a\0b.whl")), ""),
     "a file too many": (
@@ -288,7 +288,7 @@ def test_a_damaged_bundle_is_refused_whole(
     with pytest.raises(BundleError) as caught:
         open_bundle(path, cache)
     message = str(caught.value)
-    assert message.startswith(f"{path} is damaged or no bundle (")
+    assert message.startswith(f"{path} is damaged or not a bundle (")
     assert message.endswith(f"); {AGAIN}")
     assert words in message
     assert left(cache) == []
@@ -367,7 +367,7 @@ def test_a_wheel_that_was_changed_with_the_bundles_list_is_refused_by_its_name(
     with pytest.raises(BundleError) as caught:
         hold(forged, path, wanted)
     first, problem, *_ = str(caught.value).splitlines()
-    assert first == f"{path} is not made of what is locked:"
+    assert first == f"{path} does not match the lock:"
     assert problem == f"{TOOL} has the sha256 {digest}, which the list of versions does not allow"
     assert not forged.house.folder.exists()
 

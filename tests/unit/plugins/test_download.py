@@ -343,14 +343,14 @@ def test_a_file_that_is_no_wheel_is_named(tmp_path: Path, damage: str) -> None:
         begin = content.index(b"METADATA") + len("METADATA")
         content[begin : begin + 20] = b"\xff" * 20
     path.write_bytes(content)
-    with pytest.raises(DownloadError, match=r"^torch-1\.0-py3-none-any\.whl is no wheel: "):
+    with pytest.raises(DownloadError, match=r"^torch-1\.0-py3-none-any\.whl is not a wheel: "):
         needs(tmp_path, {"nvidia-x"}, "3.11")
 
 
 def test_a_zip_file_without_metadata_is_no_wheel(tmp_path: Path) -> None:
     path = shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path)
     Path(path).rename(tmp_path / "a-1.0-py3-none-any.whl")
-    with pytest.raises(DownloadError, match="is no wheel: it has no metadata"):
+    with pytest.raises(DownloadError, match="is not a wheel: it has no metadata"):
         needs(tmp_path, {"nvidia-x"}, "3.11")
 
 
@@ -358,7 +358,7 @@ def test_the_size_of_what_is_in_a_wheel(tmp_path: Path) -> None:
     path = write_wheel(tmp_path, "tool", "1.0")
     assert unpacked_bytes(path) > path.stat().st_size  # it is compressed
     path.write_text("wheel")
-    with pytest.raises(DownloadError, match=r"^tool-1\.0-.+ is no wheel"):
+    with pytest.raises(DownloadError, match=r"^tool-1\.0-.+ is not a wheel"):
         unpacked_bytes(path)
 
 
@@ -370,7 +370,7 @@ def test_the_size_of_what_is_in_a_wheel(tmp_path: Path) -> None:
          "Retrying (Retry(total=4)) after: reset"),
         (["DEPRECATION: old", "ERROR: Could not find a version"], "Could not find a version"),
         (["something else", "Killed"], "Killed"),
-        ([], "pip failed without a word"),
+        ([], "pip failed without output"),
     ],
 )  # fmt: skip
 def test_the_most_telling_line(lines: list[str], expected: str) -> None:

@@ -195,9 +195,7 @@ def test_a_bundle_of_another_version_of_ftcluster_is_refused(
 def test_a_bundle_is_held_against_the_lock_before_anything_is_changed(
     choose: Act, bundle: Path, folder: Path
 ) -> None:
-    with pytest.raises(
-        AnsibleActionFail, match=f"not made of what is locked:\n{WHEEL} has no hash"
-    ):
+    with pytest.raises(AnsibleActionFail, match=f"does not match the lock:\n{WHEEL} has no hash"):
         choose(bundle=str(bundle), allow_unverified=False)
     lock = f"torch==1.0 --hash=sha256:{'0' * 64}\n"
     (folder / "native.txt").write_text(lock)
@@ -373,7 +371,7 @@ def test_wheels_that_are_not_as_they_were_downloaded_are_not_sent(
     install: Act, there: Host, house: Wheelhouse
 ) -> None:
     house.files[0].write_bytes(b"x" * house.wheels[WHEEL].size)
-    with pytest.raises(AnsibleActionFail, match=f"{WHEEL} is not as it was downloaded"):
+    with pytest.raises(AnsibleActionFail, match=f"{WHEEL} has changed since its download"):
         install()
     assert there.sent == []
     assert not house.folder.exists()  # downloaded again next time

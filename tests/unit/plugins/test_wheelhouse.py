@@ -171,7 +171,7 @@ def test_what_pip_added_is_taken_where_the_lock_is_not_complete(tmp_path: Path) 
 def test_a_file_that_is_no_zip_file_is_no_wheel(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "a", TOOL)
     (folder / TOOL).write_text("<html>")
-    with pytest.raises(DownloadError, match=f"{TOOL} is no wheel"):
+    with pytest.raises(DownloadError, match=f"{TOOL} is not a wheel"):
         checked(folder, "tool-kit==1.0")
 
 
@@ -215,7 +215,7 @@ def test_the_second_list_is_for_builds_that_ask_for_it(source: Source, cache: Pa
     house = get_wheels(wanted, TARGET, Sources(), cache)
     assert source.calls == [(["torch==1.0"], False), (["nvidia-x==1.0"], False)]
     assert list(house.wheels) == [NVIDIA, "torch-1.0-py3-none-any.whl"]
-    assert house.notices[0].endswith("of no use: https://cpu: it is away")
+    assert house.notices[0].endswith("failed: https://cpu: it is away")
     assert get_wheels(wanted, TARGET, Sources(), cache).notices == house.notices
 
 
@@ -406,7 +406,7 @@ def test_a_wheelhouse_is_verified_before_it_is_sent_and_dropped_if_it_is_damaged
     house.files[0].write_bytes(content)
     assert read_wheelhouse(house.folder) == house  # its size is right
     with pytest.raises(
-        WheelhouseError, match=f"{OTHER[:9]}.+ is not as it was downloaded\n.+was remo"
+        WheelhouseError, match=f"{OTHER[:9]}.+ has changed since its download\n.+was remo"
     ):
         verify(house, WANTED, "3.11")
     assert left(cache) == []

@@ -2,7 +2,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.utils import canonicalize_name
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import read_lock, sizes
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import read_stacks
 from packaging.utils import canonicalize_name
