@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     here = Path.cwd()
     script = read_words(words, options.on_hosts, here)
     cluster = recall()
-    facts = first_hosts(cluster.facts, options.nodes) if options.nodes else cluster.facts
+    facts = first_hosts(cluster.facts, options.nodes)
     notes = [
         *check_script(script, facts, options.force),
         *doubtful_paths(script, here, _here_only(facts)),

@@ -46,22 +46,22 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"one stack at a time, not {', '.join(options.words)}")
     stacks = load_stacks()
     given = {**vars(options), "stack": options.words[0] if options.words else None}
-    wish = {part: given[part] for part in PARTS if given[part] is not None}
+    required = {part: given[part] for part in PARTS if given[part] is not None}
     for part in ("ipex", "ccl"):
-        if wish.get(part) == NONE:
-            wish[part] = False
-    if not wish:
+        if required.get(part) == NONE:
+            required[part] = False
+    if not required:
         everything = {"stacks": [stack_document(stack) for stack in stacks.values()]}
         print_result(options, everything, "\n".join(overview(stacks.values())))
         return 0
-    if list(wish) == ["stack"]:
-        stack = find_stack(wish["stack"], stacks)
+    if list(required) == ["stack"]:
+        stack = find_stack(required["stack"], stacks)
         print_result(options, stack_document(stack), "\n".join(details(stack)))
         return 0
-    requirements = [Requirement(part, value) for part, value in wish.items()]
+    requirements = [Requirement(part, value) for part, value in required.items()]
     match = resolve(requirements, stacks)
     lines = match_lines(match, ", ".join(map(str, requirements)))
-    print_result(options, {"wish": wish, **match_document(match)}, "\n".join(lines))
+    print_result(options, {"wish": required, **match_document(match)}, "\n".join(lines))
     return 0 if match.exact else 1
 
 

@@ -127,7 +127,7 @@ def prepare_run(
     recipe = with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
     check_inputs(recipe)
     cluster = cluster or recall()
-    facts = first_hosts(cluster.facts, nodes) if nodes else cluster.facts
+    facts = first_hosts(cluster.facts, nodes)
     size = _size_of(recipe)
     recipe, folders = on_the_hosts(recipe, facts)
     decided = plan(facts, recipe, load_stacks(), ranks_per_host, size)

@@ -122,13 +122,13 @@ class LaunchPlan:
         return self.hosts[0].interface
 
 
-def first_hosts(facts: ClusterFacts, count: int) -> ClusterFacts:
-    """The head and the hosts after it, `count` in all.
+def first_hosts(facts: ClusterFacts, count: int | None) -> ClusterFacts:
+    """The head and the hosts after it, `count` in all; None for all hosts.
 
     Raises:
         PlanError: there are fewer.
     """
-    if count > len(facts.hosts):
+    if count and count > len(facts.hosts):
         there = ", ".join(host.name for host in facts.hosts)
         raise PlanError(
             f"--nodes {count}, but the cluster has {counted(len(facts.hosts), 'host')}: {there}",

@@ -60,11 +60,11 @@ def test_wrong_usage_is_2(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     "arguments", [["setup", "a.ini", "b.ini"], ["train", "mrpc", "quickstart"], ["demo", "x"]]
 )
-def test_too_many_words_are_wrong_usage(arguments: list[str]) -> None:
+def test_too_many_arguments_are_wrong_usage(arguments: list[str]) -> None:
     assert main(arguments) == 2
 
 
-def test_words_may_come_after_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_may_come_after_options(capsys: pytest.CaptureFixture[str]) -> None:
     remembered()
     assert main(["train", "--ranks-per-host", "1", "mrpc", "--dry-run", "precision=fp32"]) == 0
     out = capsys.readouterr().out
@@ -165,7 +165,7 @@ def test_folders_are_read_where_they_are_on_this_machine(tmp_path: Path) -> None
     assert (run.recipe.data, run.folders) == (str(tmp_path), ())
 
 
-def test_what_is_remembered_survives_and_damage_is_told(tmp_path: Path) -> None:
+def test_a_saved_cluster_is_read_and_damage_is_an_error(tmp_path: Path) -> None:
     remembered()
     assert recall().facts == cluster(VM)
     (tmp_path / "state/ftcluster/cluster.json").write_text("{")

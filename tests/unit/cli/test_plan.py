@@ -57,7 +57,7 @@ def test_train_with_dry_run_shows_the_same(capsys: pytest.CaptureFixture[str]) -
     assert shown[0] == shown[1]
 
 
-def test_what_json_says_is_planned_from_again(
+def test_the_json_document_can_be_planned_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = document(capsys, "mrpc", "--nodes", "1", "--ranks-per-host", "4")
@@ -74,9 +74,7 @@ def test_what_json_says_is_planned_from_again(
         assert again[part] == first[part]
 
 
-def test_facts_of_a_cluster_that_is_not_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_facts_of_other_clusters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bare = tmp_path / "bare.json"
     bare.write_text(json.dumps(ClusterFacts((VM,)).to_dict()))
     remembered = tmp_path / "state/ftcluster/cluster.json"

@@ -47,7 +47,7 @@ def program(document: dict[str, Any]) -> list[str]:
         ["--ranks-per-host", "2", "train.py", "--nodes", "3", "--json", "--", "-h"],
     ],
 )
-def test_the_words_of_the_script_are_its_own(
+def test_options_after_the_script_are_its_own(
     capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     document = planned(capsys, *words)
@@ -71,7 +71,9 @@ def test_what_every_rank_gets(capsys: pytest.CaptureFixture[str], project: Path)
     assert document["script"]["copied_to"].startswith("/opt/ftcluster/scripts/project-")
 
 
-def test_words_are_not_in_mpiruns_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_of_the_script_are_not_in_those_of_mpirun(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     document = planned(capsys, "--", "train.py", "--key", "s3cret", ":")
     assert program(document)[1:] == ["train.py", "--key", "s3cret", ":"]
     assert "s3cret" not in json.dumps(document["launch"])
@@ -87,7 +89,7 @@ def test_a_module_and_a_path_of_the_hosts(capsys: pytest.CaptureFixture[str]) ->
     assert program(document) == ["/shared", "/shared/glue.py", "x"]
 
 
-def test_a_dry_run_for_people(capsys: pytest.CaptureFixture[str], project: Path) -> None:
+def test_a_dry_run_as_text(capsys: pytest.CaptureFixture[str], project: Path) -> None:
     (project / ".git").mkdir()
     assert main(["run", "--dry-run", "--", "train.py", "a b"]) == 0
     out = capsys.readouterr().out
@@ -97,7 +99,7 @@ def test_a_dry_run_for_people(capsys: pytest.CaptureFixture[str], project: Path)
     assert "# ranks on localhost: " in out
 
 
-def test_an_option_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["run", "--wrong", "--", "train.py"])
     assert caught.value.code == 2
@@ -116,9 +118,7 @@ def test_a_script_that_would_fail_is_not_started(
     said(capsys.readouterr().err)
 
 
-def test_notes_do_not_keep_it_from_running(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_notes_do_not_prevent_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     remember(Cluster((Path("/i.ini"),), cluster(host("node1"), host("node2"))))
     (tmp_path / "model").mkdir()
     [note] = planned(capsys, "--", "train.py", str(tmp_path / "model"))["notes"]
@@ -164,7 +164,7 @@ FAILED = [
 ]  # fmt: skip
 
 
-def test_what_rank_0_says_is_shown(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_rank_0_is_shown(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
     hosts.events = [*OUTPUT, {"event": "end", "state": "done", "exit_code": 0, "seconds": 7.5}]
     assert main(["run", "--", "train.py"]) == 0
     captured = capsys.readouterr()
@@ -209,7 +209,7 @@ def test_a_run_that_could_not_be_started(hosts: Hosts, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["state"] == "failed"
 
 
-def test_nobody_reads_any_more(
+def test_a_closed_stdout_ends_the_run(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Closed:
@@ -241,7 +241,7 @@ def test_every_kind_of_run_is_recorded(hosts: Hosts, tmp_path: Path) -> None:
     assert record["script"]["program"] == ["train.py", "--lr", "1"]
 
 
-def test_other_users_can_read_nothing_of_a_run_here(hosts: Hosts, tmp_path: Path) -> None:
+def test_other_users_cannot_read_a_run_on_the_control_node(hosts: Hosts, tmp_path: Path) -> None:
     hosts.events = [{"event": "end", "state": "done", "exit_code": 0, "seconds": 1.0}]
     state = tmp_path / "state/ftcluster"
     state.chmod(0o755)
@@ -255,7 +255,7 @@ def test_other_users_can_read_nothing_of_a_run_here(hosts: Hosts, tmp_path: Path
     assert modes == {"cluster.json": 0o600, "run.json": 0o600, "events.jsonl": 0o600}
 
 
-def test_a_token_for_the_hub_goes_to_the_hosts_if_it_is_asked_for(
+def test_a_token_for_the_hub_is_sent_only_with_its_option(
     hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_s3cret")

@@ -58,27 +58,27 @@ def names() -> list[str]:
     return [one.name for one in recall().facts.hosts]
 
 
-def test_a_cluster_that_was_proved_is_remembered_in_the_inventorys_order(setup: Setup) -> None:
+def test_a_verified_cluster_is_saved_in_the_inventorys_order(setup: Setup) -> None:
     setup(host("c"), host("a"), host("b"), options=("--user", "ops", "--tags", "all"))
     assert names() == ["a", "b", "c"]
     assert recall().inventories == (Path("/inventory.ini"),)
     assert recall().options == ("--user", "ops")
 
 
-def test_with_limit_the_other_hosts_stay_remembered(setup: Setup) -> None:
+def test_with_limit_the_other_hosts_stay_saved(setup: Setup) -> None:
     setup(host("a"), host("b"), host("c"))
     setup(host("b", cores=64), options=("--limit", "b"))
     assert names() == ["a", "b", "c"]
     assert [one.cores for one in recall().facts.hosts] == [2, 64, 2]
 
 
-def test_with_tags_the_facts_stay_remembered(setup: Setup) -> None:
+def test_with_tags_the_facts_stay_saved(setup: Setup) -> None:
     setup(host("a"), host("b"), host("c"))
     setup(options=("--tags", "mesh"), table=False)
     assert names() == ["a", "b", "c"]
 
 
-def test_with_limit_a_host_that_was_never_set_up_is_none(setup: Setup) -> None:
+def test_with_limit_a_host_that_was_never_set_up_is_not_saved(setup: Setup) -> None:
     setup(host("b"), options=("--limit", "b"))
     assert names() == ["b"]
 
@@ -89,7 +89,7 @@ def test_a_host_that_left_the_inventory_is_forgotten(setup: Setup) -> None:
     assert names() == ["a", "c"]
 
 
-def test_without_a_proof_nothing_is_remembered(setup: Setup) -> None:
+def test_without_verify_nothing_is_saved(setup: Setup) -> None:
     setup(host("a"), host("b"), host("c"), table=False)
     with pytest.raises(FtclusterError, match="no cluster has been set up"):
         recall()
@@ -106,19 +106,19 @@ def test_another_inventory_replaces_the_former(setup: Setup) -> None:
     assert recall().options == ()
 
 
-def test_check_mode_remembers_nothing(setup: Setup) -> None:
+def test_check_mode_saves_nothing(setup: Setup) -> None:
     setup(host("a"), host("b"), host("c"), options=("--check",))
     with pytest.raises(FtclusterError, match="no cluster has been set up"):
         recall()
 
 
-def test_passwords_are_not_remembered(setup: Setup, tmp_path: Path) -> None:
+def test_passwords_are_not_saved(setup: Setup, tmp_path: Path) -> None:
     setup(host("a"), passwords=("--become-password-file", str(tmp_path)))
     assert recall().options == ()
     assert str(tmp_path) not in (tmp_path / "state" / "ftcluster" / "cluster.json").read_text()
 
 
-def test_a_memory_that_cannot_be_read_is_written_anew(setup: Setup, tmp_path: Path) -> None:
+def test_a_damaged_saved_cluster_is_overwritten(setup: Setup, tmp_path: Path) -> None:
     (tmp_path / "state" / "ftcluster").mkdir(parents=True)
     (tmp_path / "state" / "ftcluster" / "cluster.json").write_text("{")
     setup(host("a"), host("b"), host("c"))
@@ -156,14 +156,14 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Give
 NATIVE = {"torch_stack_name": "native"}
 
 
-def test_the_same_cluster_again_is_reached_the_same_way(given: Callable[..., Given]) -> None:
+def test_the_same_cluster_uses_the_saved_connection_options(given: Callable[..., Given]) -> None:
     remember(Cluster((Path("/inventory.ini"),), cluster(host("a")), ("--user", "ops")))
     assert given() == ("setup", (Path("/inventory.ini"),), ("--user", "ops"), NATIVE)
     assert given("--rollback") == ("rollback", (Path("/inventory.ini"),), ("--user", "ops"), {})
     assert recall().options == ("--user", "ops")
 
 
-def test_what_is_given_goes_before_what_is_remembered(given: Callable[..., Given]) -> None:
+def test_options_override_saved_ones(given: Callable[..., Given]) -> None:
     remember(Cluster((Path("/inventory.ini"),), cluster(host("a")), ("--user", "ops")))
     words = ("--user", "me", "--check", "-e", "torch_stack_name=intel-2.8")
     _, _, options, variables = given(*words)
@@ -173,7 +173,7 @@ def test_what_is_given_goes_before_what_is_remembered(given: Callable[..., Given
     assert variables == NATIVE
 
 
-def test_with_an_inventory_the_way_to_reach_it_is_not_taken_from_the_last_time(
+def test_with_an_inventory_saved_connection_options_are_not_used(
     given: Callable[..., Given], tmp_path: Path
 ) -> None:
     path = tmp_path / "inventory.ini"
@@ -183,7 +183,7 @@ def test_with_an_inventory_the_way_to_reach_it_is_not_taken_from_the_last_time(
     assert recall().options == ()
 
 
-def test_the_same_inventories_are_the_same_cluster_however_they_are_named(
+def test_the_same_inventories_are_the_same_cluster_by_any_path(
     given: Callable[..., Given], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -200,13 +200,13 @@ def test_the_same_inventories_are_the_same_cluster_however_they_are_named(
     assert "-i a -i b" in str(caught.value)
 
 
-def test_which_hosts_are_meant_is_remembered(setup: Setup) -> None:
+def test_the_pattern_of_hosts_is_saved(setup: Setup) -> None:
     setup(host("a"), host("b"), pattern="a,b", everyone=("a", "b"))
     assert recall().pattern == "a,b"
     assert names() == ["a", "b"]
 
 
-def test_without_anything_remembered_it_is_this_machine(given: Callable[..., Given]) -> None:
+def test_without_a_saved_cluster_setup_is_for_this_machine(given: Callable[..., Given]) -> None:
     playbook, (path,), options, variables = given()
     assert (playbook, path.name, options, variables) == ("setup", "localhost.ini", (), {})
 
@@ -236,7 +236,7 @@ def test_options_of_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", ["none.ftbundle", "."])
-def test_a_bundle_that_is_not_there_is_wrong_usage(name: str, tmp_path: Path) -> None:
+def test_a_missing_bundle_is_wrong_usage(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=str(tmp_path)):
         variables("--bundle", str(tmp_path / name))
 
@@ -267,9 +267,7 @@ def stack_after(monkeypatch: pytest.MonkeyPatch, stack: str, *words: str) -> dic
     return {one.name: one.stack for one in recall().facts.hosts}
 
 
-def test_the_stack_that_is_in_use_is_remembered(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_stack_in_use_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     both = {"a": "intel-2.8", "b": "intel-2.8"}
     assert stack_after(monkeypatch, "intel-2.8") == both

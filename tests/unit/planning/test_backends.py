@@ -125,7 +125,7 @@ def placed(launch: LaunchPlan) -> dict[str, Any]:
         (2, 2, "0,1", ["0", "1"], 1),  # asked for; each rank's only core does both
     ],
 )
-def test_cores_are_kept_for_oneccl(
+def test_cores_are_reserved_for_oneccl(
     ranks: int, cores: int, affinity: str, computing: list[str], threads: int
 ) -> None:
     launch = decided("intel-2.7", ranks, count=2, cores=cores, ddp_backend="ccl")
@@ -137,7 +137,7 @@ def test_cores_are_kept_for_oneccl(
     assert f"CPUs {affinity} " in decision(launch, "threads per rank")
 
 
-def test_each_host_keeps_cores_of_its_own() -> None:
+def test_each_host_reserves_its_own_cores() -> None:
     facts = cluster(*hosts("intel-2.7", cores=32), host("b", stack="intel-2.7", cores=8))
     kinds = placed(plan(facts, recipe(), STACKS, 2))["kinds"]
     assert [kind["env"]["CCL_WORKER_AFFINITY"] for kind in kinds] == ["15,31", "3,7"]
@@ -152,13 +152,13 @@ def test_workers_of_ranks_that_share_cores_under_a_quota_have_cores_of_their_own
     assert [rank["threads"] for rank in kind["ranks"]] == [3, 3]
 
 
-def test_gloo_knows_nothing_of_oneccl() -> None:
+def test_gloo_has_no_variables_of_oneccl() -> None:
     launch = decided("intel-2.7", ddp_backend="gloo")
     assert "CCL_" not in json.dumps(render(launch, "r-1").to_dict())
     assert "setvars.sh" not in as_shell(render(launch, "r-1"), launch)
 
 
-def test_what_a_person_pastes_sources_the_bindings_environment_first() -> None:
+def test_the_shell_command_sources_the_bindings_environment_first() -> None:
     launch = decided("intel-2.7")
     before, _, after = as_shell(render(launch, "r-1"), launch).partition(
         ". /opt/ftcluster/current/lib/python3*/site-packages/"

@@ -32,7 +32,7 @@ def planned(golden: dict[str, Any]) -> LaunchPlan:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_plan_is_as_it_was_read_and_found_good(path: Path) -> None:
+def test_the_plan_is_the_golden_one(path: Path) -> None:
     golden = json.loads(path.read_text())
     decided = planned(golden)
     command = as_shell(render(decided, "golden-1"), decided).splitlines()

@@ -45,7 +45,7 @@ def test_the_estimate_is_near_what_was_measured(
     assert found == pytest.approx(measured_mb, rel=0.1)
 
 
-def test_a_model_of_which_only_the_parameters_are_known() -> None:
+def test_a_model_with_only_its_parameters_known() -> None:
     found = need(ModelSize(10**9), "fp32", 8, 128, predicts_tokens=False)
     assert (found.states, found.activations) == (16 * 10**9, 0)
 

@@ -40,7 +40,7 @@ def test_one_rank_a_numa_node_with_its_cores() -> None:
     assert launch.master_address == "a"
 
 
-def test_the_users_word_is_above_the_recipes() -> None:
+def test_the_command_line_overrides_the_recipe() -> None:
     recipe = replace(RECIPE, ranks_per_host=1)
     assert plan(cluster(VM), recipe, STACKS).world_size == 1
     assert plan(cluster(VM), recipe, STACKS, ranks_per_host=2).world_size == 2
@@ -80,7 +80,7 @@ def test_decisions_that_are_the_same_on_several_hosts_are_made_once() -> None:
     ]
 
 
-def test_a_program_of_the_users_own_has_no_batch() -> None:
+def test_a_users_script_has_no_batch() -> None:
     launch = plan(cluster(host("a", cores=8, numa_nodes=4)), None, STACKS)
     assert (launch.world_size, launch.backend, launch.ipex) == (4, "gloo", False)
     assert not about(launch, "batch")
@@ -149,7 +149,7 @@ def test_sockets_are_taken_together_only_where_that_is_worth_their_distance(
     assert launch.hosts[0].ranks == ranks
 
 
-def test_hosts_that_keep_the_others_waiting_are_named() -> None:
+def test_hosts_that_slow_down_the_others_are_named() -> None:
     launch = decided(host("a", cores=32), host("b", cores=32), host("slow"))
     [pace] = about(launch, "pace")
     assert pace.value == "that of slow"
@@ -168,7 +168,9 @@ def test_hosts_that_keep_the_others_waiting_are_named() -> None:
         (2, 2, ["0", "1"]),
     ],
 )
-def test_cores_of_ranks_that_are_no_numa_nodes(cores: int, ranks: int, expected: list[str]) -> None:
+def test_cores_of_other_numbers_of_ranks_than_numa_nodes(
+    cores: int, ranks: int, expected: list[str]
+) -> None:
     launch = decided(host("a", cores=cores, numa_nodes=2), ranks=ranks)
     assert cpus(launch.hosts[0]) == expected
     [count] = about(launch, "ranks")
@@ -176,7 +178,7 @@ def test_cores_of_ranks_that_are_no_numa_nodes(cores: int, ranks: int, expected:
     assert ("2 cores unused" in about(launch, "threads per rank")[0].why) == (ranks == 3)
 
 
-def test_a_core_is_kept_for_communication_where_it_costs_little() -> None:
+def test_a_core_is_reserved_for_communication_of_large_ranks() -> None:
     def threads(cores: int, count: int) -> int:
         hosts = [host(f"n{i}", cores=cores) for i in range(count)]
         return decided(*hosts).hosts[0].threads_per_rank
@@ -186,7 +188,7 @@ def test_a_core_is_kept_for_communication_where_it_costs_little() -> None:
 
 
 @pytest.mark.parametrize(("cores", "threads", "kept"), [(64, 64, 1), (64, 128, 0), (32, 32, 0)])
-def test_a_core_is_kept_for_the_system_of_a_large_host_alone(
+def test_a_core_is_reserved_for_the_system_of_a_single_large_host(
     cores: int, threads: int, kept: int
 ) -> None:
     launch = decided(host("a", cores=cores, threads=threads))
@@ -291,7 +293,7 @@ def test_all_problems_are_reported_at_once(said: Callable[[object], None]) -> No
     said(caught.value)
 
 
-def test_facts_survive_the_way_through_json() -> None:
+def test_facts_are_the_same_after_json() -> None:
     facts = cluster(VM, host("b", cpu_quota=0.5, openmp="/opt/libiomp5.so"))
     assert ClusterFacts.from_dict(facts.to_dict()) == facts
 
@@ -346,7 +348,7 @@ def test_the_launch_of_this_machine() -> None:
 
 
 @pytest.mark.parametrize(("user", "cache"), [("ftcluster", "/opt/ftcluster/cache"), ("", None)])
-def test_only_the_account_runs_code_from_the_cache_that_it_may_write(
+def test_only_the_ranks_account_uses_the_python_cache_that_it_can_write(
     user: str, cache: str | None
 ) -> None:
     launch = render(plan(cluster(replace(VM, rank_user=user)), RECIPE, STACKS), "r-1")

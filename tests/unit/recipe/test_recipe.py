@@ -23,7 +23,7 @@ def problems_of(text: str, *overrides: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(known_recipes()))
-def test_every_recipe_that_comes_along_is_valid_and_documented(name: str) -> None:
+def test_every_bundled_recipe_is_valid_and_documented(name: str) -> None:
     assert load_recipe(name).name == name
     head = known_recipes()[name].read_text().split("\n---\n")[0]
     for heading in ("Needs:", "Run:", "Override:"):
@@ -46,7 +46,7 @@ def test_overrides_win_and_are_read_as_yaml() -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("true", True), ("false", False)])
-def test_ipex_is_asked_for_in_one_word(text: str, value: object) -> None:
+def test_values_of_use_ipex(text: str, value: object) -> None:
     assert parse_recipe(MINIMAL, "my.yml").training.use_ipex == "auto"
     recipe = parse_recipe(MINIMAL, "my.yml", [f"training.use_ipex={text}"])
     assert recipe.training.use_ipex is value or recipe.training.use_ipex == value
@@ -104,7 +104,7 @@ def test_one_field_makes_any_task_of_glue(name: str) -> None:
     assert len(options.validation_splits) == sets
 
 
-def test_what_a_recipe_says_goes_before_what_glue_says() -> None:
+def test_a_recipe_overrides_the_defaults_of_glue() -> None:
     recipe = load_recipe("qqp", ["text_columns=[a, b]", "data_config=null"])
     assert isinstance(recipe.options, TextClassification)
     assert (recipe.options.text_columns, recipe.data_config) == (("a", "b"), None)
@@ -161,6 +161,6 @@ def test_what_does_not_fit_the_task_or_each_other(said: Said) -> None:
     said("\n".join(problems_of(text).splitlines()[-1] for text in CONTRADICTIONS))
 
 
-def test_a_recipe_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_recipe_file(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="does not exist"):
         load_recipe(str(tmp_path / "none.yml"))

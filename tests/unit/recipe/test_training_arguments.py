@@ -80,7 +80,7 @@ def test_reports_are_one_or_several() -> None:
     assert both.report_to == ("tensorboard", "mlflow")
 
 
-def test_null_takes_back_what_the_file_says() -> None:
+def test_null_removes_a_key_of_the_file() -> None:
     text = MINIMAL + "training:\n  eval_strategy: steps\n  eval_steps: 5\n  seed: 7\n"
     found = training_of("eval_strategy=epoch", "eval_steps=null", "seed=null", text=text)
     assert (found.eval_strategy, found.eval_steps, found.seed) == ("epoch", None, 42)
@@ -156,7 +156,7 @@ def test_what_is_not_allowed_or_contradicts(said: Said) -> None:
         ["report_to: [mlflow]", "run_name: r"],
     ],
 )
-def test_what_agrees(lines: list[str]) -> None:
+def test_valid_combinations(lines: list[str]) -> None:
     training_of(*(line.replace(": ", "=") for line in lines))
 
 
@@ -187,7 +187,7 @@ def test_the_best_checkpoint_is_one_that_was_evaluated(
         assert f"my.yml:{line}: with load_best_model_at_end, save_steps ({save:g}) has" in found
 
 
-def test_a_perplexity_is_not_taken_for_the_better_the_greater() -> None:
+def test_perplexity_needs_greater_is_better_false() -> None:
     best = ["save_strategy: best", "metric_for_best_model: perplexity"]
     assert "my.yml:6: of two values of perplexity the greater" in problems_of(*best, text=CLM)
     overrides = (one.replace(": ", "=") for one in [*best, "greater_is_better: false"])
@@ -195,7 +195,7 @@ def test_a_perplexity_is_not_taken_for_the_better_the_greater() -> None:
 
 
 @pytest.mark.parametrize("text", [QA, MINIMAL + "regression: true\n"])
-def test_labels_are_smoothed_where_there_are_some(text: str) -> None:
+def test_label_smoothing_needs_classes_or_tokens(text: str) -> None:
     assert "my.yml:" in problems_of("label_smoothing_factor: 0.1", text=text)
     for other in (MINIMAL, CLM):
         assert training_of("label_smoothing_factor=0.1", text=other).label_smoothing_factor == 0.1

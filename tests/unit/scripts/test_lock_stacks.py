@@ -70,7 +70,7 @@ def test_wheels_for_the_hosts(tag: str, good: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["tool-1.0.tar.gz", "tool.whl", "tool-1.0.zip", ""])
-def test_what_is_no_wheel_does_not_fit(name: str) -> None:
+def test_files_other_than_wheels_do_not_fit(name: str) -> None:
     assert not fits(name, PYTHONS)
 
 
@@ -129,7 +129,7 @@ def test_packages_on_two_indexes_have_the_hashes_of_both() -> None:
     assert usual.count("--hash") == 1
 
 
-def test_a_renewed_lock_keeps_no_python_without_the_hash_from_elsewhere() -> None:
+def test_a_missing_hash_of_the_other_index_is_an_error() -> None:
     other = elsewhere("torch-1.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl")
     with pytest.raises(SystemExit, match=r"no hash of torch 1\.0 for Python 3\.10 from its own in"):
         lock_lines([package("torch", "py3-none-any")], PYTHONS, other)
@@ -142,7 +142,7 @@ def test_a_local_version_is_read_from_its_address() -> None:
 
 
 @pytest.mark.parametrize("tags", [(), ("cp311-cp311-win_amd64",)])
-def test_a_package_without_a_wheel_ends_it(tags: tuple[str, ...]) -> None:
+def test_a_package_without_a_wheel_is_an_error(tags: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit, match=r"error: tool 1\.0 has no wheel for \['3.10', "):
         lock_lines([package("tool", *tags)], PYTHONS, {})
 

@@ -17,5 +17,5 @@ from ftcluster.text.host_names import short_names
         (["b", "a"], "b, a"),
     ],
 )
-def test_names_in_a_row(names: list[str], short: str) -> None:
+def test_consecutive_names(names: list[str], short: str) -> None:
     assert short_names(names) == short
