@@ -187,17 +187,18 @@ def plan(
         raise _together(problems)
 
     workers = WORKERS if backend[0] == CCL else 0
-    decided = _Decisions()
+    decisions: list[Decision] = []
     hosts: list[HostPlan] = []
     before = 0  # ranks on the hosts before this one
     for host in facts.hosts:
         layout = layouts[host.name]
         if workers:
             layout = lay_out(host, counts[host.name], world > 1, workers)
-        found = _of_host(host, layout, world, workers, len(facts.hosts))
-        decided.add("ranks", str(len(layout.ranks)), chosen[host.name].why, host.name)
-        for what, (value, why) in found.items():
-            decided.add(what, value, why, host.name)
+        decisions.append(
+            Decision("ranks", str(len(layout.ranks)), chosen[host.name].why, (host.name,))
+        )
+        for what, reason in _of_host(host, layout, world, workers, len(facts.hosts)).items():
+            decisions.append(Decision(what, *reason, (host.name,)))
         placement = tuple(
             replace(rank, samples=batch.share(before + index, world))
             for index, rank in enumerate(layout.ranks)
@@ -213,16 +214,19 @@ def plan(
                 openmp=host.openmp,
             )
         )
-    decided.add("precision", precision, precision_why)
-    decided.add("ipex", "on" if ipex[0] else "off", ipex[1])
-    decided.add("backend", *backend)
+    of_all = {
+        "precision": (precision, precision_why),
+        "ipex": ("on" if ipex[0] else "off", ipex[1]),
+        "backend": backend,
+    }
     if batch.samples is not None:
-        decided.add("batch", *batch.decision(batch.samples, world))
-        decided.add("memory per rank", *batch.memory_decision(world))
-    decided.add("rendezvous", *explain.rendezvous(facts))
+        of_all["batch"] = batch.decision(batch.samples, world)
+        of_all["memory per rank"] = batch.memory_decision(world)
+    of_all["rendezvous"] = explain.rendezvous(facts)
     uneven = _uneven(hosts)
     if uneven:
-        decided.add("pace", *uneven)
+        of_all["pace"] = uneven
+    decisions += [Decision(what, *reason) for what, reason in of_all.items()]
     return LaunchPlan(
         hosts=tuple(hosts),
         prefix=facts.head.prefix,
@@ -230,7 +234,7 @@ def plan(
         precision=precision,
         ipex=ipex[0],
         rank_user=facts.head.rank_user,
-        decisions=decided.grouped(),
+        decisions=_grouped(decisions),
     )
 
 
@@ -275,21 +279,14 @@ def _together(problems: Sequence[PlanError]) -> PlanError:
     return PlanError(f"{len(problems)} problems prevent the launch\n  {text}")
 
 
-class _Decisions:
-    """Decisions in the order of their making; the same one for several hosts is kept once."""
-
-    def __init__(self) -> None:
-        self._hosts: dict[tuple[str, str, str], list[str]] = {}
-
-    def add(self, what: str, value: str, why: str, host: str = "") -> None:
-        """Add a decision for one host, or for the whole launch."""
-        self._hosts.setdefault((what, value, why), []).extend([host] if host else [])
-
-    def grouped(self) -> tuple[Decision, ...]:
-        """All decisions, those about the same thing together."""
-        order = list(dict.fromkeys(what for what, _, _ in self._hosts))
-        found = [Decision(*made, tuple(hosts)) for made, hosts in self._hosts.items()]
-        return tuple(sorted(found, key=lambda decision: order.index(decision.what)))
+def _grouped(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
+    """Decisions by their subject; one that is the same for several hosts is kept once."""
+    hosts: dict[tuple[str, str, str], list[str]] = {}
+    for one in decisions:
+        hosts.setdefault((one.what, one.value, one.why), []).extend(one.hosts)
+    order = list(dict.fromkeys(one.what for one in decisions))
+    merged = [Decision(*made, tuple(names)) for made, names in hosts.items()]
+    return tuple(sorted(merged, key=lambda one: order.index(one.what)))
 
 
 def _check_addresses(facts: ClusterFacts) -> None:
