@@ -8,9 +8,9 @@ shakespeare. The engine is this checkout's.
 
 Trains small models from random weights with several seeds: with this engine in bf16, and with
 transformers and torch's AdamW in bf16 (autocast) and in fp32. With the same seed all three have the
-same weights, batches, schedule and dropout rate. Each run is a process and appends a line to FILE; a
-run that is there is not repeated, so the command can be started again. Prints the final training
-loss and the validation loss, mean and standard deviation over the seeds.
+same weights, batches, schedule and dropout rate. Each run is a process that appends a line to FILE.
+A run that is in FILE is not repeated, so the command can be started again. Prints the final
+training loss and the validation loss, mean and standard deviation over the seeds.
 """
 
 import argparse

@@ -7,11 +7,12 @@ from the repository's root, after `ftcluster setup localhost`. DIR has the folde
 shakespeare; --encoder is a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
 
 Both train the same model from the same weights on the same tokens with two threads; each run is a
-process, runs are interleaved, numbers are medians. `stock` is Trainer with the defaults of run_glue,
-run_qa and run_clm: padded to the maximum, fused AdamW, bf16. `ours` runs with tcmalloc, as planned
-runs do. --ablation also measures ours without each optimization and with each alone, --profile the
-time by kind of work and its serial share; --seeds also fine-tunes the encoder with both and compares
-the metrics. --turns 0 leaves out the rest; two of these runs fit on two cores with --threads 1.
+process, runs are interleaved, numbers are medians. `stock` is Trainer with the defaults of
+run_glue, run_qa and run_clm: padded to the maximum, fused AdamW, bf16. `ours` runs with tcmalloc,
+as planned runs do. --ablation also measures ours without each optimization and with each alone,
+--profile the time by kind of work and its serial share; --seeds also fine-tunes the encoder with
+both and compares the metrics. --turns 0 leaves out the rest; two of these runs fit on two cores
+with --threads 1.
 """
 
 import argparse

@@ -15,7 +15,7 @@ def test_nothing_that_a_user_writes_is_executed_on_the_control_node(
     home = machine.home
     refused = home.run("train", "quickstart", f"model={TEMPLATE}", PLANTED=str(trap))
     assert refused.returncode == 1
-    assert f"model '{TEMPLATE}' is no folder here" in refused.stderr
+    assert f"model '{TEMPLATE}' is neither a local folder nor" in refused.stderr
     script = tmp_path / TEMPLATE / f"{TEMPLATE}.py"
     script.parent.mkdir()
     script.write_text("import json, sys\nprint(json.dumps(sys.argv))\n")

@@ -79,7 +79,7 @@ KINDS = {
         mnli_folder,
         "AutoModelForSequenceClassification",
         ("accuracy_matched", "loss_matched", "accuracy_mismatched", "loss_mismatched"),
-        ("cut at 10 tokens",),
+        ("truncated to 10 tokens",),
     ),
     "numbers": Kind(
         ("glue", "glue_task=stsb"),

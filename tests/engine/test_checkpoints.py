@@ -211,16 +211,6 @@ def test_a_model_that_was_best_before_it_learned(tmp_path: Path, world: World) -
     assert done.result.metrics["loss"] == min(losses[1:])
 
 
-def test_the_steps_after_the_last_evaluation(tmp_path: Path, world: World) -> None:
-    """Unless there are none at all, the last step is evaluated and saved."""
-    done = plain(
-        tmp_path, world, eval_strategy="steps", eval_steps=3, save_strategy="steps", save_steps=3
-    )
-    assert [event["step"] for event in done.of("evaluation")] == [3, 6, 7]
-    assert [event["step"] for event in done.of("checkpoint")] == [3, 6, 7]
-    assert done.result.metrics == done.of("evaluation")[-1]["metrics"]
-
-
 def test_nothing_is_left_half_saved(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -268,8 +268,8 @@ def test_ranks_have_the_users_token_and_credentials_of_a_host_stay_there(left: L
 def test_a_gated_model_needs_that_the_user_gives_the_token(left: Left) -> None:
     assert left.training["state"] == "done"
     assert left.refused.returncode == 1
-    assert "the Hugging Face Hub does not give it" in left.refused.stderr
-    assert "for what is private or gated on the Hub, --hf-token" in left.refused.stderr
+    assert "nor available on the Hugging Face Hub" in left.refused.stderr
+    assert "for private or gated repositories use --hf-token" in left.refused.stderr
 
 
 def test_no_secret_is_an_argument_of_a_process(left: Left) -> None:
