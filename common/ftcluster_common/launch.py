@@ -20,6 +20,8 @@ BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # of torch.distributed
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see ftcluster.launch.mpirun.placement_text
 CCL = "ccl"  # the backend of oneccl_bind_pt
 
+# in the run's folder on each host: what a guardian proves to the supervisor that it is one
+GUARD_FILE = "guard"
 HUB_TOKEN_FILE = "hub_token"  # in the run's folder, while its ranks are running
 # ftcluster sets the ranks' affinity by itself
 MPI_VARIABLES = {
@@ -115,6 +117,13 @@ class Launch:
         """`env`, and that a training finds model and data on its host, where `prepare` put them."""
         offline = {"HF_HUB_OFFLINE": "1"} if self.script_ranks is None else {}
         return {**self.env, **offline}
+
+    @property
+    def rank_hosts(self) -> list[Host]:
+        """The host of each rank, by the hostfile's lines, which are in the order of `hosts`."""
+        counts = [int(line.rpartition(":")[2]) for line in self.hostfile.split()]
+        pairs = zip(self.hosts, counts, strict=True)
+        return [host for host, count in pairs for _ in range(count)]
 
     def with_stack(self, folder: Path) -> "Launch":
         """The same launch by the stack's folder, because the link may be moved during the run."""

@@ -9,28 +9,33 @@ import time
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL
 
 # after the supervisor is gone: its `end` event may have been written between two polls
 LAST_WORDS_SECONDS = 2.0
+EVENTS = "events.jsonl"
 
 
 class ActionModule(ActionBase):
     """See plugins/modules/follow.py."""
 
-    _VALID_ARGS = frozenset(("run_dir", "destination", "poll_seconds"))
+    _VALID_ARGS = frozenset(("run_dir", "file", "once", "destination", "poll_seconds"))
     _requires_connection = True
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
+        name = self._task.args.get("file", EVENTS)
+        if name != EVENTS:
+            return {**result, **self._follow_log(name)}
         run_dir = self._task.args["run_dir"]
         destination = Path(self._task.args["destination"])
         pause = float(self._task.args.get("poll_seconds", 0.5))
         offset = destination.stat().st_size if destination.exists() else 0
         gone_since = None
         while True:
-            alive, text = self._poll(run_dir, offset)
+            alive, text = self._poll(run_dir, EVENTS, offset)
             whole = text[: text.rfind("\n") + 1]
             if whole:
                 data = whole.encode()
@@ -47,13 +52,28 @@ class ActionModule(ActionBase):
                 raise AnsibleActionFail(self._last_words(run_dir))
             time.sleep(pause)
 
-    def _poll(self, run_dir, offset):
-        """Whether the supervisor is alive, and the events file from `offset` on."""
+    def _follow_log(self, name):
+        """Copy a log until the run has ended, or once."""
+        once = boolean(self._task.args.get("once", False))
+        pause = float(self._task.args.get("poll_seconds", 0.5))
+        offset = 0
+        while True:
+            alive, text = self._poll(self._task.args["run_dir"], name, offset)
+            data = text.encode(errors="surrogateescape")
+            with Path(self._task.args["destination"]).open("ab") as file:
+                file.write(data)
+            offset += len(data)
+            if once or not (alive or data):
+                return {"changed": False}
+            time.sleep(pause)
+
+    def _poll(self, run_dir, name, offset):
+        """Whether the supervisor is alive, and a file of the run from `offset` on."""
         folder = shlex.quote(run_dir)
         command = (
             f"{TELL}; cd {folder} && "
             'if kill -0 "$(cat supervisor.pid)" 2>/dev/null; then tell alive; else tell gone; fi; '
-            f"tail -c +{offset + 1} events.jsonl 2>/dev/null"
+            f"tail -c +{offset + 1} {shlex.quote(name)} 2>/dev/null"
         )
         answer = self._execute(command)
         # after the output of login scripts

@@ -18,6 +18,14 @@ options:
     description: The run's folder on the host.
     type: path
     required: true
+  file:
+    description: Another file of the run's folder, such as C(ranks.log), instead of the events.
+    type: path
+    default: events.jsonl
+  once:
+    description: Of another file, whether to copy only what it has now.
+    type: bool
+    default: false
   destination:
     description: The file on the control node.
     type: path

@@ -13,15 +13,34 @@ and GROUP_RANK. It is executed and not imported, because LD_PRELOAD is read when
 Standard library only: it delays every rank.
 """
 
+import contextlib
 import json
 import os
+import resource
+import signal
 import sys
 
 from ftcluster_common.launch import PLACEMENT_VARIABLE
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.io.permissions import GROUP_READS
 from ftcluster_train.launcher.affinity import bind_cores, bind_memory, find_place, variables
+from ftcluster_train.launcher.guardian import ADDRESS, guard
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
+
+
+def guarded(program: list[str], rank: int) -> int:
+    """Run the program as the child of this process; ends as the program has ended."""
+    try:
+        code = guard(program, rank)
+    except TrainError as error:
+        print(error_line(error), flush=True)
+        return 1
+    if code > 128:  # mpirun names the signal of what it has started
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):
+            signal.signal(code - 128, signal.SIG_DFL)
+        os.kill(os.getpid(), code - 128)
+    return code
 
 
 def main() -> int:
@@ -49,6 +68,8 @@ def main() -> int:
     os.environ.update(variables(place, threads))
     os.umask(GROUP_READS)  # here, because on other hosts it is that of an SSH session
     program = sys.argv[1:]
+    if ADDRESS in os.environ:
+        return guarded(program, int(rank))
     try:
         os.execvp(program[0], program)
     except OSError as error:

@@ -21,17 +21,19 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from ftcluster_common.launch import RUN_VARIABLE, Host, Launch, read_launch
+from ftcluster_common.launch import GUARD_FILE, RUN_VARIABLE, Launch, read_launch
 from ftcluster_train.distributed import oneccl
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.io.permissions import GROUP_READS
 from ftcluster_train.launcher import processes
-from ftcluster_train.launcher.host_watchdog import Connections, as_error
+from ftcluster_train.launcher.guardian import ADDRESS, SECRET
+from ftcluster_train.launcher.heartbeats import Heartbeats, Trouble, find_trouble
 from ftcluster_train.launcher.hub_token import give, take_back, token_file
 from ftcluster_train.launcher.monitors import Ending, Watch, watch_of
-from ftcluster_train.launcher.processes import end_group, is_running, kill_rest, processes_of
+from ftcluster_train.launcher.processes import end_group, is_running, kill_rest
 from ftcluster_train.launcher.rank_environment import free_port as free_port  # for --dry-run's text
 from ftcluster_train.launcher.rank_environment import (
     host_path,
@@ -102,7 +104,10 @@ def run_ranks(launch: Launch, events: EventWriter, hub_token: str) -> Ending:
         events.write("phase", doing="checking that the head reaches the other hosts")
         _refuse(refusals(others, launch.ssh_config, same_stack(stack)))
     sourced = oneccl.variables_for(launch.env, host_path())
+    beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
     environment = rank_environment(launch.variables, launch.stack, sourced)
+    if beats:
+        environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
     if hub_token:
         _refuse(give(hub_token, launch))
     watch = watch_of(launch, events)
@@ -115,16 +120,19 @@ def run_ranks(launch: Launch, events: EventWriter, hub_token: str) -> Ending:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if launch.script_ranks is None else subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=processes.end_with_parent,
     )
     try:
-        lost = _read(process, watch, Connections(others, lambda: processes_of(launch.run)))
+        trouble = _read(process, watch, beats)
         ending = watch.ending(process.wait())
-        if lost:  # the ranks' later errors are its consequence
-            ending = Ending("failed", 1, [as_error(host) for host in lost])
+        if trouble:  # the ranks' later errors are its consequence
+            ending = Ending("failed", ending.exit_code or 1, [_error(one) for one in trouble])
     except Stopped:
         ending = Ending("stopped", 130, [])
     finally:
         _ignore_signals()
+        if beats:
+            beats.close()  # guardians that are left end their ranks, on every host
         end_group(process)
         if ending.state != "done":
             processes.wait_for_end(launch.run)
@@ -146,11 +154,43 @@ def _not_started(refusal: Refusal) -> dict[str, str | None]:
     return {"message": message, "hint": "no rank was started", "host": name, "rank": None}
 
 
-def _read(process: "subprocess.Popen[bytes]", watch: Watch, connections: Connections) -> list[Host]:
-    """Hand mpirun's output to the watch until it ends; returns the hosts that were lost.
+def listen_for_guardians(launch: Launch) -> Heartbeats | None:
+    """The supervisor's end of the connections to the ranks' guardians.
 
-    After a rank's failure, the others get some time to report theirs before they are ended; after
-    the loss of a host they are ended at once.
+    Returns:
+        None where the run's folder has no GUARD_FILE: the ranks then have no guardians.
+
+    Raises:
+        TrainError: no port is free.
+    """
+    path = Path(launch.run_dir) / GUARD_FILE
+    if not path.exists():
+        return None
+    secret = path.read_text(encoding="ascii").strip()
+    address = launch.hosts[0].address
+    return Heartbeats(address, free_port(), secret, launch.rank_hosts, time.monotonic())
+
+
+def launcher_gone(process: "subprocess.Popen[bytes]") -> list[Trouble]:
+    """Whether mpirun was killed while what it has started goes on."""
+    if process.poll() is None or process.returncode >= 0:
+        return []
+    message = f"mpirun was killed by signal {-process.returncode}"
+    return [Trouble(socket.gethostname(), None, 0, "signal", message)]
+
+
+def _error(trouble: Trouble) -> dict[str, Any]:
+    """The fields of an event `error`."""
+    return dict(vars(trouble))
+
+
+def _read(
+    process: "subprocess.Popen[bytes]", watch: Watch, beats: Heartbeats | None
+) -> list[Trouble]:
+    """Hand mpirun's output to the watch until it ends; returns why the ranks had to be ended.
+
+    After a rank's failure, the others get some time to report theirs before they are ended. Errors
+    that ranks report themselves say more than their exit codes.
     """
 
     def end_ranks(_number: int, _frame: FrameType | None) -> None:
@@ -163,7 +203,7 @@ def _read(process: "subprocess.Popen[bytes]", watch: Watch, connections: Connect
             kill_rest(os.environ[RUN_VARIABLE])
 
     asked: list[bool] = []
-    lost: list[Host] = []
+    trouble: list[Trouble] = []
     armed = False
     signal.signal(signal.SIGALRM, end_ranks)
     with selectors.DefaultSelector() as selector:
@@ -178,14 +218,22 @@ def _read(process: "subprocess.Popen[bytes]", watch: Watch, connections: Connect
                 else:
                     selector.unregister(key.fileobj)
             watch.pause()
-            if not (watch.over or lost):
-                lost = connections.lost()
-            if (watch.over or lost) and not armed:
+            if beats:
+                beats.poll(time.monotonic())
+            if beats and not (watch.over or trouble):
+                found = find_trouble(beats.lives, time.monotonic())
+                trouble = [one for one in found if one.cause != "exit"] or launcher_gone(process)
+                if any(one.cause == "hung" for one in trouble):
+                    beats.send(b"stack\n")
+                    time.sleep(PAUSE_SECONDS)  # they are written before SIGTERM comes
+                if trouble:
+                    beats.send(b"end\n")
+            if (watch.over or trouble) and not armed:
                 armed = True
-                delay = PAUSE_SECONDS if lost else processes.GRACE_SECONDS / 2
+                delay = PAUSE_SECONDS if trouble else processes.GRACE_SECONDS / 2
                 signal.setitimer(signal.ITIMER_REAL, delay)
     watch.close()
-    return lost
+    return trouble
 
 
 def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from typing import Any
 
 
 def add_output(
@@ -18,6 +17,13 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     """Add --nodes and --ranks-per-host."""
     parser.add_argument("--nodes", type=_positive, metavar="N", help="use only the first N hosts")
     parser.add_argument("--ranks-per-host", type=_positive, metavar="N")
+
+
+def add_detach(parser: argparse.ArgumentParser) -> None:
+    """Add --detach."""
+    parser.add_argument(
+        "--detach", action="store_true", help="launch it, print its id and leave it running"
+    )
 
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +43,14 @@ def add_allowances(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def print_result(options: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+def print_result(options: argparse.Namespace, document: object, text: str) -> None:
     """Print the result of a command, as JSON or as text."""
     print(json.dumps(document) if options.json else text)
+
+
+def print_detached(options: argparse.Namespace, run: str) -> None:
+    """Print the id of a run that continues without this command."""
+    print_result(options, {"run": run, "state": "running"}, run)
 
 
 def _positive(text: str) -> int:

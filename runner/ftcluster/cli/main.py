@@ -7,11 +7,30 @@ import sys
 from collections.abc import Sequence
 
 from ftcluster import __version__
-from ftcluster.cli import bundle, check, demo, plan, run, setup, stacks, teardown, train
+from ftcluster.cli import (
+    attach,
+    bundle,
+    check,
+    clean,
+    demo,
+    fetch,
+    logs,
+    plan,
+    ps,
+    run,
+    setup,
+    stacks,
+    stop,
+    teardown,
+    train,
+)
 from ftcluster.errors import FtclusterError
 from ftcluster.paths import is_unicode
 
-COMMANDS = (setup, check, plan, train, run, demo, stacks, bundle, teardown)
+COMMANDS = (
+    setup, check, plan, train, run, ps, logs, attach, stop, fetch, clean, demo, stacks, bundle,
+    teardown,
+)  # fmt: skip
 
 
 def build_parser() -> argparse.ArgumentParser:

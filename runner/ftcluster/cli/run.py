@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords, passed_on
-from ftcluster.cli.arguments import add_dry_run, add_launch, add_output
+from ftcluster.cli.arguments import add_detach, add_dry_run, add_launch, add_output, print_detached
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import recall
 from ftcluster.errors import UsageError
@@ -56,6 +56,7 @@ def add_parser(verbs: Any) -> None:
         "--force", action="store_true", help="run it even if it needs other versions"
     )
     add_option(parser)
+    add_detach(parser)
     add_dry_run(parser)
     add_output(parser, verbose="")
     add_options(parser, ("--extra-vars", *CONNECTION))
@@ -95,11 +96,14 @@ def run(options: argparse.Namespace) -> int:
     try:
         with ask_passwords(vars(options)) as passwords:
             reach = (*cluster.options, *passed_on(vars(options)), *passwords)
-            progress = run_script(prepared, view, reach, show, lambda: show.closed)
+            progress = run_script(prepared, view, reach, show, lambda: show.closed, options.detach)
     finally:
         if show.in_line and sys.stderr.isatty():
             print(file=sys.stderr)  # the next message begins a line
-    say_result(prepared, progress, view, options.json)
+    if progress.state == "running":
+        print_detached(options, prepared.id)
+    else:
+        say_result(prepared, progress, view, options.json)
     return 0
 
 

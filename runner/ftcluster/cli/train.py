@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords, passed_on
-from ftcluster.cli.arguments import add_dry_run, add_launch, add_output, print_result
+from ftcluster.cli.arguments import (
+    add_detach,
+    add_dry_run,
+    add_launch,
+    add_output,
+    print_detached,
+    print_result,
+)
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import UsageError
@@ -42,6 +49,7 @@ def add_parser(verbs: Any) -> None:
     )
     add_training(parser)
     add_option(parser)
+    add_detach(parser)
     add_dry_run(parser)
     add_output(parser, verbose="print plain lines instead of the live view")
     add_options(parser, ("--extra-vars", *CONNECTION))
@@ -79,8 +87,11 @@ def run(options: argparse.Namespace) -> int:
         prepared = replace(prepared, hub_token=find_token())
     with ask_passwords(vars(options)) as passwords:
         reach = (*prepared.cluster.options, *passed_on(vars(options)), *passwords)
-        progress = train(prepared, make_view(options.verbose), reach)
-    print_result(options, result_document(progress), summary(progress, prepared))
+        progress = train(prepared, make_view(options.verbose), reach, options.detach)
+    if progress.state == "running":
+        print_detached(options, progress.run)
+    else:
+        print_result(options, result_document(progress), summary(progress, prepared))
     return 0
 
 

@@ -6,9 +6,11 @@ while it grows.
 
 import json
 import secrets
+import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,8 +20,8 @@ from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import read_event_line
-from ftcluster.launch.mpirun import run_dir, stack_bin, stack_link
-from ftcluster.paths import PRIVATE_FILE, make_state_dir, plain_name, state_dir, write_atomically
+from ftcluster.launch.place import Place, record_dir
+from ftcluster.paths import PRIVATE_FILE, make_state_dir, plain_name, write_atomically
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -27,6 +29,8 @@ from ftcluster_common.launch import Launch
 
 RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only follows it
 STOP_LIMIT_SECONDS = 120
+RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run continues meanwhile
+RECONNECT_PAUSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,15 @@ class Followed:
     Attributes:
         progress: from its events.
         failures: tasks of the playbook that failed.
-        outcome: how the playbook ended; "stopped" means that no rank is left running.
+        outcome: how the playbook ended; "stopped" means that no rank is left running, unless it is
+            detached.
+        detached: whether the run continues without this command.
     """
 
     progress: RunProgress
     failures: list[TaskEvent]
     outcome: Outcome
+    detached: bool = False
 
 
 def new_run_id(name: str) -> str:
@@ -84,13 +91,13 @@ def new_run_id(name: str) -> str:
     """
     while True:
         run = f"{plain_name(name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-        if not events_file(run).parent.exists():
+        if not record_dir(run).exists():
             return run
 
 
 def events_file(run: str) -> Path:
     """The control node's copy of a run's events.jsonl."""
-    return state_dir() / "runs" / run / "events.jsonl"
+    return record_dir(run) / "events.jsonl"
 
 
 def carry_out(
@@ -99,8 +106,9 @@ def carry_out(
     reach: tuple[str, ...],
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
+    detach: bool = False,
 ) -> Followed:
-    """Launch a run and follow it to its end; Ctrl-C ends its ranks on all hosts.
+    """Launch a run and follow it to its end; Ctrl-C stops it, or detaches from it.
 
     Args:
         run: what is launched.
@@ -108,23 +116,61 @@ def carry_out(
         reach: arguments of ansible-playbook that say how to reach the hosts.
         on_event: called for each of the run's events.
         cancelled: called several times a second; true ends the run as Ctrl-C does.
+        detach: whether to return once it is launched.
 
     Raises:
         FtclusterError: it was to be stopped, and may still be running.
     """
-    events = events_file(run.id)
-    make_state_dir(events.parent)
-    write_atomically(events.with_name("run.json"), _record(run))
-    events.touch(mode=PRIVATE_FILE)
-    progress = RunProgress(run=run.id)
-    reader = _EventReader(events)
+    write_atomically(record_dir(run.id) / "run.json", _record(run))
+    hosts = tuple(host.name for host in run.plan.hosts)
+    place = Place(run.cluster.inventories, hosts, run.plan.rank_user, run.plan.prefix, reach)
+    variables = {
+        "train_launch": run.launch.to_dict(),
+        "train_job": run.job,
+        "train_follow": not detach,
+        "train_guard": secrets.token_hex(16),
+        **run.variables(),
+    }
+    followed = _follow(run.playbook, place, run.id, variables, view, on_event, cancelled)
+    launched = detach and followed.outcome.state == "done"
+    return replace(followed, detached=followed.detached or launched)
+
+
+def attach(
+    place: Place,
+    run: str,
+    view: View,
+    on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> Followed:
+    """Follow a run that was launched before, from its first event to its end.
+
+    Raises:
+        FtclusterError: it was to be stopped, and may still be running.
+    """
+    return _follow("attach", place, run, {}, view, on_event, lambda: False)
+
+
+def _follow(
+    playbook: str,
+    place: Place,
+    run: str,
+    variables: Mapping[str, Any],
+    view: View,
+    on_event: Callable[[dict[str, Any]], None],
+    cancelled: Callable[[], bool],
+) -> Followed:
+    make_state_dir(record_dir(run))
+    events_file(run).touch(mode=PRIVATE_FILE)
+    progress = RunProgress(run=run)
+    reader = _EventReader(events_file(run))
     failures: list[TaskEvent] = []
+    launched = False  # whether the head has written an event
 
     def on_task(event: TaskEvent) -> None:
         if event.kind in ("failed", "unreachable"):
             failures.append(event)
         following = event.action == "ftcluster.cluster.follow"  # the run's own events say more
-        if event.kind == "task" and not progress.start and not following:
+        if event.kind == "task" and not launched and not following:
             take({"event": "phase", "doing": event.task[:1].lower() + event.task[1:]})
 
     def take(event: dict[str, Any]) -> None:
@@ -133,77 +179,96 @@ def carry_out(
         on_event(event)
 
     def on_tick() -> None:
+        nonlocal launched
         for event in reader.new_events():
+            launched = True
             take(event)
         view.tick()
 
-    with Interrupts() as interrupts:
-        outcome = _run_playbook(
-            run.playbook,
-            run,
-            reach,
+    def play(name: str) -> Outcome:
+        failures.clear()
+        outcome = run_playbook(
+            f"ftcluster.cluster.{name}",
+            place.inventories,
+            {**place.variables(run), **variables},
             on_task,
-            on_tick,
-            lambda: interrupts.count > 0 or cancelled(),
-            RUN_LIMIT_SECONDS,
+            options=(*place.limit, *place.options),
+            on_tick=on_tick,
+            cancelled=lambda: interrupts.count > 0 or cancelled(),
+            time_limit_seconds=RUN_LIMIT_SECONDS,
         )
         on_tick()
+        return outcome
+
+    def connection_lost() -> bool:
+        lost = [event for event in failures if event.kind == "unreachable"]
+        return launched and not progress.ended and place.head in [event.host for event in lost]
+
+    detached = False
+    with Interrupts() as interrupts:
+        outcome = play(playbook)
+        deadline = time.monotonic() + RECONNECT_LIMIT_SECONDS
+        while outcome.state == "failed" and connection_lost() and time.monotonic() < deadline:
+            view.say(f"{place.head} does not answer; the run continues there. Connecting again ...")
+            time.sleep(RECONNECT_PAUSE_SECONDS)
+            outcome = play("attach")
         if outcome.state == "stopped":
+            view.close()
+    if outcome.state == "stopped":
+        detached = launched and not cancelled() and _wants_to_detach(run)
+    if outcome.state == "stopped" and not detached:
+        with Interrupts() as interrupts:
             view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")
-            _stop(run, on_tick, interrupts, reach)
+            stop(place, run, on_tick, lambda: interrupts.count > 0)
     view.close()
-    return Followed(progress, failures, outcome)
+    return Followed(progress, failures, outcome, detached)
 
 
-def _stop(
-    run: Run, on_tick: Callable[[], None], interrupts: Interrupts, reach: tuple[str, ...]
+def _wants_to_detach(run: str) -> bool:
+    """Ask whether a run continues; without a terminal it does not."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    question = f"run {run} is still running: [d]etach from it, or [s]top it? "
+    print(question, end="", file=sys.stderr, flush=True)
+    try:
+        return sys.stdin.readline().strip().lower() in ("d", "detach")
+    except KeyboardInterrupt:
+        return False
+
+
+def stop(
+    place: Place,
+    run: str,
+    on_tick: Callable[[], None] = lambda: None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
-    """End a run on its head.
+    """End a run on its head, and what is left of it on the other hosts.
+
+    Args:
+        place: where it is.
+        run: its id.
+        on_tick: called several times a second.
+        cancelled: called several times a second; true returns before it has ended.
 
     Raises:
         FtclusterError: it may still be running; says how to end it.
     """
-    before = interrupts.count
-    again = lambda: interrupts.count > before  # noqa: E731
-    outcome = _run_playbook("stop", run, reach, lambda _: None, on_tick, again, STOP_LIMIT_SECONDS)
-    if outcome.state != "done":
-        raise FtclusterError(
-            f"run {run.id} could not be stopped and may still be running",
-            f"on {run.plan.hosts[0].name}: {stack_bin(run.plan)}/python "
-            f"-m ftcluster_train.supervisor stop {run_dir(run.plan, run.id)}",
-        )
-
-
-def _run_playbook(
-    playbook: str,
-    run: Run,
-    reach: tuple[str, ...],
-    on_event: Callable[[TaskEvent], None],
-    on_tick: Callable[[], None],
-    cancelled: Callable[[], bool],
-    limit_seconds: float,
-) -> Outcome:
-    hosts = run.plan.hosts
-    return run_playbook(
-        f"ftcluster.cluster.{playbook}",
-        run.cluster.inventories,
-        {
-            "train_head": hosts[0].name,
-            "train_rank_user": run.plan.rank_user,
-            "train_run": run.id,
-            "train_run_dir": run_dir(run.plan, run.id),
-            "train_stack": stack_link(run.plan),
-            "train_events": str(events_file(run.id)),
-            "train_launch": run.launch.to_dict(),
-            "train_job": run.job,
-            **run.variables(),
-        },
-        on_event,
-        options=("--limit", ",".join(host.name for host in hosts), *reach),
+    outcome = run_playbook(
+        "ftcluster.cluster.stop",
+        place.inventories,
+        place.variables(run),
+        lambda _: None,
+        options=(*place.limit, *place.options),
         on_tick=on_tick,
         cancelled=cancelled,
-        time_limit_seconds=limit_seconds,
+        time_limit_seconds=STOP_LIMIT_SECONDS,
     )
+    if outcome.state != "done":
+        raise FtclusterError(
+            f"run {run} could not be stopped and may still be running",
+            f"on {place.head}: {place.prefix}/current/bin/python "
+            f"-m ftcluster_train.supervisor stop {place.runs}/{run}",
+        )
 
 
 def _record(run: Run) -> str:
@@ -211,7 +276,8 @@ def _record(run: Run) -> str:
     document = {
         "run": run.id,
         "kind": run.playbook,
-        "inventories": [str(path) for path in run.cluster.inventories],
+        "inventories": [str(path.absolute()) for path in run.cluster.inventories],
+        "options": run.cluster.options,
         "plan": asdict(run.plan),
         "launch": run.launch.shown(),
         **run.record(),

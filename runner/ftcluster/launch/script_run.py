@@ -113,8 +113,9 @@ def run_script(
     reach: tuple[str, ...],
     show: Callable[[Literal["stdout", "stderr"], str], None],
     cancelled: Callable[[], bool],
+    detach: bool = False,
 ) -> RunProgress:
-    """Launch a script and follow it to its end.
+    """Launch a script and follow it to its end; with state running it is detached.
 
     Args:
         run: what is launched.
@@ -123,6 +124,7 @@ def run_script(
         show: called with stream and text of rank 0's output.
         cancelled: called several times a second: whether nobody reads rank 0's output any more,
             which ends the run as it would end a local program.
+        detach: whether to return once it is launched.
 
     Raises:
         ScriptFailed: it ended with an error on a rank; has that rank's exit code.
@@ -138,8 +140,10 @@ def run_script(
         elif event["event"] == "end":
             codes.append(int(event["exit_code"]))
 
-    followed = carry_out(run, view, reach, on_event, cancelled)
+    followed = carry_out(run, view, reach, on_event, cancelled, detach)
     progress = followed.progress
+    if followed.detached:
+        return progress
     known = script_result(run, progress, codes[-1] if codes else None)
     if followed.outcome.state == "stopped":
         if cancelled():

@@ -42,20 +42,25 @@ class TrainingRun(Run):
         return {"recipe": asdict(self.recipe)}
 
 
-def train(run: TrainingRun, view: View, reach: tuple[str, ...] = ()) -> RunProgress:
-    """Launch a training and follow it to its end.
+def train(
+    run: TrainingRun, view: View, reach: tuple[str, ...] = (), detach: bool = False
+) -> RunProgress:
+    """Launch a training and follow it to its end; with state running it is detached.
 
     Args:
         run: what is launched.
         view: where the progress is shown.
         reach: arguments of ansible-playbook that say how to reach the hosts.
+        detach: whether to return once it is launched.
 
     Raises:
         FtclusterError: it failed; has the ranks' or hosts' messages.
         Interrupted: the user stopped it; no rank is left running.
     """
-    followed = carry_out(run, view, reach)
+    followed = carry_out(run, view, reach, detach=detach)
     progress = followed.progress
+    if followed.detached:
+        return progress
     if followed.outcome.state == "stopped":
         raise Interrupted(
             f"stopped: run {run.id} at step {progress.step.get('step', 0)}; "

@@ -81,6 +81,7 @@ class RunProgress:
         notices: the message of every event `notice`.
         checkpoint: the last event `checkpoint`: step, and its folder on the head.
         seconds: from the launch to the end of the last rank.
+        ended: whether it has ended.
     """
 
     run: str
@@ -95,6 +96,7 @@ class RunProgress:
     notices: list[str] = field(default_factory=list)
     checkpoint: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    ended: bool = False
 
     def add(self, event: dict[str, Any]) -> None:
         """Add one object of events.jsonl; kinds of a later version are ignored."""
@@ -111,6 +113,7 @@ class RunProgress:
             case "error":
                 self.errors.append(event)
             case "end":
+                self.ended = True
                 self.state, self.seconds = event["state"], event["seconds"]
             case "start" | "checkpoint" | "result" as kind:
                 setattr(self, kind, event)

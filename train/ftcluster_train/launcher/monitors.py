@@ -4,6 +4,7 @@ Standard library only.
 """
 
 import contextlib
+import re
 import socket
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from ftcluster_common.launch import Launch
 from ftcluster_train.errors import read_error_line
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.launcher.mpi_output import RankEnd, RankOutput, Stream
+from ftcluster_train.launcher.rank_logs import append
 
 LAST_LINES = 12
+LABEL = re.compile(rb"\[(\d+)\] ")  # of a line, by mpirun -l
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,12 @@ def watch_of(launch: Launch, events: EventWriter) -> Watch:
 
 
 class _TrainingWatch(Watch):
-    """A training: the ranks' output goes to ranks.log; lines with a marker are errors."""
+    """A training: output goes to ranks.log and to a log a rank; lines with a marker are errors."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "ranks.log"
-        self._log = self._path.open("wb", buffering=0)
+        self._path.touch()
+        self._logs = run_dir / "logs"
         self._rest = b""
         self._lines: list[str] = []
         self._errors: list[dict[str, Any]] = []
@@ -81,17 +85,19 @@ class _TrainingWatch(Watch):
         return bool(self._errors)  # the others wait in a collective for the rank that has failed
 
     def feed(self, _stream: Stream, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # disk full
-            self._log.write(data)
+        append(self._path, data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._take(line)
 
     def close(self) -> None:
         self._take(self._rest)
-        self._log.close()
 
     def _take(self, line: bytes) -> None:
+        label = LABEL.match(line)
+        if label:
+            self._logs.mkdir(exist_ok=True)
+            append(self._logs / f"rank-{int(label[1])}.log", line[label.end() :] + b"\n")
         text = line.decode(errors="replace").rstrip()
         self._lines = [*self._lines, text][-LAST_LINES:] if text else self._lines
         error = read_error_line(text)
@@ -115,6 +121,9 @@ class _ScriptWatch(Watch):
         self._ranks = ranks
         self._events = events
         self._output = RankOutput(logs, launch.run, self._write_output)
+        combined = Path(launch.run_dir) / "ranks.log"  # what `ftcluster logs` shows
+        combined.unlink(missing_ok=True)
+        combined.symlink_to("logs/rank-0.log")
 
     @property
     def over(self) -> bool:

@@ -8,7 +8,6 @@ for one. Standard library only.
 """
 
 import codecs
-import contextlib
 import itertools
 import json
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from ftcluster_train.errors import MARKER, read_error_line
+from ftcluster_train.launcher.rank_logs import append
 
 Stream = Literal["stdout", "stderr"]
 
@@ -265,8 +265,7 @@ class RankOutput:
             return
         self._last[rank] = (self._last.get(rank, b"") + data)[-LAST_BYTES:]
         name = "mpirun.log" if rank is None else f"rank-{rank}.log"
-        with contextlib.suppress(OSError), (self._logs / name).open("ab") as file:  # disk full
-            file.write(data)
+        append(self._logs / name, data)
         if rank == 0:
             self._pending.append((stream, self._decoders[stream].decode(data)))
 

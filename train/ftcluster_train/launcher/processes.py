@@ -1,6 +1,7 @@
 """Finds and ends the processes of a run on this host. Standard library only."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from ftcluster_common.launch import RUN_VARIABLE
 
+PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
 
 
@@ -26,6 +28,11 @@ def processes_of(run: str) -> list[int]:
             if mark in environment and int(folder.name) != os.getpid():
                 found.append(int(folder.name))
     return found
+
+
+def end_with_parent() -> None:
+    """In a new child: have the kernel end it when its parent is killed (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def is_running(pid: int) -> bool:

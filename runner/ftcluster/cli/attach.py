@@ -1,0 +1,83 @@
+"""`ftcluster attach [RUN]`: follows a run that was launched before."""
+
+import argparse
+from typing import Any
+
+from ftcluster.ansible.options import ask_passwords
+from ftcluster.cli.arguments import add_output, print_result
+from ftcluster.cli.run_options import add_run_options, find
+from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.launch.follow import Followed, attach
+from ftcluster.progress.format import duration, metrics
+from ftcluster.progress.view import make_view
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the command."""
+    parser = verbs.add_parser(
+        "attach",
+        help="follow a run to its end",
+        description="Follows a run to its end, also one that was started from another control "
+        "node. Ctrl-C asks whether to detach from it or to stop it.",
+        usage="ftcluster attach [RUN] [options]",
+    )
+    add_run_options(parser, "RUN", "its id, or how that begins; left out, the newest run")
+    add_output(parser, verbose="print plain lines instead of the live view")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code."""
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "output" and not options.json:
+            print(event["text"], end="", flush=True)
+
+    with ask_passwords(vars(options)) as passwords:
+        place, name = find(options, passwords, newest=True)
+        followed = attach(place, name, make_view(options.verbose), on_event)
+    document = result(followed)
+    if not followed.detached and followed.outcome.state == "stopped":
+        raise Interrupted(f"stopped: run {name}; no rank is left running", details=document)
+    ended = followed.progress.ended or followed.detached
+    if not ended or followed.progress.state not in ("done", "running"):
+        raise FtclusterError(reason(followed), details=document)
+    print_result(options, document, summary(document))
+    return 0
+
+
+def result(followed: Followed) -> dict[str, Any]:
+    """What is known of the run, for `--json`; the same keys as those of `train`."""
+    progress = followed.progress
+    return {
+        "run": progress.run,
+        "state": progress.state,
+        "model": progress.result.get("model"),
+        "metrics": progress.result.get("metrics", {}),
+        "samples_per_second": progress.result.get("samples_per_second"),
+        "world_size": progress.start.get("world_size"),
+        "seconds": progress.seconds,
+        "steps": progress.step.get("step", 0),
+    }
+
+
+def reason(followed: Followed) -> str:
+    """Why a run did not end well."""
+    run, state = followed.progress.run, followed.progress.state
+    if state == "running":
+        state = "failed"
+    if state == "stopped":
+        return f"run {run} was stopped at step {followed.progress.step.get('step', 0)}"
+    words = [error["message"] for error in followed.progress.errors]
+    words = words or [event.message for event in followed.failures]
+    return "\n  ".join([f"run {run} {state}", *words])
+
+
+def summary(document: dict[str, Any]) -> str:
+    """The result for a person."""
+    if document["state"] == "running":
+        return f"run {document['run']} goes on: ftcluster attach {document['run']}"
+    lines = [f"{document['run']}: {document['state']}, {duration(document['seconds'])}"]
+    if document["model"]:
+        lines += [metrics(document["metrics"]), f"model on the head: {document['model']}"]
+    return "\n".join(lines)

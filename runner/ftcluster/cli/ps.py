@@ -1,0 +1,58 @@
+"""`ftcluster ps`: the runs that the cluster's head knows of."""
+
+import argparse
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from ftcluster.ansible.options import ask_passwords, passed_on
+from ftcluster.cli.arguments import add_output, print_result
+from ftcluster.cli.run_options import add_run_options, cluster_place
+from ftcluster.errors import UsageError
+from ftcluster.launch.runs import ListedRun, list_runs
+from ftcluster.progress.format import duration
+from ftcluster.text.host_names import short_names
+from ftcluster.text.table import aligned
+
+COLUMNS = ("run", "state", "step", "hosts", "started", "time")
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the command."""
+    parser = verbs.add_parser(
+        "ps",
+        help="list the runs",
+        description="Lists the runs on the cluster, the newest first, whoever started them.",
+        usage="ftcluster ps [options]",
+    )
+    add_run_options(parser, "", argparse.SUPPRESS)
+    add_output(parser, verbose="")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code."""
+    if options.words:
+        raise UsageError(f"ps takes no {options.words[0]}", "one run: ftcluster attach RUN")
+    with ask_passwords(vars(options)) as passwords:
+        runs = list_runs(cluster_place(options, (*passed_on(vars(options)), *passwords)))
+    text = "\n".join(table(runs)) if runs else "no runs"
+    print_result(options, [one.to_dict() for one in runs], text)
+    return 0
+
+
+def table(runs: Sequence[ListedRun]) -> list[str]:
+    """A line a run, below a line of headings."""
+    return aligned([COLUMNS, *map(_row, runs)])
+
+
+def _row(one: ListedRun) -> tuple[str, ...]:
+    started = datetime.fromtimestamp(one.started).astimezone()
+    return (
+        one.run,
+        one.state,
+        f"{one.step}/{one.steps}" if one.steps else "-",
+        short_names(one.hosts) or "-",
+        f"{started:%Y-%m-%d %H:%M}",
+        duration(one.seconds),
+    )

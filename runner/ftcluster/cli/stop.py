@@ -1,0 +1,33 @@
+"""`ftcluster stop RUN`: ends a run on all its hosts."""
+
+import argparse
+from typing import Any
+
+from ftcluster.ansible.options import ask_passwords
+from ftcluster.cli.arguments import add_output, print_result
+from ftcluster.cli.run_options import add_run_options, find
+from ftcluster.launch.follow import stop
+from ftcluster.launch.runs import find_run
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the command."""
+    parser = verbs.add_parser(
+        "stop",
+        help="end a run",
+        description="Ends a run on all its hosts; says so where it has ended already.",
+        usage="ftcluster stop RUN [options]",
+    )
+    add_run_options(parser, "RUN", "its id, or how that begins")
+    add_output(parser, verbose="")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code."""
+    with ask_passwords(vars(options)) as passwords:
+        place, name = find(options, passwords, newest=False)
+        stop(place, name)
+        found = find_run(place, name)
+    print_result(options, found.to_dict(), f"{found.run}: {found.state}")
+    return 0

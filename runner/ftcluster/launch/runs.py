@@ -1,0 +1,177 @@
+"""The runs on a cluster: list, copy a log, bring a model home, remove what has ended."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ftcluster.ansible.playbook import TaskEvent, run_playbook
+from ftcluster.ansible.signals import Interrupts
+from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.launch.place import Place
+
+SHORT_SECONDS = 120
+LONG_SECONDS = 24 * 3600  # a model over a slow line, a log that is followed
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run as the head knows it (ftcluster_train.runs.RunState).
+
+    Attributes:
+        run: its id.
+        state: running, done, failed or stopped.
+        recipe: the recipe's name, or that of the script.
+        hosts: names of its hosts, the head first.
+        step: optimizer steps done.
+        steps: optimizer steps in all; 0 where they are not known.
+        started: seconds since 1970.
+        seconds: from its start to its end, or until now.
+        model: the folder of the trained model on the head, or "".
+    """
+
+    run: str
+    state: str
+    recipe: str
+    hosts: tuple[str, ...]
+    step: int
+    steps: int
+    started: float
+    seconds: float
+    model: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return asdict(self)
+
+
+def list_runs(place: Place) -> list[ListedRun]:
+    """All runs that the head knows of, the newest first.
+
+    Raises:
+        FtclusterError: the head does not answer, or not as it should.
+    """
+    found = _facts("runs", place, place.variables(), (*place.limit,), SHORT_SECONDS)
+    try:
+        names = {field.name for field in fields(ListedRun)}
+        rows = [{name: row[name] for name in names} for row in found["runs_listed"]]
+        return [ListedRun(**{**row, "hosts": tuple(row["hosts"])}) for row in rows]
+    except (KeyError, TypeError) as error:
+        raise FtclusterError(
+            f"{place.head} has a node package of another version: {error!r}",
+            "run ftcluster setup",
+        ) from error
+
+
+def find_run(place: Place, run: str) -> ListedRun:
+    """One run by its id, or by the only one that begins like that.
+
+    Raises:
+        FtclusterError: there is none, or there are several.
+    """
+    runs = list_runs(place)
+    found = [one for one in runs if one.run == run] or [
+        one for one in runs if one.run.startswith(run)
+    ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(one.run for one in found)
+        raise FtclusterError(f"several runs begin with '{run}': {names}")
+    raise FtclusterError(f"there is no run '{run}' on {place.head}", "list them: ftcluster ps")
+
+
+def copy_log(
+    place: Place, run: str, file: str, destination: Path, follow: bool, on_tick: Callable[[], None]
+) -> None:
+    """Copy a log of a run to a file here.
+
+    Args:
+        place: where the run is.
+        run: its id.
+        file: the log's name in the run's folder.
+        destination: what comes is appended to it.
+        follow: whether until the run's end, as it grows.
+        on_tick: called several times a second.
+
+    Raises:
+        FtclusterError: the head does not answer.
+        Interrupted: the user stopped it.
+    """
+    variables = {
+        **place.variables(run),
+        "logs_file": file,
+        "logs_follow": follow,
+        "logs_destination": str(destination),
+    }
+    _facts("logs", place, variables, place.limit, LONG_SECONDS, on_tick)
+
+
+def fetch_model(
+    place: Place, run: str, path: str, destination: Path, on_tick: Callable[[], None]
+) -> None:
+    """Copy a folder of a run to a new or empty folder here, which is there only once it is whole.
+
+    Raises:
+        FtclusterError: it cannot be copied; says why.
+        Interrupted: the user stopped it.
+    """
+    variables = {
+        **place.variables(run),
+        "fetch_path": path,
+        "fetch_destination": str(destination.absolute()),
+    }
+    _facts("fetch", place, variables, place.limit, LONG_SECONDS, on_tick)
+
+
+def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
+    """Remove the folders of ended runs from all hosts; returns the ids of those removed.
+
+    Raises:
+        FtclusterError: a host does not answer.
+    """
+    variables = {**place.variables(), "clean_runs": list(runs)}
+    found = _facts("clean", place, variables, place.limit, SHORT_SECONDS)
+    removed: list[str] = found.get("clean_removed", [])
+    return removed
+
+
+def _facts(
+    playbook: str,
+    place: Place,
+    variables: Mapping[str, Any],
+    options: tuple[str, ...],
+    time_limit_seconds: float,
+    on_tick: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Run a playbook of runs; returns the facts that the head has set in it."""
+    facts: dict[str, Any] = {}
+    failures: list[TaskEvent] = []
+
+    def on_event(event: TaskEvent) -> None:
+        if event.kind in ("failed", "unreachable"):
+            failures.append(event)
+        if event.host == place.head:
+            facts.update(event.result.get("ansible_facts", {}))
+
+    with Interrupts() as interrupts:
+        outcome = run_playbook(
+            f"ftcluster.cluster.{playbook}",
+            place.inventories,
+            variables,
+            on_event,
+            options=(*options, *place.options),
+            on_tick=on_tick,
+            cancelled=lambda: interrupts.count > 0,
+            time_limit_seconds=time_limit_seconds,
+        )
+        on_tick()
+    if outcome.state == "stopped":
+        raise Interrupted("stopped")
+    if failures:
+        words = [f"{event.host}: {event.message}" for event in failures]
+        off = any(event.kind == "unreachable" for event in failures)
+        raise FtclusterError("\n  ".join(words), "see that ssh reaches it" if off else "")
+    if outcome.state != "done":
+        raise FtclusterError(f"{playbook} {outcome.state}: ansible said\n{outcome.output.strip()}")
+    return facts

@@ -1,0 +1,80 @@
+"""The life of a run on this machine: detach, list, read, follow, stop, fetch, remove."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.cluster import FEW_PAIRS
+from tests.cluster.conftest import Machine
+
+
+def listed(machine: Machine, run: str) -> dict[str, Any]:
+    done = machine.home.run("ps", "--json")
+    assert done.returncode == 0, done.stderr
+    return next(one for one in json.loads(done.stdout) if one["run"] == run)
+
+
+def detached(machine: Machine, *overrides: str) -> str:
+    done = machine.home.run("train", "quickstart", FEW_PAIRS, "--detach", *overrides)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def until_it_trains(machine: Machine, run: str) -> Path:
+    folder = machine.home.prefix / "runs" / run
+    deadline = time.monotonic() + 120
+    while '"event": "step"' not in (folder / "events.jsonl").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return folder
+
+
+def test_a_detached_run_is_followed_read_and_fetched(machine: Machine, tmp_path: Path) -> None:
+    run = detached(machine)
+    assert listed(machine, run)["state"] == "running"
+    attached = machine.home.run("attach", run, "--json")
+    assert attached.returncode == 0, attached.stderr
+    document = json.loads(attached.stdout)
+    assert (document["run"], document["state"]) == (run, "done")
+    found = listed(machine, run)
+    assert (found["state"], found["recipe"]) == ("done", "quickstart")
+    assert found["hosts"] == ["localhost"]
+    assert found["step"] == found["steps"] == document["steps"]
+    model = tmp_path / "model"
+    fetched = machine.home.run("fetch", run, str(model))
+    assert fetched.returncode == 0, fetched.stderr
+    for file in Path(document["model"]).iterdir():
+        assert (model / file.name).read_bytes() == file.read_bytes()
+    assert machine.home.run("fetch", run, str(model)).returncode == 1  # it is not empty
+    assert "[1] " in machine.home.run("logs", run).stdout
+
+
+def test_a_stopped_run_is_removed(machine: Machine) -> None:
+    run = detached(machine, "training.max_steps=5000")
+    until_it_trains(machine, run)
+    refused = machine.home.run("clean", run)
+    assert (refused.returncode, "is running" in refused.stderr) == (1, True)
+    stopped = machine.home.run("stop", run, "--json")
+    assert (stopped.returncode, json.loads(stopped.stdout)["state"]) == (0, "stopped")
+    assert machine.home.left_running() == []
+    cleaned = machine.home.run("clean", run, "--json")
+    assert json.loads(cleaned.stdout)["removed"] == [run]
+    assert not (machine.home.prefix / "runs" / run).exists()
+
+
+def test_a_killed_supervisor_leaves_no_rank_and_is_named(machine: Machine) -> None:
+    run = detached(machine, "training.max_steps=5000")
+    folder = until_it_trains(machine, run)
+    os.kill(int((folder / "supervisor.pid").read_text()), signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while machine.home.left_running():
+        assert time.monotonic() < deadline, machine.home.left_running()
+        time.sleep(0.2)
+    assert listed(machine, run)["state"] == "failed"
+    attached = machine.home.run("attach", run)
+    assert attached.returncode == 1
+    assert "supervisor" in attached.stderr
+    machine.home.run("clean", run)

@@ -1,0 +1,144 @@
+"""Following a run over a connection that is lost, and leaving it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.errors import FtclusterError
+from ftcluster.launch import follow
+from ftcluster.launch.place import Place, record_dir, recorded_place
+from ftcluster.progress.state import RunProgress
+
+RUN = "quickstart-20260131-101500-7f3a"
+PLACE = Place((Path("hosts.ini"),), ("head", "node1"), "ftcluster", "/opt/ftcluster", ("-u", "me"))
+
+
+class View:
+    """Keeps what it is asked to say."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def run_event(self, progress: RunProgress, kind: str) -> None: ...
+
+    def setup_event(self, progress: object, event: TaskEvent) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def event(kind: str, **fields: Any) -> str:
+    return json.dumps({"event": kind, "time": 1.0, **fields}) + "\n"
+
+
+UNREACHABLE = TaskEvent("unreachable", "attach", "Follow the run", "head", "timed out")
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The playbooks that were run; each pops what it does from `scenes`."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(follow, "RECONNECT_PAUSE_SECONDS", 0.0)
+    return []
+
+
+def play(
+    monkeypatch: pytest.MonkeyPatch,
+    played: list[tuple[str, dict[str, Any]]],
+    *scenes: tuple[str, list[TaskEvent], Outcome],
+) -> None:
+    remaining = list(scenes)
+
+    def run_playbook(
+        playbook: str, _inventories: object, variables: dict[str, Any],
+        on_event: Callable[[TaskEvent], None], **_options: object,
+    ) -> Outcome:  # fmt: skip
+        played.append((playbook.rpartition(".")[2], variables))
+        text, events, outcome = remaining.pop(0)
+        with follow.events_file(RUN).open("a") as file:
+            file.write(text)
+        for one in events:
+            on_event(one)
+        return outcome
+
+    monkeypatch.setattr(follow, "run_playbook", run_playbook)
+
+
+def test_a_lost_connection_is_taken_up_again(
+    monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
+) -> None:
+    lost = Outcome("failed", "")
+    step = event("checkpoint", step=1, folder="/x")
+    end = event("end", state="done", seconds=9.0, exit_code=0)
+    play(
+        monkeypatch, played,
+        (event("phase", doing="starting the ranks"), [UNREACHABLE], lost),
+        ("", [UNREACHABLE], lost),
+        (step + end, [], Outcome("done", "")),
+    )  # fmt: skip
+    view = View()
+    followed = follow.attach(PLACE, RUN, view)
+    assert [name for name, _ in played] == ["attach"] * 3
+    assert len(view.said) == 2
+    assert "head does not answer" in view.said[0]
+    assert (followed.progress.state, followed.failures, followed.detached) == ("done", [], False)
+    assert played[0][1]["train_run_dir"] == f"/opt/ftcluster/runs/{RUN}"
+
+
+@pytest.mark.parametrize("text", ["", event("end", state="failed", seconds=1.0, exit_code=1)])
+def test_what_was_not_launched_or_has_ended_is_not_taken_up(
+    monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]], text: str
+) -> None:
+    play(monkeypatch, played, (text, [UNREACHABLE], Outcome("failed", "")))
+    assert follow.attach(PLACE, RUN, View()).outcome.state == "failed"
+    assert len(played) == 1
+
+
+@pytest.mark.parametrize(("answer", "detached"), [("d\n", True), ("s\n", False), ("", False)])
+def test_ctrl_c_on_a_terminal_asks(
+    monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]], answer: str,
+    detached: bool,
+) -> None:  # fmt: skip
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self) -> str:
+            return answer
+
+        def write(self, text: str) -> None: ...
+
+        def flush(self) -> None: ...
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("sys.stderr", Terminal())
+    play(
+        monkeypatch, played,
+        (event("phase", doing="starting the ranks"), [], Outcome("stopped", "")),
+        ("", [], Outcome("done", "")),
+    )  # fmt: skip
+    assert follow.attach(PLACE, RUN, View()).detached is detached
+    assert [name for name, _ in played] == ["attach", *([] if detached else ["stop"])]
+
+
+def test_a_record_says_where_a_run_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert recorded_place(RUN) is None
+    path = record_dir(RUN) / "run.json"
+    path.parent.mkdir(parents=True)
+    hosts = [{"name": "head"}, {"name": "node1"}]
+    plan = {"hosts": hosts, "rank_user": "ftcluster", "prefix": "/opt/ftcluster"}
+    record = {"inventories": ["hosts.ini"], "options": ["-u", "me"], "plan": plan}
+    path.write_text(json.dumps(record))
+    assert recorded_place(RUN) == PLACE
+    path.write_text("{")
+    with pytest.raises(FtclusterError, match="cannot be read"):
+        recorded_place(RUN)

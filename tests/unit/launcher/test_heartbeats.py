@@ -1,0 +1,122 @@
+"""Which rank or host is in trouble, from what its guardians report."""
+
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from ftcluster_common.launch import Host
+from ftcluster_train.launcher.heartbeats import Heartbeats, RankLife, find_trouble
+
+HOSTS = ["head", "head", "node1", "node1"]
+HOST = Host("head", "127.0.0.1")
+NOW = 100.0
+
+
+def lives(**changes: Any) -> list[RankLife]:
+    """Four ranks on two hosts, at work; `rank2={...}` changes one."""
+    ranks = [
+        RankLife(rank, host, "", heard=NOW, step=7, doing="all-reduce", changed=NOW, busy=NOW)
+        for rank, host in enumerate(HOSTS)
+    ]
+    for name, fields in changes.items():
+        for field, value in fields.items():
+            setattr(ranks[int(name.removeprefix("rank"))], field, value)
+    return ranks
+
+
+def found(ranks: list[RankLife], now: float = NOW) -> list[tuple[str, str, int | None]]:
+    return [(one.cause, one.host, one.rank) for one in find_trouble(ranks, now)]
+
+
+def test_ranks_at_work_are_no_trouble() -> None:
+    assert found(lives()) == []
+    late = lives(rank1={"heard": None})  # it has not started yet
+    assert found(late) == []
+    late[1].changed = NOW - 121
+    assert found(late) == [("host", "head", 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "trouble"),
+    [
+        ({"rank2": {"exit": -9}}, [("signal", "node1", 2)]),
+        ({"rank2": {"exit": -9, "oom": True}}, [("oom", "node1", 2)]),
+        ({"rank1": {"exit": 1}}, [("exit", "head", 1)]),
+        # the one that was killed is the cause, the others only met its end
+        ({"rank0": {"exit": 1}, "rank2": {"exit": -9}}, [("signal", "node1", 2)]),
+        ({"rank3": {"stopped": NOW - 5}}, [("stopped", "node1", 3)]),
+        ({"rank3": {"stopped": NOW - 1}}, []),
+        ({"rank2": {"heard": NOW - 11}, "rank3": {"heard": NOW - 11}}, [("host", "node1", None)]),
+        ({"rank2": {"lost": True}, "rank3": {"lost": True}}, [("host", "node1", None)]),
+        ({"rank2": {"lost": True}}, [("signal", "node1", 2)]),
+        ({"rank2": {"heard": NOW - 9}}, []),
+        # an end without an error needs no sign of life
+        ({"rank2": {"exit": 0, "heard": NOW - 60}}, []),
+    ],
+)
+def test_the_cause_is_named(changes: dict[str, Any], trouble: list[Any]) -> None:
+    assert found(lives(**changes)) == trouble
+
+
+def test_a_hang_is_that_of_the_rank_that_is_behind() -> None:
+    ranks = lives(rank1={"doing": "forward"})
+    for one in ranks:
+        one.changed = one.busy = NOW - 11
+    assert found(ranks) == [("hung", "head", 1)]
+    (trouble,) = find_trouble(ranks, NOW)
+    assert (trouble.step, "forward" in trouble.message) == (7, True)
+    ranks[3].busy = NOW - 1  # it computes, and the others wait for it
+    assert found(ranks) == []
+
+
+def test_a_rank_that_computes_or_reads_the_disk_is_not_idle() -> None:
+    one = RankLife(0, "head", "10.0.0.1", changed=0.0, busy=0.0)
+    one.take({"cpu": 0.0, "state": "S"}, 5.0)
+    assert one.busy == 0.0
+    one.take({"cpu": 0.9, "state": "R"}, 6.0)
+    assert one.busy == 6.0
+    one.take({"cpu": 0.9, "state": "D"}, 9.0)
+    assert one.busy == 9.0
+    one.take({"cpu": 0.9, "state": "S", "step": 1, "doing": "forward"}, 12.0)
+    assert (one.busy, one.changed, one.step) == (12.0, 12.0, 1)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def polled(beats: Heartbeats, until: float = 0.5) -> None:
+    deadline = time.monotonic() + until
+    while time.monotonic() < deadline:
+        beats.poll(time.monotonic())
+        time.sleep(0.02)
+
+
+def test_only_who_has_the_secret_is_heard() -> None:
+    port = free_port()
+    beats = Heartbeats("127.0.0.1", port, "secret", [HOST] * 4, time.monotonic())
+    try:
+        for hello in (
+            {"secret": "another", "rank": 0}, {"secret": "secret", "rank": 9}, {"rank": 0}, [], "x",
+        ):  # fmt: skip
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(json.dumps(hello).encode() + b'\n{"step": 5}\n')
+                polled(beats, 0.2)
+                stranger.settimeout(1)
+                assert stranger.recv(10) == b""
+        assert [one.heard for one in beats.lives] == [None] * 4
+        with socket.create_connection(("127.0.0.1", port)) as guardian:
+            guardian.sendall(b'{"secret": "secret", "rank": 2}\n{"step": 5, "doing": "for')
+            guardian.sendall(b'ward", "state": "S"}\n')
+            polled(beats, 1.3)
+            assert guardian.recv(5) == b"beat\n"
+            assert (beats.lives[2].step, beats.lives[2].doing) == (5, "forward")
+        polled(beats, 0.2)
+        assert beats.lives[2].lost
+    finally:
+        beats.close()

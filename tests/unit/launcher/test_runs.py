@@ -1,0 +1,82 @@
+"""What a head says of its runs."""
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ftcluster_train.runs import list_runs, read_events, remove_runs
+
+RUN = "quickstart-20260131-101500-7f3a"
+
+
+def make_run(folder: Path, run: str, *events: dict[str, object]) -> Path:
+    path = folder / run
+    path.mkdir(parents=True)
+    (path / "job.json").write_text(json.dumps({"recipe": {"name": "quickstart"}}))
+    hosts = [{"name": "node0", "address": "10.0.0.1"}, {"name": "node1", "address": "10.0.0.2"}]
+    (path / "launch.json").write_text(json.dumps({"hosts": hosts}))
+    lines = [json.dumps({"time": 100.0 + number, **event}) for number, event in enumerate(events)]
+    (path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    return path
+
+
+START = {"event": "start", "steps": 50}
+STEP = {"event": "step", "step": 20}
+RESULT = {"event": "result", "model": "/m"}
+END = {"event": "end", "state": "done"}
+
+
+def test_an_ended_run(tmp_path: Path) -> None:
+    make_run(tmp_path, RUN, START, STEP, RESULT, END)
+    (run,) = list_runs(tmp_path)
+    assert (run.run, run.state, run.recipe) == (RUN, "done", "quickstart")
+    assert run.hosts == ("node0", "node1")
+    assert (run.step, run.steps, run.started, run.seconds, run.model) == (20, 50, 100.0, 3.0, "/m")
+
+
+def test_a_run_without_an_end_is_running_only_if_it_has_processes(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    make_run(runs, RUN, START, STEP)
+    assert [run.state for run in list_runs(runs)] == ["failed"]
+    rank = subprocess.Popen(["sleep", "60"], env={**os.environ, "FTCLUSTER_RUN": RUN})
+    try:
+        time.sleep(0.1)
+        (run,) = list_runs(runs)
+        assert run.state == "running"
+        assert run.seconds > 1000
+        assert remove_runs(runs, [RUN]) == []
+    finally:
+        rank.kill()
+        rank.wait()
+    assert remove_runs(runs, [RUN, "unknown", "../runs"]) == [RUN]
+    assert list_runs(runs) == []
+
+
+def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:
+    make_run(tmp_path, "old-20250101-000000-aaaa", {**START, "time": 5.0}, {**END, "time": 6.0})
+    new = make_run(tmp_path, RUN, START)
+    (new / "job.json").write_text("{")
+    (new / "launch.json").write_text("[]")
+    (tmp_path / ".hidden.removed").mkdir()
+    (tmp_path / "empty").mkdir()
+    runs = {run.run: run for run in list_runs(tmp_path)}
+    assert list(runs) == ["empty", RUN, "old-20250101-000000-aaaa"]
+    assert (runs[RUN].recipe, runs[RUN].hosts) == ("quickstart", ())
+
+
+@pytest.mark.parametrize("steps", [0, 10, 5000])
+def test_both_ends_of_a_long_file_are_read(tmp_path: Path, steps: int) -> None:
+    events = [{**STEP, "step": number, "more": "x" * 100} for number in range(steps)]
+    path = make_run(tmp_path, RUN, START, *events, END) / "events.jsonl"
+    found = read_events(path)
+    assert (found[0]["event"], found[-1]["event"]) == ("start", "end")
+    if steps:
+        assert [one["step"] for one in found if one["event"] == "step"][-1] == steps - 1
+    assert len(found) == len({json.dumps(one) for one in found})
+    with path.open("a") as file:
+        file.write('{"event": "st')
+    assert read_events(path) == found

@@ -1,0 +1,238 @@
+"""The parent of a rank: reports it to the supervisor, and ends it when the supervisor is gone.
+
+`bind` becomes this process, and the rank is its child. The kernel ends the rank when its guardian
+is killed (PR_SET_PDEATHSIG), the guardian ends it when the connection to the supervisor is closed
+or silent: whatever is killed first, no rank is left. The messages are lines of JSON, see
+`heartbeats`.
+
+Standard library only: it is in every rank's way.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ftcluster_train.errors import TrainError
+
+ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
+SECRET = "FTCLUSTER_GUARD_FILE"  # has what a guardian proves itself with
+PROGRESS = "FTCLUSTER_PROGRESS_FD"  # where a rank writes what it does
+BEAT_SECONDS = 1.0
+SILENCE_SECONDS = 15.0  # beats that are missing this long mean that the supervisor is gone
+CONNECT_SECONDS = 20.0
+GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+# Linux, include/uapi/linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+OOM_COUNTER = Path("/proc/vmstat")
+
+
+def guard(program: Sequence[str], rank: int) -> int:
+    """Run a rank's program to its end; returns its exit code, 128+n after signal n.
+
+    Args:
+        program: the program and its arguments.
+        rank: this one.
+
+    Raises:
+        TrainError: the supervisor does not answer, or the program cannot be started.
+    """
+    connection = connect(os.environ.pop(ADDRESS), Path(os.environ.pop(SECRET)), rank)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the rank leaves behind becomes ours to end
+    ours, theirs = os.pipe()
+    os.set_inheritable(theirs, True)
+    os.set_blocking(ours, False)
+    os.set_blocking(theirs, False)  # a rank never waits for its guardian
+    kills = oom_kills()
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        os.close(ours)
+        _become(libc, program, theirs)
+    os.close(theirs)
+    for number in FORWARDED:
+        signal.signal(number, lambda number, _frame: _signal(pid, number))
+    status = _Guardian(connection, pid, ours).watch()
+    code = os.waitstatus_to_exitcode(status)
+    with contextlib.suppress(OSError):
+        message: dict[str, Any] = {
+            "exit": code,
+            "oom": code == -signal.SIGKILL and oom_kills() > kills,
+        }
+        connection.sendall(json.dumps(message).encode() + b"\n")
+    connection.close()
+    return code if code >= 0 else 128 - code
+
+
+def connect(address: str, secret: Path, rank: int) -> socket.socket:
+    """The connection to the supervisor, with this guardian's first message sent.
+
+    Raises:
+        TrainError: it does not answer within CONNECT_SECONDS.
+    """
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            connection = socket.create_connection((host, int(port)), CONNECT_SECONDS)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TrainError(
+                    f"rank {rank} on {socket.gethostname()} cannot reach the supervisor at "
+                    f"{address}: {error.strerror or error}",
+                    "run ftcluster check: it names what is between the hosts",
+                ) from None
+            time.sleep(0.2)
+    hello = {
+        "secret": secret.read_text(encoding="ascii").strip(),
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+    connection.sendall(json.dumps(hello).encode() + b"\n")
+    connection.setblocking(False)
+    return connection
+
+
+def _become(libc: ctypes.CDLL, program: Sequence[str], progress: int) -> None:
+    """In the child: end with the parent, and become the program."""
+    parent = os.getppid()
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.environ[PROGRESS] = str(progress)
+    try:
+        os.execvp(program[0], list(program))
+    except OSError as error:
+        os.write(2, f"ftcluster: {program[0]} cannot be started: {error.strerror}\n".encode())
+    os._exit(127)
+
+
+class _Guardian:
+    """Watches one rank, until it has ended and all that it has started."""
+
+    def __init__(self, connection: socket.socket, pid: int, progress: int) -> None:
+        self._connection, self._pid, self._progress = connection, pid, progress
+        self._doing: dict[str, Any] = {}
+        self._rest = self._said = b""
+        self._heard = self._sent = time.monotonic()
+        self._ending = 0.0  # when SIGKILL is due; 0: it is not being ended
+
+    def watch(self) -> int:
+        """Returns the rank's wait status."""
+        while True:
+            readable = [fd for fd in (self._connection, self._progress) if fd is not None]
+            with contextlib.suppress(InterruptedError):
+                for source in select.select(readable, [], [], 0.1)[0]:
+                    self._read(source)
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._end_the_rest()
+                return status
+            now = time.monotonic()
+            if now - self._heard > SILENCE_SECONDS:
+                self._end(now)
+            if self._ending and now > self._ending:
+                _signal(self._pid, signal.SIGKILL)
+            if now - self._sent >= BEAT_SECONDS:
+                self._sent = now
+                self._send({**self._doing, **process_state(self._pid)})
+
+    def _read(self, source: Any) -> None:
+        try:
+            data = os.read(source, 65536) if isinstance(source, int) else source.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if source == self._progress:
+            self._take_progress(data)
+        elif data:
+            self._heard = time.monotonic()
+            self._take_orders(data)
+        else:  # the supervisor has ended, or ends the run
+            self._heard = float("-inf")
+            time.sleep(0.05)
+
+    def _take_progress(self, data: bytes) -> None:
+        if not data:  # the rank has closed it
+            os.close(self._progress)
+            self._progress = None  # type: ignore[assignment]
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                self._doing = json.loads(line)
+
+    def _take_orders(self, data: bytes) -> None:
+        *lines, self._said = (self._said + data).split(b"\n")
+        for line in lines:
+            if line == b"end":
+                self._end(time.monotonic())
+            elif line == b"stack":
+                _signal(self._pid, signal.SIGUSR1)
+
+    def _end(self, now: float) -> None:
+        if not self._ending:
+            self._ending = now + GRACE_SECONDS
+            _signal(self._pid, signal.SIGCONT)  # one that is stopped would not see the other
+            _signal(self._pid, signal.SIGTERM)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a supervisor that does not read is silent, too
+            self._connection.send(json.dumps(message).encode() + b"\n")
+
+    def _end_the_rest(self) -> None:
+        """End what the rank has started and left behind; it is ours now (subreaper)."""
+        for pid in children(os.getpid()):
+            _signal(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of a process's children."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def process_state(pid: int) -> dict[str, Any]:
+    """What the kernel says of a process: state as in ps, CPU seconds, resident bytes."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return {}
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    # proc(5): state 3, utime 14, stime 15, rss 24
+    return {
+        "state": fields[0],
+        "cpu": round((int(fields[11]) + int(fields[12])) / ticks, 2),
+        "rss": int(fields[21]) * page,
+    }
+
+
+def oom_kills() -> int:
+    """How many processes of this host the kernel has killed for want of memory."""
+    with contextlib.suppress(OSError):
+        for line in OOM_COUNTER.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

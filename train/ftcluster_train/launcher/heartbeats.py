@@ -1,0 +1,296 @@
+"""What the guardians report to the supervisor, and which rank or host is in trouble.
+
+A guardian (see `guardian`) connects and sends lines of JSON: first `secret`, `rank`, `host` and
+`pid`; each second `state`, `cpu` and `rss` of its rank, with `step` and `doing` as the rank has
+reported them; last `exit` and `oom`. The supervisor sends a line a second, `beat`, or `end` or
+`stack`.
+
+Standard library only: the supervisor uses it.
+"""
+
+import contextlib
+import hmac
+import json
+import selectors
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftcluster_common.launch import Host
+
+BEAT_SECONDS = 1.0
+LIMIT_SECONDS = 10.0  # the one setting: without a sign of life this long, something is wrong
+START_FACTOR = 12  # times that, until mpirun has started every rank
+SIZE_LIMIT = 1 << 16  # of a line
+IDLE_CPU = 0.02  # share of a core below which a process waits
+ORDER = ("starting", "loading", "forward", "all-reduce", "evaluating", "saving")
+
+
+@dataclass
+class RankLife:
+    """What is known of one rank.
+
+    Attributes:
+        rank: from 0.
+        host: the inventory's name of its host.
+        address: the address that the head reaches the host by.
+        heard: when its guardian was last heard, in the supervisor's seconds; None: never.
+        step: the optimizer step that it is in.
+        doing: what it does: loading, forward, all-reduce, evaluating, saving, ...
+        changed: when `step` or `doing` was last another one.
+        state: the kernel's letter for the process, as in ps.
+        stopped: since when it is stopped (state T); None: it is not.
+        cpu: CPU seconds that it has used, at `busy`.
+        busy: when it was last seen to use its CPU.
+        exit: its exit code, negative for a signal; None while it is there.
+        oom: whether the kernel has killed it for want of memory.
+        lost: whether its guardian hung up without an exit code.
+    """
+
+    rank: int
+    host: str
+    address: str
+    heard: float | None = None
+    step: int = 0
+    doing: str = "starting"
+    changed: float = 0.0
+    state: str = "R"
+    stopped: float | None = None
+    cpu: float = 0.0
+    busy: float = 0.0
+    exit: int | None = None
+    oom: bool = False
+    lost: bool = False
+
+    def take(self, message: Mapping[str, Any], now: float) -> None:
+        """Fold one message of the guardian in."""
+        self.heard = now
+        if "exit" in message:
+            self.exit, self.oom = int(message["exit"]), bool(message.get("oom"))
+            return
+        where = (int(message.get("step", self.step)), str(message.get("doing", self.doing)))
+        if where != (self.step, self.doing):
+            (self.step, self.doing), self.changed, self.busy = where, now, now
+        self.state = str(message.get("state", self.state))
+        self.stopped = (self.stopped or now) if self.state in ("T", "t") else None
+        cpu = float(message.get("cpu", self.cpu))
+        if cpu - self.cpu > IDLE_CPU * max(now - self.busy, BEAT_SECONDS) or self.state == "D":
+            self.cpu, self.busy = cpu, now
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something that a run does not survive.
+
+    Attributes:
+        host: the inventory's name of the host.
+        rank: the rank, or None where it is the whole host.
+        step: the last step that it was in.
+        cause: signal, oom, exit, stopped, host or hung.
+        message: for a person.
+        hint: what to do about it.
+    """
+
+    host: str
+    rank: int | None
+    step: int
+    cause: str
+    message: str
+    hint: str = ""
+
+
+def find_trouble(
+    lives: Sequence[RankLife], now: float, limit_seconds: float = LIMIT_SECONDS
+) -> list[Trouble]:
+    """What is wrong with the ranks; the cause first, not those that wait for it.
+
+    Args:
+        lives: all ranks.
+        now: the supervisor's seconds.
+        limit_seconds: how long a rank may be without a sign of life.
+    """
+    dead = [one for one in lives if one.exit not in (None, 0)]
+    if dead:
+        # those that failed because another one was gone have an exit code, the first a signal
+        killed = [one for one in dead if one.oom or (one.exit or 0) < 0]
+        return [_ended(one) for one in killed or dead]
+    late = [one for one in lives if one.heard is None]
+    if late and now - late[0].changed > START_FACTOR * limit_seconds:
+        return [_trouble(one, "host", "not started by mpirun") for one in late]
+    known = [one for one in lives if one.heard is not None and one.exit is None]
+    silent = [one for one in known if now - (one.heard or 0) > limit_seconds or one.lost]
+    if silent:
+        return _silent(silent, lives)
+    stopped = [
+        one for one in known if one.stopped is not None and now - one.stopped > limit_seconds / 4
+    ]
+    if stopped:
+        return [
+            _trouble(one, "stopped", "stopped (SIGSTOP)", "find out who sends SIGSTOP on that host")
+            for one in stopped
+        ]
+    return _hung(known, now, limit_seconds)
+
+
+def _ended(one: RankLife) -> Trouble:
+    code = one.exit or 0
+    if one.oom:
+        what = "killed by the kernel: the host is out of memory"
+        return _trouble(one, "oom", what, "lower batch_size or raise gradient_accumulation_steps")
+    if code < 0:
+        return _trouble(one, "signal", f"killed by signal {-code} ({_name(-code)})")
+    return _trouble(one, "exit", f"ended with exit code {code}")
+
+
+def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife]) -> list[Trouble]:
+    found = []
+    for host in dict.fromkeys(one.host for one in silent):
+        there = [one for one in lives if one.host == host]
+        gone = [one for one in silent if one.host == host]
+        if len(gone) == len(there):
+            message = f"{host} ({gone[0].address}) was lost at step {gone[0].step}: no answer"
+            hint = "see that it is on and that the head reaches it; ftcluster check tells"
+            found.append(Trouble(host, None, gone[0].step, "host", message, hint))
+        else:
+            found += [_trouble(one, "signal", "its guardian process was killed") for one in gone]
+    return found
+
+
+def _hung(known: Sequence[RankLife], now: float, limit_seconds: float) -> list[Trouble]:
+    """Where no rank has done anything for a while, those that are the farthest behind."""
+    if not known or any(now - max(one.busy, one.changed) <= limit_seconds for one in known):
+        return []
+    first = min(map(_place, known))
+    behind = [one for one in known if _place(one) == first]
+    return [
+        _trouble(one, "hung", f"hung in {one.doing}; ranks.log has the Python stacks of all ranks")
+        for one in (behind if len(behind) < len(known) else known[:1])
+    ]
+
+
+def _place(one: RankLife) -> tuple[int, int]:
+    return one.step, ORDER.index(one.doing) if one.doing in ORDER else 0
+
+
+def _trouble(one: RankLife, cause: str, what: str, hint: str = "") -> Trouble:
+    return Trouble(one.host, one.rank, one.step, cause, f"{what}, at step {one.step}", hint)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@dataclass
+class _Connection:
+    socket: socket.socket
+    rest: bytes = b""
+    life: RankLife | None = None
+    closed: bool = field(default=False)
+
+
+class Heartbeats:
+    """The supervisor's end of the guardians' connections.
+
+    Args:
+        address: this host's address in the cluster.
+        port: a free one there.
+        secret: what guardians prove themselves with.
+        hosts: the host of each rank.
+        now: the supervisor's seconds.
+    """
+
+    def __init__(
+        self, address: str, port: int, secret: str, hosts: Sequence[Host], now: float
+    ) -> None:
+        self.lives = [
+            RankLife(rank, host.name, host.address, changed=now, busy=now)
+            for rank, host in enumerate(hosts)
+        ]
+        self._secret = secret
+        self._selector = selectors.DefaultSelector()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server(
+            (address, port), family=family, backlog=len(hosts) + 8
+        )
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._connections: list[_Connection] = []
+        self._sent = now
+
+    @property
+    def listens_at(self) -> str:
+        """Where guardians connect, address:port."""
+        host, port = self._listener.getsockname()[:2]
+        return f"{host}:{port}"
+
+    def poll(self, now: float) -> None:
+        """Take what has come, and send a beat a second; never waits."""
+        for key, _ in self._selector.select(0):
+            if key.data is None:
+                self._accept()
+            else:
+                self._read(key.data, now)
+        if now - self._sent >= BEAT_SECONDS:
+            self._sent = now
+            self.send(b"beat\n")
+
+    def send(self, line: bytes) -> None:
+        """Send a line to every guardian."""
+        for connection in self._connections:
+            if connection.life:
+                with contextlib.suppress(OSError):
+                    connection.socket.send(line)
+
+    def close(self) -> None:
+        """Hang up: every guardian that is left ends its rank."""
+        for connection in self._connections:
+            connection.socket.close()
+        self._listener.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            peer, _ = self._listener.accept()
+            peer.setblocking(False)
+            connection = _Connection(peer)
+            self._connections.append(connection)
+            self._selector.register(peer, selectors.EVENT_READ, connection)
+
+    def _read(self, connection: _Connection, now: float) -> None:
+        try:
+            data = connection.socket.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        *lines, connection.rest = (connection.rest + data).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                message = json.loads(line)
+                if connection.life:
+                    connection.life.take(message, now)
+                else:
+                    self._greet(connection, message, now)
+        known = connection.life or not lines
+        if not data or not known or len(connection.rest) > SIZE_LIMIT:
+            self._hang_up(connection)
+
+    def _greet(self, connection: _Connection, message: Mapping[str, Any], now: float) -> None:
+        """Take a connection's first message: whose guardian it is."""
+        rank = message.get("rank")
+        right = hmac.compare_digest(str(message.get("secret")).encode(), self._secret.encode())
+        if right and isinstance(rank, int) and 0 <= rank < len(self.lives):
+            connection.life = self.lives[rank]
+            connection.life.heard = now
+
+    def _hang_up(self, connection: _Connection) -> None:
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._connections.remove(connection)
+        if connection.life and connection.life.exit is None:
+            connection.life.lost = True

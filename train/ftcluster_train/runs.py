@@ -1,0 +1,169 @@
+"""The runs that a head knows of, for any control node that reaches it.
+
+    python -m ftcluster_train.runs list RUNS_DIR             one JSON array, the newest run first
+    python -m ftcluster_train.runs remove RUNS_DIR RUN ...   remove ended runs; prints those removed
+
+Standard library only.
+"""
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ftcluster_train.io.fsync import remove
+
+TAIL_BYTES = 64 << 10  # of events.jsonl; an event is far shorter
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a run's folder on the head says of it.
+
+    Attributes:
+        run: its id.
+        state: running, done, failed or stopped.
+        recipe: the recipe's name, or that of the script.
+        hosts: names of its hosts, the head first; none before the launch.
+        step: optimizer steps done.
+        steps: optimizer steps in all; 0 where they are not known, as of a script.
+        started: seconds since 1970.
+        seconds: from its start to its end, or until now.
+        model: the folder of the trained model on the head, or "".
+    """
+
+    run: str
+    state: str
+    recipe: str
+    hosts: tuple[str, ...]
+    step: int
+    steps: int
+    started: float
+    seconds: float
+    model: str
+
+
+def list_runs(folder: Path) -> list[RunState]:
+    """Every run in a folder of runs, the newest first."""
+    paths = [path for path in folder.glob("[!.]*") if path.is_dir()]
+    alive = runs_alive()
+    found = [read_run(path, path.name in alive) for path in paths]
+    return sorted(found, key=lambda run: -run.started)
+
+
+def read_run(path: Path, alive: bool) -> RunState:
+    """What one run's folder says.
+
+    Args:
+        path: the run's folder.
+        alive: whether processes of the run are at work on this host.
+    """
+    job, launch = _document(path / "job.json"), _document(path / "launch.json")
+    events = read_events(path / "events.jsonl")
+    last = {event["event"]: event for event in events}
+    started = min((event["time"] for event in events), default=path.stat().st_mtime)
+    end = last.get("end")
+    until = end["time"] if end else time.time() if alive else max(
+        (event["time"] for event in events), default=started
+    )  # fmt: skip
+    state = end["state"] if end else "running" if alive else "failed"
+    name = job.get("recipe", {}).get("name") or re.sub(r"-\d{8}-\d{6}-\w+$", "", path.name)
+    return RunState(
+        run=path.name,
+        state=state,
+        recipe=name,
+        hosts=tuple(host["name"] for host in launch.get("hosts", ())),
+        step=last.get("step", {}).get("step", 0),
+        steps=last.get("start", {}).get("steps", 0),
+        started=round(started, 3),
+        seconds=round(until - started, 2),
+        model=last.get("result", {}).get("model", ""),
+    )
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The first and the last events of a run's events.jsonl."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(TAIL_BYTES)
+            size = os.fstat(file.fileno()).st_size
+            if size > TAIL_BYTES:
+                data = data[: data.rfind(b"\n") + 1]
+                file.seek(max(len(data), size - TAIL_BYTES))
+                data += file.read()
+    except OSError:
+        return []
+    found = []
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):  # cut, or being written
+            event = json.loads(line)
+            if isinstance(event, dict) and "event" in event and "time" in event:
+                found.append(event)
+    return found
+
+
+def runs_alive(proc: Path = Path("/proc")) -> set[str]:
+    """Ids of the runs that this user's processes on this host belong to.
+
+    Ranks have FTCLUSTER_RUN in their environment; what prepares or supervises a run has its folder
+    as an argument.
+    """
+    found = set()
+    for folder in proc.glob("[0-9]*"):
+        if int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+            mark = re.search(rb"(?:^|\0)FTCLUSTER_RUN=([^\0]+)", (folder / "environ").read_bytes())
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if mark:
+                found.add(mark[1].decode(errors="replace"))
+            if any(
+                word in (b"ftcluster_train.supervisor", b"ftcluster_train.prepare")
+                for word in words
+            ):
+                found |= {
+                    match[1].decode(errors="replace")
+                    for word in words
+                    if (match := re.search(rb"/runs/([^/\0]+)/?$", word))
+                }
+    return found
+
+
+def remove_runs(folder: Path, runs: Sequence[str]) -> list[str]:
+    """Remove the folders of runs that have ended; returns the ids of those removed."""
+    alive, removed = runs_alive(), []
+    for run in runs:
+        path = folder / run
+        if run not in alive and path.parent == folder and path.is_dir():
+            remove(path)
+            removed.append(run)
+    return removed
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """A JSON object, or an empty one where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    verb, folder, *runs = sys.argv[1:]
+    if verb == "list":
+        print(json.dumps([asdict(run) for run in list_runs(Path(folder))]))
+    else:
+        print(json.dumps(remove_runs(Path(folder), runs)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
