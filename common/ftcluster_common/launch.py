@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-# TCP ports: torch's rendezvous, and mpirun with its ranks. The role firewall closes these. Not the
-# ports that torch and accelerate take by default: local users other than the cluster's account
-# are kept from these.
+# TCP ports: all that the role firewall closes besides the local ones; torch's rendezvous; mpirun
+# and its ranks. The last two are for the cluster's account only, so they do not have the ports that
+# torch and accelerate take by default for other local users.
+CLUSTER_PORTS = range(29500, 30000)
 RENDEZVOUS_PORTS = range(29550, 29600)
 MPI_PORTS = range(29600, 29800)
 

@@ -9,7 +9,7 @@ import pytest
 from ftcluster.launch.mpirun import as_shell, render
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
-from ftcluster_common.launch import Host, Launch, read_launch
+from ftcluster_common.launch import Host, Launch
 from ftcluster_train.bind import find_place
 from tests.unit.clusters import STACKS, VM, cluster, host
 
@@ -102,13 +102,6 @@ def test_ranks_of_one_host_meet_where_no_other_host_reaches_them() -> None:
     place = find_place(json.loads(launch.env["FTCLUSTER_PLACEMENT"]), 0)
     assert place.env["GLOO_SOCKET_IFNAME"] == "lo"
     assert "10.0.0.1" not in json.dumps(launch.to_dict())
-
-
-def test_the_supervisor_reads_what_was_written(tmp_path: Path) -> None:
-    launch = replace(launch_of_two(), run_dir=str(tmp_path))
-    (tmp_path / "launch.json").write_text(json.dumps(launch.to_dict()))
-    assert read_launch(tmp_path) == launch
-    assert sorted(launch.shown()) == ["argv", "env", "hostfile", "hosts", "ssh_config", "stack"]
 
 
 def test_what_is_pasted_does_what_it_says(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A run's hold on its stack, and what setup does about it. Real processes hold real locks."""
 
 import fcntl
-import json
 import os
 import pwd
 import subprocess
@@ -26,7 +25,6 @@ from ansible_collections.ftcluster.cluster.plugins.modules import (
     stack_link,
 )
 
-from ftcluster_common.launch import Launch
 from ftcluster_train.errors import TrainError
 from ftcluster_train.launcher import stack_lock
 from ftcluster_train.launcher.stack_lock import hold_stack
@@ -252,25 +250,3 @@ def test_a_node_package_is_not_replaced_under_a_run(
     staging.mkdir()
     assert environment.install(Module(), stack, staging)
     assert filled == [stack]
-
-
-# --- the launch
-
-
-def test_a_launch_by_the_real_folder_of_its_stack() -> None:
-    link, real = "/opt/ft/current", Path("/opt/ft/stacks/native-1")
-    placement = {"kinds": [{"env": {"LD_PRELOAD": f"{link}/lib/libiomp5.so"}}]}
-    found = Launch(
-        run_dir="/x",
-        argv=(f"{link}/bin/mpirun", "-n", "1", f"{link}/bin/python", "-m", "ftcluster_train.bind"),
-        env={"FTCLUSTER_PLACEMENT": json.dumps(placement), "OTHER": "/opt/ft/currently/x"},
-        hostfile="",
-        hosts=(),
-        ssh_config="",
-        stack=link,
-    ).with_stack(real)
-    python = f"{real}/bin/python"
-    assert found.argv == (f"{real}/bin/mpirun", "-n", "1", python, "-m", "ftcluster_train.bind")
-    [kind] = json.loads(found.env["FTCLUSTER_PLACEMENT"])["kinds"]
-    assert kind["env"]["LD_PRELOAD"] == f"{real}/lib/libiomp5.so"
-    assert (found.env["OTHER"], found.stack) == ("/opt/ft/currently/x", str(real))

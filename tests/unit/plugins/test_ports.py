@@ -6,7 +6,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import (
     local_ports,
 )
 
-from ftcluster_common.launch import MPI_PORTS, RENDEZVOUS_PORTS
+from ftcluster_common.launch import CLUSTER_PORTS, MPI_PORTS, RENDEZVOUS_PORTS
 from tests.programs import ROOT
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
@@ -48,4 +48,5 @@ def test_the_ports_of_a_launch_are_those_that_other_local_users_do_not_get_to() 
     system = (ROOT / "playbooks/system.yml").read_text()
     assert f'firewall_account_ports: ["{text}"]' in system
     first, last = map(int, text.split("-"))
-    assert {*range(first, last + 1)} == {*RENDEZVOUS_PORTS, *MPI_PORTS}
+    assert {*range(first, last + 1)} == {*RENDEZVOUS_PORTS, *MPI_PORTS} < {*CLUSTER_PORTS}
+    assert defaults["firewall_ports"][0] == f"{CLUSTER_PORTS.start}-{CLUSTER_PORTS.stop - 1}"

@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftcluster_common.finding import Finding
-from ftcluster_common.launch import Host
+from ftcluster_common.launch import CLUSTER_PORTS, Host
 from ftcluster_train.distributed.connectivity import unconnected_pairs
 from ftcluster_train.verification.outliers import relative_speeds
 
 SHOWN = ("torch", "transformers", "ftcluster-train")
 # those of training, which the role firewall opens
-PORTS = "29500-29999 and the hosts' local ports (32768-60999 unless sysctl says otherwise)"
+PORTS = (
+    f"{CLUSTER_PORTS.start}-{CLUSTER_PORTS.stop - 1} and the hosts' local ports "
+    "(32768-60999 unless sysctl says otherwise)"
+)
 SETUP = "run ftcluster setup"
 # CPU flags, best first, and how oneDNN names the kernels that it should use with them
 KERNELS = (
