@@ -37,9 +37,9 @@ DEFAULT_PYTHON = "3.11"
 MACHINE = "x86_64"
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "bundle",
         help="write a stack into one file, for clusters without internet",
         description="Downloads the packages of a stack and writes them into one file for "

@@ -22,9 +22,9 @@ from ftcluster.provision.check_text import lines
 OPTIONS = ("--limit", "--extra-vars", "--forks", *CONNECTION)
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "check",
         help="check whether a cluster is fit for training",
         description="Checks the hosts, starts a rank on each, compares their software and measures "

@@ -21,9 +21,9 @@ then:
   ftcluster train mrpc"""
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "demo",
         help="set up this machine and train on it",
         description="Sets up this machine and fine-tunes a small encoder on it with two ranks.",

@@ -17,9 +17,9 @@ from ftcluster_common.cpu_list import parse_cpus
 HINT = "give the output of `ftcluster plan --json`, or cluster.json of another control node"
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "plan",
         help="show the ranks of a training, and why",
         description="Shows what `ftcluster train` would start with the same arguments: the ranks "

@@ -36,9 +36,9 @@ from ftcluster.user_script.files import choose_files
 from ftcluster.user_script.source import read_source
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "run",
         help="run your own script on every rank",
         description="Runs a script that uses torch.distributed, Accelerate or Trainer, unchanged, "

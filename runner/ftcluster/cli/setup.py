@@ -29,9 +29,9 @@ from ftcluster.text.plural import counted
 FLAGS = ("--check", "--diff")
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "setup",
         help="turn the hosts of an inventory into a cluster",
         description="Turns the hosts of an inventory into a cluster, in the stages preflight, "
@@ -164,7 +164,7 @@ def setup(
     """
     result = run_stages("setup", inventories, (*options, *passwords), view, variables)
     if "--check" not in options:
-        _remember(result, options)
+        _save(result, options)
     return result
 
 
@@ -177,7 +177,7 @@ def _with_stack(cluster: Cluster, result: StagesResult) -> Cluster:
     return replace(cluster, facts=ClusterFacts(hosts))
 
 
-def _remember(result: StagesResult, options: tuple[str, ...]) -> None:
+def _save(result: StagesResult, options: tuple[str, ...]) -> None:
     """Save the cluster, with the hosts that --limit or --tags left out as they were."""
     if not result.table:
         return  # not verified, so not for training

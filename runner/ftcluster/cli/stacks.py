@@ -14,9 +14,9 @@ HEAD = ("stack", "state", "torch", "IPEX", CCL, "transformers", "Python")
 NONE = "none"
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "stacks",
         help="list the stacks, or find those with given versions",
         description="Lists the stacks (sets of versions that match), shows one with all its "

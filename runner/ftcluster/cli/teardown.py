@@ -23,9 +23,9 @@ from ftcluster.text.plural import counted
 FLAGS = ("--check", "--diff")
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "teardown",
         help="remove a cluster from its hosts",
         description="Removes from the hosts what setup installed. Runs with their models stay; "

@@ -39,9 +39,9 @@ from ftcluster_common.recipe import CausalLm, Recipe
 DEFAULT_RECIPE = "quickstart"
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "train",
         help="train a model on the cluster",
         description="Trains the model of a recipe on the cluster that was set up last.",

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
-from ftcluster.stacks.catalog import Stack
+from ftcluster.stacks.catalog import Stack, install_hint
 from ftcluster_common.launch import CCL
 from ftcluster_common.recipe import Recipe
 
@@ -57,10 +57,10 @@ def choose_ipex(
     asked = recipe.training.use_ipex
     if asked is True:
         if not stack.has_ipex:
-            having = [other.name for other in stacks.values() if other.has_ipex]
+            having = [other for other in stacks.values() if other.has_ipex]
             raise PlanError(
                 f"training.use_ipex=true, but stack {stack.name} does not have IPEX",
-                _instead(having, stacks),
+                install_hint(having),
             )
         return True, f"set in recipe {recipe.name}"
     if asked is False:
@@ -91,11 +91,11 @@ def choose_backend(
     asked = recipe.training.ddp_backend if recipe else "auto"
     if recipe and asked != "auto":
         if asked not in stack.backends:
-            having = [other.name for other in stacks.values() if asked in other.backends]
+            having = [other for other in stacks.values() if asked in other.backends]
             raise PlanError(
                 f"training.ddp_backend={asked}, but stack {stack.name} has only "
                 f"{', '.join(stack.backends)}",
-                _instead(having, stacks),
+                install_hint(having),
             )
         return asked, f"set in recipe {recipe.name}"
     if stack.backends[0] != CCL:
@@ -105,12 +105,6 @@ def choose_backend(
     if cores <= WORKERS:
         return "gloo", "not ccl: a rank with one core has none for oneCCL's worker"
     return CCL, f"stack {stack.name} has oneccl_bind_pt"
-
-
-def _instead(having: Sequence[str], stacks: Mapping[str, Stack]) -> str:
-    """How to install one of these stacks, preferably one with a lock."""
-    best = [name for name in having if stacks[name].state != "documented"] or having
-    return f"stacks with it: {', '.join(best)}; ftcluster setup --stack {best[0]}"
 
 
 def oneccl_variables() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The stacks, sets of versions that match: the file that the role torch_stack reads too."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -165,3 +165,11 @@ def find_stack(name: str, stacks: Mapping[str, Stack]) -> Stack:
     nearest = difflib.get_close_matches(name, stacks, n=1)
     guess = f"did you mean {nearest[0]}? " if nearest else ""
     raise UsageError(f"unknown stack '{name}'", f"{guess}known stacks: {', '.join(stacks)}")
+
+
+def install_hint(having: Sequence[Stack]) -> str:
+    """How to install one of these stacks, preferably one with a lock."""
+    locked = [stack.name for stack in having if stack.state != "documented"]
+    if locked:
+        return f"stacks with it: {', '.join(locked)}; ftcluster setup --stack {locked[0]}"
+    return f"stacks with it: {', '.join(stack.name for stack in having)}"

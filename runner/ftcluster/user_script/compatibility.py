@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ftcluster.stacks.catalog import CCL, IPEX, Stack, numbers
+from ftcluster.stacks.catalog import CCL, IPEX, Stack, install_hint, numbers
 from ftcluster.user_script.source import Argument, Import, Source
 
 BF16_NEEDS_USE_CPU = (4, 55)  # of transformers
@@ -134,9 +134,4 @@ def _of_imports(
 
 
 def _stack_with(packages: Sequence[str], stacks: Mapping[str, Stack]) -> str:
-    """How to install a stack that has one of these packages."""
-    having = [stack for stack in stacks.values() if stack.version(*packages)]
-    locked = [stack.name for stack in having if stack.state != "documented"]
-    if locked:
-        return f"or install a stack that has it: ftcluster setup --stack {locked[0]}"
-    return f"stacks that have it: {', '.join(stack.name for stack in having)}"
+    return install_hint([stack for stack in stacks.values() if stack.version(*packages)])

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,33 +82,28 @@ def choose_files(folder: Path, home: Path | None = None) -> Copied:
         top = name.split("/")[0]
         sizes[top] = sizes.get(top, 0) + (folder / name).stat().st_size
         if len(files) > MAX_FILES:
-            raise UsageError(
-                f"the script's folder {folder} has more than {MAX_FILES:,} files, too many to copy",
-                ADVICE,
-            )
+            _refuse(folder, f"has more than {MAX_FILES:,} files, too many to copy", ())
     if leaving:
-        listed = "\n  ".join(leaving[:MOST_NAMED])
-        more = f"\n  and {len(leaving) - MOST_NAMED} more" if len(leaving) > MOST_NAMED else ""
-        raise UsageError(
-            f"the script's folder {folder} has links that leave it\n  {listed}{more}",
-            "replace them by copies, or give the script paths that are on every host",
-        )
-    odd = [name for name in files if not is_unicode(name)]
+        hint = "replace them by copies, or give the script paths that are on every host"
+        _refuse(folder, "has links that leave it", leaving, hint)
+    odd = [ascii(name) for name in files if not is_unicode(name)]
     if odd:
-        listed = "\n  ".join(ascii(name) for name in odd[:MOST_NAMED])
-        raise UsageError(
-            f"the script's folder {folder} has names that are not UTF-8\n  {listed}", ADVICE
-        )
+        _refuse(folder, "has names that are not UTF-8", odd)
     size = sum(sizes.values())
     if size > MAX_BYTES:
         largest = sorted(sizes, key=lambda top: -sizes[top])[:MOST_NAMED]
         listed = ", ".join(f"{top} {sizes[top] / 1e6:,.0f} MB" for top in largest)
-        raise UsageError(
-            f"the script's folder {folder} has {size / 1e6:,.0f} MB, too much to copy "
-            f"(at most {MAX_BYTES / 1e6:,.0f} MB); largest: {listed}",
-            f"{ADVICE}; put large data on every host or a shared file system",
-        )
+        limit = f"too much to copy (at most {MAX_BYTES / 1e6:,.0f} MB); largest: {listed}"
+        hint = f"{ADVICE}; put large data on every host or a shared file system"
+        _refuse(folder, f"has {size / 1e6:,.0f} MB, {limit}", (), hint)
     return Copied(folder, tuple(sorted(files)), size, tuple(sorted(left_out)))
+
+
+def _refuse(folder: Path, what: str, names: Sequence[str], hint: str = ADVICE) -> None:
+    lines = [f"the script's folder {folder} {what}", *names[:MOST_NAMED]]
+    if len(names) > MOST_NAMED:
+        lines.append(f"and {len(names) - MOST_NAMED} more")
+    raise UsageError("\n  ".join(lines), hint)
 
 
 def _walk(
