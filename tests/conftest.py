@@ -26,8 +26,8 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
 # runs them with the Python of a stack.
 collect_ignore = ["engine"]
 
-# Where tests run in several processes, those of such a folder share one, and what they have set up;
-# elsewhere those of a file. The longest come first.
+# Each of these folders goes to one of several processes, with all that its fixtures set up; other
+# tests go file by file. What takes longest comes first.
 TOGETHER = (
     "tests/cluster/hosts",
     "tests/cluster",
@@ -39,12 +39,12 @@ TOGETHER = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Within a folder, those that measure come late, when other processes have less to do."""
+    """Sort by folder. In a folder, tests that measure come late, and test_teardown.py last."""
 
     def turn(item: pytest.Item) -> tuple[int, bool, bool]:
         folder = _folder(item.nodeid)
         place = TOGETHER.index(folder) if folder in TOGETHER else len(TOGETHER)
-        teardown = item.path.name == "test_teardown.py"  # of what the others have set up
+        teardown = item.path.name == "test_teardown.py"
         return place, teardown, item.get_closest_marker("alone") is not None
 
     items.sort(key=turn)
