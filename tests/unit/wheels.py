@@ -43,11 +43,10 @@ def write_wheel(
 
 
 class Indexes(ThreadingHTTPServer):
-    """Package indexes (PEP 503): a folder below `root` each, and five that misbehave.
+    """Package indexes (PEP 503): a folder below `root` each, and some that misbehave.
 
     /404 and /500 answer with that status, /plain with plain text, /empty with a page without links,
-    /silent too late; /slow is the folder `main`, seconds later. A wheel whose name begins with
-    "taken" was taken back.
+    /silent too late. Wheels whose name begins with "yanked" are.
     """
 
     daemon_threads = True
@@ -81,9 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif file:
             self.answer((self.server.root / index / file).read_bytes(), "application/zip")
         else:
-            if index == "slow":
-                time.sleep(2)
-            self.list_wheels("main" if index == "slow" else index, package)
+            self.list_wheels(index, package)
 
     def list_wheels(self, index: str, package: str) -> None:
         paths = sorted((self.server.root / index).glob(f"{package.replace('-', '_')}-*.whl"))
@@ -92,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         links = [
             f'<a href="/{index}/{package}/{html.escape(path.name.replace("+", "%2B"))}"'
-            f"{' data-yanked=broken' * path.name.startswith('taken')}>{path.name}</a>"
+            f"{' data-yanked=broken' * path.name.startswith('yanked')}>{path.name}</a>"
             for path in paths
         ]
         self.answer(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode())

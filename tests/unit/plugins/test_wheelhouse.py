@@ -138,8 +138,8 @@ def test_a_local_version_is_a_build_of_the_same_version(tmp_path: Path) -> None:
         ([TOOL, OTHER, "extra-1.0-py3-none-any.whl"],
          "extra-1.0-py3-none-any.whl is not in the list of versions"),
         ([TOOL, OTHER, "README"], "README is not the name of a wheel"),
-        (["tool_kit-1.1-py3-none-any.whl", OTHER],
-         "tool_kit-1.1-py3-none-any.whl is not 1.0, which the list of versions has"),
+        (["tool_kit-1.1-py3-none-any.whl"], "tool_kit-1.1-py3-none-any.whl is not 1.0, which the "
+         "list of versions has\nother is missing"),
     ],
 )  # fmt: skip
 def test_what_is_not_as_the_lock_says_is_named(
@@ -147,32 +147,15 @@ def test_what_is_not_as_the_lock_says_is_named(
 ) -> None:
     with pytest.raises(WheelhouseError) as caught:
         checked(folder_with(tmp_path / "a", *names), LOCK)
-    problem, advice = str(caught.value).splitlines()
-    assert problem == words
+    problems, _, advice = str(caught.value).rpartition("\n")
+    assert problems == words
     assert "pip config list" in advice
-
-
-def test_all_problems_are_told_together(tmp_path: Path) -> None:
-    lock = f"tool_kit==1.0 --hash=sha256:{'0' * 64}\nother==1.0\nmissing==1.0\n"
-    with pytest.raises(WheelhouseError) as caught:
-        checked(folder_with(tmp_path / "a", TOOL, OTHER), lock)
-    lines = str(caught.value).splitlines()
-    assert lines[0] == f"{OTHER} is not 1.0, which the list of versions has"
-    assert lines[1].startswith(f"{TOOL} has the sha256 ")
-    assert lines[2] == "missing is missing"
 
 
 def test_what_pip_added_is_taken_where_the_lock_is_not_complete(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "a", TOOL, "extra-1.0-py3-none-any.whl")
     found = checked(folder, "tool-kit==1.0", resolve=True)
     assert list(found) == ["extra-1.0-py3-none-any.whl", TOOL]
-
-
-def test_a_file_that_is_no_zip_file_is_no_wheel(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path / "a", TOOL)
-    (folder / TOOL).write_text("<html>")
-    with pytest.raises(DownloadError, match=f"{TOOL} is not a wheel"):
-        checked(folder, "tool-kit==1.0")
 
 
 # --- wheelhouses
@@ -217,13 +200,6 @@ def test_the_second_list_is_for_builds_that_ask_for_it(source: Source, cache: Pa
     assert list(house.wheels) == [NVIDIA, "torch-1.0-py3-none-any.whl"]
     assert house.notices[0].endswith("failed: https://cpu: it is away")
     assert get_wheels(wanted, TARGET, Sources(), cache).notices == house.notices
-
-
-def test_other_builds_do_without_the_second_list(source: Source, cache: Path) -> None:
-    wanted = Wanted("stack", LOCK, more="nvidia-x==1.0\n", allow_unverified=True)
-    house = get_wheels(wanted, TARGET, Sources(), cache)
-    assert len(source.calls) == 1
-    assert house.notices == ()
 
 
 def hashed(source: Source, *names: str) -> str:
@@ -360,25 +336,14 @@ def test_a_full_disk_names_the_option_that_helps(
     assert left(cache) == []
 
 
-def test_a_cache_that_cannot_be_made_names_the_option_that_helps(
+def test_a_cache_that_cannot_be_written_names_the_option_that_helps(
     tmp_path: Path, source: Source
 ) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("a file")
-    for cache in (taken, taken / "below"):
-        words = f"^{cache}: .+; set virtualenv_cache to a folder"
+    (tmp_path / "taken").write_text("a file")
+    for cache in (tmp_path / "taken", tmp_path / "taken/below", Path("/proc")):
+        words = f"^{cache}.*: .+; set virtualenv_cache to a folder"
         with pytest.raises(WheelhouseError, match=words):
             get_wheels(WANTED, TARGET, Sources(), cache)
-    assert taken.read_text() == "a file"
-    assert source.calls == []
-
-
-def test_a_cache_that_cannot_be_written_names_the_option_that_helps(source: Source) -> None:
-    cache = Path("/proc")  # not even root can make a file there
-    with pytest.raises(
-        WheelhouseError, match=r"^/proc/\.stack-.+; set virtualenv_cache to a folder"
-    ):
-        get_wheels(WANTED, TARGET, Sources(), cache)
     assert source.calls == []
 
 
