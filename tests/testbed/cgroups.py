@@ -96,7 +96,7 @@ class Group:
         if not self.path.exists():
             return None
         (self.path / "cgroup.kill").write_text("1")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60  # seconds, on a busy machine
         while self.alive():
             if time.monotonic() > deadline:
                 raise TestbedError(f"{self.name}: processes survive cgroup.kill")

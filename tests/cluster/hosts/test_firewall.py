@@ -8,7 +8,7 @@ from tests.cluster.control import HEAD, NAMES, OTHER, THIRD
 WATCH = """
 rm -f /run/stop
 systemd-run -q --unit heard sh -c '
-  while [ ! -e /run/stop ]; do ss -Hltn; sleep 0.1; done | awk "{print \\$4}" | sort -u > /run/new
+  while [ ! -e /run/stop ]; do ss -Hltn; sleep 0.2; done | awk "{print \\$4}" | sort -u > /run/new
   mv /run/new /run/heard
 '
 """
