@@ -81,8 +81,10 @@ def test_losses_are_those_of_a_plain_loop(
     tmp_path: Path, world: World, kind: str, task: str
 ) -> None:
     samples = make_samples(task, COUNT)
-    changes = {"max_steps": STEPS, "warmup_steps": 2, "weight_decay": 0.1, "max_grad_norm": 0.5}
-    job = make_job(tmp_path, task, **changes, adam_epsilon=1e-6)
+    job = make_job(
+        tmp_path, task, max_steps=STEPS, warmup_steps=2, weight_decay=0.1, max_grad_norm=0.5,
+        adam_epsilon=1e-6, gradient_accumulation_steps=3,  # which the plain loop does without
+    )  # fmt: skip
     model = make_model(kind, task)
     plain = copy.deepcopy(model)
     done = run(job, model, samples, world)
@@ -111,7 +113,7 @@ TASKS = {
 
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_same_job_again_gives_the_same_bits(
+def test_the_same_seed_gives_the_same_bits(
     tmp_path: Path, world: World, kind: str, precision: str
 ) -> None:
     task = TASKS[kind]
@@ -129,7 +131,7 @@ def test_the_same_job_again_gives_the_same_bits(
     assert not set(made[2].digests) & set(made[0].digests)
 
 
-@pytest.mark.parametrize("kind", ["bert", "modernbert", "gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["modernbert", "gpt2"])
 def test_bf16_learns_about_what_fp32_learns(tmp_path: Path, world: World, kind: str) -> None:
     task = TASKS[kind]
     samples = make_samples(task, 40)
@@ -145,7 +147,7 @@ def test_bf16_learns_about_what_fp32_learns(tmp_path: Path, world: World, kind: 
 
 
 @pytest.mark.parametrize(("kind", "precision"), [("bert", "fp32"), ("gpt2", "bf16")])
-def test_activations_that_are_computed_again(
+def test_gradient_checkpointing_changes_nothing(
     tmp_path: Path, world: World, kind: str, precision: str
 ) -> None:
     """Dropout draws the same masks again."""
@@ -163,21 +165,7 @@ def test_activations_that_are_computed_again(
     assert made[0].digests == made[1].digests
 
 
-def test_parts_of_a_batch_change_nothing(tmp_path: Path, world: World) -> None:
-    samples = make_samples("text-classification", 40)
-    losses = [
-        run(
-            make_job(tmp_path / str(parts), "text-classification", max_steps=6,
-                     gradient_accumulation_steps=parts, adam_epsilon=1e-6),
-            make_model("bert"), samples, world,
-        ).losses
-        for parts in (1, 3, 8)
-    ]  # fmt: skip
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert losses[2] == pytest.approx(losses[0], rel=1e-4)
-
-
-def test_attention_that_a_model_computes_by_itself(tmp_path: Path, world: World) -> None:
+def test_a_model_with_its_own_attention(tmp_path: Path, world: World) -> None:
     samples = make_samples("text-classification", COUNT)
     changes = {"max_steps": STEPS, "warmup_steps": 2}
     model = make_model("bert")
@@ -187,7 +175,7 @@ def test_attention_that_a_model_computes_by_itself(tmp_path: Path, world: World)
     done = run(job, model, samples, world)
     assert done.losses == pytest.approx(plain_loop(job, plain, samples), rel=1e-4)
     (notice,) = done.of("notice")
-    assert notice["message"] == ("this bert model computes attention itself, so ours is not used")
+    assert "bert model computes attention itself" in notice["message"]
 
 
 @pytest.mark.parametrize(

