@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast, get_scheduler, set_seed
+from transformers import PreTrainedTokenizerFast, get_scheduler
 from transformers.utils import logging
 
 from ftcluster_common.job import Job, read_job
@@ -27,11 +27,12 @@ from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import World
 from ftcluster_train.inputs import read_inputs, write_inputs
 from ftcluster_train.prepare import prepare
+from ftcluster_train.rank import load
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.registry import make_task
 from ftcluster_train.training.intervals import warmup_steps
 from ftcluster_train.training.loop import train
-from ftcluster_train.training.models import call_model, load_config, load_model, load_tokenizer
+from ftcluster_train.training.models import call_model
 from ftcluster_train.training.progress import ProgressLog
 
 LAST = 50  # steps whose mean is the final training loss
@@ -67,13 +68,8 @@ def main() -> int:
         job.recipe.training, seed=options["seed"], logging_steps=1, eval_strategy="no"
     )
     job = replace(job, recipe=replace(job.recipe, training=training))
-    inputs = read_inputs(run_dir)
-    tokenizer = load_tokenizer(inputs.tokenizer)
-    task = make_task(job.recipe, tokenizer)
-    train_set = Samples(Path(inputs.samples) / "train")
-    config = load_config(job.recipe, inputs.model, tokenizer, **task.model_settings(train_set))
-    set_seed(training.seed)
-    model = load_model(task.model_class, job.recipe, inputs.model, config)
+    task, model, samples = load(job, read_inputs(run_dir))
+    train_set = samples["train"]
     began = time.perf_counter()
     if options["way"] == "ours":
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -83,10 +79,10 @@ def main() -> int:
     else:
         losses = list(train_plainly(job, task, model, train_set, options["way"] == "stock bf16"))
     seconds = time.perf_counter() - began
-    task = make_task(job.recipe, tokenizer)  # whose loss takes the logits
+    task = make_task(job.recipe, task.tokenizer)  # whose loss takes the logits
     found = {
         "train_loss": statistics.mean(losses[-LAST:]),
-        "eval_loss": evaluate(task, model, Samples(Path(inputs.samples) / "validation")),
+        "eval_loss": evaluate(task, model, samples["validation"]),
         "seconds_per_step": seconds / len(losses),
         "tokens_per_step": job.recipe.batch_size * statistics.mean(train_set.lengths("input_ids")),
         "parameters": sum(p.numel() for p in model.parameters()),

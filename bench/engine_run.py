@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.profiler import profile, schedule
-from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
@@ -33,10 +33,9 @@ from ftcluster_train.distributed.world import World
 from ftcluster_train.inputs import read_inputs, write_inputs
 from ftcluster_train.kernels import Optimizations
 from ftcluster_train.prepare import prepare
+from ftcluster_train.rank import load
 from ftcluster_train.tasks.base import Task
-from ftcluster_train.tasks.registry import make_task
 from ftcluster_train.training.loop import evaluate, train
-from ftcluster_train.training.models import load_config, load_model, load_tokenizer
 from ftcluster_train.training.progress import ProgressLog
 
 TURNS = 7
@@ -85,14 +84,8 @@ def main() -> int:
         job.recipe, training=training, attention_dropout=options.get("attention_dropout", True)
     )
     job = replace(job, recipe=recipe)
-    inputs = read_inputs(run_dir)
-    tokenizer = load_tokenizer(inputs.tokenizer)
-    task = make_task(recipe, tokenizer)
-    samples = {name: Samples(Path(inputs.samples) / name) for name in task.splits}
+    task, model, samples = load(job, read_inputs(run_dir))
     train_set = samples.pop("train")
-    config = load_config(recipe, inputs.model, tokenizer, **task.model_settings(train_set))
-    set_seed(training.seed)
-    model = load_model(task.model_class, recipe, inputs.model, config)
     flop_per_token = 6 * product_weights(model)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     losses: list[float] = []

@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 import torch
-from transformers import set_seed
+from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.cpu_list import format_cpus
@@ -23,10 +23,11 @@ from ftcluster_train.distributed.world import (
     leave_world,
 )
 from ftcluster_train.errors import TrainError, error_line
-from ftcluster_train.inputs import read_inputs
+from ftcluster_train.inputs import Inputs, read_inputs
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.launcher.affinity import memory_nodes
 from ftcluster_train.optim.ipex import load_ipex
+from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.registry import make_task
 from ftcluster_train.training.checkpoints import check_space, save_model
 from ftcluster_train.training.loop import train
@@ -51,15 +52,10 @@ def run(job: Job) -> None:
         events.write("phase", doing="loading model and data")
         for notice in inputs.notices:
             events.write("notice", message=notice)
-    tokenizer = load_tokenizer(inputs.tokenizer)
-    task = make_task(job.recipe, tokenizer)
-    samples = {name: Samples(Path(inputs.samples) / name) for name in task.splits}
+    task, model, samples = load(job, inputs)
     check_equal_samples("".join(split.about["sha256"] for split in samples.values()))
+    largest = max(split.about["largest"]["input_ids"] for split in samples.values())
     train_set = samples.pop("train")
-    config = load_config(job.recipe, inputs.model, tokenizer, **task.model_settings(train_set))
-    set_seed(job.recipe.training.seed)  # random weights of a new classifier, or of the whole model
-    model = load_model(task.model_class, job.recipe, inputs.model, config)
-    largest = max(split.about["largest"]["input_ids"] for split in (train_set, *samples.values()))
     check_tokens(model, largest, job.recipe.tokenizer or job.recipe.model)
     task.check_model(model)
     trackers = None
@@ -80,7 +76,7 @@ def run(job: Job) -> None:
     if events:
         events.write("phase", doing="saving the model")
         folder = job.run_dir / "model"
-        save_model(trained, tokenizer, folder)
+        save_model(trained, task.tokenizer, folder)
         events.write(
             "result",
             model=str(folder),
@@ -90,6 +86,17 @@ def run(job: Job) -> None:
             world_size=world.size,
         )
     leave_world()
+
+
+def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Samples]]:
+    """The task, the model and the samples of each split."""
+    recipe, tokenizer = job.recipe, load_tokenizer(inputs.tokenizer)
+    task = make_task(recipe, tokenizer)
+    samples = {name: Samples(Path(inputs.samples) / name) for name in task.splits}
+    settings = task.model_settings(samples["train"])
+    config = load_config(recipe, inputs.model, tokenizer, **settings)
+    set_seed(recipe.training.seed)  # random weights of a new classifier, or of the whole model
+    return task, load_model(task.model_class, recipe, inputs.model, config), samples
 
 
 def write_placement(events: EventWriter | None) -> None:
