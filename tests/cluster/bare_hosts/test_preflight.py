@@ -71,7 +71,7 @@ def test_hosts_without_the_root_that_is_required_are_named(
                          "-e", "ansible_become_password=wrong", **fresh)  # fmt: skip
     assert done.returncode == wrong.returncode == 1
     assert "nothing was changed" in done.stderr
-    of = failures(done.stderr, 2)
+    of = failures(done.stderr, 3)  # of the first, that its folder is not the others'
     assert re.search("root is required, but .* there is no sudo", of[OTHER])
     assert re.search("root is required, .* sudo asks for a password", of[THIRD])
     assert "sudo refuses the password" in wrong.stderr
