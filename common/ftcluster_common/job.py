@@ -1,6 +1,7 @@
 """job.json in a run's folder: what every rank does. Standard library only."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ class Job:
         recipe: what to train.
         precision: bf16 or fp32, as the plan decided.
         ipex: whether IPEX optimizes the model, as the plan decided.
+        resume: the run whose checkpoints on the head it continues from, or "".
+        snapshot_seconds: between two snapshots of the training's state; 0: none.
     """
 
     run: str
@@ -27,6 +30,8 @@ class Job:
     recipe: Recipe
     precision: str
     ipex: bool
+    resume: str = ""
+    snapshot_seconds: float = 30.0
 
     def to_dict(self) -> dict[str, Any]:
         """The content of job.json, which `read_job` reads."""
@@ -35,6 +40,8 @@ class Job:
             "prefix": str(self.prefix),
             "precision": self.precision,
             "ipex": self.ipex,
+            "resume": self.resume,
+            "snapshot_seconds": self.snapshot_seconds,
             "recipe": asdict(self.recipe),
         }
 
@@ -42,17 +49,24 @@ class Job:
 def read_job(run_dir: Path) -> Job:
     """Read `run_dir`/job.json of a training."""
     data: dict[str, Any] = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
-    recipe = dict(data["recipe"])
-    recipe["training"] = Training(**_with_tuples(recipe["training"]))
-    recipe["options"] = TASKS[recipe["task"]](**_with_tuples(recipe["options"]))
     return Job(
         run=data["run"],
         run_dir=run_dir,
         prefix=Path(data["prefix"]),
-        recipe=Recipe(**recipe),
+        recipe=recipe_of(data["recipe"]),
         precision=data["precision"],
         ipex=data["ipex"],
+        resume=data["resume"],
+        snapshot_seconds=data["snapshot_seconds"],
     )
+
+
+def recipe_of(data: Mapping[str, Any]) -> Recipe:
+    """A recipe from its JSON."""
+    recipe = dict(data)
+    recipe["training"] = Training(**_with_tuples(recipe["training"]))
+    recipe["options"] = TASKS[recipe["task"]](**_with_tuples(recipe["options"]))
+    return Recipe(**recipe)
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:

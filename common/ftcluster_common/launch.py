@@ -17,6 +17,7 @@ RENDEZVOUS_PORTS = range(29550, 29600)
 MPI_PORTS = range(29600, 29800)
 
 RUN_VARIABLE = "FTCLUSTER_RUN"  # the run's id, by which its processes are known
+RESTART_VARIABLE = "FTCLUSTER_RESTART"  # how often the ranks were started again
 BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # of torch.distributed
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see ftcluster.launch.mpirun.placement_text
 CCL = "ccl"  # the backend of oneccl_bind_pt
@@ -92,6 +93,7 @@ class Launch:
         ssh_config: the mesh's SSH configuration on the head, or "" for one host.
         stack: the link to the stack in use, or the stack's folder.
         script_ranks: number of ranks where they run a user's script; None for a training.
+        max_restarts: how often the ranks are started again after a failure that is not theirs.
     """
 
     run_dir: str
@@ -102,6 +104,7 @@ class Launch:
     ssh_config: str
     stack: str
     script_ranks: int | None = None
+    max_restarts: int = 0
 
     @property
     def run(self) -> str:
@@ -151,7 +154,11 @@ class Launch:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of launch.json, which `read_launch` reads."""
-        return {**self.shown(), "script_ranks": self.script_ranks}
+        return {
+            **self.shown(),
+            "script_ranks": self.script_ranks,
+            "max_restarts": self.max_restarts,
+        }
 
 
 def read_launch(run_dir: Path) -> Launch:

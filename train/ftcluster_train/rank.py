@@ -1,9 +1,11 @@
 """One rank of a run: `mpirun ... python -m ftcluster_train.rank RUN_DIR`."""
 
 import errno
+import faulthandler
 import logging
 import os
 import shutil
+import signal
 import socket
 import sys
 import traceback
@@ -25,6 +27,7 @@ from ftcluster_train.distributed.world import (
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.inputs import Inputs, read_inputs
 from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.rank_status import report
 from ftcluster_train.launcher.affinity import memory_nodes
 from ftcluster_train.optim.ipex import load_ipex
 from ftcluster_train.tasks.base import Task
@@ -48,6 +51,7 @@ def run(job: Job) -> None:
     world = join_world()
     events = EventWriter(job.run_dir) if world.rank == 0 else None
     write_placement(events)
+    report(0, "loading")
     if events:
         events.write("phase", doing="loading model and data")
         for notice in inputs.notices:
@@ -116,6 +120,7 @@ def main() -> int:
     """Entry point; returns the exit code."""
     logging.captureWarnings(True)
     transformers_logging.disable_progress_bar()
+    faulthandler.register(signal.SIGUSR1)  # the guardian asks for the stacks of a hung rank
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     run_dir = Path(sys.argv[1])
     try:

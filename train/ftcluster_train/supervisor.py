@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ftcluster_common.launch import GUARD_FILE, RUN_VARIABLE, Launch, read_launch
+from ftcluster_common.launch import GUARD_FILE, RESTART_VARIABLE, RUN_VARIABLE, Launch, read_launch
 from ftcluster_train.distributed import oneccl
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.events import EventWriter
@@ -69,7 +69,7 @@ def supervise(run_dir: Path, hub_token: str = "") -> int:
     launch = read_launch(run_dir)
     os.environ[RUN_VARIABLE] = launch.run  # what this process starts belongs to the run
     try:
-        ending = run_ranks(launch, events, hub_token)
+        ending = run_with_restarts(launch, events, hub_token)
     except Stopped:  # while no rank was running
         kill_rest(launch.run)
         ending = Ending("stopped", 130, [])
@@ -88,7 +88,26 @@ def supervise(run_dir: Path, hub_token: str = "") -> int:
     return ending.exit_code
 
 
-def run_ranks(launch: Launch, events: EventWriter, hub_token: str) -> Ending:
+def run_with_restarts(launch: Launch, events: EventWriter, hub_token: str) -> Ending:
+    """Start the ranks again after a failure that is not the program's own, as often as allowed.
+
+    A training resumes by itself from its newest checkpoint or snapshot.
+
+    Raises:
+        HostsRefused, TrainError, Stopped: as `run_ranks`.
+    """
+    began = time.monotonic()
+    restarts = 0
+    while True:
+        ending = run_ranks(launch, events, hub_token, restarts)
+        if not ending.restartable or restarts >= launch.max_restarts:
+            return replace(ending, seconds=round(time.monotonic() - began, 2))
+        restarts += 1
+        why = "; ".join(f"{error['host']}: {error['message']}" for error in ending.errors)
+        events.write("notice", message=f"restart {restarts} of {launch.max_restarts}: {why}")
+
+
+def run_ranks(launch: Launch, events: EventWriter, hub_token: str, restarts: int = 0) -> Ending:
     """Start mpirun and wait until nothing of the run is left on this host.
 
     Raises:
@@ -106,6 +125,7 @@ def run_ranks(launch: Launch, events: EventWriter, hub_token: str) -> Ending:
     sourced = oneccl.variables_for(launch.env, host_path())
     beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
     environment = rank_environment(launch.variables, launch.stack, sourced)
+    environment[RESTART_VARIABLE] = str(restarts)
     if beats:
         environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
     if hub_token:
@@ -125,8 +145,9 @@ def run_ranks(launch: Launch, events: EventWriter, hub_token: str) -> Ending:
     try:
         trouble = _read(process, watch, beats)
         ending = watch.ending(process.wait())
-        if trouble:  # the ranks' later errors are its consequence
-            ending = Ending("failed", ending.exit_code or 1, [_error(one) for one in trouble])
+        if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
+            errors = [_error(one) for one in trouble]
+            ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
     except Stopped:
         ending = Ending("stopped", 130, [])
     finally:
@@ -221,8 +242,7 @@ def _read(
             if beats:
                 beats.poll(time.monotonic())
             if beats and not (watch.over or trouble):
-                found = find_trouble(beats.lives, time.monotonic())
-                trouble = [one for one in found if one.cause != "exit"] or launcher_gone(process)
+                trouble = find_trouble(beats.lives, time.monotonic()) or launcher_gone(process)
                 if any(one.cause == "hung" for one in trouble):
                     beats.send(b"stack\n")
                     time.sleep(PAUSE_SECONDS)  # they are written before SIGTERM comes

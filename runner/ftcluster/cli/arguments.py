@@ -26,6 +26,18 @@ def add_detach(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
+    """Add --max-restarts with its default."""
+    parser.add_argument(
+        "--max-restarts",
+        type=_whole,
+        default=default,
+        metavar="N",
+        help="start the ranks again at most N times after one was killed, stopped or hung, or a "
+        f"host was lost and is back (default: {default})",
+    )
+
+
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
     """Add --dry-run."""
     parser.add_argument(
@@ -51,6 +63,12 @@ def print_result(options: argparse.Namespace, document: object, text: str) -> No
 def print_detached(options: argparse.Namespace, run: str) -> None:
     """Print the id of a run that continues without this command."""
     print_result(options, {"run": run, "state": "running"}, run)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
+    return int(text)
 
 
 def _positive(text: str) -> int:

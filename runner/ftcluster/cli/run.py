@@ -4,11 +4,19 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords, passed_on
-from ftcluster.cli.arguments import add_detach, add_dry_run, add_launch, add_output, print_detached
+from ftcluster.cli.arguments import (
+    add_detach,
+    add_dry_run,
+    add_launch,
+    add_output,
+    add_restarts,
+    print_detached,
+)
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import recall
 from ftcluster.errors import UsageError
@@ -56,6 +64,7 @@ def add_parser(commands: Any) -> None:
         "--force", action="store_true", help="run it even if it needs other versions"
     )
     add_option(parser)
+    add_restarts(parser, default=0)  # a script may not resume
     add_detach(parser)
     add_dry_run(parser)
     add_output(parser, verbose="")
@@ -85,6 +94,7 @@ def run(options: argparse.Namespace) -> int:
     run_id = new_run_id(script.name)
     launch = render_script(decided, run_id, options.hf_token)
     token = find_token() if options.hf_token else ""
+    launch = replace(launch, max_restarts=options.max_restarts)
     prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, token)
     if options.dry_run:
         show_plan(prepared, notes, options.json)

@@ -13,6 +13,7 @@ from ftcluster.cli.arguments import (
     add_dry_run,
     add_launch,
     add_output,
+    add_restarts,
     print_detached,
     print_result,
 )
@@ -22,6 +23,7 @@ from ftcluster.errors import UsageError
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
 from ftcluster.launch.mpirun import render
+from ftcluster.launch.place import recorded_recipe
 from ftcluster.launch.preview import as_document, as_text
 from ftcluster.launch.training_run import TrainingRun, train
 from ftcluster.planning.memory import ModelSize
@@ -49,6 +51,12 @@ def add_parser(commands: Any) -> None:
     )
     add_training(parser)
     add_option(parser)
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="continue a run that was started from here from its newest checkpoint, as a new run",
+    )
+    add_restarts(parser, default=3)
     add_detach(parser)
     add_dry_run(parser)
     add_output(parser, verbose="print plain lines instead of the live view")
@@ -76,10 +84,17 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    recipe, overrides = split_words(options.words)
-    prepared = prepare_run(
-        recipe, overrides, options.data, options.model, options.nodes, options.ranks_per_host
-    )
+    if options.resume:
+        if options.words or options.data or options.model:
+            raise UsageError("--resume continues with the run's own recipe, model and data")
+        prepared = resume_run(options.resume, options.nodes, options.ranks_per_host)
+    else:
+        recipe, overrides = split_words(options.words)
+        prepared = prepare_run(
+            recipe, overrides, options.data, options.model, options.nodes, options.ranks_per_host
+        )
+    launch = replace(prepared.launch, max_restarts=options.max_restarts)
+    prepared = replace(prepared, launch=launch)
     if options.dry_run:
         show_plan(prepared, options.json)
         return 0
@@ -144,6 +159,26 @@ def prepare_run(
     decided = plan(facts, recipe, load_stacks(), ranks_per_host, size)
     run_id = new_run_id(recipe.name)
     return TrainingRun(run_id, cluster, decided, render(decided, run_id), recipe, folders)
+
+
+def resume_run(run: str, nodes: int | None, ranks_per_host: int | None) -> TrainingRun:
+    """Prepare a run that continues another one of the cluster that was set up last.
+
+    Args:
+        run: the other one's id.
+        nodes: number of hosts, the head first; default: all.
+        ranks_per_host: default: the plan decides.
+
+    Raises:
+        FtclusterError: there is no record of it, or the plan is not valid.
+    """
+    recipe = recorded_recipe(run)
+    cluster = recall()
+    facts = first_hosts(cluster.facts, nodes) if nodes else cluster.facts
+    decided = plan(facts, recipe, load_stacks(), ranks_per_host, _size_of(recipe))
+    run_id = new_run_id(recipe.name)
+    launch = render(decided, run_id)
+    return TrainingRun(run_id, cluster, decided, launch, recipe, resume=run)
 
 
 def _size_of(recipe: Recipe) -> ModelSize | None:

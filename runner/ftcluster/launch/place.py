@@ -8,6 +8,8 @@ from typing import Any
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError
 from ftcluster.paths import state_dir
+from ftcluster_common.job import recipe_of
+from ftcluster_common.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,21 @@ class Place:
 def record_dir(run: str) -> Path:
     """The control node's folder of a run: run.json and its copy of events.jsonl."""
     return state_dir() / "runs" / run
+
+
+def recorded_recipe(run: str) -> Recipe:
+    """The recipe of a training of this control node, with folders as they are on the hosts.
+
+    Raises:
+        FtclusterError: there is no record of it, or it is a script's.
+    """
+    path = record_dir(run) / "run.json"
+    try:
+        return recipe_of(json.loads(path.read_text(encoding="utf-8"))["recipe"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise FtclusterError(
+            f"there is no record of a training '{run}' here", "list the runs: ftcluster ps"
+        ) from None
 
 
 def place_of(cluster: Cluster) -> Place:

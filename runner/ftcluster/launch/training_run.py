@@ -19,11 +19,13 @@ class TrainingRun(Run):
     Attributes:
         recipe: what it trains.
         folders: folders of this machine and where they are copied to on the hosts.
+        resume: the run whose checkpoints it continues from, or "".
         hub_token: what each host downloads model and data with, or "".
     """
 
     recipe: Recipe
     folders: tuple[tuple[str, str], ...] = ()
+    resume: str = ""
     hub_token: str = field(default="", repr=False)
 
     playbook: ClassVar[str] = "train"
@@ -32,7 +34,8 @@ class TrainingRun(Run):
     def job(self) -> dict[str, Any]:
         plan, prefix = self.plan, Path(self.plan.prefix)
         folder = Path(self.launch.run_dir)
-        return Job(self.id, folder, prefix, self.recipe, plan.precision, plan.ipex).to_dict()
+        job = Job(self.id, folder, prefix, self.recipe, plan.precision, plan.ipex, self.resume)
+        return job.to_dict()
 
     def variables(self) -> dict[str, Any]:
         folders = [{"source": source, "path": path} for source, path in self.folders]

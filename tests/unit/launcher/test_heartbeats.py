@@ -44,7 +44,8 @@ def test_ranks_at_work_are_no_trouble() -> None:
     [
         ({"rank2": {"exit": -9}}, [("signal", "node1", 2)]),
         ({"rank2": {"exit": -9, "oom": True}}, [("oom", "node1", 2)]),
-        ({"rank1": {"exit": 1}}, [("exit", "head", 1)]),
+        ({"rank1": {"exit": 1}}, []),  # it says why by itself
+        ({"rank1": {"exit": 1, "changed": NOW - 6}}, [("exit", "head", 1)]),
         # the one that was killed is the cause, the others only met its end
         ({"rank0": {"exit": 1}, "rank2": {"exit": -9}}, [("signal", "node1", 2)]),
         ({"rank3": {"stopped": NOW - 5}}, [("stopped", "node1", 3)]),

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_train.errors import TrainError
+from ftcluster_train.io.rank_status import VARIABLE
 
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
 SECRET = "FTCLUSTER_GUARD_FILE"  # has what a guardian proves itself with
-PROGRESS = "FTCLUSTER_PROGRESS_FD"  # where a rank writes what it does
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 15.0  # beats that are missing this long mean that the supervisor is gone
 CONNECT_SECONDS = 20.0
@@ -110,7 +110,7 @@ def _become(libc: ctypes.CDLL, program: Sequence[str], progress: int) -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    os.environ[PROGRESS] = str(progress)
+    os.environ[VARIABLE] = str(progress)
     try:
         os.execvp(program[0], list(program))
     except OSError as error:

@@ -39,7 +39,7 @@ class RankLife:
         heard: when its guardian was last heard, in the supervisor's seconds; None: never.
         step: the optimizer step that it is in.
         doing: what it does: loading, forward, all-reduce, evaluating, saving, ...
-        changed: when `step` or `doing` was last another one.
+        changed: when `step` or `doing` was last another one, or when it ended.
         state: the kernel's letter for the process, as in ps.
         stopped: since when it is stopped (state T); None: it is not.
         cpu: CPU seconds that it has used, at `busy`.
@@ -69,6 +69,7 @@ class RankLife:
         self.heard = now
         if "exit" in message:
             self.exit, self.oom = int(message["exit"]), bool(message.get("oom"))
+            self.changed = now
             return
         where = (int(message.get("step", self.step)), str(message.get("doing", self.doing)))
         if where != (self.step, self.doing):
@@ -112,10 +113,14 @@ def find_trouble(
         limit_seconds: how long a rank may be without a sign of life.
     """
     dead = [one for one in lives if one.exit not in (None, 0)]
+    killed = [one for one in dead if one.oom or (one.exit or 0) < 0]
+    if killed:  # the others ended because one was gone
+        return [_ended(one) for one in killed]
+    # those that end by themselves say why, and the others soon end as well
+    if dead and now - min(one.changed for one in dead) > limit_seconds / 2:
+        return [_ended(one) for one in dead]
     if dead:
-        # those that failed because another one was gone have an exit code, the first a signal
-        killed = [one for one in dead if one.oom or (one.exit or 0) < 0]
-        return [_ended(one) for one in killed or dead]
+        return []
     late = [one for one in lives if one.heard is None]
     if late and now - late[0].changed > START_FACTOR * limit_seconds:
         return [_trouble(one, "host", "not started by mpirun") for one in late]

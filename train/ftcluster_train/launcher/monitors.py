@@ -30,12 +30,14 @@ class Ending:
         exit_code: mpirun's, or that of the script of the rank that failed first.
         errors: for each event `error` its fields.
         seconds: from the launch to the end of the last rank; 0 where no rank was started.
+        restartable: whether the cause was none of the program's own.
     """
 
     state: str
     exit_code: int
     errors: list[dict[str, Any]]
     seconds: float = 0.0
+    restartable: bool = False
 
 
 class Watch(ABC):

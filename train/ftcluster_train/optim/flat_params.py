@@ -39,6 +39,7 @@ class FlatWeights:
         model_weights: same shape.
         decayed: number of leading elements with weight decay.
         slices: where each parameter is.
+        saved_buffers: those that are saved with the model.
     """
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -53,7 +54,7 @@ class FlatWeights:
         _, self.decayed, end = ends
         self.master_weights = torch.zeros(end)
         saved = model.state_dict().keys()
-        self._saved_buffers = [b for name, b in model.named_buffers() if name in saved]
+        self.saved_buffers = [b for name, b in model.named_buffers() if name in saved]
         self._frozen = {p: p.data for p in model.parameters() if not p.requires_grad}
         self._norms = _norm_parameters(model)
         for parameter, place in self.slices.items():
@@ -102,7 +103,7 @@ class FlatWeights:
     def digest(self) -> str:
         """SHA-256 of the master weights and of the buffers that are saved with the model."""
         digest = hashlib.sha256(self.master_weights.numpy())
-        for buffer in self._saved_buffers:
+        for buffer in self.saved_buffers:
             digest.update(buffer.contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()
 

@@ -108,6 +108,13 @@ class IpexOptimizerStep:
         """Their norm: the gradients themselves are gone after the step."""
         return self._norm.hex()
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """Nothing: IPEX keeps packed copies of the weights, so such a run cannot be resumed."""
+        return {}
+
+    def state_loaded(self, step: int) -> None:
+        """Never called, because `state` is empty."""
+
     def detach(self) -> PreTrainedModel:
         """Another model with the same weights.
 

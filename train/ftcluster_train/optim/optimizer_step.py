@@ -39,6 +39,12 @@ class OptimizerStep(Protocol):
     def gradients_digest(self) -> str:
         """A hash of the all-reduced gradients of the last step."""
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """All tensors that the next steps depend on, not copied; empty where that is not known."""
+
+    def state_loaded(self, step: int) -> None:
+        """Go on from other values of the tensors of `state`, those after `step`."""
+
     def detach(self) -> PreTrainedModel:
         """The model in fp32, with tensors of its own, as `from_pretrained` would load it."""
 
@@ -93,6 +99,24 @@ class FlatOptimizerStep:
 
     def gradients_digest(self) -> str:
         return hashlib.sha256(self.gradients.flat.numpy()).hexdigest()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        found = {"master_weights": self.weights.master_weights}
+        for number, group in enumerate(self.adamw.param_groups):
+            (weights,) = group["params"]
+            moments = self.adamw.state[weights]
+            if not moments:  # AdamW makes them in its first step
+                moments["step"] = torch.tensor(0.0)
+                moments["exp_avg"] = torch.zeros_like(weights)
+                moments["exp_avg_sq"] = torch.zeros_like(weights)
+            found |= {f"{name}_{number}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
+        buffers = enumerate(self.weights.saved_buffers)
+        return found | {f"buffer_{number}": buffer for number, buffer in buffers}
+
+    def state_loaded(self, step: int) -> None:
+        for moments in self.adamw.state.values():
+            moments["step"].fill_(step)
+        self.weights.copy_to_model()
 
     def detach(self) -> PreTrainedModel:
         self.weights.detach()

@@ -1,7 +1,7 @@
 """Saved models: a folder that exists is complete, also after a crash."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -32,8 +32,19 @@ def check_space(folder: Path, model: torch.nn.Module) -> None:
         )
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    write_more: Callable[[Path], None] = lambda _: None,
+) -> None:
     """Write model and tokenizer for `from_pretrained`, and sync all files before `folder` appears.
+
+    Args:
+        model: in fp32.
+        tokenizer: of the model.
+        folder: must not exist.
+        write_more: called with the folder that is not visible yet, to write other files into it.
 
     Raises:
         TrainError: the disk is full; the incomplete files are removed.
@@ -43,6 +54,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     try:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+        write_more(partial)
         for path in [*partial.rglob("*"), partial]:
             if path.is_file():
                 path.chmod(0o666 & ~GROUP_READS)  # safetensors lets only the account read them
@@ -57,6 +69,12 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
             f"the disk of {folder.parent} is full, so the model could not be saved",
             "free some space there and train again",
         ) from error
+
+
+def existing_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints of a run that was restarted, oldest first."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[11:]))
 
 
 def keep_newest(saved: Sequence[Path], limit: int, best: Path | None) -> list[Path]:

@@ -5,7 +5,9 @@ optimizer step, log, evaluate, save. Tasks (batches, loss, metrics) are in `ftcl
 faster versions of torch functions in `ftcluster_train.kernels`.
 """
 
+import itertools
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -27,17 +29,19 @@ from ftcluster_train.distributed.world import (
 )
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.fsync import remove
+from ftcluster_train.io.rank_status import report
 from ftcluster_train.kernels import Optimizations
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.training.best import BestEvaluation
-from ftcluster_train.training.checkpoints import keep_newest, save_model
+from ftcluster_train.training.checkpoints import existing_checkpoints, keep_newest, save_model
 from ftcluster_train.training.intervals import is_due
-from ftcluster_train.training.lr_schedule import make_schedule
+from ftcluster_train.training.lr_schedule import make_schedule, set_step
 from ftcluster_train.training.models import call_model
 from ftcluster_train.training.patch_model import patch_model
 from ftcluster_train.training.progress import ProgressLog
+from ftcluster_train.training.resume import Position, Snapshots, resume, write_state
 
 ALL_OPTIMIZATIONS = Optimizations()
 SHOWN_SAMPLES = 8  # of a batch whose loss is NaN
@@ -120,14 +124,38 @@ def train(
         parameters=sum(p.numel() for p in model.parameters()),
     )
 
-    metrics: dict[str, float] = {}
+    # state: of this run after a restart, or of the run that it continues
+    first_on_host = os.environ.get("LOCAL_RANK", "0") == "0"
+    snapshots = Snapshots(job.run_dir / "snapshots", job.snapshot_seconds if first_on_host else 0)
+    earlier = [job.prefix / "runs" / job.resume / "checkpoints"] if job.resume else []
+    position = resume(
+        [job.run_dir / "checkpoints", job.run_dir / "snapshots", *earlier],
+        optimizer,
+        world,
+        lambda text: log.write("notice", message=text),
+    )
+    first_step = position.step + 1
+    if position.step:
+        set_step(schedule, position.step)
+        log.write("notice", message=f"resumed after step {position.step}")
+
+    metrics = position.metrics
     best = BestEvaluation(settings)
+    best.metric, best.metrics, best.step = (
+        position.best_metric or best.metric, position.best_metrics, position.best_step
+    )  # fmt: skip
     choose_best = settings.load_best_model_at_end or settings.save_strategy == "best"
-    saved: list[Path] = []  # checkpoints that exist, oldest first
+    saved = existing_checkpoints(job.run_dir / "checkpoints")  # oldest first
     checked = False  # whether ranks were compared after weights changed
     losses: list[float] = []  # of this rank, since the last log
-    trained_samples = 0
+    trained_samples = position.samples
     paused = 0.0  # seconds of evaluation and checkpoints, which do not count as training
+
+    def position_after(step: int) -> Position:
+        seconds = position.seconds + time.perf_counter() - started - paused
+        return Position(
+            step, trained_samples, seconds, metrics, best.metric, best.metrics, best.step
+        )
 
     def epoch_of(step: int) -> float:
         return round(step / epoch_steps, 4)
@@ -152,7 +180,13 @@ def train(
         if world.rank == 0 and folder not in saved:
             folder.parent.mkdir(exist_ok=True)
             try:
-                save_model(optimizer.detach(), task.tokenizer, folder)
+                state, where = optimizer.state(), position_after(step)
+                save_model(
+                    optimizer.detach(),
+                    task.tokenizer,
+                    folder,
+                    lambda partial: write_state(partial, state, where) if state else None,
+                )
             finally:
                 optimizer.attach()
             saved.append(folder)
@@ -162,11 +196,14 @@ def train(
                 saved = keep_newest(saved, settings.save_total_limit, best_folder)
         return folder
 
-    if settings.eval_on_start:
+    started = time.perf_counter()
+    if settings.eval_on_start and first_step == 1:
         metrics = evaluate_and_log(0)
     model.train()
     started = time.perf_counter()
-    for step, batch in enumerate(sampler, start=1):  # indices of all ranks' samples
+    remaining = itertools.islice(sampler, position.step, None)
+    for step, batch in enumerate(remaining, start=first_step):  # indices of all ranks' samples
+        report(step, "forward")
         torch.manual_seed(dropout_seed(settings.seed, step, world.rank))
         share = share_of_rank(batch, world.rank, world.size)
         parts = micro_batches(share, settings.gradient_accumulation_steps)
@@ -183,10 +220,11 @@ def train(
             losses[-1] += loss.item()
 
         # clip and update
+        report(step, "all-reduce")
         learning_rate = schedule.get_last_lr()[0]
         grad_norm = optimizer.step()
         if not math.isfinite(grad_norm):  # the weights were not updated
-            kept = save_checkpoint(step - 1) if step > 1 else None
+            kept = save_checkpoint(step - 1) if step > first_step else None
             raise not_finite_error(step, losses[-1], share, kept)
         schedule.step()
         trained_samples += len(batch)
@@ -202,7 +240,7 @@ def train(
             step, settings.logging_strategy, settings.logging_steps, epoch_steps, last_step
         )
         if log_due or step == last_step or (step == 1 and settings.logging_first_step):
-            seconds = time.perf_counter() - started - paused
+            seconds = position_after(step).seconds
             log.write(
                 "step",
                 step=step,
@@ -216,6 +254,7 @@ def train(
             losses.clear()
 
         # evaluate and save
+        snapshots.take(optimizer, lambda: position_after(step))  # noqa: B023 - called at once
         eval_interval = settings.eval_steps or settings.logging_steps
         eval_due = is_due(step, settings.eval_strategy, eval_interval, epoch_steps, last_step)
         save_due = is_due(step, settings.save_strategy, settings.save_steps, epoch_steps, last_step)
@@ -223,15 +262,19 @@ def train(
             pause = time.perf_counter()
             improved = False
             if eval_due:
+                report(step, "evaluating")
                 metrics = evaluate_and_log(step)
                 improved = choose_best and best.update(metrics, step)
             if save_due or improved:
+                report(step, "saving")
                 check_equal_weights(step)
                 save_checkpoint(step)
             paused += time.perf_counter() - pause
 
-    train_seconds = time.perf_counter() - started - paused
+    train_seconds = position_after(last_step).seconds
+    report(last_step, "saving")
     check_equal_weights(last_step)
+    snapshots.close()
     trained = optimizer.detach()
     if settings.load_best_model_at_end:
         metrics = best.metrics

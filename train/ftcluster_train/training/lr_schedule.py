@@ -1,6 +1,7 @@
 """The learning rate schedules of transformers."""
 
 import inspect
+import warnings
 from typing import Any
 
 from torch.optim import Optimizer
@@ -48,6 +49,14 @@ def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRSch
             "change training.lr_scheduler_kwargs or the warm-up",
         ) from error
     return schedule
+
+
+def set_step(schedule: LRScheduler, step: int) -> None:
+    """Put a schedule after `step`; its multipliers depend on the number of the step alone."""
+    schedule.last_epoch = step - 1
+    with warnings.catch_warnings():  # torch expects a step of the optimizer before
+        warnings.simplefilter("ignore")
+        schedule.step()
 
 
 def _check_names(kind: str, extra: dict[str, Any]) -> None:

@@ -1,0 +1,231 @@
+"""The whole state of a training on disk, and going on from it.
+
+A state is a folder: `state.safetensors` (flat fp32 weights and what AdamW keeps of the gradients,
+and saved buffers), `state.json`, and last `manifest.json` with the SHA-256 of every file of the
+folder. All ranks have the same state, so one rank's files are enough: it sends them to the others.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ftcluster_train.distributed.world import World, gather_over_ranks
+from ftcluster_train.errors import TrainError
+from ftcluster_train.io.fsync import remove, sync
+from ftcluster_train.optim.optimizer_step import OptimizerStep
+
+TENSORS, POSITION, MANIFEST = "state.safetensors", "state.json", "manifest.json"
+MEMORY_SHARE = 0.1  # of the free memory: a larger state is not copied for a snapshot
+
+
+@dataclass
+class Position:
+    """Where a training is.
+
+    Attributes:
+        step: optimizer steps done.
+        samples: training samples done, of all ranks.
+        seconds: of training, without evaluations and checkpoints.
+        metrics: of the last evaluation.
+        best_metric: name of the metric that the best evaluation is chosen by.
+        best_metrics: of the best evaluation.
+        best_step: of the best evaluation; None before there is one.
+    """
+
+    step: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best_metric: str = ""
+    best_metrics: dict[str, float] = field(default_factory=dict)
+    best_step: int | None = None
+
+
+def write_state(folder: Path, tensors: Mapping[str, torch.Tensor], position: Position) -> None:
+    """Write a state into a folder that is not visible yet; the manifest covers all its files."""
+    save_file(dict(tensors), folder / TENSORS)
+    (folder / POSITION).write_text(json.dumps(asdict(position)) + "\n", encoding="utf-8")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    manifest = {str(path.relative_to(folder)): _sha256(path) for path in files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def newest_state(folders: Sequence[Path], damaged: Callable[[Path], None]) -> Path | None:
+    """The newest state below some folders that is whole.
+
+    Args:
+        folders: with states in folders NAME-STEP.
+        damaged: called with each newer one that is not whole.
+    """
+    found = [
+        path
+        for folder in folders
+        for path in folder.glob("*-*")
+        if path.name.rpartition("-")[2].isdigit() and (path / MANIFEST).exists()
+    ]
+    for path in sorted(found, key=lambda path: -int(path.name.rpartition("-")[2])):
+        if is_whole(path):
+            return path
+        damaged(path)
+    return None
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether every file of a state is as its manifest says."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return TENSORS in manifest and all(
+            _sha256(folder / name) == digest for name, digest in manifest.items()
+        )
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def resume(
+    folders: Sequence[Path],
+    optimizer: OptimizerStep,
+    world: World,
+    notice: Callable[[str], None],
+) -> Position:
+    """Put a training where the newest state of any rank's host is; every rank calls it.
+
+    Args:
+        folders: where this host has states.
+        optimizer: its weights are overwritten.
+        world: this rank among all.
+        notice: called on every rank with what a user should know.
+
+    Returns:
+        A new Position where there is no state.
+
+    Raises:
+        TrainError: the state is that of another model, or of one that IPEX optimizes.
+    """
+    damaged: list[str] = []
+    path = newest_state(folders, lambda folder: damaged.append(str(folder)))
+    own = (int(path.name.rpartition("-")[2]) if path else 0, damaged)
+    by_rank: list[tuple[int, list[str]]] = gather_over_ranks(own)
+    for rank, (_, names) in enumerate(by_rank):
+        for name in names:
+            notice(f"{name} on the host of rank {rank} is damaged and is not used")
+    steps = [step for step, _ in by_rank]
+    if max(steps) == 0:
+        return Position()
+    source = steps.index(max(steps))
+    tensors = optimizer.state()
+    problem, text = "", "{}"
+    if world.rank == source and path:
+        problem = _load(path / TENSORS, tensors)
+        text = (path / POSITION).read_text(encoding="utf-8")
+    problem, text = gather_over_ranks((problem, text))[source]
+    if problem:
+        raise TrainError(f"the training cannot be resumed: {problem}", "start it anew")
+    for tensor in tensors.values():
+        dist.broadcast(tensor, source)
+    position = Position(**json.loads(text))
+    optimizer.state_loaded(position.step)
+    return position
+
+
+def _load(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Copy the tensors of a file into others of the same names; returns why not, or ""."""
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        return f"{path} cannot be read: {error}"
+    if not tensors:
+        return "IPEX keeps its own copies of the weights"
+    if {name: one.shape for name, one in found.items()} != {
+        name: one.shape for name, one in tensors.items()
+    }:
+        return f"{path} is of another model"
+    for name, tensor in tensors.items():
+        tensor.copy_(found[name])
+    return ""
+
+
+class Snapshots:
+    """Recent states of a host's own, written beside the training.
+
+    The training waits for the copy in memory only; a thread writes it to the disk.
+
+    Args:
+        folder: where they are; the newest one stays.
+        seconds: between two; 0: none.
+    """
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self._folder, self._seconds = folder, seconds
+        self._last = time.monotonic()
+        self._writer: threading.Thread | None = None
+        self._copies: dict[str, torch.Tensor] = {}
+
+    def take(self, optimizer: OptimizerStep, position: Callable[[], Position]) -> None:
+        """Take a snapshot where one is due and the one before is written."""
+        if not self._seconds or time.monotonic() - self._last < self._seconds:
+            return
+        if self._writer and self._writer.is_alive():
+            return
+        self._last = time.monotonic()
+        tensors = optimizer.state()
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if not tensors or (not self._copies and size > MEMORY_SHARE * _free_memory()):
+            self._seconds = 0.0  # checkpoints remain
+            return
+        for name, tensor in tensors.items():
+            self._copies.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
+        self._writer = threading.Thread(target=self._write, args=(position(),), daemon=True)
+        self._writer.start()
+
+    def _write(self, position: Position) -> None:
+        """A full disk costs the snapshot, not the training."""
+        final = self._folder / f"snapshot-{position.step}"
+        partial = final.with_name(final.name + ".partial")
+        with contextlib.suppress(OSError, SafetensorError):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            write_state(partial, self._copies, position)
+            for path in (*partial.iterdir(), partial):
+                sync(path)
+            partial.rename(final)
+            sync(self._folder)
+            for older in self._folder.glob("snapshot-*[0-9]"):
+                if older != final:
+                    remove(older)
+            return
+        shutil.rmtree(partial, ignore_errors=True)
+
+    def close(self) -> None:
+        """Wait for the writer, and remove the snapshots: the training has ended well."""
+        if self._writer:
+            self._writer.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _free_memory() -> int:
+    """Bytes that this host can give without swapping."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
