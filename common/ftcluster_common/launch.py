@@ -3,8 +3,10 @@
 Variables of Hydra and Intel MPI: Intel MPI Developer Reference, Hydra Environment Variables.
 """
 
+import itertools
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,7 @@ class Launch:
         stack: the link to the stack in use, or the stack's folder.
         script_ranks: number of ranks where they run a user's script; None for a training.
         max_restarts: how often the ranks are started again after a failure that is not theirs.
+        min_nodes: a restart leaves out hosts that are lost while this many are left; 0: it waits.
     """
 
     run_dir: str
@@ -105,6 +108,7 @@ class Launch:
     stack: str
     script_ranks: int | None = None
     max_restarts: int = 0
+    min_nodes: int = 0
 
     @property
     def run(self) -> str:
@@ -128,6 +132,28 @@ class Launch:
         counts = [int(line.rpartition(":")[2]) for line in self.hostfile.split()]
         pairs = zip(self.hosts, counts, strict=True)
         return [host for host, count in pairs for _ in range(count)]
+
+    def without(self, names: Collection[str]) -> "Launch":
+        """The same launch on fewer hosts; the head is not among those that are left out."""
+        kept = [number for number, host in enumerate(self.hosts) if host.name not in names]
+        lines = self.hostfile.splitlines()
+        placement = json.loads(self.env[PLACEMENT_VARIABLE])
+        kinds = [kind for kind, count in placement["hosts"] for _ in range(count)]
+        left = [list(group) for _, group in itertools.groupby(kinds[number] for number in kept)]
+        placement["hosts"] = [[group[0], len(group)] for group in left]
+        hostfile = "".join(f"{lines[number]}\n" for number in kept)
+        ranks = sum(int(lines[number].rpartition(":")[2]) for number in kept)
+        before = len(self.rank_hosts)
+        at = self.argv.index("-n") + 1
+        assert self.argv[at] == str(before)
+        return replace(
+            self,
+            argv=(*self.argv[:at], str(ranks), *self.argv[at + 1 :]),
+            env={**self.env, PLACEMENT_VARIABLE: json.dumps(placement, separators=(",", ":"))},
+            hostfile=hostfile,
+            hosts=tuple(self.hosts[number] for number in kept),
+            script_ranks=None if self.script_ranks is None else ranks,
+        )
 
     def with_stack(self, folder: Path) -> "Launch":
         """The same launch by the stack's folder, because the link may be moved during the run."""
@@ -158,6 +184,7 @@ class Launch:
             **self.shown(),
             "script_ranks": self.script_ranks,
             "max_restarts": self.max_restarts,
+            "min_nodes": self.min_nodes,
         }
 
 

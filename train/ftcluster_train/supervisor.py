@@ -44,6 +44,8 @@ from ftcluster_train.launcher.ssh_check import Refusal, refusals, same_stack
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 
 PAUSE_SECONDS = 0.2
+HOST_RETURN_SECONDS = 120.0  # a lost host is waited for: it may be rebooting
+HOST_RETRY_SECONDS = 5.0
 
 
 class Stopped(Exception):
@@ -91,20 +93,48 @@ def supervise(run_dir: Path, hub_token: str = "") -> int:
 def run_with_restarts(launch: Launch, events: EventWriter, hub_token: str) -> Ending:
     """Start the ranks again after a failure that is not the program's own, as often as allowed.
 
-    A training resumes by itself from its newest checkpoint or snapshot.
+    A training resumes by itself from its newest checkpoint or snapshot. A host that was lost is
+    waited for, or left out where the launch has hosts to spare.
 
     Raises:
-        HostsRefused, TrainError, Stopped: as `run_ranks`.
+        HostsRefused, TrainError, Stopped: no rank was started at all.
     """
     began = time.monotonic()
+    ending = run_ranks(launch, events, hub_token)
     restarts = 0
-    while True:
-        ending = run_ranks(launch, events, hub_token, restarts)
-        if not ending.restartable or restarts >= launch.max_restarts:
-            return replace(ending, seconds=round(time.monotonic() - began, 2))
+    while ending.restartable and restarts < launch.max_restarts:
         restarts += 1
         why = "; ".join(f"{error['host']}: {error['message']}" for error in ending.errors)
         events.write("notice", message=f"restart {restarts} of {launch.max_restarts}: {why}")
+        started = _restart(launch, events, hub_token, restarts)
+        if started is None:
+            break  # the cause of the first failure is the run's
+        launch, ending = started
+    return replace(ending, seconds=round(time.monotonic() - began, 2))
+
+
+def _restart(
+    launch: Launch, events: EventWriter, hub_token: str, restarts: int
+) -> tuple[Launch, Ending] | None:
+    """Start the ranks again, on the hosts that answer; None where these are too few.
+
+    Returns:
+        The launch, without the hosts that were left out, and how it ended.
+    """
+    deadline = time.monotonic() + HOST_RETURN_SECONDS
+    while True:
+        try:
+            return launch, run_ranks(launch, events, hub_token, restarts)
+        except HostsRefused as error:
+            lost = {refusal.host.name for refusal in error.refused}
+        if 0 < launch.min_nodes <= len(launch.hosts) - len(lost):
+            launch = launch.without(lost)
+            Path(launch.hostfile_path).write_text(launch.hostfile, encoding="ascii")
+            events.write("notice", message=f"continuing without {', '.join(sorted(lost))}")
+        elif time.monotonic() > deadline:
+            return None
+        else:
+            time.sleep(HOST_RETRY_SECONDS)
 
 
 def run_ranks(launch: Launch, events: EventWriter, hub_token: str, restarts: int = 0) -> Ending:
@@ -242,7 +272,7 @@ def _read(
             if beats:
                 beats.poll(time.monotonic())
             if beats and not (watch.over or trouble):
-                trouble = find_trouble(beats.lives, time.monotonic()) or launcher_gone(process)
+                trouble = launcher_gone(process) or find_trouble(beats.lives, time.monotonic())
                 if any(one.cause == "hung" for one in trouble):
                     beats.send(b"stack\n")
                     time.sleep(PAUSE_SECONDS)  # they are written before SIGTERM comes

@@ -27,7 +27,7 @@ def add_detach(parser: argparse.ArgumentParser) -> None:
 
 
 def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
-    """Add --max-restarts with its default."""
+    """Add --max-restarts with its default, and --min-nodes."""
     parser.add_argument(
         "--max-restarts",
         type=_whole,
@@ -35,6 +35,14 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
         metavar="N",
         help="start the ranks again at most N times after one was killed, stopped or hung, or a "
         f"host was lost and is back (default: {default})",
+    )
+    parser.add_argument(
+        "--min-nodes",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="restart without lost hosts as long as N hosts are left; without it a restart waits "
+        "2 minutes for them",
     )
 
 

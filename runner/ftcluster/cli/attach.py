@@ -12,9 +12,9 @@ from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.view import make_view
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "attach",
         help="follow a run to its end",
         description="Follows a run to its end, also one that was started from another control "
@@ -27,7 +27,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry the command out; returns the exit code."""
+    """Run the command; returns the exit code."""
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "output" and not options.json:

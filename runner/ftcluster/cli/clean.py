@@ -12,9 +12,9 @@ from ftcluster.launch.place import record_dir
 from ftcluster.launch.runs import clean_runs, list_runs
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "clean",
         help="remove ended runs from the hosts",
         description="Removes the folders of runs from all hosts, with their logs, checkpoints and "
@@ -30,7 +30,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry the command out; returns the exit code."""
+    """Run the command; returns the exit code."""
     with ask_passwords(vars(options)) as passwords:
         place = cluster_place(options, (*passed_on(vars(options)), *passwords))
         state_of = {one.run: one.state for one in list_runs(place)}

@@ -11,9 +11,9 @@ from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.runs import fetch_model, find_run
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "fetch",
         help="copy a run's model to this machine",
         description="Copies the model that a run has trained to this machine. The folder is there "
@@ -28,7 +28,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry the command out; returns the exit code."""
+    """Run the command; returns the exit code."""
     if len(options.words) > 2:
         raise UsageError("one run and one folder at a time")
     with ask_passwords(vars(options)) as passwords:

@@ -15,9 +15,9 @@ from ftcluster.text.printable import printable
 ALL_RANKS = "ranks.log"
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "logs",
         help="show what the ranks of a run have printed",
         description="Shows what the ranks of a run have printed, each line with its rank.",
@@ -31,7 +31,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry the command out; returns the exit code."""
+    """Run the command; returns the exit code."""
     file = ALL_RANKS if options.rank is None else f"logs/rank-{options.rank}.log"
     with ask_passwords(vars(options)) as passwords, tempfile.TemporaryDirectory() as folder:
         place, name = find(options, passwords, newest=True)

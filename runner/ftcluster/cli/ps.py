@@ -17,9 +17,9 @@ from ftcluster.text.table import aligned
 COLUMNS = ("run", "state", "step", "hosts", "started", "time")
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "ps",
         help="list the runs",
         description="Lists the runs on the cluster, the newest first, whoever started them.",
@@ -31,7 +31,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry the command out; returns the exit code."""
+    """Run the command; returns the exit code."""
     if options.words:
         raise UsageError(f"ps takes no {options.words[0]}", "one run: ftcluster attach RUN")
     with ask_passwords(vars(options)) as passwords:

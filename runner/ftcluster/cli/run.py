@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     run_id = new_run_id(script.name)
     launch = render_script(decided, run_id, options.hf_token)
     token = find_token() if options.hf_token else ""
-    launch = replace(launch, max_restarts=options.max_restarts)
+    launch = replace(launch, max_restarts=options.max_restarts, min_nodes=options.min_nodes)
     prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, token)
     if options.dry_run:
         show_plan(prepared, notes, options.json)

@@ -10,9 +10,9 @@ from ftcluster.launch.follow import stop
 from ftcluster.launch.runs import find_run
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = verbs.add_parser(
+    parser = commands.add_parser(
         "stop",
         help="end a run",
         description="Ends a run on all its hosts; says so where it has ended already.",
@@ -24,7 +24,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry the command out; returns the exit code."""
+    """Run the command; returns the exit code."""
     with ask_passwords(vars(options)) as passwords:
         place, name = find(options, passwords, newest=False)
         stop(place, name)

@@ -93,7 +93,9 @@ def run(options: argparse.Namespace) -> int:
         prepared = prepare_run(
             recipe, overrides, options.data, options.model, options.nodes, options.ranks_per_host
         )
-    launch = replace(prepared.launch, max_restarts=options.max_restarts)
+    launch = replace(
+        prepared.launch, max_restarts=options.max_restarts, min_nodes=options.min_nodes
+    )
     prepared = replace(prepared, launch=launch)
     if options.dry_run:
         show_plan(prepared, options.json)

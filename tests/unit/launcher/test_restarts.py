@@ -1,0 +1,77 @@
+"""Restarts, with real guardians; a shell script stands in for mpirun."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftcluster_common.launch import Host, Launch
+from tests.programs import NODE_PATH
+from tests.unit.launcher.test_supervisor import events, supervisor, until_end
+
+RANKS = [{"cpus": "0", "threads": 1, "memory": []}]
+PLACEMENT = {"kinds": [{"env": {}, "ranks": RANKS}], "hosts": [[0, 1]]}
+
+
+def started(run_dir: Path, program: str, max_restarts: int) -> None:
+    """Have the supervisor launch a program as a rank under its guardian."""
+    script = (
+        f"export PYTHONPATH={NODE_PATH} PMI_RANK=0 FTCLUSTER_PLACEMENT='{json.dumps(PLACEMENT)}'; "
+        f"'{sys.executable}' -m ftcluster_train.bind sh -c '{program}'; exit $?"
+    )
+    launch = Launch(
+        run_dir=str(run_dir),
+        argv=("/bin/bash", "-c", script),
+        env={"FTCLUSTER_RUN": run_dir.name},
+        hostfile="127.0.0.1:1\n",
+        hosts=(Host("head", "127.0.0.1"),),
+        ssh_config="",
+        stack="/opt/ftcluster/current",
+        max_restarts=max_restarts,
+    )
+    (run_dir / "guard").write_text("secret\n")
+    (run_dir / "launch.json").write_text(json.dumps(launch.to_dict()))
+    supervisor("start", run_dir)
+
+
+@pytest.mark.parametrize(
+    ("program", "restarts", "state"),
+    [
+        ('[ "$FTCLUSTER_RESTART" = 2 ] || kill -9 $$', 3, "done"),
+        ("kill -9 $$", 2, "failed"),
+        ("exit 7", 3, "failed"),  # the program's own failure
+    ],
+)
+def test_a_killed_rank_is_started_again(
+    tmp_path: Path, program: str, restarts: int, state: str
+) -> None:
+    started(tmp_path, program, restarts)
+    assert until_end(tmp_path)["state"] == state
+    killed = program != "exit 7"
+    notices = [event for event in events(tmp_path) if event["event"] == "notice"]
+    assert len(notices) == (2 if killed else 0)
+    assert all("SIGKILL" in str(notice["message"]) for notice in notices)
+    if state == "failed":
+        (error,) = (event for event in events(tmp_path) if event["event"] == "error")
+        assert ("SIGKILL" in str(error["message"])) == killed
+
+
+def test_a_launch_without_a_host() -> None:
+    placement = {"kinds": [{"ranks": [1, 2]}, {"ranks": [1]}], "hosts": [[0, 2], [1, 1], [0, 1]]}
+    whole = Launch(
+        run_dir="/r",
+        argv=("mpirun", "-n", "7", "x"),
+        env={"FTCLUSTER_PLACEMENT": json.dumps(placement)},
+        hostfile="10.0.0.0:2\n10.0.0.1:2\n10.0.0.2:1\n10.0.0.3:2\n",
+        hosts=tuple(Host(f"node{number}", f"10.0.0.{number}") for number in range(4)),
+        ssh_config="",
+        stack="/s",
+        script_ranks=7,
+    )
+    left = whole.without({"node2"})
+    assert left.argv == ("mpirun", "-n", "6", "x")
+    assert left.hostfile == "10.0.0.0:2\n10.0.0.1:2\n10.0.0.3:2\n"
+    assert json.loads(left.env["FTCLUSTER_PLACEMENT"])["hosts"] == [[0, 3]]
+    assert [host.name for host in left.hosts] == ["node0", "node1", "node3"]
+    assert left.script_ranks == len(left.rank_hosts) == 6
