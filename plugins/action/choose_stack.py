@@ -15,7 +15,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice import (
     ChoiceError,
-    Wish,
+    StackRequest,
     choose,
     space_problems,
 )
@@ -45,8 +45,10 @@ class ActionModule(ActionBase):
             document = read_stacks(Path(arguments["folder"]))
             bundle = _bundle(arguments, cache)
             allow_yanked = boolean(arguments.get("allow_yanked", False))
-            wish = Wish(arguments.get("name") or "", bundle, allow_yanked, allow_unverified)
-            choice = choose(document["stacks"], document["warnings"], wish, hosts)
+            wanted = StackRequest(
+                arguments.get("name") or "", bundle, allow_yanked, allow_unverified
+            )
+            choice = choose(document["stacks"], document["warnings"], wanted, hosts)
             folder = Path(arguments["folder"])
             lists = lists_of(folder, document, choice.stack, cache, allow_unverified)
             wanted = lists.wanted

@@ -121,7 +121,7 @@ def find_ssh_connection(environment, parent, read):
 def choose_address(candidates, nics, ssh_connection, default, resolve=resolve):
     """The address that other hosts reach this one by: (address, interface's name, why).
 
-    Takes the wishes as pairs ("set" or "inventory", address or name), the result of `interfaces`,
+    Takes pairs of ("set" or "inventory") and address or name, the result of `interfaces`,
     the variable SSH_CONNECTION and the result of `default_source`. In this order:
 
     1. what was set, as it is;
@@ -134,18 +134,18 @@ def choose_address(candidates, nics, ssh_connection, default, resolve=resolve):
     The interface is "" where none has the address, "lo" for loopback.
     """
     owner = {address: nic["name"] for nic in nics for address in nic["addresses"]}
-    wishes = {kind: text.strip() for kind, text in candidates if text.strip()}
+    given = {kind: text.strip() for kind, text in candidates if text.strip()}
 
-    wish = wishes.get("set")
-    if wish:
-        addresses = resolve(wish)
+    fixed = given.get("set")
+    if fixed:
+        addresses = resolve(fixed)
         names = [owner[address] for address in addresses if address in owner]
         if any(is_loopback(address) for address in addresses):
             names.append("lo")
-        names.append(wish.partition("%")[2])
-        return wish, names[0], "as it was set"
+        names.append(fixed.partition("%")[2])
+        return fixed, names[0], "as it was set"
 
-    word = wishes.get("inventory", "")
+    word = given.get("inventory", "")
     if word:
         for address in resolve(word):
             if address in owner and not is_loopback(address):

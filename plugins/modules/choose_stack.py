@@ -21,7 +21,7 @@ options:
     required: true
   name:
     description:
-      - The stack. V(auto) takes the first that is looked after and that every host can have.
+      - The stack. V(auto) takes the first supported one that every host can have.
       - Empty, that of O(bundle), or the default.
     type: str
     default: ""

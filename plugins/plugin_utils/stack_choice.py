@@ -13,8 +13,8 @@ FLAG_NAMES = {"avx2": "AVX2", "avx512f": "AVX512"}
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user asks for.
+class StackRequest:
+    """What the user requests.
 
     Attributes:
         stack: a name, "auto", or "" for the bundle's, else the default.
@@ -49,30 +49,30 @@ class Choice:
 
 
 class ChoiceError(Exception):
-    """The wished stack cannot be installed; says why and what to do."""
+    """The requested stack cannot be installed; says why and what to do."""
 
 
-def choose(stacks, warnings, wish, hosts):
+def choose(stacks, warnings, wanted, hosts):
     """Choose a stack.
 
     Args:
         stacks: as stacks.yml has them, in its order.
         warnings: the texts of the stacks' warnings, by key, as {text, source}.
-        wish: what the user asks for.
+        wanted: what the user asks for.
         hosts: facts of each host by name; any of them may be missing.
 
     Raises:
         ChoiceError: there is no such stack, or it must not be installed on any host.
     """
-    name, why = _name(stacks, wish, hosts)
+    name, why = _name(stacks, wanted, hosts)
     stack = stacks[name]
-    _check_allowed(name, stack, wish)
+    _check_allowed(name, stack, wanted)
     choice = Choice(name, why)
     for host, facts in hosts.items():
-        path, problems = python_for(stack, facts, name, wish.bundle)
-        problems += _cpu_problems(stack, facts, name) + _bundle_problems(wish.bundle, facts)
+        path, problems = python_for(stack, facts, name, wanted.bundle)
+        problems += _cpu_problems(stack, facts, name) + _bundle_problems(wanted.bundle, facts)
         choice.pythons[host], choice.problems[host] = path, problems
-    choice.notices = [f"stack {name}, because {why}"] if wish.stack == AUTO else []
+    choice.notices = [f"stack {name}, because {why}"] if wanted.stack == AUTO else []
     choice.notices += [
         f"stack {name}: {warnings[key]['text']} ({warnings[key]['source']})"
         for key in stack.get("warnings", ())
@@ -85,21 +85,21 @@ def choose(stacks, warnings, wish, hosts):
     return choice
 
 
-def _check_allowed(name, stack, wish):
+def _check_allowed(name, stack, wanted):
     if version(stack["python"][1]) < NODE_PYTHON:
         raise ChoiceError(
             f"stack {name} ends with Python {stack['python'][1]}, and the package that trains on "
             f"the hosts needs {'.'.join(map(str, NODE_PYTHON))}; the stack is listed to document "
             "its parts. Others: ftcluster stacks"
         )
-    if stack.get("yanked") and not wish.allow_yanked:
+    if stack.get("yanked") and not wanted.allow_yanked:
         yanked = ", ".join(f"{p} {stack['packages'][p]}" for p in stack["yanked"])
         raise ChoiceError(
             f"stack {name} has {yanked}, which was yanked (most such releases for security); "
             "to install it anyway: --allow-yanked (torch_stack_allow_yanked=true)"
         )
     bare = unverified(stack)
-    if bare and not wish.allow_unverified:
+    if bare and not wanted.allow_unverified:
         raise ChoiceError(
             f"stack {name} has {bare}, so what an index gives cannot be verified; to install it "
             "anyway: --allow-unverified (torch_stack_allow_unverified=true)"
@@ -114,26 +114,26 @@ def unverified(stack):
     return f"no hash of {bare}" if bare else ""
 
 
-def _name(stacks, wish, hosts):
+def _name(stacks, wanted, hosts):
     """The name of the stack, and the reason."""
     default = next(name for name, stack in stacks.items() if stack["state"] == "default")
-    bundled = getattr(wish.bundle, "stack", "")
+    bundled = getattr(wanted.bundle, "stack", "")
     if bundled:
-        if wish.stack not in ("", AUTO, bundled):
+        if wanted.stack not in ("", AUTO, bundled):
             raise ChoiceError(
-                f"the bundle has stack {bundled}, not {wish.stack}; "
-                f"leave the stack out, or make one: ftcluster bundle --stack {wish.stack}"
+                f"the bundle has stack {bundled}, not {wanted.stack}; "
+                f"leave the stack out, or make one: ftcluster bundle --stack {wanted.stack}"
             )
         if bundled not in stacks:
             raise ChoiceError(
                 f"the bundle has stack {bundled}, which this version of ftcluster does not have"
             )
         return bundled, "it is the bundle's"
-    if wish.stack == AUTO:
+    if wanted.stack == AUTO:
         return _automatic(stacks, hosts)
-    if wish.stack and wish.stack not in stacks:
-        raise ChoiceError(f"there is no stack {wish.stack}; there are auto, {', '.join(stacks)}")
-    return (wish.stack, "as asked for") if wish.stack else (default, "it is the default")
+    if wanted.stack and wanted.stack not in stacks:
+        raise ChoiceError(f"there is no stack {wanted.stack}; there are auto, {', '.join(stacks)}")
+    return (wanted.stack, "as asked for") if wanted.stack else (default, "it is the default")
 
 
 def _automatic(stacks, hosts):

@@ -7,7 +7,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice import (
     Choice,
     ChoiceError,
-    Wish,
+    StackRequest,
     choose,
     python_for,
     space_problems,
@@ -47,15 +47,15 @@ def host(*pythons: str, flags: list[str] = SAPPHIRE, **facts: Any) -> dict[str, 
     }  # fmt: skip
 
 
-def chosen(wish: Wish, **hosts: dict[str, Any]) -> Choice:
-    choice: Choice = choose(STACKS, WARNINGS, wish, hosts)
+def chosen(wanted: StackRequest, **hosts: dict[str, Any]) -> Choice:
+    choice: Choice = choose(STACKS, WARNINGS, wanted, hosts)
     assert choice.problems.keys() == choice.pythons.keys() == hosts.keys()
     return choice
 
 
-def refused(wish: Wish, **hosts: dict[str, Any]) -> str:
+def refused(wanted: StackRequest, **hosts: dict[str, Any]) -> str:
     with pytest.raises(ChoiceError) as caught:
-        chosen(wish, **hosts)
+        chosen(wanted, **hosts)
     return str(caught.value)
 
 
@@ -72,7 +72,7 @@ BOTH = host("3.10.12", "3.12.1")
 
 
 @pytest.mark.parametrize(
-    ("wish", "hosts", "name", "why"),
+    ("wanted", "hosts", "name", "why"),
     [
         ("", [], "native", "it is the default"),
         ("", [NEW], "native", "it is the default"),
@@ -88,8 +88,8 @@ BOTH = host("3.10.12", "3.12.1")
         ("auto", [OLD, {}], "intel", "it fits every host; not native, because of host0: "),
     ],
 )
-def test_the_stack_and_why(wish: str, hosts: list[dict[str, Any]], name: str, why: str) -> None:
-    choice = chosen(Wish(wish), **{f"host{n}": facts for n, facts in enumerate(hosts)})
+def test_the_stack_and_why(wanted: str, hosts: list[dict[str, Any]], name: str, why: str) -> None:
+    choice = chosen(StackRequest(wanted), **{f"host{n}": facts for n, facts in enumerate(hosts)})
     assert choice.stack == name
     assert choice.why.startswith(why)
     assert "\n" not in choice.why
@@ -111,59 +111,66 @@ def test_the_stack_and_why(wish: str, hosts: list[dict[str, Any]], name: str, wh
 def test_where_no_stack_fits_all_hosts_each_is_told_with_its_reason(
     hosts: dict[str, Any], words: list[str]
 ) -> None:
-    message = refused(Wish("auto"), **hosts)
+    message = refused(StackRequest("auto"), **hosts)
     assert message.startswith("no stack fits all hosts: ")
     assert all(word in message for word in words)
     assert "listed" not in message  # what is only documented is not chosen by itself
 
 
 def test_an_unknown_stack_names_those_that_are_there() -> None:
-    assert refused(Wish("nativ"), a=NEW) == (
+    assert refused(StackRequest("nativ"), a=NEW) == (
         "there is no stack nativ; there are auto, native, intel, listed, yanked, ancient, bare"
     )
 
 
-@pytest.mark.parametrize("wish", [Wish("yanked"), Wish("", bundle("yanked"))])
-def test_releases_that_were_taken_back_need_a_word(wish: Wish) -> None:
-    message = refused(wish, a=NEW)
+@pytest.mark.parametrize("wanted", [StackRequest("yanked"), StackRequest("", bundle("yanked"))])
+def test_releases_that_were_taken_back_need_a_word(wanted: StackRequest) -> None:
+    message = refused(wanted, a=NEW)
     assert "stack yanked has ipex 1.1, which was yanked" in message
     assert "--allow-yanked (torch_stack_allow_yanked=true)" in message
-    allowed = chosen(Wish(wish.stack, wish.bundle, allow_yanked=True, allow_unverified=True), a=NEW)
+    allowed = chosen(
+        StackRequest(wanted.stack, wanted.bundle, allow_yanked=True, allow_unverified=True), a=NEW
+    )
     assert (allowed.stack, allowed.problems) == ("yanked", {"a": []})
 
 
 @pytest.mark.parametrize(
-    ("wish", "told"),
+    ("wanted", "told"),
     [
-        (Wish("listed"), "stack listed has no lock with the hashes of its packages, so what an"),
-        (Wish("", bundle("listed")), "stack listed has no lock with the hashes"),
-        (Wish("bare"), "stack bare has no hash of ccl 1.2, so what"),
+        (
+            StackRequest("listed"),
+            "stack listed has no lock with the hashes of its packages, so what an",
+        ),
+        (StackRequest("", bundle("listed")), "stack listed has no lock with the hashes"),
+        (StackRequest("bare"), "stack bare has no hash of ccl 1.2, so what"),
     ],
 )
-def test_packages_without_a_hash_need_a_word(wish: Wish, told: str) -> None:
-    message = refused(wish, a=NEW)
+def test_packages_without_a_hash_need_a_word(wanted: StackRequest, told: str) -> None:
+    message = refused(wanted, a=NEW)
     assert message.startswith(told)
     assert message.endswith("--allow-unverified (torch_stack_allow_unverified=true)")
-    assert chosen(Wish(wish.stack, wish.bundle, allow_unverified=True), a=NEW).problems == {"a": []}
+    assert chosen(
+        StackRequest(wanted.stack, wanted.bundle, allow_unverified=True), a=NEW
+    ).problems == {"a": []}
 
 
 def test_the_word_allows_and_does_not_choose() -> None:
-    assert chosen(Wish("auto", allow_yanked=True), a=NEW).stack == "native"
+    assert chosen(StackRequest("auto", allow_yanked=True), a=NEW).stack == "native"
 
 
 def test_a_stack_older_than_what_trains_is_refused() -> None:
-    message = refused(Wish("ancient", allow_yanked=True), a=host("3.9.2"))
+    message = refused(StackRequest("ancient", allow_yanked=True), a=host("3.9.2"))
     assert message.startswith("stack ancient ends with Python 3.9, and the package that trai")
     assert "needs 3.10" in message
     assert "ftcluster stacks" in message
 
 
 def test_what_is_worth_knowing_of_a_stack() -> None:
-    assert chosen(Wish("native")).notices == []
-    assert chosen(Wish("intel")).notices == ["stack intel: it is old (its page)"]
-    auto = chosen(Wish("auto")).notices
+    assert chosen(StackRequest("native")).notices == []
+    assert chosen(StackRequest("intel")).notices == ["stack intel: it is old (its page)"]
+    auto = chosen(StackRequest("auto")).notices
     assert auto == ["stack native, because it is the default"]
-    (notice,) = chosen(Wish("listed", allow_unverified=True)).notices
+    (notice,) = chosen(StackRequest("listed", allow_unverified=True)).notices
     assert "stack listed is only documented" in notice
 
 
@@ -171,7 +178,7 @@ def test_what_is_worth_knowing_of_a_stack() -> None:
 
 
 def test_hosts_of_which_nothing_is_known_have_no_problems() -> None:
-    choice = chosen(Wish("intel"), a={}, b=NEW)
+    choice = chosen(StackRequest("intel"), a={}, b=NEW)
     assert choice.problems == {"a": [], "b": []}
     assert choice.pythons == {"a": "", "b": "/usr/bin/python3.11.2"}
 
@@ -207,14 +214,14 @@ def test_a_host_without_a_python_that_fits(chosen_stack: dict[str, Any], needed:
 
 
 def test_a_cpu_without_what_a_stack_needs() -> None:
-    [problem] = chosen(Wish("intel"), a=WITHOUT_512).problems["a"]
+    [problem] = chosen(StackRequest("intel"), a=WITHOUT_512).problems["a"]
     assert problem["what"] == "stack intel needs a CPU with AVX512, the host has My Xeon"
-    assert chosen(Wish("native"), a=WITHOUT_512).problems["a"] == []
+    assert chosen(StackRequest("native"), a=WITHOUT_512).problems["a"] == []
 
 
 def test_all_problems_of_a_host_are_reported() -> None:
     facts = host("3.9.2", flags=[], machine="aarch64", libc="glibc 2.17")
-    problems = chosen(Wish("", bundle()), a=facts).problems["a"]
+    problems = chosen(StackRequest("", bundle()), a=facts).problems["a"]
     assert len(problems) == 4
     assert all(problem["hint"] for problem in problems)
 
@@ -224,19 +231,19 @@ def test_all_problems_of_a_host_are_reported() -> None:
 
 def test_a_bundle_says_which_stack() -> None:
     for name in ("", "auto", "intel"):
-        choice = chosen(Wish(name, bundle("intel")), a=NEW)
+        choice = chosen(StackRequest(name, bundle("intel")), a=NEW)
         assert (choice.stack, choice.why) == ("intel", "it is the bundle's")
 
 
 def test_a_bundle_of_another_stack_than_the_one_asked_for() -> None:
-    message = refused(Wish("native", bundle("intel")), a=NEW)
+    message = refused(StackRequest("native", bundle("intel")), a=NEW)
     assert message.startswith("the bundle has stack intel, not native; ")
     assert "ftcluster bundle --stack native" in message
 
 
 def test_a_bundle_of_a_stack_that_is_not_known() -> None:
     assert "stack intel-9, which this version of ftcluster does" in refused(
-        Wish("", bundle("intel-9")), a=NEW
+        StackRequest("", bundle("intel-9")), a=NEW
     )
 
 
@@ -256,13 +263,13 @@ def test_a_bundle_of_a_stack_that_is_not_known() -> None:
     ],
 )  # fmt: skip
 def test_what_hosts_a_bundle_fits(facts: dict[str, Any], words: str) -> None:
-    choice = chosen(Wish("", bundle()), a=NEW, b=facts)
+    choice = chosen(StackRequest("", bundle()), a=NEW, b=facts)
     assert choice.problems["a"] == []
     assert [problem["what"] for problem in choice.problems["b"]] == ([words] if words else [])
 
 
 def test_a_bundle_is_installed_with_the_python_that_it_is_for() -> None:
-    choice = chosen(Wish("", bundle(python="3.11")), a=host("3.12.1", "3.11.2"))
+    choice = chosen(StackRequest("", bundle(python="3.11")), a=host("3.12.1", "3.11.2"))
     assert choice.pythons == {"a": "/usr/bin/python3.11.2"}
 
 
@@ -284,20 +291,20 @@ def test_what_auto_takes_of_the_real_ones(pythons: str, flags: list[str], name: 
     hosts = {"a": host(pythons, flags=flags), "b": host("3.13.0", "3.12.0")}
     if not name:
         with pytest.raises(ChoiceError, match="no stack fits all hosts: not native"):
-            choose(REAL["stacks"], REAL["warnings"], Wish("auto"), hosts)
+            choose(REAL["stacks"], REAL["warnings"], StackRequest("auto"), hosts)
     else:
-        choice = choose(REAL["stacks"], REAL["warnings"], Wish("auto"), hosts)
+        choice = choose(REAL["stacks"], REAL["warnings"], StackRequest("auto"), hosts)
         assert (choice.stack, choice.problems) == (name, {"a": [], "b": []})
 
 
 @pytest.mark.parametrize("name", REAL["stacks"])
 def test_each_real_stack_can_be_chosen_or_says_why_not(name: str) -> None:
-    wish, hosts = Wish(name, None, True, True), {"a": host("3.10.12", "3.11.2")}
+    wanted, hosts = StackRequest(name, None, True, True), {"a": host("3.10.12", "3.11.2")}
     if REAL["stacks"][name]["python"][1] in ("3.7", "3.9"):
         with pytest.raises(ChoiceError, match=f"stack {name} ends with Python 3"):
-            choose(REAL["stacks"], REAL["warnings"], wish, hosts)
+            choose(REAL["stacks"], REAL["warnings"], wanted, hosts)
     else:
-        assert choose(REAL["stacks"], REAL["warnings"], wish, hosts).problems == {"a": []}
+        assert choose(REAL["stacks"], REAL["warnings"], wanted, hosts).problems == {"a": []}
 
 
 # --- parts
