@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -23,10 +24,10 @@ def detached(machine: Machine, *overrides: str) -> str:
     return done.stdout.strip()
 
 
-def until_it_trains(machine: Machine, run: str) -> Path:
+def until(machine: Machine, run: str, event: str = '"event": "step"') -> Path:
     folder = machine.home.prefix / "runs" / run
     deadline = time.monotonic() + 120
-    while '"event": "step"' not in (folder / "events.jsonl").read_text():
+    while event not in (folder / "events.jsonl").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.2)
     return folder
@@ -54,7 +55,7 @@ def test_a_detached_run_is_followed_read_and_fetched(machine: Machine, tmp_path:
 
 def test_a_stopped_run_is_removed(machine: Machine) -> None:
     run = detached(machine, "training.max_steps=5000")
-    until_it_trains(machine, run)
+    until(machine, run)
     refused = machine.home.run("clean", run)
     assert (refused.returncode, "is running" in refused.stderr) == (1, True)
     stopped = machine.home.run("stop", run, "--json")
@@ -67,7 +68,7 @@ def test_a_stopped_run_is_removed(machine: Machine) -> None:
 
 def test_a_killed_supervisor_leaves_no_rank_and_is_named(machine: Machine) -> None:
     run = detached(machine, "training.max_steps=5000")
-    folder = until_it_trains(machine, run)
+    folder = until(machine, run)
     os.kill(int((folder / "supervisor.pid").read_text()), signal.SIGKILL)
     deadline = time.monotonic() + 30
     while machine.home.left_running():
@@ -78,3 +79,26 @@ def test_a_killed_supervisor_leaves_no_rank_and_is_named(machine: Machine) -> No
     assert attached.returncode == 1
     assert "supervisor" in attached.stderr
     machine.home.run("clean", run)
+
+
+def test_a_killed_rank_costs_seconds_of_a_training(machine: Machine) -> None:
+    steps = ("training.max_steps=24", "training.save_strategy=steps", "training.save_steps=8")
+    run = detached(machine, *steps, "training.eval_strategy=no")
+    folder = until(machine, run, '"event": "checkpoint"')
+    mark = f"ftcluster_train.rank\0{folder}".encode()
+    ranks = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if mark in path.read_bytes() and b"ftcluster_train.bind" not in path.read_bytes()
+    ]
+    os.kill(max(ranks), signal.SIGKILL)
+    attached = machine.home.run("attach", run, "--json")
+    assert attached.returncode == 0, attached.stderr
+    assert json.loads(attached.stdout)["steps"] == 24
+    assert "killed by signal 9 (SIGKILL)" in attached.stderr
+    resumed = re.search(r"note: resumed after step (\d+)", attached.stderr)
+    assert resumed
+    assert int(resumed[1]) >= 8
+    again = machine.home.run("train", "--resume", run, "--json")
+    assert again.returncode == 0, again.stderr
+    assert "resumed after step 24" in again.stderr
