@@ -242,7 +242,7 @@ def result_document(progress: RunProgress) -> dict[str, Any]:
         "world_size": result["world_size"],
         "seconds": progress.seconds,
         "train_seconds": result["train_seconds"],
-        "steps": progress.step["step"],
+        "steps": progress.step.get("step", progress.start["steps"]),
         "precision": progress.start["precision"],
         "ipex": progress.start["ipex"],
     }

@@ -69,6 +69,9 @@ def test_a_hang_is_that_of_the_rank_that_is_behind() -> None:
     assert found(ranks) == [("hung", "head", 1)]
     (trouble,) = find_trouble(ranks, NOW)
     assert (trouble.step, "forward" in trouble.message) == (7, True)
+    ranks[2].doing = "starting"  # a script's ranks report nothing, and may wait
+    assert found(ranks) == []
+    ranks[2].doing = "all-reduce"
     ranks[3].busy = NOW - 1  # it computes, and the others wait for it
     assert found(ranks) == []
 

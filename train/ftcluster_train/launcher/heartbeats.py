@@ -164,7 +164,12 @@ def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife]) -> list[Troub
 
 
 def _hung(known: Sequence[RankLife], now: float, limit_seconds: float) -> list[Trouble]:
-    """Where no rank has done anything for a while, those that are the farthest behind."""
+    """Where no rank has done anything for a while, those that are the farthest behind.
+
+    Not of a script: its ranks do not report what they do, and may wait for something.
+    """
+    if any(one.doing == "starting" for one in known):
+        return []
     if not known or any(now - max(one.busy, one.changed) <= limit_seconds for one in known):
         return []
     first = min(map(_place, known))
