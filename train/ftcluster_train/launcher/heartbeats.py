@@ -136,7 +136,7 @@ def find_trouble(
             _trouble(one, "stopped", "stopped (SIGSTOP)", "find out who sends SIGSTOP on that host")
             for one in stopped
         ]
-    return _hung(known, now, limit_seconds)
+    return [] if late else _hung(known, now, limit_seconds)
 
 
 def _ended(one: RankLife) -> Trouble:
