@@ -32,7 +32,8 @@ def test_examples_find_what_setup_has_left_and_change_nothing(empty: Empty) -> N
     ]
     names = [empty.write(f"{example}.yml", example.playbook) for example in examples]
     done = empty.play(*names, "-e", f"node_agent_wheel={wheel}", **ADVISED)
-    assert changes(done) == ["0"] * len(names) * len(NAMES), done.stdout
+    assert done.stdout.count("PLAY RECAP") == len(names), done.stdout
+    assert set(changes(done)) == {"0"}, done.stdout
 
 
 def test_going_back_as_the_page_shows_it(empty: Empty) -> None:
