@@ -12,7 +12,10 @@ from tests.programs import ROOT
 
 PLAYBOOKS = ROOT / "playbooks"
 # they are given the hosts of one run by --limit
-OF_A_RUN = ("launch.yml", "run.yml", "stop.yml", "train.yml")
+OF_A_RUN = (
+    "attach.yml", "clean.yml", "fetch.yml", "launch.yml", "logs.yml", "run.yml", "runs.yml",
+    "stop.yml", "train.yml",
+)  # fmt: skip
 COMPANY = """
 [databases]
 db1

@@ -69,7 +69,7 @@ def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
         return {"stdout": f"alive\nBECOME-SUCCESS-x\n{MARK} gone\n\n{{}}\n"}
 
     action._execute = execute
-    assert action._poll("/runs/a b", 5) == (False, "\n{}\n")
+    assert action._poll("/runs/a b", "events.jsonl", 5) == (False, "\n{}\n")
     assert TELL in asked[0]
 
 
