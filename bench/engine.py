@@ -26,11 +26,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ftcluster.recipe.recipe import load_recipe
+from ftcluster_common.job import Job
 
 ROOT = Path(__file__).parent.parent
 TCMALLOC = ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "/usr/lib64/libtcmalloc.so.4")
@@ -162,15 +163,12 @@ class Bench:
             word.format(data=self.data, encoder=self.encoder) if "=" in word else word
             for word in recipe
         )
-        job = {
-            "run": "bench",
-            "prefix": str(self.prefix),
-            "recipe": asdict(load_recipe(name, overrides)),
-            "precision": "bf16",
-            "ipex": False,
-        }
+        job = Job(
+            "bench", run_dir, self.prefix, load_recipe(name, overrides), "bf16", ipex=False,
+            snapshot_seconds=0,
+        )  # fmt: skip
         run_dir.mkdir(parents=True)
-        (run_dir / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        (run_dir / "job.json").write_text(json.dumps(job.to_dict()), encoding="utf-8")
         return run_dir
 
     def run(self, run_dir: Path, **options: Any) -> dict[str, Any]:
