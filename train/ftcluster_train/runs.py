@@ -13,40 +13,13 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.run_state import RunState
 from ftcluster_train.io.fsync import remove
 
 TAIL_BYTES = 64 << 10  # of events.jsonl; an event is far shorter
-
-
-@dataclass(frozen=True)
-class RunState:
-    """What a run's folder on the head says of it.
-
-    Attributes:
-        run: its id.
-        state: running, done, failed or stopped.
-        recipe: the recipe's name, or that of the script.
-        hosts: names of its hosts, the head first; none before the launch.
-        step: optimizer steps done.
-        steps: optimizer steps in all; 0 where they are not known, as of a script.
-        started: seconds since 1970.
-        seconds: from its start to its end, or until now.
-        model: the folder of the trained model on the head, or "".
-    """
-
-    run: str
-    state: str
-    recipe: str
-    hosts: tuple[str, ...]
-    step: int
-    steps: int
-    started: float
-    seconds: float
-    model: str
 
 
 def list_runs(folder: Path) -> list[RunState]:
@@ -159,7 +132,7 @@ def main() -> int:
     """Entry point; returns the exit code."""
     verb, folder, *runs = sys.argv[1:]
     if verb == "list":
-        print(json.dumps([asdict(run) for run in list_runs(Path(folder))]))
+        print(json.dumps([run.to_dict() for run in list_runs(Path(folder))]))
     else:
         print(json.dumps(remove_runs(Path(folder), runs)))
     return 0

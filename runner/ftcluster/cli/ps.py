@@ -9,10 +9,11 @@ from ftcluster.ansible.options import ask_passwords, passed_on
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.run_options import add_run_options, cluster_place
 from ftcluster.errors import UsageError
-from ftcluster.launch.runs import ListedRun, list_runs
+from ftcluster.launch.runs import list_runs
 from ftcluster.progress.format import duration
 from ftcluster.text.host_names import short_names
 from ftcluster.text.table import aligned
+from ftcluster_common.run_state import RunState
 
 COLUMNS = ("run", "state", "step", "hosts", "started", "time")
 
@@ -41,12 +42,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def table(runs: Sequence[ListedRun]) -> list[str]:
+def table(runs: Sequence[RunState]) -> list[str]:
     """A line a run, below a line of headings."""
     return aligned([COLUMNS, *map(_row, runs)])
 
 
-def _row(one: ListedRun) -> tuple[str, ...]:
+def _row(one: RunState) -> tuple[str, ...]:
     started = datetime.fromtimestamp(one.started).astimezone()
     return (
         one.run,

@@ -1,7 +1,6 @@
 """The runs on a cluster: list, copy a log, bring a model home, remove what has ended."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -9,43 +8,13 @@ from ftcluster.ansible.playbook import TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.launch.place import Place
+from ftcluster_common.run_state import RunState, run_state_of
 
 SHORT_SECONDS = 120
 LONG_SECONDS = 24 * 3600  # a model over a slow line, a log that is followed
 
 
-@dataclass(frozen=True)
-class ListedRun:
-    """A run as the head knows it (ftcluster_train.runs.RunState).
-
-    Attributes:
-        run: its id.
-        state: running, done, failed or stopped.
-        recipe: the recipe's name, or that of the script.
-        hosts: names of its hosts, the head first.
-        step: optimizer steps done.
-        steps: optimizer steps in all; 0 where they are not known.
-        started: seconds since 1970.
-        seconds: from its start to its end, or until now.
-        model: the folder of the trained model on the head, or "".
-    """
-
-    run: str
-    state: str
-    recipe: str
-    hosts: tuple[str, ...]
-    step: int
-    steps: int
-    started: float
-    seconds: float
-    model: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready data."""
-        return asdict(self)
-
-
-def list_runs(place: Place) -> list[ListedRun]:
+def list_runs(place: Place) -> list[RunState]:
     """All runs that the head knows of, the newest first.
 
     Raises:
@@ -53,9 +22,7 @@ def list_runs(place: Place) -> list[ListedRun]:
     """
     found = _facts("runs", place, place.variables(), (*place.limit,), SHORT_SECONDS)
     try:
-        names = {field.name for field in fields(ListedRun)}
-        rows = [{name: row[name] for name in names} for row in found["runs_listed"]]
-        return [ListedRun(**{**row, "hosts": tuple(row["hosts"])}) for row in rows]
+        return [run_state_of(row) for row in found["runs_listed"]]
     except (KeyError, TypeError) as error:
         raise FtclusterError(
             f"{place.head} has a node package of another version: {error!r}",
@@ -63,7 +30,7 @@ def list_runs(place: Place) -> list[ListedRun]:
         ) from error
 
 
-def find_run(place: Place, run: str) -> ListedRun:
+def find_run(place: Place, run: str) -> RunState:
     """One run by its id, or by the only one that begins like that.
 
     Raises:

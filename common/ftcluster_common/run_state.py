@@ -1,0 +1,46 @@
+"""What a run's folder on the head says of it: the rows of `ftcluster ps`. Standard library only."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run.
+
+    Attributes:
+        run: its id.
+        state: running, done, failed or stopped.
+        recipe: the recipe's name, or that of the script.
+        hosts: names of its hosts, the head first; none before the launch.
+        step: optimizer steps done.
+        steps: optimizer steps in all; 0 where they are not known, as of a script.
+        started: seconds since 1970.
+        seconds: from its start to its end, or until now.
+        model: the folder of the trained model on the head, or "".
+    """
+
+    run: str
+    state: str
+    recipe: str
+    hosts: tuple[str, ...]
+    step: int
+    steps: int
+    started: float
+    seconds: float
+    model: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return asdict(self)
+
+
+def run_state_of(data: Mapping[str, Any]) -> RunState:
+    """A run from its JSON, whatever else is in it.
+
+    Raises:
+        KeyError: a field is missing.
+    """
+    values = {field.name: data[field.name] for field in fields(RunState)}
+    return RunState(**{**values, "hosts": tuple(data["hosts"])})
