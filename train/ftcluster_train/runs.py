@@ -52,6 +52,7 @@ def read_run(path: Path, alive: bool) -> RunState:
         state=state,
         recipe=name,
         hosts=tuple(host["name"] for host in launch.get("hosts", ())),
+        ranks=sum(int(line.rpartition(":")[2]) for line in launch.get("hostfile", "").split()),
         step=last.get("step", {}).get("step", 0),
         steps=last.get("start", {}).get("steps", 0),
         started=round(started, 3),

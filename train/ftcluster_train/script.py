@@ -12,7 +12,6 @@ Standard library only: it should not cost a rank any time or memory.
 """
 
 import contextlib
-import ctypes
 import importlib.util
 import os
 import signal
@@ -24,8 +23,8 @@ from types import FrameType
 from ftcluster_common.job import read_script_job
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.launcher.mpi_output import RankEnd, signal_name
+from ftcluster_train.launcher.processes import end_with_parent
 
-PR_SET_PDEATHSIG = 1  # prctl(2): a child dies with its parent
 STARTUP = Path(__file__).parent / "launcher/startup"  # see sitecustomize.py there
 GRACE_SECONDS = 8  # between SIGTERM and SIGKILL; less than the supervisor's
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -33,8 +32,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 
 def run(folder: str, program: list[str]) -> int:
     """Run Python with these arguments in a folder; returns its exit code, 128+n after a signal."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # when mpirun's proxy has ended
+    end_with_parent()
     try:
         os.chdir(folder)
     except OSError as error:
@@ -45,7 +43,7 @@ def run(folder: str, program: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()  # not subprocess, which would close MPI's own file descriptors
     if child == 0:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent(signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         found = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{found}" if found else str(STARTUP)

@@ -21,12 +21,12 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from ftcluster_common.launch import GUARD_FILE, RESTART_VARIABLE, RUN_VARIABLE, Launch, read_launch
 from ftcluster_train.distributed import oneccl
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.io.permissions import GROUP_READS
 from ftcluster_train.launcher import processes
 from ftcluster_train.launcher.guardian import ADDRESS, SECRET
@@ -129,7 +129,7 @@ def _restart(
             lost = {refusal.host.name for refusal in error.refused}
         if 0 < launch.min_nodes <= len(launch.hosts) - len(lost):
             launch = launch.without(lost)
-            Path(launch.hostfile_path).write_text(launch.hostfile, encoding="ascii")
+            write_atomically(Path(launch.hostfile_path), launch.hostfile)
             events.write("notice", message=f"continuing without {', '.join(sorted(lost))}")
         elif time.monotonic() > deadline:
             return None
@@ -144,7 +144,6 @@ def run_ranks(launch: Launch, events: EventWriter, hub_token: str, restarts: int
         HostsRefused, TrainError: no rank was started.
         Stopped: no rank was started.
     """
-    began = time.monotonic()
     stack = own_stack()
     hold_stack(stack)
     launch = launch.with_stack(stack)
@@ -176,7 +175,7 @@ def run_ranks(launch: Launch, events: EventWriter, hub_token: str, restarts: int
         trouble = _read(process, watch, beats)
         ending = watch.ending(process.wait())
         if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
-            errors = [_error(one) for one in trouble]
+            errors = [dict(vars(one)) for one in trouble]
             ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
     except Stopped:
         ending = Ending("stopped", 130, [])
@@ -190,7 +189,7 @@ def run_ranks(launch: Launch, events: EventWriter, hub_token: str, restarts: int
         kill_rest(launch.run)
         if ending.state == "stopped":
             _read_rest(process, watch)
-    return replace(ending, seconds=round(time.monotonic() - began, 2))
+    return ending
 
 
 def _refuse(refused: list[Refusal]) -> None:
@@ -228,11 +227,6 @@ def launcher_gone(process: "subprocess.Popen[bytes]") -> list[Trouble]:
         return []
     message = f"mpirun was killed by signal {-process.returncode}"
     return [Trouble(socket.gethostname(), None, 0, "signal", message)]
-
-
-def _error(trouble: Trouble) -> dict[str, Any]:
-    """The fields of an event `error`."""
-    return dict(vars(trouble))
 
 
 def _read(
@@ -328,9 +322,7 @@ def start(run_dir: Path, hub_token: str = "") -> int:
     os.dup2(log, 2)
     signal.signal(signal.SIGTERM, _raise_stopped)
     signal.signal(signal.SIGINT, _raise_stopped)
-    temporary = run_dir / "supervisor.new"
-    temporary.write_text(f"{os.getpid()}\n", encoding="ascii")
-    temporary.rename(run_dir / "supervisor.pid")
+    write_atomically(run_dir / "supervisor.pid", f"{os.getpid()}\n")
     try:
         code = supervise(run_dir, hub_token)
     except BaseException:

@@ -30,7 +30,7 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
     """Add --max-restarts with its default, and --min-nodes."""
     parser.add_argument(
         "--max-restarts",
-        type=_whole,
+        type=whole,
         default=default,
         metavar="N",
         help="start the ranks again at most N times after one was killed, stopped or hung, or a "
@@ -73,7 +73,12 @@ def print_detached(options: argparse.Namespace, run: str) -> None:
     print_result(options, {"run": run, "state": "running"}, run)
 
 
-def _whole(text: str) -> int:
+def whole(text: str) -> int:
+    """An argument that is 0 or more.
+
+    Raises:
+        ArgumentTypeError: it is not.
+    """
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
     return int(text)

@@ -1,15 +1,18 @@
 """`ftcluster logs [RUN]`: what a run's ranks have printed."""
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ftcluster.ansible.options import ask_passwords
-from ftcluster.cli.arguments import add_output
+from ftcluster.cli.arguments import whole
 from ftcluster.cli.run_options import add_run_options, find
-from ftcluster.launch.runs import copy_log
+from ftcluster.errors import UsageError
+from ftcluster.launch.runs import copy_log, find_run
+from ftcluster.text.plural import counted
 from ftcluster.text.printable import printable
 
 ALL_RANKS = "ranks.log"
@@ -24,10 +27,9 @@ def add_parser(commands: Any) -> None:
         usage="ftcluster logs [RUN] [-f] [--rank N] [options]",
     )
     add_run_options(parser, "RUN", "its id, or how that begins; left out, the newest run")
-    add_output(parser, verbose="")
     parser.add_argument("-f", "--follow", action="store_true", help="until the run ends")
-    parser.add_argument("--rank", type=int, metavar="N", help="of one rank only")
-    parser.set_defaults(run=run)
+    parser.add_argument("--rank", type=whole, metavar="N", help="of one rank only")
+    parser.set_defaults(run=run, json=False)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,15 +37,38 @@ def run(options: argparse.Namespace) -> int:
     file = ALL_RANKS if options.rank is None else f"logs/rank-{options.rank}.log"
     with ask_passwords(vars(options)) as passwords, tempfile.TemporaryDirectory() as folder:
         place, name = find(options, passwords, newest=True)
+        if options.rank is not None:
+            check_rank(name, options.rank, find_run(place, name).ranks)
         destination = Path(folder) / "log"
         destination.touch()
         with destination.open("rb") as log:
             copy_log(place, name, file, destination, options.follow, lambda: show(log))
+            show(log, incomplete=True)
     return 0
 
 
-def show(log: BinaryIO) -> None:
-    """Print what has come since the last call."""
+def check_rank(run: str, rank: int, ranks: int) -> None:
+    """Make sure that a run has a rank.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if rank >= ranks:
+        known = f": 0 to {ranks - 1}" if ranks else ""
+        raise UsageError(f"{run} has no rank {rank}, it has {counted(ranks, 'rank')}{known}")
+
+
+def show(log: BinaryIO, incomplete: bool = False) -> None:
+    """Print the lines that have come since the last call.
+
+    Args:
+        log: where they are read from.
+        incomplete: whether also the last one, which may lack its end.
+    """
     data = log.read()
+    if not incomplete:
+        end = data.rfind(b"\n") + 1
+        log.seek(end - len(data), os.SEEK_CUR)
+        data = data[:end]
     if data:
         print(printable(data.decode(errors="replace")), end="", flush=True, file=sys.stdout)

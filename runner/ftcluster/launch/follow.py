@@ -20,7 +20,7 @@ from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import read_event_line
-from ftcluster.launch.place import Place, record_dir
+from ftcluster.launch.place import UNREACHABLE, Place, record_dir
 from ftcluster.paths import PRIVATE_FILE, make_state_dir, plain_name, write_atomically
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
@@ -299,8 +299,7 @@ def failure(run: Run, followed: Followed) -> FtclusterError:
     if failures:
         reasons = [f"{event.host}: {event.task}: {event.message}" for event in failures]
         off = any(event.kind == "unreachable" for event in failures)
-        hint = "check that it is on and that ssh connects to it: ftcluster check"
-        return FtclusterError(f"{failed}\n  " + "\n  ".join(reasons), hint if off else "")
+        return FtclusterError(f"{failed}\n  " + "\n  ".join(reasons), UNREACHABLE if off else "")
     if outcome.state == "timeout":
         return FtclusterError(f"run {run.id} took longer than {RUN_LIMIT_SECONDS} s")
     return FtclusterError(f"{failed}; output of ansible:\n{outcome.output}")

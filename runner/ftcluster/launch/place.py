@@ -11,6 +11,8 @@ from ftcluster.paths import state_dir
 from ftcluster_common.job import recipe_of
 from ftcluster_common.recipe import Recipe
 
+UNREACHABLE = "check that it is on and that ssh connects to it: ftcluster check"  # a hint
+
 
 @dataclass(frozen=True)
 class Place:

@@ -7,7 +7,7 @@ from typing import Any
 from ftcluster.ansible.playbook import TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.launch.place import Place
+from ftcluster.launch.place import UNREACHABLE, Place
 from ftcluster_common.run_state import RunState, run_state_of
 
 SHORT_SECONDS = 120
@@ -138,7 +138,7 @@ def _facts(
     if failures:
         words = [f"{event.host}: {event.message}" for event in failures]
         off = any(event.kind == "unreachable" for event in failures)
-        raise FtclusterError("\n  ".join(words), "see that ssh reaches it" if off else "")
+        raise FtclusterError("\n  ".join(words), UNREACHABLE if off else "")
     if outcome.state != "done":
         raise FtclusterError(f"{playbook} {outcome.state}: ansible said\n{outcome.output.strip()}")
     return facts

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.io.fsync import remove
+from ftcluster_train.io.fsync import remove, write_atomically
 
 
 def test_a_folder_that_is_removed_loses_its_name_before_its_files(
@@ -27,3 +27,20 @@ def test_a_folder_that_is_removed_loses_its_name_before_its_files(
     folder.mkdir()
     remove(folder)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_never_seen_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("10.0.0.1:1\n10.0.0.2:1\n")
+
+    def power_fails(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", power_fails)
+        with pytest.raises(KeyboardInterrupt):
+            write_atomically(path, "10.0.0.1:1\n")
+    assert path.read_text() == "10.0.0.1:1\n10.0.0.2:1\n"
+    write_atomically(path, "10.0.0.1:1\n")
+    assert path.read_text() == "10.0.0.1:1\n"
+    assert list(tmp_path.iterdir()) == [path]

@@ -14,6 +14,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is never seen half-written, also after a crash."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    sync(path.parent)
+
+
 def remove(folder: Path) -> None:
     """Remove a folder: renamed first, so that a crash leaves no incomplete folder of its name."""
     hidden = folder.with_name(f".{folder.name}.removed")

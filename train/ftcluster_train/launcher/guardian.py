@@ -9,7 +9,6 @@ Standard library only: it is in every rank's way.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -22,6 +21,7 @@ from typing import Any
 
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.rank_status import VARIABLE
+from ftcluster_train.launcher.processes import adopt_orphans, end_with_parent
 
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
 SECRET = "FTCLUSTER_GUARD_FILE"  # has what a guardian proves itself with
@@ -29,8 +29,6 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 15.0  # beats that are missing this long mean that the supervisor is gone
 CONNECT_SECONDS = 20.0
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
-# Linux, include/uapi/linux/prctl.h
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 OOM_COUNTER = Path("/proc/vmstat")
 
@@ -46,8 +44,7 @@ def guard(program: Sequence[str], rank: int) -> int:
         TrainError: the supervisor does not answer, or the program cannot be started.
     """
     connection = connect(os.environ.pop(ADDRESS), Path(os.environ.pop(SECRET)), rank)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the rank leaves behind becomes ours to end
+    adopt_orphans()  # what the rank leaves behind is ours to end
     ours, theirs = os.pipe()
     os.set_inheritable(theirs, True)
     os.set_blocking(ours, False)
@@ -57,7 +54,7 @@ def guard(program: Sequence[str], rank: int) -> int:
     if pid == 0:
         connection.close()
         os.close(ours)
-        _become(libc, program, theirs)
+        _become(program, theirs)
     os.close(theirs)
     for number in FORWARDED:
         signal.signal(number, lambda number, _frame: _signal(pid, number))
@@ -104,10 +101,10 @@ def connect(address: str, secret: Path, rank: int) -> socket.socket:
     return connection
 
 
-def _become(libc: ctypes.CDLL, program: Sequence[str], progress: int) -> None:
+def _become(program: Sequence[str], progress: int) -> None:
     """In the child: end with the parent, and become the program."""
     parent = os.getppid()
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     os.environ[VARIABLE] = str(progress)

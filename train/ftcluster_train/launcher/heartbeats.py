@@ -156,7 +156,7 @@ def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife]) -> list[Troub
         gone = [one for one in silent if one.host == host]
         if len(gone) == len(there):
             message = f"{host} ({gone[0].address}) was lost at step {gone[0].step}: no answer"
-            hint = "see that it is on and that the head reaches it; ftcluster check tells"
+            hint = "check that it is on and that the head reaches it: ftcluster check"
             found.append(Trouble(host, None, gone[0].step, "host", message, hint))
         else:
             found += [_trouble(one, "signal", "its guardian process was killed") for one in gone]

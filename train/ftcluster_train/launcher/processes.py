@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ftcluster_common.launch import RUN_VARIABLE
 
-PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # Linux, include/uapi/linux/prctl.h
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
 
 
@@ -30,9 +30,14 @@ def processes_of(run: str) -> list[int]:
     return found
 
 
-def end_with_parent() -> None:
-    """In a new child: have the kernel end it when its parent is killed (Linux)."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when its parent has ended (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what this process's descendants leave behind (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def is_running(pid: int) -> bool:

@@ -1,0 +1,57 @@
+"""The command `logs`, with a run that has two ranks."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.cli import logs
+from ftcluster.cli.main import main
+from ftcluster.launch.place import Place
+from ftcluster_common.run_state import RunState
+
+PLACE = Place((), ("head",), "", "/opt/ftcluster", ())
+RUN = RunState("mrpc-1", "running", "mrpc", ("head",), 2, 3, 9, 0.0, 1.0, "")
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What the head writes into the log, piece by piece."""
+    pieces: list[bytes] = []
+
+    def copy_log(*arguments: Any) -> None:
+        destination: Path = arguments[3]
+        on_tick: Callable[[], None] = arguments[5]
+        for piece in pieces:
+            with destination.open("ab") as file:
+                file.write(piece)
+            on_tick()
+
+    monkeypatch.setattr(logs, "find", lambda *_, **__: (PLACE, RUN.run))
+    monkeypatch.setattr(logs, "find_run", lambda *_: RUN)
+    monkeypatch.setattr(logs, "copy_log", copy_log)
+    return pieces
+
+
+def test_no_such_rank(written: list[bytes], capsys: pytest.CaptureFixture[str]) -> None:
+    written.append(b"hello\n")
+    assert main(["logs", "--rank", "1"]) == 0
+    assert capsys.readouterr().out == "hello\n"
+    assert main(["logs", "--rank", "2"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, "mrpc-1 has no rank 2, it has 2 ranks: 0 to 1" in said.err) == ("", True)
+
+
+def test_there_is_no_json_of_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["logs", "--json"])
+    assert "--json" in capsys.readouterr().err
+
+
+def test_what_is_cut_into_pieces_is_shown_whole_and_without_colours(
+    written: list[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    written += [b"[0] \x1b[1mbo", b"ld\x1b", b"[0m \xc3", b"\xbc\x1b[2J\n[1] half"]
+    assert main(["logs", "-f"]) == 0
+    assert capsys.readouterr().out == "[0] bold ü\\x1b[2J\n[1] half"
