@@ -18,7 +18,9 @@ def make_run(folder: Path, run: str, *events: dict[str, object]) -> Path:
     path.mkdir(parents=True)
     (path / "job.json").write_text(json.dumps({"recipe": {"name": "quickstart"}}))
     hosts = [{"name": "node0", "address": "10.0.0.1"}, {"name": "node1", "address": "10.0.0.2"}]
-    (path / "launch.json").write_text(json.dumps({"hosts": hosts, "hostfile": "10.0.0.1:2\n10.0.0.2:1\n"}))
+    (path / "launch.json").write_text(
+        json.dumps({"hosts": hosts, "hostfile": "10.0.0.1:2\n10.0.0.2:1\n"})
+    )
     lines = [json.dumps({"time": 100.0 + number, **event}) for number, event in enumerate(events)]
     (path / "events.jsonl").write_text("\n".join(lines) + "\n")
     return path

@@ -29,7 +29,7 @@ class Ending:
         state: done, failed or stopped.
         exit_code: mpirun's, or that of the script of the rank that failed first.
         errors: for each event `error` its fields.
-        seconds: from the launch to the end of the last rank, with all restarts; 0 where no rank was started.
+        seconds: from the first launch to the end of the last rank; 0 where no rank was started.
         restartable: whether the cause was none of the program's own.
     """
 
