@@ -22,6 +22,7 @@ class Job:
         ipex: whether IPEX optimizes the model, as the plan decided.
         resume: the run whose checkpoints on the head it continues from, or "".
         snapshot_seconds: between two snapshots of the training's state; 0: none.
+        log_samples: whether each rank logs the samples of each step.
     """
 
     run: str
@@ -32,6 +33,7 @@ class Job:
     ipex: bool
     resume: str = ""
     snapshot_seconds: float = 30.0
+    log_samples: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The content of job.json, which `read_job` reads."""
@@ -42,6 +44,7 @@ class Job:
             "ipex": self.ipex,
             "resume": self.resume,
             "snapshot_seconds": self.snapshot_seconds,
+            "log_samples": self.log_samples,
             "recipe": asdict(self.recipe),
         }
 
@@ -58,6 +61,7 @@ def read_job(run_dir: Path) -> Job:
         ipex=data["ipex"],
         resume=data["resume"],
         snapshot_seconds=data["snapshot_seconds"],
+        log_samples=data["log_samples"],
     )
 
 

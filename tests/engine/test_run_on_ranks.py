@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def prepared(folder: Path, kind: Kind, ranks: int) -> Job:
         gradient_accumulation_steps=ranks, adam_epsilon=1e-6,
     )  # fmt: skip
     write_inputs(job.run_dir, prepare(job))
-    return job
+    return replace(job, log_samples=True)
 
 
 def _rank(rank: int, jobs: Sequence[Job], ports: Sequence[int], size: int) -> None:
@@ -88,7 +88,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Even
         mp.start_processes(_rank, arguments, size, start_method="forkserver")
         for name, job in jobs.items():
             lines = (job.run_dir / "events.jsonl").read_text().splitlines()
-            events[name, size] = [json.loads(line) for line in lines]
+            logs = (path.read_text() for path in (job.run_dir / "samples").iterdir())
+            logged = [{"event": "samples", **json.loads(line)}
+                      for text in logs for line in text.splitlines()]  # fmt: skip
+            events[name, size] = [*(json.loads(line) for line in lines), *logged]
     return events
 
 
@@ -105,3 +108,12 @@ def test_two_ranks_follow_the_same_loss_as_one(
     [alone], [shared] = found(1, "result"), found(2, "result")
     assert (alone["world_size"], shared["world_size"]) == (1, 2)
     assert shared["metrics"] == pytest.approx(alone["metrics"], rel=1e-3)
+    for step in range(1, STEPS + 1):
+        batch, *shares = (
+            one["samples"]
+            for size in (1, 2)
+            for one in found(size, "samples")
+            if one["step"] == step
+        )
+        assert len(shares) == 2
+        assert sorted(batch) == sorted([*shares[0], *shares[1]])

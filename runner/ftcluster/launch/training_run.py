@@ -1,5 +1,6 @@
 """A training: what is launched, and its result."""
 
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,6 +11,8 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import Recipe
+
+LOG_SAMPLES_VARIABLE = "FTCLUSTER_LOG_SAMPLES"  # of the control node: see docs/runs.md
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,10 @@ class TrainingRun(Run):
     def job(self) -> dict[str, Any]:
         plan, prefix = self.plan, Path(self.plan.prefix)
         folder = Path(self.launch.run_dir)
-        job = Job(self.id, folder, prefix, self.recipe, plan.precision, plan.ipex, self.resume)
+        job = Job(
+            self.id, folder, prefix, self.recipe, plan.precision, plan.ipex, self.resume,
+            log_samples=bool(os.environ.get(LOG_SAMPLES_VARIABLE)),
+        )  # fmt: skip
         return job.to_dict()
 
     def variables(self) -> dict[str, Any]:

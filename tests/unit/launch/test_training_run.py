@@ -42,6 +42,14 @@ def test_ipex_as_the_plan_decided(tmp_path: Path) -> None:
     assert (job.ipex, job.recipe.training.use_ipex) == (False, False)
 
 
+def test_samples_are_logged_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert written_and_read(tmp_path, "native").log_samples is False
+    monkeypatch.setenv("FTCLUSTER_LOG_SAMPLES", "1")
+    assert written_and_read(tmp_path, "native").log_samples is True
+
+
 @pytest.mark.parametrize(
     ("version", "keyword"),
     [

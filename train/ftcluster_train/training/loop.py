@@ -30,6 +30,7 @@ from ftcluster_train.distributed.world import (
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.fsync import remove
 from ftcluster_train.io.rank_status import report
+from ftcluster_train.io.sample_log import log_samples
 from ftcluster_train.kernels import Optimizations
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.optim.optimizer_step import make_optimizer_step
@@ -207,6 +208,8 @@ def train(
         torch.manual_seed(dropout_seed(settings.seed, step, world.rank))
         share = share_of_rank(batch, world.rank, world.size)
         parts = micro_batches(share, settings.gradient_accumulation_steps)
+        if job.log_samples:
+            log_samples(job.run_dir, world.rank, step, share)
 
         # forward and backward; gradients are all-reduced during the last backward pass
         losses.append(0.0)
