@@ -97,6 +97,8 @@ class Launch:
         script_ranks: number of ranks where they run a user's script; None for a training.
         max_restarts: how often the ranks are started again after a failure that is not theirs.
         min_nodes: a restart leaves out hosts that are lost while this many are left; 0: it waits.
+        wait: whether it waits for other runs that use its hosts; else it is refused.
+        share_hosts: whether it starts on hosts that other runs use.
     """
 
     run_dir: str
@@ -109,6 +111,8 @@ class Launch:
     script_ranks: int | None = None
     max_restarts: int = 0
     min_nodes: int = 0
+    wait: bool = False
+    share_hosts: bool = False
 
     @property
     def run(self) -> str:
@@ -185,6 +189,8 @@ class Launch:
             "script_ranks": self.script_ranks,
             "max_restarts": self.max_restarts,
             "min_nodes": self.min_nodes,
+            "wait": self.wait,
+            "share_hosts": self.share_hosts,
         }
 
 

@@ -28,9 +28,10 @@ from ftcluster_train.errors import TrainError
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.io.permissions import GROUP_READS
-from ftcluster_train.launcher import processes
+from ftcluster_train.launcher import lease, processes
 from ftcluster_train.launcher.guardian import ADDRESS, SECRET
 from ftcluster_train.launcher.heartbeats import Heartbeats, Trouble, find_trouble
+from ftcluster_train.launcher.host_leases import Leases
 from ftcluster_train.launcher.hub_token import give, take_back, token_file
 from ftcluster_train.launcher.monitors import Ending, Watch, watch_of
 from ftcluster_train.launcher.processes import end_group, is_running, kill_rest
@@ -40,7 +41,7 @@ from ftcluster_train.launcher.rank_environment import (
     rank_environment,
     without_credentials,
 )
-from ftcluster_train.launcher.ssh_check import Refusal, refusals, same_stack
+from ftcluster_train.launcher.ssh_check import Refusal
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 
 PAUSE_SECONDS = 0.2
@@ -70,8 +71,9 @@ def supervise(run_dir: Path, hub_token: str = "") -> int:
     events = EventWriter(run_dir)
     launch = read_launch(run_dir)
     os.environ[RUN_VARIABLE] = launch.run  # what this process starts belongs to the run
+    leases = Leases(launch.share_hosts)
     try:
-        ending = run_with_restarts(launch, events, hub_token)
+        ending = run_with_restarts(launch, leases, events, hub_token)
     except Stopped:  # while no rank was running
         kill_rest(launch.run)
         ending = Ending("stopped", 130, [])
@@ -84,13 +86,16 @@ def supervise(run_dir: Path, hub_token: str = "") -> int:
     finally:
         _ignore_signals()
         forget_token(run_dir)  # also after an unexpected error
+        leases.release()
     for message in {str(error["message"]): error for error in ending.errors}.values():
         events.write("error", **message)
     events.write("end", state=ending.state, exit_code=ending.exit_code, seconds=ending.seconds)
     return ending.exit_code
 
 
-def run_with_restarts(launch: Launch, events: EventWriter, hub_token: str) -> Ending:
+def run_with_restarts(
+    launch: Launch, leases: Leases, events: EventWriter, hub_token: str
+) -> Ending:
     """Start the ranks again after a failure that is not the program's own, as often as allowed.
 
     A training resumes by itself from its newest checkpoint or snapshot. A host that was lost is
@@ -100,13 +105,13 @@ def run_with_restarts(launch: Launch, events: EventWriter, hub_token: str) -> En
         HostsRefused, TrainError, Stopped: no rank was started at all.
     """
     began = time.monotonic()
-    ending = run_ranks(launch, events, hub_token)
+    ending = run_ranks(launch, leases, events, hub_token)
     restarts = 0
     while ending.restartable and restarts < launch.max_restarts:
         restarts += 1
         why = "; ".join(f"{error['host']}: {error['message']}" for error in ending.errors)
         events.write("notice", message=f"restart {restarts} of {launch.max_restarts}: {why}")
-        started = _restart(launch, events, hub_token, restarts)
+        started = _restart(launch, leases, events, hub_token, restarts)
         if started is None:
             break  # the cause of the first failure is the run's
         launch, ending = started
@@ -114,7 +119,7 @@ def run_with_restarts(launch: Launch, events: EventWriter, hub_token: str) -> En
 
 
 def _restart(
-    launch: Launch, events: EventWriter, hub_token: str, restarts: int
+    launch: Launch, leases: Leases, events: EventWriter, hub_token: str, restarts: int
 ) -> tuple[Launch, Ending] | None:
     """Start the ranks again, on the hosts that answer; None where these are too few.
 
@@ -124,10 +129,11 @@ def _restart(
     deadline = time.monotonic() + HOST_RETURN_SECONDS
     while True:
         try:
-            return launch, run_ranks(launch, events, hub_token, restarts)
+            return launch, run_ranks(launch, leases, events, hub_token, restarts)
         except HostsRefused as error:
             lost = {refusal.host.name for refusal in error.refused}
-        if 0 < launch.min_nodes <= len(launch.hosts) - len(lost):
+        left = len(launch.hosts) - len(lost) if launch.hosts[0].name not in lost else 0
+        if 0 < launch.min_nodes <= left:
             launch = launch.without(lost)
             write_atomically(Path(launch.hostfile_path), launch.hostfile)
             events.write("notice", message=f"continuing without {', '.join(sorted(lost))}")
@@ -137,7 +143,9 @@ def _restart(
             time.sleep(HOST_RETRY_SECONDS)
 
 
-def run_ranks(launch: Launch, events: EventWriter, hub_token: str, restarts: int = 0) -> Ending:
+def run_ranks(
+    launch: Launch, leases: Leases, events: EventWriter, hub_token: str, restarts: int = 0
+) -> Ending:
     """Start mpirun and wait until nothing of the run is left on this host.
 
     Raises:
@@ -147,10 +155,13 @@ def run_ranks(launch: Launch, events: EventWriter, hub_token: str, restarts: int
     stack = own_stack()
     hold_stack(stack)
     launch = launch.with_stack(stack)
-    others = launch.hosts[1:]
     if launch.ssh_config:
         events.write("phase", doing="checking that the head reaches the other hosts")
-        _refuse(refusals(others, launch.ssh_config, same_stack(stack)))
+
+    def waiting(words: str) -> None:
+        events.write("phase", doing=f"waiting: {words}")
+
+    _refuse(leases.take(launch, stack, waiting if launch.wait else None))
     sourced = oneccl.variables_for(launch.env, host_path())
     beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
     environment = rank_environment(launch.variables, launch.stack, sourced)
@@ -199,9 +210,12 @@ def _refuse(refused: list[Refusal]) -> None:
 
 def _not_started(refusal: Refusal) -> dict[str, str | None]:
     """The fields of an event `error`."""
-    name = refusal.host.name
-    message = f"{name} ({refusal.host.address}): {refusal.reason}"
-    return {"message": message, "hint": "no rank was started", "host": name, "rank": None}
+    host = refusal.host
+    if refusal.in_use:
+        message, hint = f"{host.name}: {refusal.reason}", lease.HINT
+    else:
+        message, hint = f"{host.name} ({host.address}): {refusal.reason}", "no rank was started"
+    return {"message": message, "hint": hint, "host": host.name, "rank": None}
 
 
 def listen_for_guardians(launch: Launch) -> Heartbeats | None:

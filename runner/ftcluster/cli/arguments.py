@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from typing import Any
 
 
 def add_output(
@@ -44,6 +45,25 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
         help="restart without lost hosts as long as N hosts are left; without it a restart waits "
         "2 minutes for them",
     )
+
+
+def add_sharing(parser: argparse.ArgumentParser) -> None:
+    """Add --wait and --share-hosts."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--wait",
+        action="store_true",
+        help="wait for the end of a run that uses the hosts; without it the new one is refused",
+    )
+    either.add_argument(
+        "--share-hosts", action="store_true", help="start it beside a run that uses the hosts"
+    )
+
+
+def launch_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What `add_restarts` and `add_sharing` have added, as fields of a Launch."""
+    names = ("max_restarts", "min_nodes", "wait", "share_hosts")
+    return {name: getattr(options, name) for name in names}
 
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,8 @@ from ftcluster.cli.arguments import (
     add_launch,
     add_output,
     add_restarts,
+    add_sharing,
+    launch_options,
     print_detached,
 )
 from ftcluster.cluster.facts import ClusterFacts
@@ -65,6 +67,7 @@ def add_parser(commands: Any) -> None:
     )
     add_option(parser)
     add_restarts(parser, default=0)  # a script may not resume
+    add_sharing(parser)
     add_detach(parser)
     add_dry_run(parser)
     add_output(parser, verbose="")
@@ -94,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     run_id = new_run_id(script.name)
     launch = render_script(decided, run_id, options.hf_token)
     token = find_token() if options.hf_token else ""
-    launch = replace(launch, max_restarts=options.max_restarts, min_nodes=options.min_nodes)
+    launch = replace(launch, **launch_options(options))
     prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, token)
     if options.dry_run:
         show_plan(prepared, notes, options.json)

@@ -14,6 +14,8 @@ from ftcluster.cli.arguments import (
     add_launch,
     add_output,
     add_restarts,
+    add_sharing,
+    launch_options,
     print_detached,
     print_result,
 )
@@ -57,6 +59,7 @@ def add_parser(commands: Any) -> None:
         help="continue a run that was started from here from its newest checkpoint, as a new run",
     )
     add_restarts(parser, default=3)
+    add_sharing(parser)
     add_detach(parser)
     add_dry_run(parser)
     add_output(parser, verbose="print plain lines instead of the live view")
@@ -93,9 +96,7 @@ def run(options: argparse.Namespace) -> int:
         prepared = prepare_run(
             recipe, overrides, options.data, options.model, options.nodes, options.ranks_per_host
         )
-    launch = replace(
-        prepared.launch, max_restarts=options.max_restarts, min_nodes=options.min_nodes
-    )
+    launch = replace(prepared.launch, **launch_options(options))
     prepared = replace(prepared, launch=launch)
     if options.dry_run:
         show_plan(prepared, options.json)

@@ -93,11 +93,13 @@ def test_two_control_nodes_do_not_give_two_runs_the_same_id(
 def test_a_launch_takes_the_stack_in_use_and_not_the_folder_of_another_run(tmp_path: Path) -> None:
     prefix = tmp_path / "prefix"
     folder, link = prefix / "runs/quickstart-20260131-101500-7f3a", prefix / "current"
-    find, _ = yaml.safe_load((ROOT / "playbooks/tasks/new-run.yml").read_text())
-    values = {"{{ train_run_dir }}": str(folder), "{{ train_stack }}": str(link)}
+    find, *_ = yaml.safe_load((ROOT / "playbooks/tasks/new-run.yml").read_text())
+    words = find["ansible.builtin.command"]["argv"]
+    values = {"{{ train_run_dir }}": str(folder), "{{ train_stack }}": str(link), words[-1]: ""}
 
-    def launch() -> "subprocess.CompletedProcess[str]":
-        argv = [values.get(word, word) for word in find["ansible.builtin.command"]["argv"]]
+    def launch(alone: str = "") -> "subprocess.CompletedProcess[str]":
+        values[words[-1]] = alone
+        argv = [values.get(word, word) for word in words]
         return subprocess.run(argv, check=False, capture_output=True, text=True)
 
     none = launch()
@@ -105,6 +107,13 @@ def test_a_launch_takes_the_stack_in_use_and_not_the_folder_of_another_run(tmp_p
     assert none.stderr == f"{link} leads to no stack: run ftcluster setup\n"
     (prefix / "stacks/native-1").mkdir(parents=True)
     link.symlink_to(prefix / "stacks/native-1")
+    python = prefix / "stacks/native-1/bin/python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho run other is using it >&2; exit 3\n")
+    python.chmod(0o755)
+    refused = launch("alone")
+    assert (refused.returncode, refused.stderr) == (3, "run other is using it\n")
+    assert not folder.exists()
     assert launch().stdout == f"{prefix}/stacks/native-1\n"
     assert folder.is_dir()
     again = launch()

@@ -104,6 +104,10 @@ def ssh_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
     monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
 
 
+# of a stand-in for ssh: it gives a run the lease of its host
+LEASE = 'case "$*" in *launcher.lease*) while read -r _; do echo held; done; exit;; esac'
+
+
 def test_a_good_run_ends_done(run_dir: Path) -> None:
     launch(run_dir, "echo hello; env")
     end = until_end(run_dir)
@@ -148,7 +152,7 @@ def test_a_host_that_the_mesh_does_not_reach_ends_the_run_before_a_rank_starts(
     ssh_on_path(
         tmp_path,
         monkeypatch,
-        '[ "$3" = 10.0.0.12 ] || exit 0\n'
+        '[ "$3" = 10.0.0.12 ] || { read -r _; echo held; exec cat; }\n'
         "echo 'ssh: connect to host 10.0.0.12 port 22: Connection refused' >&2\n"
         "exit 255",
     )
@@ -232,7 +236,7 @@ def test_other_users_can_read_nothing_of_a_run(run_dir: Path) -> None:
 
 
 # keeps what it is called with and what it is given, as the other hosts would
-HOSTS = 'echo "$@" >> "{folder}/argv"; cat >> "{folder}/$3.stdin"'
+HOSTS = LEASE + '\necho "$@" >> "{folder}/argv"; cat >> "{folder}/$3.stdin"'
 
 
 def test_ranks_have_the_token_for_as_long_as_they_run(
@@ -286,7 +290,7 @@ def test_a_host_that_cannot_take_the_token_ends_the_run_before_a_rank_starts(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = tmp_path / "started"
-    full = "case $* in *10.0.0.13*cat*) echo 'No space left on device' >&2; exit 1;; esac"
+    full = LEASE + "\ncase $* in *10.0.0.13*cat*) echo 'No space left on device' >&2; exit 1;; esac"
     ssh_on_path(tmp_path, monkeypatch, full)
     launch(run_dir, f"touch {started}", token="hf_s3cret", hosts=NODES)
     assert until_end(run_dir)["state"] == "failed"

@@ -28,18 +28,24 @@ class Refusal:
         host: which one.
         reason: why.
         by_ssh: whether ssh failed and not the command.
+        in_use: whether another run uses the host.
     """
 
     host: Host
     reason: str
     by_ssh: bool
+    in_use: bool = False
 
 
-def same_stack(stack: Path) -> str:
+def same_stack(stack: Path, then: str = ":") -> str:
     """A command that fails on a host that does not have the same stack as this host.
 
     The name of a stack has a digest of its packages without the node package; that one is compared
     by the list in the stack.
+
+    Args:
+        stack: its folder.
+        then: what a shell runs where the stack is the same.
     """
     there = shlex.quote(f"{stack}/bin")
     try:
@@ -53,7 +59,7 @@ def same_stack(stack: Path) -> str:
         "exit 1; fi; "
         f"list=$(sha256sum 2>/dev/null < ../{NODE_PACKAGE}); list=${{list%% *}}; "
         f'[ "$list" = "{listed}" ] || {{ echo "its node package differs from the head\'s: '
-        f'{fix}" >&2; exit 1; }}'
+        f'{fix}" >&2; exit 1; }}; {then}'
     )
     return f"sh -c {shlex.quote(script)}"
 
@@ -78,20 +84,33 @@ def refusals(
                 check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return Refusal(host, f"ssh from the head got no answer within {PROBE_SECONDS} s", True)
+            return no_answer(host)
         except FileNotFoundError:
-            return Refusal(host, "the head has no ssh; install an SSH client there", True)
-        if done.returncode == 0:
-            return None
-        if command and done.returncode != SSH_FAILED:
-            return Refusal(host, _words(done.stderr), False)
-        return Refusal(host, f"ssh from the head fails: {_words(done.stderr)}", True)
+            return no_ssh(host)
+        return failed(host, done.returncode, done.stderr) if done.returncode else None
 
     pool = ThreadPoolExecutor(max_workers=AT_ONCE)
     try:
         return [refusal for refusal in pool.map(probe, hosts) if refusal]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # a signal need not wait for ssh
+
+
+def no_answer(host: Host) -> Refusal:
+    """The host does not answer."""
+    return Refusal(host, f"ssh from the head got no answer within {PROBE_SECONDS} s", True)
+
+
+def no_ssh(host: Host) -> Refusal:
+    """No host can be reached."""
+    return Refusal(host, "the head has no ssh; install an SSH client there", True)
+
+
+def failed(host: Host, code: int, stderr: str) -> Refusal:
+    """The command failed on the host, or ssh did before it."""
+    if code == SSH_FAILED:
+        return Refusal(host, f"ssh from the head fails: {_words(stderr)}", True)
+    return Refusal(host, _words(stderr), False)
 
 
 def _words(stderr: str) -> str:
