@@ -2,6 +2,7 @@
 
     python -m ftcluster_train.runs list RUNS_DIR             one JSON array, the newest run first
     python -m ftcluster_train.runs remove RUNS_DIR RUN ...   remove ended runs; prints those removed
+    python -m ftcluster_train.runs jobs RUNS_DIR RUN         job.json of each run that begins so
 
 Standard library only.
 """
@@ -120,6 +121,13 @@ def remove_runs(folder: Path, runs: Sequence[str]) -> list[str]:
     return removed
 
 
+def find_jobs(folder: Path, beginning: str) -> dict[str, dict[str, Any]]:
+    """The job.json of each run whose id is, or else begins with, a text; every host has them."""
+    ids = sorted(path.name for path in folder.glob("[!.]*") if path.name.startswith(beginning))
+    found = {run: _document(folder / run / "job.json") for run in ids}
+    return {beginning: found[beginning]} if beginning in found else found
+
+
 def _document(path: Path) -> dict[str, Any]:
     """A JSON object, or an empty one where there is none."""
     try:
@@ -134,6 +142,8 @@ def main() -> int:
     verb, folder, *runs = sys.argv[1:]
     if verb == "list":
         print(json.dumps([run.to_dict() for run in list_runs(Path(folder))]))
+    elif verb == "jobs":
+        print(json.dumps(find_jobs(Path(folder), runs[0])))
     else:
         print(json.dumps(remove_runs(Path(folder), runs)))
     return 0

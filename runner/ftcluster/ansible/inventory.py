@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.errors import FtclusterError, InventoryError
+from ftcluster.paths import bundled
 
 HEAD_GROUP = "head"
+LOCALHOST = "localhost"
 HOSTS_VARIABLE = "ftcluster_hosts"
 NAME = re.compile(r"\w[\w.-]*")  # of a host
 # those of ansible-playbook that ansible-inventory needs, too: they can decide which hosts there are
@@ -66,6 +68,12 @@ def program(name: str) -> str:
     if not found:
         raise FtclusterError(f"{name} is not installed beside {sys.executable} nor on PATH")
     return found
+
+
+def inventory_path(given: str) -> Path:
+    """The path of an inventory that a user names: `localhost` is the bundled one."""
+    ours = bundled("inventory") / f"{LOCALHOST}.ini"
+    return ours if given == LOCALHOST and not Path(given).exists() else Path(given)
 
 
 def read_inventory(

@@ -66,11 +66,11 @@ def launch_options(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
-def add_dry_run(parser: argparse.ArgumentParser) -> None:
+def add_dry_run(
+    parser: argparse.ArgumentParser, meaning: str = "only print what would run, with the reasons"
+) -> None:
     """Add --dry-run."""
-    parser.add_argument(
-        "--dry-run", action="store_true", help="only print what would run, with the reasons"
-    )
+    parser.add_argument("--dry-run", action="store_true", help=meaning)
 
 
 def add_allowances(parser: argparse.ArgumentParser) -> None:

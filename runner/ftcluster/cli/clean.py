@@ -4,11 +4,11 @@ import argparse
 import shutil
 from typing import Any
 
-from ftcluster.ansible.options import ask_passwords, passed_on
+from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import add_dry_run, add_output, print_result
 from ftcluster.cli.run_options import add_run_options, cluster_place
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.place import record_dir
+from ftcluster.launch.record import record_dir
 from ftcluster.launch.runs import clean_runs, list_runs
 
 
@@ -25,14 +25,14 @@ def add_parser(commands: Any) -> None:
     add_run_options(parser, "RUN", "their ids; left out, those that have failed or were stopped")
     add_output(parser, verbose="")
     parser.add_argument("--done", action="store_true", help="also those that are done")
-    add_dry_run(parser)
+    add_dry_run(parser, "only print what would be removed")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     with ask_passwords(vars(options)) as passwords:
-        place = cluster_place(options, (*passed_on(vars(options)), *passwords))
+        place = cluster_place(options, passwords)
         state_of = {one.run: one.state for one in list_runs(place)}
         _check(options.words, state_of, place.head)
         states = ("failed", "stopped", *(("done",) if options.done else ()))

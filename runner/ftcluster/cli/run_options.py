@@ -2,14 +2,15 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
-from ftcluster.ansible.options import CONNECTION, add_options, passed_on
+from ftcluster.ansible.inventory import inventory_path
+from ftcluster.ansible.options import CONNECTION, add_options, passed_on, remembered
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import UsageError
-from ftcluster.launch.place import Place, place_of, recorded_place
+from ftcluster.launch.place import Place, place_of
+from ftcluster.launch.record import recorded_place
 from ftcluster.launch.runs import find_run, list_runs
 from ftcluster.progress.view import make_view
 from ftcluster.provision.stages import run_stages
@@ -24,6 +25,12 @@ def add_run_options(parser: argparse.ArgumentParser, words: str, meaning: str) -
         meaning: help for these.
     """
     parser.add_argument("words", nargs="*", metavar=words, help=meaning)
+    add_cluster(parser)
+    add_options(parser, ("--extra-vars", *CONNECTION))
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names a cluster."""
     parser.add_argument(
         "-i",
         "--inventory",
@@ -34,25 +41,42 @@ def add_run_options(parser: argparse.ArgumentParser, words: str, meaning: str) -
         help="a cluster that was set up from another control node; left out, the one that was set "
         "up last from here",
     )
-    add_options(parser, ("--extra-vars", *CONNECTION))
 
 
-def cluster_place(options: argparse.Namespace, reach: Sequence[str]) -> Place:
-    """The cluster that is meant.
+def reach_of(options: argparse.Namespace, passwords: Sequence[str]) -> tuple[str, ...]:
+    """The arguments of ansible-playbook that the user gave, and those with passwords."""
+    return (*passed_on(vars(options)), *passwords)
+
+
+def cluster_of(options: argparse.Namespace, passwords: Sequence[str]) -> Cluster:
+    """The cluster that is meant; of one that is named, only the hosts that answer.
 
     Args:
-        options: of `add_run_options`.
-        reach: arguments of ansible-playbook that the user gave.
+        options: with those of `add_cluster`.
+        passwords: arguments of ansible-playbook with what the user was asked for.
 
     Raises:
-        FtclusterError: it does not answer, or none has been set up from here.
+        FtclusterError: no host answers, or none has been set up from here.
     """
     if not options.inventories:
-        return _with(place_of(recall()), reach)
-    paths = tuple(map(Path, options.inventories))
-    found = run_stages("look", paths, reach, make_view(False))
-    hosts = tuple(found.facts[name] for name in found.inventory.cluster if name in found.facts)
-    return place_of(Cluster(paths, ClusterFacts(hosts), tuple(reach), found.inventory.pattern))
+        return recall()
+    paths = tuple(map(inventory_path, options.inventories))
+    reach = reach_of(options, passwords)
+    found = run_stages("look", paths, reach, make_view(False), unreachable=True)
+    inventory = found.inventory
+    hosts = tuple(found.facts[name] for name in inventory.cluster if name in found.facts)
+    kept = remembered(passed_on(vars(options)))
+    return Cluster(inventory.paths, ClusterFacts(hosts), kept, inventory.pattern)
+
+
+def cluster_place(options: argparse.Namespace, passwords: Sequence[str]) -> Place:
+    """Where the runs of the cluster are that is meant; arguments and errors as `cluster_of`."""
+    return reached(place_of(cluster_of(options, passwords)), reach_of(options, passwords))
+
+
+def reached(place: Place, reach: Sequence[str]) -> Place:
+    """A place with further arguments of ansible-playbook."""
+    return replace(place, options=(*place.options, *reach))
 
 
 def find(options: argparse.Namespace, passwords: Sequence[str], newest: bool) -> tuple[Place, str]:
@@ -67,22 +91,16 @@ def find(options: argparse.Namespace, passwords: Sequence[str], newest: bool) ->
         UsageError: there is no id.
         FtclusterError: there is no such run.
     """
-    reach = (*passed_on(vars(options)), *passwords)
     name = options.words[0] if options.words else ""
     if not name and not newest:
         raise UsageError("name the run", "list them: ftcluster ps")
     recorded = recorded_place(name) if name and not options.inventories else None
     if recorded:
-        return _with(recorded, reach), name
-    place = cluster_place(options, reach)
+        return reached(recorded, reach_of(options, passwords)), name
+    place = cluster_place(options, passwords)
     if name:
         return place, find_run(place, name).run
     runs = list_runs(place)
     if not runs:
         raise UsageError(f"there are no runs on {place.head}", "start one: ftcluster train")
     return place, runs[0].run
-
-
-def _with(place: Place, reach: Sequence[str]) -> Place:
-    given: dict[str, Any] = {**vars(place), "options": (*place.options, *reach)}
-    return Place(**given)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.inventory import LOCALHOST, inventory_path
 from ftcluster.ansible.options import (
     SETUP,
     add_inventories,
@@ -19,7 +20,6 @@ from ftcluster.cli.arguments import add_allowances, add_output, print_result
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall, recall_of, remember
 from ftcluster.errors import FtclusterError, UsageError
-from ftcluster.paths import bundled
 from ftcluster.progress.format import duration
 from ftcluster.progress.view import View, make_view
 from ftcluster.provision.stages import StagesResult, run_stages
@@ -127,19 +127,11 @@ def stack_variables(options: argparse.Namespace, before: Cluster | None) -> dict
 def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:
     """The given inventories; the saved cluster's or this machine's if there are none."""
     if given:
-        return tuple(map(_find_inventory, given))
+        return tuple(map(inventory_path, given))
     try:
         return recall().inventories
     except FtclusterError:
-        return (bundled("inventory") / "localhost.ini",)
-
-
-def _find_inventory(given: str) -> Path:
-    path = Path(given)
-    ours = bundled("inventory") / f"{path.stem}.ini"
-    if not path.exists() and given == "localhost" and ours.exists():
-        return ours
-    return path
+        return (inventory_path(LOCALHOST),)
 
 
 def setup(

@@ -7,6 +7,7 @@ from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.run_options import add_run_options, find
 from ftcluster.launch.follow import stop
+from ftcluster.launch.record import complete_from
 from ftcluster.launch.runs import find_run
 
 
@@ -29,5 +30,6 @@ def run(options: argparse.Namespace) -> int:
         place, name = find(options, passwords, newest=False)
         stop(place, name)
         found = find_run(place, name)
+    complete_from(found)
     print_result(options, found.to_dict(), f"{found.run}: {found.state}")
     return 0

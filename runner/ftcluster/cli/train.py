@@ -2,12 +2,12 @@
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords, passed_on
+from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
 from ftcluster.cli.arguments import (
     add_detach,
     add_dry_run,
@@ -19,14 +19,16 @@ from ftcluster.cli.arguments import (
     print_detached,
     print_result,
 )
+from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import UsageError
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
 from ftcluster.launch.mpirun import render
-from ftcluster.launch.place import recorded_recipe
+from ftcluster.launch.place import place_of
 from ftcluster.launch.preview import as_document, as_text
+from ftcluster.launch.runs import find_job
 from ftcluster.launch.training_run import TrainingRun, train
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.model_size import model_size, size_from_scratch
@@ -56,8 +58,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--resume",
         metavar="RUN",
-        help="continue a run that was started from here from its newest checkpoint, as a new run",
+        help="continue a run from its newest checkpoint or snapshot, as a new run, on the hosts "
+        "that answer; its id, or how that begins",
     )
+    add_cluster(parser)
     add_restarts(parser, default=3)
     add_sharing(parser)
     add_detach(parser)
@@ -87,30 +91,42 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    if options.resume:
-        if options.words or options.data or options.model:
-            raise UsageError("--resume continues with the run's own recipe, model and data")
-        prepared = resume_run(options.resume, options.nodes, options.ranks_per_host)
-    else:
-        recipe, overrides = split_words(options.words)
-        prepared = prepare_run(
-            recipe, overrides, options.data, options.model, options.nodes, options.ranks_per_host
-        )
-    launch = replace(prepared.launch, **launch_options(options))
-    prepared = replace(prepared, launch=launch)
-    if options.dry_run:
-        show_plan(prepared, options.json)
-        return 0
-    if options.hf_token:
-        prepared = replace(prepared, hub_token=find_token())
+    if options.resume and (options.words or options.data or options.model):
+        raise UsageError("--resume continues with the run's own recipe, model and data")
+    split_words(options.words)  # before anything that takes time
     with ask_passwords(vars(options)) as passwords:
-        reach = (*prepared.cluster.options, *passed_on(vars(options)), *passwords)
+        cluster = cluster_of(options, passwords)
+        reach = (*cluster.options, *reach_of(options, passwords))
+        prepared = prepare(options, cluster, reach)
+        if options.dry_run:
+            show_plan(prepared, options.json)
+            return 0
+        if options.hf_token:
+            prepared = replace(prepared, hub_token=find_token())
         progress = train(prepared, make_view(options.verbose), reach, options.detach)
     if progress.state == "running":
         print_detached(options, progress.run)
     else:
         print_result(options, result_document(progress), summary(progress, prepared))
     return 0
+
+
+def prepare(options: argparse.Namespace, cluster: Cluster, reach: Sequence[str]) -> TrainingRun:
+    """Prepare the run that the command line asks for."""
+    if options.resume:
+        prepared = resume_run(options.resume, options.nodes, options.ranks_per_host, cluster, reach)
+    else:
+        recipe, overrides = split_words(options.words)
+        prepared = prepare_run(
+            recipe,
+            overrides,
+            options.data,
+            options.model,
+            options.nodes,
+            options.ranks_per_host,
+            cluster,
+        )
+    return replace(prepared, launch=replace(prepared.launch, **launch_options(options)))
 
 
 def split_words(words: list[str]) -> tuple[str, list[str]]:
@@ -164,24 +180,34 @@ def prepare_run(
     return TrainingRun(run_id, cluster, decided, render(decided, run_id), recipe, folders)
 
 
-def resume_run(run: str, nodes: int | None, ranks_per_host: int | None) -> TrainingRun:
-    """Prepare a run that continues another one of the cluster that was set up last.
+def resume_run(
+    run: str,
+    nodes: int | None,
+    ranks_per_host: int | None,
+    cluster: Cluster,
+    reach: Sequence[str] = (),
+) -> TrainingRun:
+    """Prepare a run that continues another one, on the hosts that answer.
 
     Args:
-        run: the other one's id.
+        run: the other one's id, or how it begins.
         nodes: number of hosts, the head first; default: all.
         ranks_per_host: default: the plan decides.
+        cluster: where it was.
+        reach: arguments of ansible-playbook that say how to reach the hosts.
 
     Raises:
-        FtclusterError: there is no record of it, or the plan is not valid.
+        FtclusterError: there is no such run, no host answers, or the plan is not valid.
     """
-    recipe = recorded_recipe(run)
-    cluster = recall()
+    found = find_job(replace(place_of(cluster), options=tuple(reach)), run)
+    hosts = tuple(host for host in cluster.facts.hosts if host.name in found.hosts)
+    cluster = replace(cluster, facts=ClusterFacts(hosts))
     facts = first_hosts(cluster.facts, nodes) if nodes else cluster.facts
-    decided = plan(facts, recipe, load_stacks(), ranks_per_host, _size_of(recipe))
-    run_id = new_run_id(recipe.name)
+    size = _size_of(found.recipe)
+    decided = plan(facts, found.recipe, load_stacks(), ranks_per_host, size)
+    run_id = new_run_id(found.recipe.name)
     launch = render(decided, run_id)
-    return TrainingRun(run_id, cluster, decided, launch, recipe, resume=run)
+    return TrainingRun(run_id, cluster, decided, launch, found.recipe, resume=found.run)
 
 
 def _size_of(recipe: Recipe) -> ModelSize | None:

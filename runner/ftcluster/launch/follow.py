@@ -4,7 +4,6 @@ The head's supervisor runs it. The control node only has its events.jsonl, which
 while it grows.
 """
 
-import json
 import secrets
 import sys
 import time
@@ -20,11 +19,20 @@ from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import read_event_line
-from ftcluster.launch.place import UNREACHABLE, Place, record_dir
-from ftcluster.paths import PRIVATE_FILE, make_state_dir, plain_name, write_atomically
+from ftcluster.launch.place import UNREACHABLE, Place
+from ftcluster.launch.record import (
+    begin_record,
+    complete_record,
+    end_of,
+    events_file,
+    record_dir,
+)
+from ftcluster.paths import PRIVATE_FILE, make_state_dir, plain_name
+from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
+from ftcluster.stacks.catalog import load_stacks
 from ftcluster_common.launch import Launch
 
 RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only follows it
@@ -95,11 +103,6 @@ def new_run_id(name: str) -> str:
             return run
 
 
-def events_file(run: str) -> Path:
-    """The control node's copy of a run's events.jsonl."""
-    return record_dir(run) / "events.jsonl"
-
-
 def carry_out(
     run: Run,
     view: View,
@@ -121,7 +124,7 @@ def carry_out(
     Raises:
         FtclusterError: it was to be stopped, and may still be running.
     """
-    write_atomically(record_dir(run.id) / "run.json", _record(run))
+    begin_record(run.id, _record(run))
     hosts = tuple(host.name for host in run.plan.hosts)
     place = Place(run.cluster.inventories, hosts, run.plan.rank_user, run.plan.prefix, reach)
     variables = {
@@ -190,7 +193,7 @@ def _follow(
         outcome = run_playbook(
             f"ftcluster.cluster.{name}",
             place.inventories,
-            {**place.variables(run), **variables},
+            {**place.variables(run), "train_events": str(events_file(run)), **variables},
             on_task,
             options=(*place.limit, *place.options),
             on_tick=on_tick,
@@ -221,6 +224,8 @@ def _follow(
             view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")
             stop(place, run, on_tick, lambda: interrupts.count > 0)
     view.close()
+    if progress.ended:
+        complete_record(run, end_of(progress))
     return Followed(progress, failures, outcome, detached)
 
 
@@ -256,7 +261,7 @@ def stop(
     outcome = run_playbook(
         "ftcluster.cluster.stop",
         place.inventories,
-        place.variables(run),
+        {**place.variables(run), "train_events": str(events_file(run))},
         lambda _: None,
         options=(*place.limit, *place.options),
         on_tick=on_tick,
@@ -271,18 +276,21 @@ def stop(
         )
 
 
-def _record(run: Run) -> str:
-    """run.json: everything that was known before the launch."""
-    document = {
-        "run": run.id,
+def _record(run: Run) -> dict[str, Any]:
+    """Everything that is known before the launch."""
+    names = {host.name for host in run.plan.hosts}
+    facts = run.cluster.facts
+    stack = stack_of(facts, load_stacks())
+    return {
         "kind": run.playbook,
         "inventories": [str(path.absolute()) for path in run.cluster.inventories],
         "options": run.cluster.options,
+        "facts": [asdict(host) for host in facts.hosts if host.name in names],
+        "stack": {"name": stack.name, "packages": stack.packages},
         "plan": asdict(run.plan),
         "launch": run.launch.shown(),
         **run.record(),
     }
-    return json.dumps(document, indent=1) + "\n"
 
 
 def failure(run: Run, followed: Followed) -> FtclusterError:

@@ -1,15 +1,10 @@
 """Where the runs of a cluster are, and how the control node reaches them."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ftcluster.cluster.saved import Cluster
-from ftcluster.errors import FtclusterError
-from ftcluster.paths import state_dir
-from ftcluster_common.job import recipe_of
-from ftcluster_common.recipe import Recipe
 
 UNREACHABLE = "check that it is on and that ssh connects to it: ftcluster check"  # a hint
 
@@ -60,28 +55,7 @@ class Place:
             "train_runs": self.runs,
             "train_run": run,
             "train_run_dir": f"{self.runs}/{run}",
-            "train_events": str(record_dir(run) / "events.jsonl"),
         }
-
-
-def record_dir(run: str) -> Path:
-    """The control node's folder of a run: run.json and its copy of events.jsonl."""
-    return state_dir() / "runs" / run
-
-
-def recorded_recipe(run: str) -> Recipe:
-    """The recipe of a training of this control node, with folders as they are on the hosts.
-
-    Raises:
-        FtclusterError: there is no record of it, or it is a script's.
-    """
-    path = record_dir(run) / "run.json"
-    try:
-        return recipe_of(json.loads(path.read_text(encoding="utf-8"))["recipe"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise FtclusterError(
-            f"there is no record of a training '{run}' here", "list the runs: ftcluster ps"
-        ) from None
 
 
 def place_of(cluster: Cluster) -> Place:
@@ -89,26 +63,3 @@ def place_of(cluster: Cluster) -> Place:
     head = cluster.facts.head
     hosts = tuple(host.name for host in cluster.facts.hosts)
     return Place(cluster.inventories, hosts, head.rank_user, head.prefix, cluster.options)
-
-
-def recorded_place(run: str) -> Place | None:
-    """Where a run of this control node is; None where there is no record of it.
-
-    Raises:
-        FtclusterError: the record is damaged.
-    """
-    path = record_dir(run) / "run.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        plan = record["plan"]
-        return Place(
-            inventories=tuple(map(Path, record["inventories"])),
-            hosts=tuple(host["name"] for host in plan["hosts"]),
-            rank_user=plan["rank_user"],
-            prefix=plan["prefix"],
-            options=tuple(record.get("options", ())),
-        )
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise FtclusterError(f"{path} cannot be read: {error!r}") from error

@@ -1,6 +1,7 @@
 """The runs on a cluster: list, copy a log, bring a model home, remove what has ended."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,12 @@ from ftcluster.ansible.playbook import TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.launch.place import UNREACHABLE, Place
+from ftcluster_common.job import recipe_of
+from ftcluster_common.recipe import Recipe
 from ftcluster_common.run_state import RunState, run_state_of
 
 SHORT_SECONDS = 120
+LIST = "list them: ftcluster ps"
 LONG_SECONDS = 24 * 3600  # a model over a slow line, a log that is followed
 
 
@@ -36,16 +40,52 @@ def find_run(place: Place, run: str) -> RunState:
     Raises:
         FtclusterError: there is none, or there are several.
     """
-    runs = list_runs(place)
-    found = [one for one in runs if one.run == run] or [
-        one for one in runs if one.run.startswith(run)
-    ]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(one.run for one in found)
-        raise FtclusterError(f"several runs begin with '{run}': {names}")
-    raise FtclusterError(f"there is no run '{run}' on {place.head}", "list them: ftcluster ps")
+    runs = {one.run: one for one in list_runs(place)}
+    found = [run] if run in runs else [name for name in runs if name.startswith(run)]
+    return runs[_only(run, found, place.head)]
+
+
+def _only(beginning: str, found: Sequence[str], where: str) -> str:
+    if len(found) > 1:
+        raise FtclusterError(f"several runs begin with '{beginning}': {', '.join(found)}")
+    if not found:
+        raise FtclusterError(f"there is no run '{beginning}' on {where}", LIST)
+    return found[0]
+
+
+@dataclass(frozen=True)
+class FoundJob:
+    """A training, as the hosts know it.
+
+    Attributes:
+        run: its id.
+        recipe: with folders as they are on the hosts.
+        hosts: names of the hosts that answer, in the place's order.
+    """
+
+    run: str
+    recipe: Recipe
+    hosts: tuple[str, ...]
+
+
+def find_job(place: Place, run: str) -> FoundJob:
+    """A training by its id or the beginning of it, on any of the hosts: the head may be lost.
+
+    Raises:
+        FtclusterError: no host answers, there is no such run, or it is a script's.
+    """
+    variables = place.variables(run)
+    found = _play("jobs", place, variables, place.limit, SHORT_SECONDS, unreachable=True)
+    jobs = {host: facts["jobs_found"] for host, facts in found.items() if "jobs_found" in facts}
+    hosts = tuple(host for host in place.hosts if host in jobs)
+    if not hosts:
+        raise FtclusterError("none of the cluster's hosts answers", UNREACHABLE)
+    everywhere = {name: job for host in hosts for name, job in jobs[host].items()}
+    name = _only(run, sorted(everywhere), ", ".join(hosts))
+    try:
+        return FoundJob(name, recipe_of(everywhere[name]["recipe"]), hosts)
+    except (KeyError, TypeError) as error:
+        raise FtclusterError(f"{name} is no training that can be resumed", LIST) from error
 
 
 def copy_log(
@@ -112,14 +152,41 @@ def _facts(
     on_tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run a playbook of runs; returns the facts that the head has set in it."""
-    facts: dict[str, Any] = {}
+    found = _play(playbook, place, variables, options, time_limit_seconds, on_tick)
+    return found.get(place.head, {})
+
+
+def _play(
+    playbook: str,
+    place: Place,
+    variables: Mapping[str, Any],
+    options: tuple[str, ...],
+    time_limit_seconds: float,
+    on_tick: Callable[[], None] = lambda: None,
+    unreachable: bool = False,
+) -> dict[str, dict[str, Any]]:
+    """Run a playbook of runs; returns the facts that each host has set in it.
+
+    Args:
+        playbook: its name in the collection.
+        place: where the runs are.
+        variables: the playbook's.
+        options: arguments of ansible-playbook.
+        time_limit_seconds: after this it is ended.
+        on_tick: called several times a second.
+        unreachable: whether hosts need not answer.
+
+    Raises:
+        FtclusterError: a host failed or does not answer.
+        Interrupted: the user stopped it.
+    """
+    facts: dict[str, dict[str, Any]] = {}
     failures: list[TaskEvent] = []
 
     def on_event(event: TaskEvent) -> None:
-        if event.kind in ("failed", "unreachable"):
+        if event.kind == "failed" or (event.kind == "unreachable" and not unreachable):
             failures.append(event)
-        if event.host == place.head:
-            facts.update(event.result.get("ansible_facts", {}))
+        facts.setdefault(event.host, {}).update(event.result.get("ansible_facts", {}))
 
     with Interrupts() as interrupts:
         outcome = run_playbook(

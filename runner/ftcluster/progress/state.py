@@ -81,7 +81,7 @@ class RunProgress:
         notices: the message of every event `notice`.
         checkpoint: the last event `checkpoint`: step, and its folder on the head.
         seconds: from the launch to the end of the last rank.
-        ended: whether it has ended.
+        end: the event `end`: state, exit_code, seconds.
     """
 
     run: str
@@ -96,7 +96,12 @@ class RunProgress:
     notices: list[str] = field(default_factory=list)
     checkpoint: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
-    ended: bool = False
+    end: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return bool(self.end)
 
     def add(self, event: dict[str, Any]) -> None:
         """Add one object of events.jsonl; kinds of a later version are ignored."""
@@ -113,7 +118,7 @@ class RunProgress:
             case "error":
                 self.errors.append(event)
             case "end":
-                self.ended = True
+                self.end = event
                 self.state, self.seconds = event["state"], event["seconds"]
             case "start" | "checkpoint" | "result" as kind:
                 setattr(self, kind, event)

@@ -49,7 +49,10 @@ class StagesResult:
             self.locked = True
         found = event.result.get("ansible_facts", {})
         if "preflight_facts" in found:
-            self.facts[event.host] = HostFacts.from_dict(found["preflight_facts"])
+            facts = found["preflight_facts"]
+            stack = stack_name(facts.get("current") or "")
+            known = {**facts, "stack": stack} if stack else facts
+            self.facts[event.host] = HostFacts.from_dict(known)
         if "cluster_hosts" in found:
             self.inventory = self.inventory.in_order(found["cluster_hosts"])
         self.stack_why = found.get("torch_stack_choice", {}).get("why", self.stack_why)
@@ -64,6 +67,7 @@ def run_stages(
     options: Sequence[str],
     view: View,
     variables: Mapping[str, Any] | None = None,
+    unreachable: bool = False,
 ) -> StagesResult:
     """Run a playbook of stages.
 
@@ -73,6 +77,7 @@ def run_stages(
         options: arguments of ansible-playbook.
         view: where the progress is shown.
         variables: data for the playbook; -e among the options overrides them.
+        unreachable: whether it is enough that some of the hosts answer.
 
     Raises:
         FtclusterError: a host failed or does not answer; names each with its reason.
@@ -103,6 +108,8 @@ def run_stages(
         raise Interrupted(f"stopped: {playbook} is not finished; run it again to resume")
     raise_timeout(playbook, outcome, progress, TIME_LIMIT_SECONDS)
     failed = {name: host for name, host in progress.hosts.items() if host.failed}
+    if unreachable and result.facts and all(host.unreachable for host in failed.values()):
+        return result
     if failed:
         reasons = [f"{name}: {host.task}: {host.failed}" for name, host in failed.items()]
         lines = "\n".join(reasons).replace("\n", "\n  ")

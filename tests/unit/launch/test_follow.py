@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,15 @@ import pytest
 from ftcluster.ansible.playbook import Outcome, TaskEvent
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
-from ftcluster.launch.place import Place, record_dir, recorded_place
+from ftcluster.launch.place import Place
+from ftcluster.launch.record import (
+    begin_record,
+    complete_from,
+    record_dir,
+    recorded_place,
+)
 from ftcluster.progress.state import RunProgress
+from ftcluster_common.run_state import RunState
 
 RUN = "quickstart-20260131-101500-7f3a"
 PLACE = Place((Path("hosts.ini"),), ("head", "node1"), "ftcluster", "/opt/ftcluster", ("-u", "me"))
@@ -85,7 +93,11 @@ def test_a_lost_connection_is_taken_up_again(
         (step + end, [], Outcome("done", "")),
     )  # fmt: skip
     view = View()
+    begin_record(RUN, {})
     followed = follow.attach(PLACE, RUN, view)
+    record = json.loads((record_dir(RUN) / "run.json").read_text())
+    assert {"command", "started", "ftcluster"} < record.keys()
+    assert record["end"].items() > {"state": "done", "exit_code": 0, "seconds": 9.0}.items()
     assert [name for name, _ in played] == ["attach"] * 3
     assert len(view.said) == 2
     assert "head does not answer" in view.said[0]
@@ -142,3 +154,18 @@ def test_a_record_says_where_a_run_is(monkeypatch: pytest.MonkeyPatch, tmp_path:
     path.write_text("{")
     with pytest.raises(FtclusterError, match="cannot be read"):
         recorded_place(RUN)
+
+
+def test_a_run_that_nobody_followed_gets_its_end_from_the_head(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    ended = RunState(RUN, "done", "quickstart", ("head",), 1, 20, 20, 100.0, 5.0, "/m")
+    complete_from(ended)
+    assert not record_dir(RUN).exists()  # it is another control node's
+    begin_record(RUN, {})
+    complete_from(replace(ended, state="running"))
+    complete_from(ended)
+    complete_from(replace(ended, state="failed"))  # what is known stays
+    end = json.loads((record_dir(RUN) / "run.json").read_text())["end"]
+    assert (end["state"], end["ended"], end["model"]) == ("done", 105.0, "/m")

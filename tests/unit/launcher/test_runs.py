@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.runs import list_runs, read_events, remove_runs
+from ftcluster_train.runs import find_jobs, list_runs, read_events, remove_runs
 
 RUN = "quickstart-20260131-101500-7f3a"
 
@@ -82,3 +82,12 @@ def test_both_ends_of_a_long_file_are_read(tmp_path: Path, steps: int) -> None:
     with path.open("a") as file:
         file.write('{"event": "st')
     assert read_events(path) == found
+
+
+def test_jobs_are_found_by_the_beginning_of_their_ids(tmp_path: Path) -> None:
+    for run in ("a-1", "a-12", "b-1"):
+        make_run(tmp_path, run)
+    job = {"recipe": {"name": "quickstart"}}
+    assert find_jobs(tmp_path, "a") == {"a-1": job, "a-12": job}
+    assert find_jobs(tmp_path, "a-1") == {"a-1": job}
+    assert find_jobs(tmp_path, "c") == find_jobs(tmp_path / "none", "a") == {}

@@ -128,7 +128,8 @@ def train(
     # state: of this run after a restart, or of the run that it continues
     first_on_host = os.environ.get("LOCAL_RANK", "0") == "0"
     snapshots = Snapshots(job.run_dir / "snapshots", job.snapshot_seconds if first_on_host else 0)
-    earlier = [job.prefix / "runs" / job.resume / "checkpoints"] if job.resume else []
+    resumed = job.prefix / "runs" / job.resume
+    earlier = [resumed / "checkpoints", resumed / "snapshots"] if job.resume else []
     position = resume(
         [job.run_dir / "checkpoints", job.run_dir / "snapshots", *earlier],
         optimizer,

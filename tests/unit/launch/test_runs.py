@@ -1,0 +1,57 @@
+"""What the playbooks of runs return, and what it means."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.errors import FtclusterError
+from ftcluster.launch import runs
+from ftcluster.launch.place import Place
+from ftcluster.recipe.recipe import load_recipe
+
+PLACE = Place((Path("hosts.ini"),), ("head", "node1", "node2"), "", "/opt/ftcluster")
+RECIPE = load_recipe("quickstart")
+JOB = {"recipe": asdict(RECIPE)}
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
+    """Hosts that answer with their jobs; the others are off."""
+
+    def run_playbook(
+        _name: str, _inventories: object, _variables: object,
+        on_event: Callable[[TaskEvent], None], **_options: object,
+    ) -> Outcome:  # fmt: skip
+        for host in PLACE.hosts:
+            facts = {"ansible_facts": {"jobs_found": jobs.get(host)}}
+            kind = "ok" if host in jobs else "unreachable"
+            on_event(TaskEvent(kind, "jobs", host=host, result=facts if host in jobs else {}))
+        return Outcome("done", "")
+
+    monkeypatch.setattr(runs, "run_playbook", run_playbook)
+
+
+def test_a_training_is_found_without_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, node1={"r-1": JOB}, node2={})
+    found = runs.find_job(PLACE, "r")
+    assert (found.run, found.recipe, found.hosts) == ("r-1", RECIPE, ("node1", "node2"))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ({}, "none of the cluster's hosts answers"),
+        ({"head": {}}, "there is no run 'r' on head"),
+        ({"head": {"r-1": JOB}, "node1": {"r-2": JOB}}, "several runs begin with 'r': r-1, r-2"),
+        ({"head": {"r-1": {"script": {}}}}, "r-1 is no training"),
+    ],
+)
+def test_what_cannot_be_resumed_is_named(
+    monkeypatch: pytest.MonkeyPatch, jobs: dict[str, Any], message: str
+) -> None:
+    answers(monkeypatch, **jobs)
+    with pytest.raises(FtclusterError, match=message):
+        runs.find_job(PLACE, "r")
