@@ -56,6 +56,8 @@ def test_a_detached_run_is_followed_read_and_fetched(machine: Machine, tmp_path:
 def test_a_stopped_run_is_removed(machine: Machine) -> None:
     run = detached(machine, "training.max_steps=5000")
     until(machine, run)
+    second = machine.home.run("train", "quickstart", FEW_PAIRS)
+    assert (second.returncode, f"run {run} is using it (since " in second.stderr) == (1, True)
     refused = machine.home.run("clean", run)
     assert (refused.returncode, "is running" in refused.stderr) == (1, True)
     stopped = machine.home.run("stop", run, "--json")

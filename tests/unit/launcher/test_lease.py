@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster_common.launch import Host, Launch
-from ftcluster_train.launcher import lease
+from ftcluster_train.launcher import host_leases, lease
 from tests.programs import NODE_PATH
 from tests.unit.launcher.test_supervisor import (
     NODES,
@@ -95,10 +95,13 @@ def test_a_lease_lasts_as_long_as_processes_of_the_run(
         assert owner.process.stdin
         owner.process.stdin.close()
         assert holders[1].ask().startswith(f"taken run {run} ")
+        restarted = Holder(tmp_path, run)
+        restarted.say("ask")
+        time.sleep(2 * lease.LOOK_SECONDS)  # the run waits for its own ranks longer than for others
         rank.kill()
-        rank.wait()
-        owner.process.wait(10)
-        assert holders[1].ask() == "held"
+        assert restarted.process.stdout
+        assert restarted.process.stdout.readline() == "held\n"
+        restarted.end()
     finally:
         rank.kill()
         rank.wait()
@@ -137,6 +140,39 @@ def test_who_has_it_is_said_with_the_day(tmp_path: Path) -> None:
     path.write_text("")
     assert lease.holder(descriptor) == "another run is using it"
     os.close(descriptor)
+
+
+def holding(runs: Path) -> list[int]:
+    """Process ids of those that hold the lease or try to."""
+    done = subprocess.run(["pgrep", "-f", f"launcher.lease hold {runs} "], capture_output=True)
+    return [int(word) for word in done.stdout.split()]
+
+
+def test_a_restart_keeps_the_lease_or_takes_it_again(
+    holders: list[Holder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", NODE_PATH)
+    monkeypatch.setattr(host_leases, "ANSWER_SECONDS", 0.3)
+    before = set(holding(tmp_path))
+    launch = Launch(str(tmp_path / "run"), (), {}, "", NODES[:1], "", "")  # type: ignore[arg-type]
+    leases = host_leases.Leases(share=False)
+    try:
+        assert leases.take(launch, Path(sys.prefix)) == []
+        [owner] = set(holding(tmp_path)) - before
+        assert leases.take(launch, Path(sys.prefix)) == []
+        assert set(holding(tmp_path)) - before == {owner}
+        os.kill(owner, signal.SIGKILL)
+        wait_for(lambda: lease.look(tmp_path) == "")
+        assert leases.take(launch, Path(sys.prefix)) == []
+        assert holders[1].ask().startswith("taken run run is using it")
+        [owner] = set(holding(tmp_path)) - before
+        os.kill(owner, signal.SIGSTOP)
+        [refusal] = leases.take(launch, Path(sys.prefix))
+        assert "no answer within 0.3 s" in refusal.reason
+        assert leases.take(launch, Path(sys.prefix)) == []
+    finally:
+        leases.release()
+    assert set(holding(tmp_path)) == before
 
 
 # --- supervisors

@@ -28,6 +28,7 @@ from ftcluster_train.launcher.ssh_check import (
 BEAT_SECONDS = 5.0
 WAIT_SECONDS = 2.0  # between two looks at hosts that another run uses
 END_SECONDS = 3.0
+ANSWER_SECONDS = 5.0  # of a host that has answered before
 TAKEN = "taken "
 
 
@@ -75,14 +76,16 @@ class Leases:
             time.sleep(WAIT_SECONDS)
 
     def release(self) -> None:
-        """Give all leases back; waits until the hosts have done so, but not for one that hangs."""
+        """Give all leases back; waits until the hosts have done so, but not long for a lost one."""
         self._ended.set()
         holders = list(self._holders.values())
         self._drop(set(self._holders))
         deadline = time.monotonic() + END_SECONDS
         for one in holders:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 one.process.wait(max(deadline - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                one.process.kill()
 
     def _ask(self, launch: Launch, hosts: Sequence[Host], stack: Path) -> list[Refusal]:
         def ask(host: Host) -> Refusal | None:
@@ -150,7 +153,8 @@ class _Holder:
     def ask(self) -> Refusal | None:
         """Why the run does not have the host."""
         self.send(b"ask\n")
-        answer = self._answer()
+        seconds = ANSWER_SECONDS if self.held else PROBE_SECONDS
+        answer = self._answer(seconds)
         self.held = answer == "held"
         if self.held:
             return None
@@ -159,14 +163,14 @@ class _Holder:
         try:
             _, words = self.process.communicate(timeout=1)
         except subprocess.TimeoutExpired:
-            return no_answer(self._host)
+            return no_answer(self._host, seconds)
         return failed(self._host, self.process.returncode, words.decode(errors="replace"))
 
-    def _answer(self) -> str:
+    def _answer(self, seconds: float) -> str:
         """The next answer; "" if it has ended or does not answer."""
         assert self.process.stdout
         text = b""
-        deadline = time.monotonic() + PROBE_SECONDS
+        deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if not select.select([self.process.stdout], [], [], left)[0]:
                 break

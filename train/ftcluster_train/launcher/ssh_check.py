@@ -84,7 +84,7 @@ def refusals(
                 check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return no_answer(host)
+            return no_answer(host, PROBE_SECONDS)
         except FileNotFoundError:
             return no_ssh(host)
         return failed(host, done.returncode, done.stderr) if done.returncode else None
@@ -96,9 +96,9 @@ def refusals(
         pool.shutdown(wait=False, cancel_futures=True)  # a signal need not wait for ssh
 
 
-def no_answer(host: Host) -> Refusal:
+def no_answer(host: Host, seconds: float) -> Refusal:
     """The host does not answer."""
-    return Refusal(host, f"ssh from the head got no answer within {PROBE_SECONDS} s", True)
+    return Refusal(host, f"ssh from the head got no answer within {seconds:g} s", True)
 
 
 def no_ssh(host: Host) -> Refusal:
