@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,7 @@ def run(
     world: World,
     validation: Sequence[Sample] = (),
     task: Task | None = None,
+    stop_asked: Callable[[], bool] = lambda: False,
 ) -> Run:
     """Train in this process, as a rank does it."""
     train_set = write_samples(job.run_dir / "samples/train", samples)
@@ -135,5 +136,7 @@ def run(
     if validation:
         sets["validation"] = write_samples(job.run_dir / "samples/validation", validation)
     log = ProgressLog(EventWriter(job.run_dir))
-    result, trained = train(job, task or make_task_of(job), model, train_set, sets, world, log)
+    result, trained = train(
+        job, task or make_task_of(job), model, train_set, sets, world, log, stop_asked=stop_asked
+    )
     return Run(result, trained, read_events(job))

@@ -1,7 +1,9 @@
 """Resuming a training: to the last bit, from what is whole."""
 
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ from transformers import PreTrainedModel
 from ftcluster_common.job import Job
 from ftcluster_train.distributed.world import World
 from ftcluster_train.errors import TrainError
-from ftcluster_train.training import loop, resume
+from ftcluster_train.training import checkpoints, loop, resume
+from ftcluster_train.training.stopping import TrainingStopped, listen
 from tests.engine.jobs import Run, make_job, make_samples
 from tests.engine.jobs import run as run_once
 from tests.engine.models import make_model
+from tests.engine.ranks import on_ranks
 
 SAMPLES = make_samples("text-classification", 60)
 STEPS: dict[str, Any] = {
@@ -30,10 +34,10 @@ def job_of(folder: Path, precision: str = "bf16", **changes: Any) -> Job:
     return replace(job, prefix=folder)
 
 
-def run(job: Job, model: PreTrainedModel, world: World) -> Run:
+def run(job: Job, model: PreTrainedModel, world: World, **options: Any) -> Run:
     """Train, also where a training of this job was before."""
     shutil.rmtree(job.run_dir / "samples", ignore_errors=True)
-    return run_once(job, model, SAMPLES, world)
+    return run_once(job, model, SAMPLES, world, **options)
 
 
 class Killed(Exception):
@@ -104,7 +108,7 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path, world: World) -> 
     assert "another model" in caught.value.message
 
 
-def test_snapshots_are_written_beside_the_training_and_go_at_its_end(
+def test_snapshots_are_written_beside_the_training(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = replace(job_of(tmp_path, max_steps=6, save_strategy="no"), snapshot_seconds=1e-6)
@@ -125,7 +129,6 @@ def test_snapshots_are_written_beside_the_training_and_go_at_its_end(
     assert json.loads((folder / "snapshot-3/state.json").read_text())["step"] == 3
     resumed = run(job, make_model("bert"), world)
     assert resumed.of("notice")[-1]["message"] == "resumed after step 3"
-    assert not folder.exists()
     whole = run(job_of(tmp_path / "whole", max_steps=6), make_model("bert"), world)
     assert resumed.digests[-1] == whole.digests[-1]
 
@@ -139,3 +142,83 @@ def test_a_full_disk_costs_the_snapshot_only(
     monkeypatch.setattr(resume, "save_file", full)
     job = replace(job_of(tmp_path, max_steps=3, save_strategy="no"), snapshot_seconds=1e-6)
     assert run(job, make_model("bert"), world).of("step")[-1]["step"] == 3
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(tmp_path, max_steps=12, save_total_limit=1)
+    folder = job.run_dir / "checkpoints"
+    written: list[int] = []
+    write_state = checkpoints.write_state
+
+    def full(partial: Path, tensors: Any, position: resume.Position) -> None:
+        written.append(position.step)
+        if position.step == 8:
+            assert {path.name for path in folder.iterdir()} == {"checkpoint-4", partial.name}
+            raise OSError(28, "No space left on device")
+        write_state(partial, tensors, position)
+
+    monkeypatch.setattr(checkpoints, "write_state", full)
+    done = run(job, make_model("bert"), world)
+    assert done.of("step")[-1]["step"] == 12
+    (notice,) = done.of("notice")
+    assert "no checkpoint of step 8 on the host of rank 0: the disk of" in notice["message"]
+    assert [path.name for path in folder.iterdir()] == ["checkpoint-12"]
+
+    # space is looked at before anything is written
+    monkeypatch.setattr(
+        checkpoints.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0)
+    )  # type: ignore[attr-defined]
+    done = run(job_of(tmp_path / "b", max_steps=4), make_model("bert"), world)
+    assert "has 0 MB free" in done.of("notice")[0]["message"]
+    assert written == [4, 8, 12]
+    assert list((tmp_path / "b/runs/here/checkpoints").iterdir()) == []
+
+
+TO_STOP: dict[str, Any] = {"max_steps": 10, "save_strategy": "no"}
+
+
+def _on_two_hosts(rank: int, size: int, folder: Path) -> tuple[Run, Run]:
+    """One of two ranks on hosts of their own: a whole training; one that rank 1 is asked to stop.
+
+    Returns:
+        The whole one; the other one after it was resumed without the head's checkpoint.
+    """
+    os.environ |= {"LOCAL_RANK": "0", "GROUP_RANK": str(rank)}
+    world, report = World(rank, size, "gloo"), loop.report
+    whole = run(job_of(folder / f"whole{rank}", **TO_STOP), make_model("bert"), world)
+
+    def signalled(step: int, doing: str) -> None:
+        if (rank, step, doing) == (1, 3, "forward"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        report(step, doing)
+
+    job = job_of(folder / f"host{rank}", **TO_STOP)
+    loop.report = signalled
+    with pytest.raises(TrainingStopped):
+        run(job, make_model("bert"), world, stop_asked=listen())
+    loop.report = report
+    shutil.copytree(job.run_dir, folder / f"left{rank}")
+    if rank == 0:
+        shutil.rmtree(job.run_dir / "checkpoints")
+    return whole, run(job, make_model("bert"), world)
+
+
+def test_ranks_that_are_asked_to_stop_save_on_two_hosts_and_resume_to_the_last_bit(
+    tmp_path: Path, world: World
+) -> None:
+    (whole, resumed), _ = on_ranks(_on_two_hosts, 2, tmp_path, tmp_path)
+    left = [next((tmp_path / f"left{rank}/checkpoints").iterdir()) for rank in (0, 1)]
+    (step,) = {int(path.name.removeprefix("checkpoint-")) for path in left}
+    assert step in (3, 4)  # the signal came while rank 1 began step 3
+    states = [json.loads((path / "manifest.json").read_text()) for path in left]
+    assert states[0]["state.safetensors"] == states[1]["state.safetensors"]
+    assert resumed.of("notice")[-1]["message"] == f"resumed after step {step}"
+    assert resumed.digests[-1] == whole.digests[-1]
+
+    # on one rank: the same batches, and a line that says what differs
+    shutil.move(tmp_path / "left1", tmp_path / "alone/runs/here")
+    alone = run(job_of(tmp_path / "alone", **TO_STOP), make_model("bert"), world)
+    assert alone.of("notice")[-1]["message"].endswith("changed since then: ranks from 2 to 1")
+    assert alone.losses == pytest.approx(whole.losses[-len(alone.losses) :], rel=1e-2)

@@ -7,6 +7,7 @@ import socket
 from ftcluster_common.events import is_event
 
 MARKER = "FTCLUSTER-ERROR "
+STOPPED_LINE = "FTCLUSTER-STOPPED"  # of rank 0, once a training has saved its state to be ended
 
 
 class TrainError(Exception):

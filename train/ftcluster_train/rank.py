@@ -21,10 +21,11 @@ from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import (
     check_equal_samples,
     gather_over_ranks,
+    host_led,
     join_world,
     leave_world,
 )
-from ftcluster_train.errors import TrainError, error_line
+from ftcluster_train.errors import STOPPED_LINE, TrainError, error_line
 from ftcluster_train.inputs import Inputs, read_inputs
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.io.rank_status import report
@@ -36,6 +37,7 @@ from ftcluster_train.training.checkpoints import check_space, save_model
 from ftcluster_train.training.loop import train
 from ftcluster_train.training.models import check_tokens, load_config, load_model, load_tokenizer
 from ftcluster_train.training.progress import ProgressLog
+from ftcluster_train.training.stopping import TrainingStopped, listen
 from ftcluster_train.training.trackers import make_trackers
 
 
@@ -44,7 +46,9 @@ def run(job: Job) -> None:
 
     Raises:
         TrainError: something that a user can fix.
+        TrainingStopped: a rank was asked to stop.
     """
+    stop_asked = listen()
     inputs = read_inputs(job.run_dir)
     if job.ipex:
         load_ipex()  # before anything that takes time
@@ -64,7 +68,7 @@ def run(job: Job) -> None:
     task.check_model(model)
     trackers = None
     if events:
-        check_space(job.run_dir, model)
+        check_space(job.run_dir, model.parameters())
         trackers = make_trackers(
             job.recipe.training,
             job.run_dir,
@@ -73,7 +77,9 @@ def run(job: Job) -> None:
         )
     try:
         log = ProgressLog(events, trackers)
-        result, trained = train(job, task, model, train_set, samples, world, log)
+        result, trained = train(
+            job, task, model, train_set, samples, world, log, stop_asked=stop_asked
+        )
     finally:
         if trackers:
             trackers.close(failed=sys.exc_info()[0] is not None)
@@ -89,6 +95,9 @@ def run(job: Job) -> None:
             train_seconds=result.train_seconds,
             world_size=world.size,
         )
+    gather_over_ranks("saved")  # until then a restart needs the snapshots
+    if host_led(world.rank) is not None:
+        shutil.rmtree(job.run_dir / "snapshots", ignore_errors=True)
     leave_world()
 
 
@@ -125,6 +134,10 @@ def main() -> int:
     run_dir = Path(sys.argv[1])
     try:
         run(read_job(run_dir))
+    except TrainingStopped:
+        if os.environ["PMI_RANK"] == "0":
+            print(STOPPED_LINE, flush=True)
+        leave_world()
     except TrainError as error:
         print(error_line(error), flush=True)
         return 1

@@ -43,14 +43,11 @@ from ftcluster_train.launcher.rank_environment import (
 )
 from ftcluster_train.launcher.ssh_check import Refusal
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
+from ftcluster_train.launcher.stop_request import EXIT_CODE, SAVE_SECONDS, Stopped, StopRequest
 
 PAUSE_SECONDS = 0.2
 HOST_RETURN_SECONDS = 120.0  # a lost host is waited for: it may be rebooting
 HOST_RETRY_SECONDS = 5.0
-
-
-class Stopped(Exception):
-    """SIGTERM or SIGINT was received."""
 
 
 class HostsRefused(Exception):
@@ -61,11 +58,12 @@ class HostsRefused(Exception):
         self.refused = refused
 
 
-def supervise(run_dir: Path, hub_token: str = "") -> int:
+def supervise(run_dir: Path, request: StopRequest, hub_token: str = "") -> int:
     """Launch, wait, report and clean up; returns mpirun's exit code.
 
     Args:
         run_dir: has launch.json.
+        request: takes the signals that end the run.
         hub_token: on all hosts while the ranks are running; "" for none.
     """
     events = EventWriter(run_dir)
@@ -73,10 +71,10 @@ def supervise(run_dir: Path, hub_token: str = "") -> int:
     os.environ[RUN_VARIABLE] = launch.run  # what this process starts belongs to the run
     leases = Leases(launch.share_hosts)
     try:
-        ending = run_with_restarts(launch, leases, events, hub_token)
+        ending = run_with_restarts(launch, leases, events, hub_token, request)
     except Stopped:  # while no rank was running
         kill_rest(launch.run)
-        ending = Ending("stopped", 130, [])
+        ending = Ending("stopped", EXIT_CODE, [])
     except TrainError as error:
         host = socket.gethostname()
         fields = {"message": error.message, "hint": error.hint, "host": host, "rank": None}
@@ -84,7 +82,7 @@ def supervise(run_dir: Path, hub_token: str = "") -> int:
     except HostsRefused as error:
         ending = Ending("failed", 1, [_not_started(refusal) for refusal in error.refused])
     finally:
-        _ignore_signals()
+        request.holding = True
         forget_token(run_dir)  # also after an unexpected error
         leases.release()
     for message in {str(error["message"]): error for error in ending.errors}.values():
@@ -94,7 +92,8 @@ def supervise(run_dir: Path, hub_token: str = "") -> int:
 
 
 def run_with_restarts(
-    launch: Launch, leases: Leases, events: EventWriter, hub_token: str
+    launch: Launch, leases: Leases, events: EventWriter, hub_token: str,
+    request: StopRequest,
 ) -> Ending:
     """Start the ranks again after a failure that is not the program's own, as often as allowed.
 
@@ -105,13 +104,13 @@ def run_with_restarts(
         HostsRefused, TrainError, Stopped: no rank was started at all.
     """
     began = time.monotonic()
-    ending = run_ranks(launch, leases, events, hub_token)
+    ending = run_ranks(launch, leases, events, hub_token, request)
     restarts = 0
     while ending.restartable and restarts < launch.max_restarts:
         restarts += 1
         why = "; ".join(f"{error['host']}: {error['message']}" for error in ending.errors)
         events.write("notice", message=f"restart {restarts} of {launch.max_restarts}: {why}")
-        started = _restart(launch, leases, events, hub_token, restarts)
+        started = _restart(launch, leases, events, hub_token, request, restarts)
         if started is None:
             break  # the cause of the first failure is the run's
         launch, ending = started
@@ -119,7 +118,7 @@ def run_with_restarts(
 
 
 def _restart(
-    launch: Launch, leases: Leases, events: EventWriter, hub_token: str, restarts: int
+    launch: Launch, leases: Leases, events: EventWriter, hub_token: str, request: StopRequest, restarts: int,
 ) -> tuple[Launch, Ending] | None:
     """Start the ranks again, on the hosts that answer; None where these are too few.
 
@@ -129,7 +128,7 @@ def _restart(
     deadline = time.monotonic() + HOST_RETURN_SECONDS
     while True:
         try:
-            return launch, run_ranks(launch, leases, events, hub_token, restarts)
+            return launch, run_ranks(launch, leases, events, hub_token, request, restarts)
         except HostsRefused as error:
             lost = {refusal.host.name for refusal in error.refused}
         left = len(launch.hosts) - len(lost) if launch.hosts[0].name not in lost else 0
@@ -144,7 +143,7 @@ def _restart(
 
 
 def run_ranks(
-    launch: Launch, leases: Leases, events: EventWriter, hub_token: str, restarts: int = 0
+    launch: Launch, leases: Leases, events: EventWriter, hub_token: str, request: StopRequest, restarts: int = 0,
 ) -> Ending:
     """Start mpirun and wait until nothing of the run is left on this host.
 
@@ -152,6 +151,8 @@ def run_ranks(
         HostsRefused, TrainError: no rank was started.
         Stopped: no rank was started.
     """
+    request.holding, request.saving = False, None
+    request.check()
     stack = own_stack()
     hold_stack(stack)
     launch = launch.with_stack(stack)
@@ -171,7 +172,7 @@ def run_ranks(
     if hub_token:
         _refuse(give(hub_token, launch))
     watch = watch_of(launch, events)
-    ending = Ending("failed", 1, [])
+    ending, heard_out = Ending("failed", 1, []), False
     events.write("phase", doing="starting the ranks")
     process = subprocess.Popen(
         without_credentials(launch.argv, environment, launch.env),
@@ -183,22 +184,27 @@ def run_ranks(
         preexec_fn=processes.end_with_parent,
     )
     try:
-        trouble = _read(process, watch, beats)
+        request.saving = beats if launch.script_ranks is None else None
+        trouble = _read(process, watch, beats, request)
+        heard_out = True
         ending = watch.ending(process.wait())
         if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
             errors = [dict(vars(one)) for one in trouble]
             ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
+        if request.asked and ending.state == "failed":
+            ending = replace(ending, state="stopped", exit_code=EXIT_CODE, restartable=False)
     except Stopped:
-        ending = Ending("stopped", 130, [])
+        ending = Ending("stopped", EXIT_CODE, [])
     finally:
-        _ignore_signals()
+        request.holding = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
         if beats:
             beats.close()  # guardians that are left end their ranks, on every host
         end_group(process)
         if ending.state != "done":
             processes.wait_for_end(launch.run)
         kill_rest(launch.run)
-        if ending.state == "stopped":
+        if not heard_out:
             _read_rest(process, watch)
     return ending
 
@@ -244,7 +250,10 @@ def launcher_gone(process: "subprocess.Popen[bytes]") -> list[Trouble]:
 
 
 def _read(
-    process: "subprocess.Popen[bytes]", watch: Watch, beats: Heartbeats | None
+    process: "subprocess.Popen[bytes]",
+    watch: Watch,
+    beats: Heartbeats | None,
+    request: StopRequest,
 ) -> list[Trouble]:
     """Hand mpirun's output to the watch until it ends; returns why the ranks had to be ended.
 
@@ -255,6 +264,8 @@ def _read(
     def end_ranks(_number: int, _frame: FrameType | None) -> None:
         if process.poll() is None and not asked:
             asked.append(True)
+            if beats:  # SIGTERM would have a training's ranks stop at their next step
+                beats.send(b"end\n")
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             signal.setitimer(signal.ITIMER_REAL, processes.GRACE_SECONDS)
@@ -277,6 +288,7 @@ def _read(
                 else:
                     selector.unregister(key.fileobj)
             watch.pause()
+            request.check()
             if beats:
                 beats.poll(time.monotonic())
             if beats and not (watch.over or trouble):
@@ -305,13 +317,6 @@ def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
     watch.close()
 
 
-def _ignore_signals() -> None:
-    """Cleaning up is not interrupted."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-
-
 def forget_token(run_dir: Path) -> None:
     """Remove the run's token for the Hub, where it has one, from all hosts."""
     if token_file(run_dir).exists():
@@ -334,19 +339,15 @@ def start(run_dir: Path, hub_token: str = "") -> int:
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    signal.signal(signal.SIGTERM, _raise_stopped)
-    signal.signal(signal.SIGINT, _raise_stopped)
-    write_atomically(run_dir / "supervisor.pid", f"{os.getpid()}\n")
+    request = StopRequest()
+    write_atomically(run_dir / "supervisor.pid", f"{os.getpid()}
+")
     try:
-        code = supervise(run_dir, hub_token)
+        code = supervise(run_dir, request, hub_token)
     except BaseException:
         traceback.print_exc()
         code = 1
     os._exit(code)
-
-
-def _raise_stopped(_number: int, _frame: FrameType | None) -> None:
-    raise Stopped
 
 
 def stop(run_dir: Path) -> str:
@@ -358,7 +359,7 @@ def stop(run_dir: Path) -> str:
         os.kill(pid, signal.SIGTERM)
     except (FileNotFoundError, ProcessLookupError):
         return "not running"
-    deadline = time.monotonic() + 3 * processes.GRACE_SECONDS
+    deadline = time.monotonic() + SAVE_SECONDS + 3 * processes.GRACE_SECONDS
     while time.monotonic() < deadline:
         if not is_running(pid):
             return "stopped"

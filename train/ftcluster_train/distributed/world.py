@@ -104,6 +104,13 @@ def interface_towards(host: str) -> str:
     return ""
 
 
+def host_led(rank: int) -> int | None:
+    """The number of this rank's host where it is the first rank there; None where it is not."""
+    if "LOCAL_RANK" not in os.environ:  # not started by `bind`: one host
+        return 0 if rank == 0 else None
+    return int(os.environ["GROUP_RANK"]) if os.environ["LOCAL_RANK"] == "0" else None
+
+
 def leave_world() -> None:
     """Destroy the process group."""
     dist.destroy_process_group()

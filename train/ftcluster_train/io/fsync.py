@@ -25,6 +25,12 @@ def write_atomically(path: Path, text: str) -> None:
     sync(path.parent)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process was writing into a folder, or removing from it."""
+    for path in (*folder.glob("*.partial"), *folder.glob(".*.removed")):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def remove(folder: Path) -> None:
     """Remove a folder: renamed first, so that a crash leaves no incomplete folder of its name."""
     hidden = folder.with_name(f".{folder.name}.removed")

@@ -29,6 +29,7 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 15.0  # beats that are missing this long mean that the supervisor is gone
 CONNECT_SECONDS = 20.0
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+REPEAT_SECONDS = 2.0  # a shutdown signals every process, and so the rank several times
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 OOM_COUNTER = Path("/proc/vmstat")
 
@@ -56,9 +57,10 @@ def guard(program: Sequence[str], rank: int) -> int:
         os.close(ours)
         _become(program, theirs)
     os.close(theirs)
+    guardian = _Guardian(connection, pid, ours)
     for number in FORWARDED:
-        signal.signal(number, lambda number, _frame: _signal(pid, number))
-    status = _Guardian(connection, pid, ours).watch()
+        signal.signal(number, lambda number, _frame: guardian.forward(number))
+    status = guardian.watch()
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OSError):
         message: dict[str, Any] = {
@@ -124,6 +126,7 @@ class _Guardian:
         self._rest = self._said = b""
         self._heard = self._sent = time.monotonic()
         self._ending = 0.0  # when SIGKILL is due; 0: it is not being ended
+        self._asked = 0.0  # when the rank was asked to stop
 
     def watch(self) -> int:
         """Returns the rank's wait status."""
@@ -144,6 +147,17 @@ class _Guardian:
             if now - self._sent >= BEAT_SECONDS:
                 self._sent = now
                 self._send({**self._doing, **process_state(self._pid)})
+
+    def forward(self, number: int) -> None:
+        """Send the rank a signal; a training that is asked to stop once more ends at once."""
+        now = time.monotonic()
+        stop = number in (signal.SIGTERM, signal.SIGINT) and self._doing
+        if stop and self._asked and now - self._asked > REPEAT_SECONDS:
+            self._end(now)
+            return
+        if stop:
+            self._asked = self._asked or now
+        _signal(self._pid, number)
 
     def _read(self, source: Any) -> None:
         try:
@@ -176,6 +190,8 @@ class _Guardian:
         for line in lines:
             if line == b"end":
                 self._end(time.monotonic())
+            elif line == b"stop":
+                self.forward(signal.SIGTERM)
             elif line == b"stack":
                 _signal(self._pid, signal.SIGUSR1)
 
@@ -183,7 +199,8 @@ class _Guardian:
         if not self._ending:
             self._ending = now + GRACE_SECONDS
             _signal(self._pid, signal.SIGCONT)  # one that is stopped would not see the other
-            _signal(self._pid, signal.SIGTERM)
+            # a rank that reports what it does is ours, and would stop at its next step
+            _signal(self._pid, signal.SIGKILL if self._doing else signal.SIGTERM)
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # a supervisor that does not read is silent, too

@@ -2,8 +2,8 @@
 
 A guardian (see `guardian`) connects and sends lines of JSON: first `secret`, `rank`, `host` and
 `pid`; each second `state`, `cpu` and `rss` of its rank, with `step` and `doing` as the rank has
-reported them; last `exit` and `oom`. The supervisor sends a line a second, `beat`, or `end` or
-`stack`.
+reported them; last `exit` and `oom`. The supervisor sends a line a second, `beat`, or `end`, `stop`
+or `stack`.
 
 Standard library only: the supervisor uses it.
 """

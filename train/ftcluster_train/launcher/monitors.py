@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common.launch import Launch
-from ftcluster_train.errors import read_error_line
+from ftcluster_train.errors import STOPPED_LINE, read_error_line
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.launcher.mpi_output import RankEnd, RankOutput, Stream
 from ftcluster_train.launcher.rank_logs import append
+from ftcluster_train.launcher.stop_request import EXIT_CODE
 
 LAST_LINES = 12
 LABEL = re.compile(rb"\[(\d+)\] ")  # of a line, by mpirun -l
@@ -81,6 +82,7 @@ class _TrainingWatch(Watch):
         self._rest = b""
         self._lines: list[str] = []
         self._errors: list[dict[str, Any]] = []
+        self._stopped = False
 
     @property
     def over(self) -> bool:
@@ -105,8 +107,11 @@ class _TrainingWatch(Watch):
         error = read_error_line(text)
         if error:
             self._errors.append(error)
+        self._stopped = self._stopped or text.endswith(STOPPED_LINE)
 
     def ending(self, exit_code: int) -> Ending:
+        if self._stopped and not self._errors:
+            return Ending("stopped", EXIT_CODE, [])
         if exit_code == 0 and not self._errors:
             return Ending("done", 0, [])
         last = "\n".join(self._lines)

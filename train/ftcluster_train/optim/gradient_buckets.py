@@ -21,12 +21,16 @@ class GradientBuckets:
 
     Attributes:
         flat: shape (elements,), fp32, laid out as the master weights.
+        extra: shape (1,), a number that is summed with the gradients; set it before the backward
+            pass.
     """
 
     def __init__(self, weights: FlatWeights, world_size: int) -> None:
-        self.flat = torch.zeros_like(weights.master_weights)
+        elements = len(weights.master_weights)
+        self._all = torch.zeros(elements + 1)
+        self.flat, self.extra = self._all[:elements], self._all[elements:]
         self._world_size, self._slices = world_size, weights.slices
-        self.buckets = bucket_slices(weights.decayed, len(self.flat))
+        self.buckets = bucket_slices(weights.decayed, len(self._all))
         self._buckets_of = {
             parameter: [
                 number
@@ -80,7 +84,7 @@ class GradientBuckets:
             number = len(self._works)
             if self._missing[number]:
                 break
-            self._works.append(dist.all_reduce(self.flat[self.buckets[number]], async_op=True))
+            self._works.append(dist.all_reduce(self._all[self.buckets[number]], async_op=True))
 
 
 def bucket_slices(decayed: int, end: int) -> list[slice]:

@@ -73,6 +73,7 @@ class IpexOptimizerStep:
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._max_norm, self._world_size = max_norm, world_size
         self._norm = 0.0
+        self.extra = torch.zeros(1)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - reduced in `step`
         loss.backward()
@@ -83,10 +84,11 @@ class IpexOptimizerStep:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self._world_size > 1:
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            shared = [*gradients, self.extra]
+            flat = torch.cat([tensor.flatten() for tensor in shared])
             dist.all_reduce(flat)
-            parts = flat.split([gradient.numel() for gradient in gradients])
-            for gradient, part in zip(gradients, parts, strict=True):
+            parts = flat.split([tensor.numel() for tensor in shared])
+            for gradient, part in zip(shared, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm or math.inf)
         if norm.isfinite():

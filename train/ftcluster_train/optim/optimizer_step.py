@@ -20,9 +20,12 @@ class OptimizerStep(Protocol):
 
     Attributes:
         adamw: torch's optimizer, for the learning rate schedule.
+        extra: shape (1,), a number that `step` sums over the ranks; set it before the backward
+            pass.
     """
 
     adamw: torch.optim.Optimizer
+    extra: torch.Tensor
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Add the gradients of a micro-batch; with the last one of a step they are all-reduced."""
@@ -68,6 +71,7 @@ class FlatOptimizerStep:
         self._model = model
         self.weights = FlatWeights(model, dtype)
         self.gradients = GradientBuckets(self.weights, world_size)
+        self.extra = self.gradients.extra
         self._max_norm = training.max_grad_norm
         flat, border = self.weights.master_weights, self.weights.decayed
         groups = []

@@ -1,27 +1,147 @@
 """Saved models: a folder that exists is complete, also after a crash."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ftcluster_train.errors import TrainError
-from ftcluster_train.io.fsync import remove, sync
+from ftcluster_train.distributed.world import World, gather_over_ranks, host_led
+from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.io.fsync import remove, remove_leftovers, sync
 from ftcluster_train.io.permissions import GROUP_READS
+from ftcluster_train.optim.optimizer_step import OptimizerStep
+from ftcluster_train.training.progress import ProgressLog
+from ftcluster_train.training.resume import Position, write_state
 
 MARGIN = 1.2  # tokenizer, configuration and the file system's own needs
+HOSTS = 2  # that have each checkpoint: one of them may be lost
 
 
-def check_space(folder: Path, model: torch.nn.Module) -> None:
-    """Make sure before the training that the disk has space for the model.
+class Checkpoints:
+    """A run's checkpoints. The first ranks of two hosts write the same, so nothing is copied.
+
+    Args:
+        folder: where they are on each host.
+        limit: how many are kept; None: all.
+        resumed: the step after which this training goes on.
+        world: this rank among all.
+        log: where rank 0 writes progress.
+    """
+
+    def __init__(
+        self, folder: Path, limit: int | None, resumed: int, world: World, log: ProgressLog
+    ) -> None:
+        self._folder, self._limit, self._world, self._log = folder, limit, world, log
+        host = host_led(world.rank)
+        self._writes = host is not None and host < HOSTS
+        if self._writes:
+            remove_leftovers(folder)
+        names = (path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*"))
+        steps = sorted(int(name) for name in names if name.isdigit())
+        self._saved = [self.of(step) for step in steps if step <= resumed]  # oldest first
+
+    def of(self, step: int) -> Path:
+        """The folder of the checkpoint after a step."""
+        return self._folder / f"checkpoint-{step}"
+
+    def save(
+        self,
+        optimizer: OptimizerStep,
+        tokenizer: PreTrainedTokenizerBase,
+        position: Position,
+    ) -> Path | None:
+        """Save one unless it exists; every rank calls it. A full disk costs the checkpoint only.
+
+        Returns:
+            Its folder; None where no host could save it.
+        """
+        folder = self.of(position.step)
+        problem = None
+        if self._writes and folder not in self._saved:
+            problem = self._write(folder, optimizer, tokenizer, position)
+        problems: list[str | None] = gather_over_ranks(problem)
+        for rank, text in enumerate(problems):
+            if text:
+                what = f"no checkpoint of step {position.step} on the host of rank {rank}"
+                self._log.write("notice", message=f"{what}: {text}")
+        if problems[0] == "":
+            self._log.write("checkpoint", step=position.step, folder=str(folder))
+        return None if any(problems) and "" not in problems else folder
+
+    def _write(
+        self,
+        folder: Path,
+        optimizer: OptimizerStep,
+        tokenizer: PreTrainedTokenizerBase,
+        position: Position,
+    ) -> str:
+        """Returns why it could not be saved, or ""."""
+        state = optimizer.state()
+        try:
+            folder.parent.mkdir(exist_ok=True)
+            if folder.exists():  # damaged, else the training would have resumed after it
+                remove(folder)
+            model = optimizer.detach()
+            check_space(folder.parent, [*state.values(), *model.parameters()])
+            save_model(
+                model,
+                tokenizer,
+                folder,
+                lambda partial: write_state(partial, state, position) if state else None,
+            )
+        except TrainError as error:
+            return error.message
+        except (OSError, SafetensorError) as error:
+            return first_line(error)
+        finally:
+            optimizer.attach()
+        self._saved.append(folder)
+        if self._limit is not None:
+            best = None if position.best_step is None else self.of(position.best_step)
+            self._saved = keep_newest(self._saved, self._limit, best)
+        return ""
+
+    def load_best(self, model: PreTrainedModel, step: int, folders: Sequence[Path]) -> bool:
+        """Give `model` the weights of a checkpoint on any host; every rank calls it.
+
+        Args:
+            model: in fp32.
+            step: of the checkpoint.
+            folders: where this host may have it.
+
+        Returns:
+            Whether there is one.
+        """
+        places = [folder / self.of(step).name for folder in folders]
+        own = next((place for place in places if place.exists()), None)
+        held: list[bool] = gather_over_ranks(own is not None)
+        if True not in held:
+            return False
+        source = held.index(True)
+        if own and self._world.rank == source:
+            model.load_state_dict(type(model).from_pretrained(own).state_dict())
+        for tensor in model.state_dict().values():
+            dist.broadcast(tensor, source)
+        return True
+
+    def keep_only(self, step: int) -> None:
+        """Remove all but one."""
+        for folder in self._saved if self._writes else ():
+            if folder != self.of(step):
+                remove(folder)
+
+
+def check_space(folder: Path, tensors: Iterable[torch.Tensor]) -> None:
+    """Make sure that the disk has space for a model, or a checkpoint, before it is written.
 
     Raises:
         TrainError: it has not.
     """
-    needed = MARGIN * sum(p.numel() * p.element_size() for p in model.parameters())
+    needed = MARGIN * sum(tensor.nbytes for tensor in tensors)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise TrainError(
@@ -69,12 +189,6 @@ def save_model(
             f"the disk of {folder.parent} is full, so the model could not be saved",
             "free some space there and train again",
         ) from error
-
-
-def existing_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints of a run that was restarted, oldest first."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[11:]))
 
 
 def keep_newest(saved: Sequence[Path], limit: int, best: Path | None) -> list[Path]:

@@ -7,9 +7,8 @@ faster versions of torch functions in `ftcluster_train.kernels`.
 
 import itertools
 import math
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,10 +24,10 @@ from ftcluster_train.distributed.world import (
     World,
     check_equal_on_ranks,
     gather_over_ranks,
+    host_led,
     sum_over_ranks,
 )
 from ftcluster_train.errors import TrainError
-from ftcluster_train.io.fsync import remove
 from ftcluster_train.io.rank_status import report
 from ftcluster_train.io.sample_log import log_samples
 from ftcluster_train.kernels import Optimizations
@@ -36,13 +35,14 @@ from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.training.best import BestEvaluation
-from ftcluster_train.training.checkpoints import existing_checkpoints, keep_newest, save_model
+from ftcluster_train.training.checkpoints import Checkpoints
 from ftcluster_train.training.intervals import is_due
 from ftcluster_train.training.lr_schedule import make_schedule, set_step
 from ftcluster_train.training.models import call_model
 from ftcluster_train.training.patch_model import patch_model
 from ftcluster_train.training.progress import ProgressLog
-from ftcluster_train.training.resume import Position, Snapshots, resume, write_state
+from ftcluster_train.training.resume import Position, Snapshots, resume
+from ftcluster_train.training.stopping import TrainingStopped
 
 ALL_OPTIMIZATIONS = Optimizations()
 SHOWN_SAMPLES = 8  # of a batch whose loss is NaN
@@ -72,10 +72,9 @@ def train(
     world: World,
     log: ProgressLog,
     optimizations: Optimizations = ALL_OPTIMIZATIONS,
+    stop_asked: Callable[[], bool] = lambda: False,
 ) -> tuple[TrainResult, PreTrainedModel]:
     """Train `model`; returns it in fp32, the same on every rank.
-
-    With load_best_model_at_end only rank 0 has the best model.
 
     Args:
         job: the run.
@@ -86,8 +85,10 @@ def train(
         world: this rank among all.
         log: where rank 0 writes progress.
         optimizations: all of them, except for measurements.
+        stop_asked: whether this rank was asked to stop; once one was, all stop after a step.
 
     Raises:
+        TrainingStopped: a rank was asked to stop; the state is saved.
         TrainError: the loss is not finite, the ranks have diverged, the recipe asks for something
             that this transformers does not have, or for IPEX, which cannot be loaded.
     """
@@ -126,20 +127,31 @@ def train(
     )
 
     # state: of this run after a restart, or of the run that it continues
-    first_on_host = os.environ.get("LOCAL_RANK", "0") == "0"
-    snapshots = Snapshots(job.run_dir / "snapshots", job.snapshot_seconds if first_on_host else 0)
-    resumed = job.prefix / "runs" / job.resume
-    earlier = [resumed / "checkpoints", resumed / "snapshots"] if job.resume else []
+    leads_host = host_led(world.rank) is not None
+    snapshots = Snapshots(job.run_dir / "snapshots", job.snapshot_seconds if leads_host else 0)
+    start = settings.resume_from_checkpoint
+    earlier = [job.prefix / "runs" / job.resume] if job.resume else []
+    states = [
+        run / name for run in (job.run_dir, *earlier) for name in ("checkpoints", "snapshots")
+    ]
     position = resume(
-        [job.run_dir / "checkpoints", job.run_dir / "snapshots", *earlier],
+        [*states, *([Path(start)] if start else [])],
+        start or (job.resume and f"run {job.resume}"),
         optimizer,
         world,
+        {
+            "ranks": world.size, "precision": job.precision, "batch_size": recipe.batch_size,
+            "steps": last_step, "learning_rate": settings.learning_rate, "seed": settings.seed,
+            "training data": train_set.about["sha256"][:12],
+        },
         lambda text: log.write("notice", message=text),
-    )
+    )  # fmt: skip
     first_step = position.step + 1
     if position.step:
         set_step(schedule, position.step)
-        log.write("notice", message=f"resumed after step {position.step}")
+    checkpoints = Checkpoints(
+        job.run_dir / "checkpoints", settings.save_total_limit, position.step, world, log
+    )
 
     metrics = position.metrics
     best = BestEvaluation(settings)
@@ -147,7 +159,6 @@ def train(
         position.best_metric or best.metric, position.best_metrics, position.best_step
     )  # fmt: skip
     choose_best = settings.load_best_model_at_end or settings.save_strategy == "best"
-    saved = existing_checkpoints(job.run_dir / "checkpoints")  # oldest first
     checked = False  # whether ranks were compared after weights changed
     losses: list[float] = []  # of this rank, since the last log
     trained_samples = position.samples
@@ -156,14 +167,12 @@ def train(
     def position_after(step: int) -> Position:
         seconds = position.seconds + time.perf_counter() - started - paused
         return Position(
-            step, trained_samples, seconds, metrics, best.metric, best.metrics, best.step
-        )
+            step, trained_samples, seconds, metrics, best.metric, best.metrics, best.step,
+            position.settings,
+        )  # fmt: skip
 
     def epoch_of(step: int) -> float:
         return round(step / epoch_steps, 4)
-
-    def checkpoint_of(step: int) -> Path:
-        return job.run_dir / "checkpoints" / f"checkpoint-{step}"
 
     def check_equal_weights(step: int) -> None:
         digest = optimizer.digest()
@@ -176,28 +185,6 @@ def train(
         model.train()
         return found
 
-    def save_checkpoint(step: int) -> Path:
-        nonlocal saved
-        folder = checkpoint_of(step)
-        if world.rank == 0 and folder not in saved:
-            folder.parent.mkdir(exist_ok=True)
-            try:
-                state, where = optimizer.state(), position_after(step)
-                save_model(
-                    optimizer.detach(),
-                    task.tokenizer,
-                    folder,
-                    lambda partial: write_state(partial, state, where) if state else None,
-                )
-            finally:
-                optimizer.attach()
-            saved.append(folder)
-            log.write("checkpoint", step=step, folder=str(folder))
-            if settings.save_total_limit is not None:
-                best_folder = None if best.step is None else checkpoint_of(best.step)
-                saved = keep_newest(saved, settings.save_total_limit, best_folder)
-        return folder
-
     started = time.perf_counter()
     if settings.eval_on_start and first_step == 1:
         metrics = evaluate_and_log(0)
@@ -206,6 +193,7 @@ def train(
     remaining = itertools.islice(sampler, position.step, None)
     for step, batch in enumerate(remaining, start=first_step):  # indices of all ranks' samples
         report(step, "forward")
+        optimizer.extra.fill_(stop_asked())
         torch.manual_seed(dropout_seed(settings.seed, step, world.rank))
         share = share_of_rank(batch, world.rank, world.size)
         parts = micro_batches(share, settings.gradient_accumulation_steps)
@@ -228,10 +216,13 @@ def train(
         learning_rate = schedule.get_last_lr()[0]
         grad_norm = optimizer.step()
         if not math.isfinite(grad_norm):  # the weights were not updated
-            kept = save_checkpoint(step - 1) if step > first_step else None
+            kept = None
+            if step > first_step:
+                kept = checkpoints.save(optimizer, task.tokenizer, position_after(step - 1))
             raise not_finite_error(step, losses[-1], share, kept)
         schedule.step()
         trained_samples += len(batch)
+        stopping = bool(optimizer.extra.item()) and step < last_step
 
         # once: do all ranks have the same gradients and weights? (0 at the start of a warm-up)
         if learning_rate > 0 and not checked:
@@ -262,33 +253,34 @@ def train(
         eval_interval = settings.eval_steps or settings.logging_steps
         eval_due = is_due(step, settings.eval_strategy, eval_interval, epoch_steps, last_step)
         save_due = is_due(step, settings.save_strategy, settings.save_steps, epoch_steps, last_step)
-        if eval_due or save_due:
+        if eval_due or save_due or stopping:
             pause = time.perf_counter()
             improved = False
             if eval_due:
                 report(step, "evaluating")
                 metrics = evaluate_and_log(step)
                 improved = choose_best and best.update(metrics, step)
-            if save_due or improved:
+            if save_due or improved or stopping:
                 report(step, "saving")
                 check_equal_weights(step)
-                save_checkpoint(step)
+                checkpoints.save(optimizer, task.tokenizer, position_after(step))
             paused += time.perf_counter() - pause
+            if stopping:
+                raise TrainingStopped
 
     train_seconds = position_after(last_step).seconds
     report(last_step, "saving")
     check_equal_weights(last_step)
-    snapshots.close()
+    snapshots.wait()
     trained = optimizer.detach()
-    if settings.load_best_model_at_end:
-        metrics = best.metrics
-        if world.rank == 0 and best.step is not None:
-            best_model = type(trained).from_pretrained(checkpoint_of(best.step))
-            trained.load_state_dict(best_model.state_dict())
-            if settings.save_total_limit == 1:  # the last checkpoint goes, the best one stays
-                for folder in saved:
-                    if folder != checkpoint_of(best.step):
-                        remove(folder)
+    if settings.load_best_model_at_end and best.step is not None:
+        if checkpoints.load_best(trained, best.step, states):
+            metrics = best.metrics
+            if settings.save_total_limit == 1:  # the last one goes, the best one stays
+                checkpoints.keep_only(best.step)
+        else:
+            what = f"the best model, of step {best.step}, could not be saved or is lost"
+            log.write("notice", message=f"{what}: the model is that of the last step")
     return TrainResult(metrics, train_seconds, trained_samples / train_seconds), trained
 
 

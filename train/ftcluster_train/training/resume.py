@@ -13,17 +13,18 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ftcluster_train.distributed.world import World, gather_over_ranks
+from ftcluster_train.distributed.world import World, gather_over_ranks, host_led
 from ftcluster_train.errors import TrainError
-from ftcluster_train.io.fsync import remove, sync
+from ftcluster_train.io.fsync import remove, remove_leftovers, sync
 from ftcluster_train.optim.optimizer_step import OptimizerStep
 
 TENSORS, POSITION, MANIFEST = "state.safetensors", "state.json", "manifest.json"
@@ -42,6 +43,7 @@ class Position:
         best_metric: name of the metric that the best evaluation is chosen by.
         best_metrics: of the best evaluation.
         best_step: of the best evaluation; None before there is one.
+        settings: what the weights depend on besides the state, by name.
     """
 
     step: int = 0
@@ -51,6 +53,7 @@ class Position:
     best_metric: str = ""
     best_metrics: dict[str, float] = field(default_factory=dict)
     best_step: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def write_state(folder: Path, tensors: Mapping[str, torch.Tensor], position: Position) -> None:
@@ -62,24 +65,36 @@ def write_state(folder: Path, tensors: Mapping[str, torch.Tensor], position: Pos
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
-def newest_state(folders: Sequence[Path], damaged: Callable[[Path], None]) -> Path | None:
+def newest_state(
+    folders: Sequence[Path], damaged: Callable[[Path], None]
+) -> tuple[int, Path] | None:
     """The newest state below some folders that is whole.
 
     Args:
-        folders: with states in folders NAME-STEP.
+        folders: states, or folders with states in folders NAME-STEP.
         damaged: called with each newer one that is not whole.
+
+    Returns:
+        Its step and its folder.
     """
-    found = [
-        path
-        for folder in folders
-        for path in folder.glob("*-*")
-        if path.name.rpartition("-")[2].isdigit() and (path / MANIFEST).exists()
-    ]
-    for path in sorted(found, key=lambda path: -int(path.name.rpartition("-")[2])):
+    found = [state for folder in folders for state in _states(folder)]
+    for step, path in sorted(found, key=lambda state: -state[0]):
         if is_whole(path):
-            return path
+            return step, path
         damaged(path)
     return None
+
+
+def _states(folder: Path) -> list[tuple[int, Path]]:
+    if (folder / MANIFEST).exists():
+        step = 0
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damaged
+            step = int(json.loads((folder / POSITION).read_text(encoding="utf-8"))["step"])
+        return [(step, folder)]
+    steps = ((path.name.rpartition("-")[2], path) for path in folder.glob("*-*"))
+    return [
+        (int(step), path) for step, path in steps if step.isdigit() and (path / MANIFEST).exists()
+    ]
 
 
 def is_whole(folder: Path) -> bool:
@@ -95,34 +110,46 @@ def is_whole(folder: Path) -> bool:
 
 def resume(
     folders: Sequence[Path],
+    wanted: str,
     optimizer: OptimizerStep,
     world: World,
+    settings: Mapping[str, Any],
     notice: Callable[[str], None],
 ) -> Position:
-    """Put a training where the newest state of any rank's host is; every rank calls it.
+    """Put a training where the newest state of any host is; every rank calls it.
 
     Args:
         folders: where this host has states.
+        wanted: what has to have a state, or "".
         optimizer: its weights are overwritten.
         world: this rank among all.
+        settings: of this training, see Position.
         notice: called on every rank with what a user should know.
 
     Returns:
         A new Position where there is no state.
 
     Raises:
-        TrainError: the state is that of another model, or of one that IPEX optimizes.
+        TrainError: the state is that of another model, or of one that IPEX optimizes, or there is
+            none that is wanted.
     """
     damaged: list[str] = []
-    path = newest_state(folders, lambda folder: damaged.append(str(folder)))
-    own = (int(path.name.rpartition("-")[2]) if path else 0, damaged)
-    by_rank: list[tuple[int, list[str]]] = gather_over_ranks(own)
+    found = None
+    if host_led(world.rank) is not None:  # the other ranks of a host have the same folders
+        found = newest_state(folders, lambda folder: damaged.append(str(folder)))
+    own, path = found or (0, None)
+    by_rank: list[tuple[int, list[str]]] = gather_over_ranks((own, damaged))
     for rank, (_, names) in enumerate(by_rank):
         for name in names:
             notice(f"{name} on the host of rank {rank} is damaged and is not used")
     steps = [step for step, _ in by_rank]
+    if max(steps) == 0 and wanted:
+        raise TrainError(
+            f"{wanted} has no checkpoint of ftcluster that is whole, on any host",
+            "to start from the weights of a model folder: --model DIR",
+        )
     if max(steps) == 0:
-        return Position()
+        return Position(settings=dict(settings))
     source = steps.index(max(steps))
     tensors = optimizer.state()
     problem, text = "", "{}"
@@ -136,7 +163,14 @@ def resume(
         dist.broadcast(tensor, source)
     position = Position(**json.loads(text))
     optimizer.state_loaded(position.step)
-    return position
+    changed = [
+        f"{name} from {before} to {settings[name]}"
+        for name, before in position.settings.items()
+        if settings.get(name, before) != before
+    ]
+    differs = f"; changed since then: {', '.join(changed)}" if changed else ""
+    notice(f"resumed after step {position.step}{differs}")
+    return replace(position, settings=dict(settings))
 
 
 def _load(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -168,6 +202,8 @@ class Snapshots:
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self._folder, self._seconds = folder, seconds
+        if seconds:
+            remove_leftovers(folder)
         self._last = time.monotonic()
         self._writer: threading.Thread | None = None
         self._copies: dict[str, torch.Tensor] = {}
@@ -207,11 +243,10 @@ class Snapshots:
             return
         shutil.rmtree(partial, ignore_errors=True)
 
-    def close(self) -> None:
-        """Wait for the writer, and remove the snapshots: the training has ended well."""
+    def wait(self) -> None:
+        """Until the one that is being written is on the disk."""
         if self._writer:
             self._writer.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _free_memory() -> int:

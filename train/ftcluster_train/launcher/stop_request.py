@@ -1,0 +1,54 @@
+"""SIGTERM and SIGINT to the supervisor: a training saves its state first, a script just ends.
+
+Standard library only.
+"""
+
+import signal
+import time
+from types import FrameType
+
+from ftcluster_train.launcher.heartbeats import Heartbeats
+
+EXIT_CODE = 128 + signal.SIGTERM  # of a run that was stopped
+SAVE_SECONDS = 30.0  # the grace time: for the step that the ranks are in, and its checkpoint
+
+
+class Stopped(Exception):
+    """The run has to end at once."""
+
+
+class StopRequest:
+    """Takes the signals from now on; the second one ends the run at once.
+
+    Attributes:
+        asked: whether there was one.
+        saving: the ranks that save before they end; None: the first signal ends the run as well.
+        holding: whether a signal only sets `asked`: the run has not begun, or is being ended.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.saving: Heartbeats | None = None
+        self.holding = True
+        self._deadline = float("inf")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._take)
+
+    def check(self) -> None:
+        """Call while the ranks are at work, and before they are started.
+
+        Raises:
+            Stopped: the grace time is over, or there are no ranks to wait for.
+        """
+        if self.asked and (self.saving is None or time.monotonic() > self._deadline):
+            raise Stopped
+
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
+        again, self.asked = self.asked, True
+        if self.holding:
+            return
+        # before the first step there is nothing to save
+        if again or not self.saving or not all(one.step for one in self.saving.lives):
+            raise Stopped
+        self._deadline = time.monotonic() + SAVE_SECONDS
+        self.saving.send(b"stop\n")
