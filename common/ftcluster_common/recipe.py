@@ -169,7 +169,7 @@ class Training:
         save_steps: steps, or a share, between two checkpoints.
         save_total_limit: checkpoints that are kept; left out, all.
         resume_from_checkpoint: the folder of a checkpoint that the training continues from, of this
-            machine or of the head.
+            machine or of the head. True, which transformers takes, is refused.
         load_best_model_at_end: whether the model of the best evaluation is the one that is left.
         metric_for_best_model: what the best evaluation is chosen by; left out, the loss where the
             task has it, or else the task's first metric.
@@ -213,7 +213,7 @@ class Training:
     save_strategy: Literal["no", "steps", "epoch", "best"] = "no"
     save_steps: float = limited(500.0, above=0)
     save_total_limit: int | None = limited(None, at_least=1)
-    resume_from_checkpoint: str | None = None
+    resume_from_checkpoint: str | Literal[True] | None = None
     load_best_model_at_end: bool = False
     metric_for_best_model: str | None = None
     greater_is_better: bool | None = None

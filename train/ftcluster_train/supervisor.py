@@ -92,7 +92,10 @@ def supervise(run_dir: Path, request: StopRequest, hub_token: str = "") -> int:
 
 
 def run_with_restarts(
-    launch: Launch, leases: Leases, events: EventWriter, hub_token: str,
+    launch: Launch,
+    leases: Leases,
+    events: EventWriter,
+    hub_token: str,
     request: StopRequest,
 ) -> Ending:
     """Start the ranks again after a failure that is not the program's own, as often as allowed.
@@ -118,7 +121,12 @@ def run_with_restarts(
 
 
 def _restart(
-    launch: Launch, leases: Leases, events: EventWriter, hub_token: str, request: StopRequest, restarts: int,
+    launch: Launch,
+    leases: Leases,
+    events: EventWriter,
+    hub_token: str,
+    request: StopRequest,
+    restarts: int,
 ) -> tuple[Launch, Ending] | None:
     """Start the ranks again, on the hosts that answer; None where these are too few.
 
@@ -143,7 +151,12 @@ def _restart(
 
 
 def run_ranks(
-    launch: Launch, leases: Leases, events: EventWriter, hub_token: str, request: StopRequest, restarts: int = 0,
+    launch: Launch,
+    leases: Leases,
+    events: EventWriter,
+    hub_token: str,
+    request: StopRequest,
+    restarts: int = 0,
 ) -> Ending:
     """Start mpirun and wait until nothing of the run is left on this host.
 
@@ -340,8 +353,7 @@ def start(run_dir: Path, hub_token: str = "") -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     request = StopRequest()
-    write_atomically(run_dir / "supervisor.pid", f"{os.getpid()}
-")
+    write_atomically(run_dir / "supervisor.pid", f"{os.getpid()}\n")
     try:
         code = supervise(run_dir, request, hub_token)
     except BaseException:

@@ -43,6 +43,7 @@ from ftcluster.text.plural import counted
 from ftcluster_common.recipe import CausalLm, Recipe
 
 DEFAULT_RECIPE = "quickstart"
+FOLDERS = ("data", "model", "tokenizer")  # fields of a recipe that may name one of this machine
 
 
 def add_parser(commands: Any) -> None:
@@ -238,13 +239,16 @@ def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tup
 
 def _with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
     """The recipe with folders of this machine renamed by `rename(field, folder)`."""
-    values = {field: getattr(recipe, field) for field in ("data", "model", "tokenizer")}
+    values: dict[str, Any] = {field: getattr(recipe, field) for field in FOLDERS}
+    values["resume_from_checkpoint"] = recipe.training.resume_from_checkpoint
     renamed = {
         field: rename(field, value)
         for field, value in values.items()
-        if value is not None and Path(value).is_dir()
+        if isinstance(value, str) and Path(value).is_dir()
     }
-    return replace(recipe, **renamed)  # type: ignore[arg-type]
+    checkpoint = renamed.pop("resume_from_checkpoint", values["resume_from_checkpoint"])
+    training = replace(recipe.training, resume_from_checkpoint=checkpoint)
+    return replace(recipe, training=training, **renamed)  # type: ignore[arg-type]
 
 
 def show_plan(run: TrainingRun, as_json: bool) -> None:

@@ -17,6 +17,9 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.jso
               "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")  # fmt: skip
 
 
+STATE = ("manifest.json", "state.json", "state.safetensors")  # of a checkpoint
+
+
 def folder_name(folder: Path) -> str:
     """A name that changes with the folder's files: mrpc-4f7d1c0b2a9e."""
     digest = hashlib.sha256()
@@ -44,6 +47,10 @@ def check_inputs(recipe: Recipe) -> None:
                 check(Path(value), recipe)
         except InputError as error:
             problems.append(error)
+    try:
+        check_checkpoint(str(recipe.training.resume_from_checkpoint or ""))
+    except InputError as error:
+        problems.append(error)
     if problems:
         raise InputError("\n".join(map(str, problems)))
 
@@ -51,6 +58,28 @@ def check_inputs(recipe: Recipe) -> None:
 def means_a_folder(value: str) -> bool:
     """Whether a value means a folder of this machine, which may not exist."""
     return value.startswith((".", "/")) or value.endswith("/") or Path(value).is_dir()
+
+
+def check_checkpoint(value: str) -> None:
+    """Make sure that a training can be continued from a folder of this machine.
+
+    Raises:
+        InputError: it is no checkpoint of ftcluster, nor can it be a path on the head.
+    """
+    if not value or (not Path(value).exists() and value.startswith("/")):
+        return  # the ranks look for it on the head
+    if not Path(value).is_dir():
+        raise InputError(
+            f"training.resume_from_checkpoint: '{value}' is neither a folder of this machine nor "
+            "an absolute path on the head",
+            "ftcluster train --resume RUN continues a run from its newest checkpoint",
+        )
+    missing = [name for name in STATE if not (Path(value) / name).is_file()]
+    raise_together(
+        [f"no {name}" for name in missing],
+        f"{value} is not a checkpoint of ftcluster",
+        "to start from its weights only: --model DIR",
+    )
 
 
 def check_model_folder(folder: Path, recipe: Recipe) -> None:

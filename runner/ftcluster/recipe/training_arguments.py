@@ -52,6 +52,12 @@ def _steps(training: Training, given: Collection[str]) -> Iterator[Contradiction
 
 def _saving(training: Training, given: Collection[str]) -> Iterator[Contradiction]:
     save, evaluate = training.save_strategy, training.eval_strategy
+    if training.resume_from_checkpoint is True:
+        yield (
+            "resume_from_checkpoint",
+            "resume_from_checkpoint is the folder of a checkpoint: a new run has no last one; "
+            "ftcluster train --resume RUN continues another run from its newest",
+        )
     if "save_total_limit" in given and save == "no":
         yield (
             "save_total_limit",

@@ -81,8 +81,8 @@ NAMES_BY_REASON: Mapping[str, str] = {
     "checkpoints are complete, in safetensors, and shared by all hosts: leave it out": (
         "save_only_model save_on_each_node save_safetensors enable_jit_checkpoint"
     ),
-    "a recipe does not say which run is resumed: leave it out": (
-        "resume_from_checkpoint restore_callback_states_from_checkpoint ignore_data_skip"
+    "a training continues with the samples that are left, and has no callbacks: leave it out": (
+        "restore_callback_states_from_checkpoint ignore_data_skip"
     ),
     "the model stays on the cluster; nothing is uploaded to the Hub: leave it out": (
         "push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token hub_token "

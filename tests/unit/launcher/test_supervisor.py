@@ -20,6 +20,7 @@ NODES = [Host(f"node{n}", f"10.0.0.1{n}") for n in (1, 2, 3)]
 # ranks that do not end by themselves would cost a test all of the usual grace period
 IMPATIENT = (
     "import sys; from ftcluster_train import supervisor; "
+    "from ftcluster_train.launcher import stop_request; stop_request.SAVE_SECONDS = 2.0; "
     "supervisor.processes.GRACE_SECONDS = 1.0; sys.exit(supervisor.main())"
 )
 
@@ -180,7 +181,7 @@ def test_stop_while_a_host_does_not_answer(
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid.read_text()), signal.SIGKILL)
-    assert (end["state"], end["exit_code"]) == ("stopped", 130)
+    assert (end["state"], end["exit_code"]) == ("stopped", 143)
     assert errors(run_dir) == []
     assert not started.exists()
 

@@ -1,13 +1,16 @@
 """Model and tokenizer folders, and the names of copies."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ftcluster.errors import InputError
+from ftcluster.cli.train import on_the_hosts
+from ftcluster.errors import InputError, RecipeError
 from ftcluster.recipe.inputs import check_inputs, check_model_folder, folder_name
 from ftcluster.recipe.recipe import load_recipe
+from tests.unit.clusters import cluster, host
 
 MRPC = load_recipe("mrpc")
 
@@ -40,6 +43,28 @@ def test_all_folders_of_a_recipe_are_checked_at_once(tmp_path: Path) -> None:
         check_inputs(load_recipe("clm", values))
     assert [f"{tmp_path}/{name}" in str(caught.value) for name in "dmt"] == [True] * 3
     check_inputs(load_recipe("clm"))  # names are left to the hosts
+
+
+def test_a_checkpoint_to_continue_from(tmp_path: Path, said: Callable[[object], None]) -> None:
+    def problem(value: object) -> str:
+        with pytest.raises((InputError, RecipeError)) as caught:
+            check_inputs(load_recipe("mrpc", [f"training.resume_from_checkpoint={value}"]))
+        return re.sub(r"\S*/recipes/", "", str(caught.value).replace(str(tmp_path), "FOLDER"))
+
+    said(problem("true"))
+    said(problem("last"))
+    said(problem(tmp_path))
+    for name in ("manifest.json", "state.json", "state.safetensors"):
+        (tmp_path / name).touch()
+    recipe = load_recipe("mrpc", [f"training.resume_from_checkpoint={tmp_path}"])
+    check_inputs(recipe)
+    copied, folders = on_the_hosts(recipe, cluster(host("node0"), host("node1")))
+    ((source, there),) = folders
+    assert (source, there) == (str(tmp_path), copied.training.resume_from_checkpoint)
+    assert "/models/" in there
+    on_head = load_recipe("mrpc", ["training.resume_from_checkpoint=/opt/checkpoint-4"])
+    check_inputs(on_head)
+    assert on_the_hosts(on_head, cluster(host("node0"), host("node1"))) == (on_head, ())
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def train(
     # state: of this run after a restart, or of the run that it continues
     leads_host = host_led(world.rank) is not None
     snapshots = Snapshots(job.run_dir / "snapshots", job.snapshot_seconds if leads_host else 0)
-    start = settings.resume_from_checkpoint
+    start = str(settings.resume_from_checkpoint or "")
     earlier = [job.prefix / "runs" / job.resume] if job.resume else []
     states = [
         run / name for run in (job.run_dir, *earlier) for name in ("checkpoints", "snapshots")
@@ -249,7 +249,6 @@ def train(
             losses.clear()
 
         # evaluate and save
-        snapshots.take(optimizer, lambda: position_after(step))  # noqa: B023 - called at once
         eval_interval = settings.eval_steps or settings.logging_steps
         eval_due = is_due(step, settings.eval_strategy, eval_interval, epoch_steps, last_step)
         save_due = is_due(step, settings.save_strategy, settings.save_steps, epoch_steps, last_step)
@@ -267,6 +266,7 @@ def train(
             paused += time.perf_counter() - pause
             if stopping:
                 raise TrainingStopped
+        snapshots.take(optimizer, lambda: position_after(step))  # noqa: B023 - called at once
 
     train_seconds = position_after(last_step).seconds
     report(last_step, "saving")

@@ -1,0 +1,99 @@
+"""SIGTERM, with a real supervisor and guardian; a shell script stands in for mpirun."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ftcluster_train.errors import STOPPED_LINE
+from tests.unit.launcher.test_restarts import started
+from tests.unit.launcher.test_supervisor import (
+    events,
+    processes_of,
+    supervisor,
+    until_end,
+    wait_for,
+)
+
+# takes its time, as a rank that saves does; "deaf" never ends
+RANK = f"""
+import os, signal, sys, time
+folder, step, deaf = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+os.write(int(os.environ["FTCLUSTER_PROGRESS_FD"]), b'{{"step": %d, "doing": "forward"}}\\n' % step)
+open(folder + "/pids", "w").write(f"{{os.getpid()}} {{os.getppid()}}")
+while deaf or not asked:
+    time.sleep(0.05)
+time.sleep(0.5)
+print("{STOPPED_LINE}", flush=True)
+"""
+
+
+def training(run_dir: Path, *words: str) -> tuple[int, int, int]:
+    """Start a training with one rank; the process ids of supervisor, guardian and rank."""
+    program = run_dir / "rank.py"
+    program.write_text(RANK)
+    started(run_dir, f'exec {sys.executable} {program} {run_dir} {" ".join(words)}', max_restarts=3)
+    pids = run_dir / "pids"
+    wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    time.sleep(1.5)  # the supervisor has heard of the rank's step
+    rank, guardian = map(int, pids.read_text().split())
+    return int((run_dir / "supervisor.pid").read_text()), guardian, rank
+
+
+def restarts(run_dir: Path) -> list[object]:
+    return [event["message"] for event in events(run_dir) if event["event"] == "notice"]
+
+
+@pytest.mark.parametrize("who", [0, 1, 2], ids=["supervisor", "guardian", "rank"])
+def test_a_training_saves_and_ends_with_143(run_dir: Path, who: int) -> None:
+    pids = training(run_dir, "7")
+    os.kill(pids[who], signal.SIGTERM)
+    if who == 1:  # as a shutdown does
+        os.kill(pids[2], signal.SIGTERM)
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("stopped", 143)
+    assert STOPPED_LINE in (run_dir / "ranks.log").read_text()
+    assert restarts(run_dir) == []
+    assert processes_of(run_dir.name) == []
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def test_ranks_that_do_not_end_in_the_grace_time_are_ended(run_dir: Path) -> None:
+    training(run_dir, "7", "deaf")
+    assert seconds_of(lambda: supervisor("stop", run_dir)) > 2.0  # SAVE_SECONDS of the test
+    assert until_end(run_dir)["state"] == "stopped"
+    assert processes_of(run_dir.name) == []
+
+
+def test_a_second_signal_and_one_before_the_first_step_end_at_once(run_dir: Path) -> None:
+    pid, _, _ = training(run_dir, "7", "deaf")
+    os.kill(pid, signal.SIGTERM)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGTERM)
+    assert seconds_of(lambda: until_end(run_dir)) < 1.5
+    assert until_end(run_dir)["exit_code"] == 143
+
+
+def test_before_the_first_step_there_is_nothing_to_save(run_dir: Path) -> None:
+    pid, _, _ = training(run_dir, "0", "deaf")
+    os.kill(pid, signal.SIGTERM)
+    assert seconds_of(lambda: until_end(run_dir)) < 1.5
+    assert until_end(run_dir)["state"] == "stopped"
+
+
+def test_a_run_that_waits_for_a_restart_can_be_stopped(run_dir: Path) -> None:
+    started(run_dir, "kill -9 $$", max_restarts=1000)
+    wait_for(lambda: len(restarts(run_dir)) > 1)
+    assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    assert until_end(run_dir)["state"] == "stopped"
