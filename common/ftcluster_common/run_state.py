@@ -20,6 +20,7 @@ class RunState:
         started: seconds since 1970.
         seconds: from its start to its end, or until now.
         model: the folder of the trained model on the head, or "".
+        checkpoint: the folder of the newest checkpoint on the head, or "".
     """
 
     run: str
@@ -32,6 +33,7 @@ class RunState:
     started: float
     seconds: float
     model: str
+    checkpoint: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready data."""

@@ -67,3 +67,9 @@ class Interrupted(FtclusterError):
 
     exit_code = 130
     state = "stopped"
+
+
+class StoppedElsewhere(Interrupted):
+    """The run that this command followed was stopped by another one, or by SIGTERM on a host."""
+
+    exit_code = 143

@@ -59,6 +59,7 @@ def read_run(path: Path, alive: bool) -> RunState:
         started=round(started, 3),
         seconds=round(until - started, 2),
         model=last.get("result", {}).get("model", ""),
+        checkpoint=last.get("checkpoint", {}).get("folder", ""),
     )
 
 

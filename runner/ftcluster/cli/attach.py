@@ -6,9 +6,9 @@ from typing import Any
 from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.run_options import add_run_options, find
-from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
 from ftcluster.launch.follow import Followed, attach
-from ftcluster.progress.format import duration, metrics
+from ftcluster.progress.format import duration, metrics, stopped_line
 from ftcluster.progress.view import make_view
 
 
@@ -38,7 +38,9 @@ def run(options: argparse.Namespace) -> int:
         followed = attach(place, name, make_view(options.verbose), on_event)
     document = result(followed)
     if not followed.detached and followed.outcome.state == "stopped":
-        raise Interrupted(f"stopped: run {name}; no rank is left running", details=document)
+        raise Interrupted(stopped_line(followed.progress), details=document)
+    if followed.progress.state == "stopped":
+        raise StoppedElsewhere(stopped_line(followed.progress), details=document)
     ended = followed.progress.ended or followed.detached
     if not ended or followed.progress.state not in ("done", "running"):
         raise FtclusterError(reason(followed), details=document)
@@ -66,8 +68,6 @@ def reason(followed: Followed) -> str:
     run, state = followed.progress.run, followed.progress.state
     if state == "running":
         state = "failed"
-    if state == "stopped":
-        return f"run {run} was stopped at step {followed.progress.step.get('step', 0)}"
     words = [error["message"] for error in followed.progress.errors]
     words = words or [event.message for event in followed.failures]
     return "\n  ".join([f"run {run} {state}", *words])

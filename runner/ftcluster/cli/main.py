@@ -24,7 +24,7 @@ from ftcluster.cli import (
     teardown,
     train,
 )
-from ftcluster.errors import FtclusterError
+from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.paths import is_unicode
 
 COMMANDS = (
@@ -47,7 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped."""
+    """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped,
+    143 where the run was stopped elsewhere.
+    """
     parser = build_parser()
     for word in sys.argv[1:] if arguments is None else arguments:
         if not is_unicode(word):
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FtclusterError as error:
         if options.json:
             print(json.dumps(error.to_dict()), flush=True)
-        label = "" if error.exit_code == 130 else "error: "
+        label = "" if isinstance(error, Interrupted) else "error: "
         print(f"{label}{error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

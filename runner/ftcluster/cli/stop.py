@@ -16,7 +16,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "stop",
         help="end a run",
-        description="Ends a run on all its hosts; says so where it has ended already.",
+        description="Ends a run on all its hosts; says so where it has ended already. A training "
+        "saves a checkpoint first, so that train --resume continues it.",
         usage="ftcluster stop RUN [options]",
     )
     add_run_options(parser, "RUN", "its id, or how that begins")
@@ -31,5 +32,9 @@ def run(options: argparse.Namespace) -> int:
         stop(place, name)
         found = find_run(place, name)
     complete_from(found)
-    print_result(options, found.to_dict(), f"{found.run}: {found.state}")
+    lines = [f"{found.run}: {found.state}"]
+    if found.state == "stopped" and found.checkpoint:
+        lines.append(f"checkpoint on {place.head}: {found.checkpoint}")
+        lines.append(f"continue it: ftcluster train --resume {found.run}")
+    print_result(options, found.to_dict(), "\n".join(lines))
     return 0

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
 from ftcluster.launch.follow import Run, carry_out, failure
 from ftcluster.launch.hub_token import rank_variables
 from ftcluster.launch.mpirun import render, run_dir, stack_bin
 from ftcluster.planning.plan import LaunchPlan
+from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.user_script.command import Script
@@ -129,7 +130,7 @@ def run_script(
     Raises:
         ScriptFailed: it ended with an error on a rank; has that rank's exit code.
         FtclusterError: it could not be run.
-        Interrupted: the user stopped it; no rank is left running.
+        Interrupted: the user stopped it, or it was stopped elsewhere; no rank is left running.
         BrokenPipeError: nobody reads rank 0's output any more.
     """
     codes: list[int] = []
@@ -148,7 +149,9 @@ def run_script(
     if followed.outcome.state == "stopped":
         if cancelled():
             raise BrokenPipeError
-        raise Interrupted(f"stopped: run {run.id}; no rank is left running", details=known)
+        raise Interrupted(stopped_line(progress), details=known)
+    if progress.state == "stopped":
+        raise StoppedElsewhere(stopped_line(progress), details=known)
     if progress.state != "done":
         error = failure(run, followed)
         if progress.errors and progress.errors[0]["rank"] is not None and codes:

@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ftcluster.errors import Interrupted
+from ftcluster.errors import Interrupted, StoppedElsewhere
 from ftcluster.launch.follow import Run, carry_out, failure
+from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster_common.job import Job
@@ -64,18 +65,16 @@ def train(
 
     Raises:
         FtclusterError: it failed; has the ranks' or hosts' messages.
-        Interrupted: the user stopped it; no rank is left running.
+        Interrupted: the user stopped it, or it was stopped elsewhere; no rank is left running.
     """
     followed = carry_out(run, view, reach, detach=detach)
     progress = followed.progress
     if followed.detached:
         return progress
     if followed.outcome.state == "stopped":
-        raise Interrupted(
-            f"stopped: run {run.id} at step {progress.step.get('step', 0)}; "
-            "no rank is left running, no model was saved",
-            details=_known(run, progress),
-        )
+        raise Interrupted(stopped_line(progress), details=_known(run, progress))
+    if progress.state == "stopped":
+        raise StoppedElsewhere(stopped_line(progress), details=_known(run, progress))
     if progress.state != "done":
         error = failure(run, followed)
         error.details = _known(run, progress)

@@ -44,6 +44,18 @@ def checkpoint_line(progress: RunProgress) -> str:
     return f"checkpoint of step {step}: {folder} on the head"
 
 
+def stopped_line(progress: RunProgress) -> str:
+    """How a run was stopped, and how it continues."""
+    run, checkpoint = progress.run, progress.checkpoint
+    step = progress.step.get("step", 0)
+    words = [f"stopped: run {run}{f' at step {step}' if step else ''}", "no rank is left running"]
+    if checkpoint:
+        words += [checkpoint_line(progress), f"continue it: ftcluster train --resume {run}"]
+    elif progress.start:
+        words.append("no model was saved")
+    return "; ".join(words)
+
+
 def host_state(host: HostProgress, finished: bool) -> str:
     """A host's state in one word."""
     if host.failed:
