@@ -38,7 +38,7 @@ def training(run_dir: Path, *words: str) -> tuple[int, int, int]:
     """Start a training with one rank; the process ids of supervisor, guardian and rank."""
     program = run_dir / "rank.py"
     program.write_text(RANK)
-    started(run_dir, f'exec {sys.executable} {program} {run_dir} {" ".join(words)}', max_restarts=3)
+    started(run_dir, f"exec {sys.executable} {program} {run_dir} {' '.join(words)}", max_restarts=3)
     pids = run_dir / "pids"
     wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     time.sleep(1.5)  # the supervisor has heard of the rank's step
