@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.timeouts import DEFAULT_SECONDS, TIMEOUT_VARIABLE, Timeouts
+
 # TCP ports: all that the role firewall closes besides the local ones; torch's rendezvous; mpirun
 # and its ranks. The last two are for the cluster's account only, so they do not have the ports that
 # torch and accelerate take by default for other local users.
@@ -20,6 +22,7 @@ MPI_PORTS = range(29600, 29800)
 
 RUN_VARIABLE = "FTCLUSTER_RUN"  # the run's id, by which its processes are known
 RESTART_VARIABLE = "FTCLUSTER_RESTART"  # how often the ranks were started again
+CHECKPOINT_VARIABLE = "FTCLUSTER_CHECKPOINT"  # from which a restarted script may resume
 BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # of torch.distributed
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see ftcluster.launch.mpirun.placement_text
 CCL = "ccl"  # the backend of oneccl_bind_pt
@@ -99,6 +102,8 @@ class Launch:
         min_nodes: a restart leaves out hosts that are lost while this many are left; 0: it waits.
         wait: whether it waits for other runs that use its hosts; else it is refused.
         share_hosts: whether it starts on hosts that other runs use.
+        timeout_seconds: see Timeouts.
+        hang_seconds: how long no rank may do anything; 0: for ever; None: timeout_seconds.
     """
 
     run_dir: str
@@ -113,6 +118,8 @@ class Launch:
     min_nodes: int = 0
     wait: bool = False
     share_hosts: bool = False
+    timeout_seconds: float = DEFAULT_SECONDS
+    hang_seconds: float | None = None
 
     @property
     def run(self) -> str:
@@ -128,7 +135,12 @@ class Launch:
     def variables(self) -> dict[str, str]:
         """`env`, and that a training finds model and data on its host, where `prepare` put them."""
         offline = {"HF_HUB_OFFLINE": "1"} if self.script_ranks is None else {}
-        return {**self.env, **offline}
+        return {**self.env, TIMEOUT_VARIABLE: f"{self.timeout_seconds:g}", **offline}
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """How long something is waited for."""
+        return Timeouts(self.timeout_seconds)
 
     @property
     def rank_hosts(self) -> list[Host]:
@@ -191,6 +203,8 @@ class Launch:
             "min_nodes": self.min_nodes,
             "wait": self.wait,
             "share_hosts": self.share_hosts,
+            "timeout_seconds": self.timeout_seconds,
+            "hang_seconds": self.hang_seconds,
         }
 
 

@@ -1,11 +1,15 @@
 """The store that the ranks meet at, and what they tell each other."""
 
 import math
+import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ftcluster_train.distributed.world import gather_over_ranks, open_store
+from ftcluster_train.errors import TrainError
 from ftcluster_train.supervisor import free_port
 from tests.engine.ranks import on_ranks
 
@@ -30,6 +34,14 @@ def test_the_store_listens_at_the_address_of_the_cluster_and_at_no_other() -> No
     store.set("key", "value")
     assert store.get("key") == b"value"
     assert listening() - before == {"0200007F"}  # 127.0.0.2, its bytes in the machine's order
+
+
+def test_a_port_that_is_taken_is_named_and_worth_another_start() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(TrainError, match=f"127.0.0.1, port {port}: Address already") as caught:
+            open_store("127.0.0.1", port, 0, 1, timedelta(seconds=1))
+    assert caught.value.restartable
 
 
 def say(rank: int, size: int) -> list[Any]:

@@ -16,12 +16,14 @@ class TrainError(Exception):
     Args:
         message: what is wrong, and where.
         hint: what to do about it.
+        restartable: whether a new start of all ranks may succeed.
     """
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", restartable: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.restartable = restartable
 
 
 def first_line(error: BaseException) -> str:
@@ -37,6 +39,7 @@ def error_line(error: TrainError) -> str:
             "hint": error.hint,
             "host": socket.gethostname(),
             "rank": int(os.environ.get("PMI_RANK", 0)),
+            "restartable": error.restartable,
         }
     )
 

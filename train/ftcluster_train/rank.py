@@ -1,11 +1,9 @@
 """One rank of a run: `mpirun ... python -m ftcluster_train.rank RUN_DIR`."""
 
 import errno
-import faulthandler
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
 import traceback
@@ -27,6 +25,7 @@ from ftcluster_train.distributed.world import (
 )
 from ftcluster_train.errors import STOPPED_LINE, TrainError, error_line
 from ftcluster_train.inputs import Inputs, read_inputs
+from ftcluster_train.io import python_stacks
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.io.rank_status import report
 from ftcluster_train.launcher.affinity import memory_nodes
@@ -129,7 +128,7 @@ def main() -> int:
     """Entry point; returns the exit code."""
     logging.captureWarnings(True)
     transformers_logging.disable_progress_bar()
-    faulthandler.register(signal.SIGUSR1)  # the guardian asks for the stacks of a hung rank
+    python_stacks.write_on_signal()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     run_dir = Path(sys.argv[1])
     try:

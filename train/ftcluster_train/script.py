@@ -21,7 +21,10 @@ from pathlib import Path
 from types import FrameType
 
 from ftcluster_common.job import read_script_job
+from ftcluster_common.launch import CHECKPOINT_VARIABLE, RESTART_VARIABLE
 from ftcluster_train.errors import TrainError, error_line
+from ftcluster_train.io import rank_status
+from ftcluster_train.launcher.last_checkpoint import last_checkpoint, mark_start
 from ftcluster_train.launcher.mpi_output import RankEnd, signal_name
 from ftcluster_train.launcher.processes import end_with_parent
 
@@ -30,24 +33,32 @@ GRACE_SECONDS = 8  # between SIGTERM and SIGKILL; less than the supervisor's
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def run(folder: str, program: list[str]) -> int:
-    """Run Python with these arguments in a folder; returns its exit code, 128+n after a signal."""
+def run(run_dir: Path) -> int:
+    """Run the script of a run; returns its exit code, 128+n after a signal."""
+    job = read_script_job(run_dir)
     end_with_parent()
     try:
-        os.chdir(folder)
+        os.chdir(job.start)
     except OSError as error:
-        problem = f"{folder}, the script's folder, cannot be entered: {error.strerror}"
+        problem = f"{job.start}, the script's folder, cannot be entered: {error.strerror}"
         print(error_line(TrainError(problem)), flush=True)
         return 1
+    if int(os.environ.get(RESTART_VARIABLE, "0")):
+        os.environ[CHECKPOINT_VARIABLE] = last_checkpoint(run_dir, Path(job.start))
+    else:
+        mark_start(run_dir)
     # until the handlers are set
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()  # not subprocess, which would close MPI's own file descriptors
     if child == 0:
         end_with_parent(signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        rank_status.keep_from_children()
         found = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{found}" if found else str(STARTUP)
-        os.execv(sys.executable, [sys.executable, *program])
+        os.execv(sys.executable, [sys.executable, *job.program])
+
+    rank_status.report(0, rank_status.SCRIPT, child)
 
     def forward(number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -97,8 +108,7 @@ def main() -> int:
         problem = why_not(words)
         print(problem)
         return 1 if problem else 0
-    job = read_script_job(Path(words[0]))
-    return run(job.start, list(job.program))
+    return run(Path(words[0]))
 
 
 if __name__ == "__main__":

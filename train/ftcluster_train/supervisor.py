@@ -30,7 +30,7 @@ from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.io.permissions import GROUP_READS
 from ftcluster_train.launcher import lease, processes
 from ftcluster_train.launcher.guardian import ADDRESS, SECRET
-from ftcluster_train.launcher.heartbeats import Heartbeats, Trouble, find_trouble
+from ftcluster_train.launcher.heartbeats import Heartbeats, Trouble
 from ftcluster_train.launcher.host_leases import Leases
 from ftcluster_train.launcher.hub_token import give, take_back, token_file
 from ftcluster_train.launcher.monitors import Ending, Watch, watch_of
@@ -46,7 +46,6 @@ from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 from ftcluster_train.launcher.stop_request import EXIT_CODE, SAVE_SECONDS, Stopped, StopRequest
 
 PAUSE_SECONDS = 0.2
-HOST_RETURN_SECONDS = 120.0  # a lost host is waited for: it may be rebooting
 HOST_RETRY_SECONDS = 5.0
 
 
@@ -133,7 +132,7 @@ def _restart(
     Returns:
         The launch, without the hosts that were left out, and how it ended.
     """
-    deadline = time.monotonic() + HOST_RETURN_SECONDS
+    deadline = time.monotonic() + launch.timeouts.host_return
     while True:
         try:
             return launch, run_ranks(launch, leases, events, hub_token, request, restarts)
@@ -251,7 +250,10 @@ def listen_for_guardians(launch: Launch) -> Heartbeats | None:
         return None
     secret = path.read_text(encoding="ascii").strip()
     address = launch.hosts[0].address
-    return Heartbeats(address, free_port(), secret, launch.rank_hosts, time.monotonic())
+    return Heartbeats(
+        address, free_port(), secret, launch.rank_hosts, time.monotonic(), launch.timeouts,
+        launch.hang_seconds,
+    )  # fmt: skip
 
 
 def launcher_gone(process: "subprocess.Popen[bytes]") -> list[Trouble]:
@@ -305,7 +307,7 @@ def _read(
             if beats:
                 beats.poll(time.monotonic())
             if beats and not (watch.over or trouble):
-                trouble = launcher_gone(process) or find_trouble(beats.lives, time.monotonic())
+                trouble = launcher_gone(process) or beats.trouble(time.monotonic())
                 if any(one.cause == "hung" for one in trouble):
                     beats.send(b"stack\n")
                     time.sleep(PAUSE_SECONDS)  # they are written before SIGTERM comes

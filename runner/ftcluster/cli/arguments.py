@@ -4,6 +4,10 @@ import argparse
 import json
 from typing import Any
 
+from ftcluster_common.timeouts import DEFAULT_SECONDS
+
+MIN_TIMEOUT = 4  # seconds: a sign of life comes every second
+
 
 def add_output(
     parser: argparse.ArgumentParser, verbose: str = "print one line per task and host"
@@ -28,7 +32,16 @@ def add_detach(parser: argparse.ArgumentParser) -> None:
 
 
 def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
-    """Add --max-restarts with its default, and --min-nodes."""
+    """Add --timeout, --min-nodes, and --max-restarts with its default."""
+    parser.add_argument(
+        "--timeout",
+        type=_timeout,
+        default=DEFAULT_SECONDS,
+        metavar="SECONDS",
+        dest="timeout_seconds",
+        help="a rank or host without a sign of life for so long is lost; all other time-outs "
+        f"follow from it (default: {DEFAULT_SECONDS:g})",
+    )
     parser.add_argument(
         "--max-restarts",
         type=whole,
@@ -62,7 +75,7 @@ def add_sharing(parser: argparse.ArgumentParser) -> None:
 
 def launch_options(options: argparse.Namespace) -> dict[str, Any]:
     """What `add_restarts` and `add_sharing` have added, as fields of a Launch."""
-    names = ("max_restarts", "min_nodes", "wait", "share_hosts")
+    names = ("max_restarts", "min_nodes", "wait", "share_hosts", "timeout_seconds")
     return {name: getattr(options, name) for name in names}
 
 
@@ -102,6 +115,14 @@ def whole(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
     return int(text)
+
+
+def _timeout(text: str) -> float:
+    if not text.isdecimal() or int(text) < MIN_TIMEOUT:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a whole number of at least {MIN_TIMEOUT}"
+        )
+    return float(text)
 
 
 def _positive(text: str) -> int:

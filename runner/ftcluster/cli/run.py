@@ -18,6 +18,7 @@ from ftcluster.cli.arguments import (
     add_sharing,
     launch_options,
     print_detached,
+    whole,
 )
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import recall
@@ -45,6 +46,8 @@ from ftcluster.user_script.compatibility import Incompatibility, incompatibiliti
 from ftcluster.user_script.files import choose_files
 from ftcluster.user_script.source import read_source
 
+HANG_SECONDS = 600  # a script may wait for something for long
+
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
@@ -67,6 +70,14 @@ def add_parser(commands: Any) -> None:
     )
     add_option(parser)
     add_restarts(parser, default=0)  # a script may not resume
+    parser.add_argument(
+        "--hang-seconds",
+        type=whole,
+        default=HANG_SECONDS,
+        metavar="N",
+        help="end the script when no rank has used its CPU, a disk or the network for N seconds; "
+        f"0: never (default: {HANG_SECONDS})",
+    )
     add_sharing(parser)
     add_detach(parser)
     add_dry_run(parser)
@@ -97,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
     run_id = new_run_id(script.name)
     launch = render_script(decided, run_id, options.hf_token)
     token = find_token() if options.hf_token else ""
-    launch = replace(launch, **launch_options(options))
+    launch = replace(launch, hang_seconds=options.hang_seconds, **launch_options(options))
     prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, token)
     if options.dry_run:
         show_plan(prepared, notes, options.json)

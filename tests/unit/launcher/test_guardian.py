@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.launcher.guardian import process_state
+from ftcluster_common.timeouts import Timeouts
+from ftcluster_train.launcher.activity import process_state
 from ftcluster_train.launcher.heartbeats import Heartbeats
 from tests.programs import NODE_PATH
 from tests.unit.launcher.test_heartbeats import HOST, free_port
 
 GUARD = (
     "import sys; from ftcluster_train.launcher import guardian; guardian.GRACE_SECONDS = 0.5; "
-    "guardian.SILENCE_SECONDS = 2.0; sys.exit(guardian.guard(sys.argv[1:], 0))"
+    "sys.exit(guardian.guard(sys.argv[1:], 0))"
 )
 # a rank that has started another process, and ignores being asked to end
 RANK = (
@@ -35,13 +36,15 @@ class Guarded:
         rank = (sys.executable, "-c", RANK, str(self.pids))
         port = free_port()
         (folder / "secret").write_text("secret\n")
-        self.beats = Heartbeats("127.0.0.1", port, "secret", [HOST], time.monotonic())
+        self.beats = Heartbeats(
+            "127.0.0.1", port, "secret", [HOST], time.monotonic(), Timeouts(1.4)
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-c", GUARD, *(program or rank)],
             env={
                 **os.environ, "PYTHONPATH": NODE_PATH,
                 "FTCLUSTER_SUPERVISOR": f"127.0.0.1:{port}",
-                "FTCLUSTER_GUARD_FILE": str(folder / "secret"),
+                "FTCLUSTER_GUARD_FILE": str(folder / "secret"), "FTCLUSTER_TIMEOUT": "1.4",
             },
         )  # fmt: skip
 
@@ -94,8 +97,7 @@ def test_a_killed_guardian_takes_its_rank_along(guarded: Guarded) -> None:
 def test_an_order_ends_also_a_rank_that_is_stopped(guarded: Guarded) -> None:
     pids = guarded.started()
     os.kill(pids[0], signal.SIGSTOP)
-    guarded.until(lambda: guarded.beats.lives[0].state == "T")
-    assert guarded.beats.lives[0].stopped is not None
+    guarded.until(lambda: guarded.beats.lives[0].stopped is not None)
     guarded.beats.send(b"end\n")
     guarded.until(lambda: gone(pids))
 
@@ -123,12 +125,11 @@ def test_a_rank_reports_its_step_and_its_exit_code_comes_through(tmp_path: Path)
 
 def test_without_a_supervisor_no_rank_is_started(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret\n")
-    code = GUARD.replace("guardian.GRACE_SECONDS = 0.5", "guardian.CONNECT_SECONDS = 0.5")
     done = subprocess.run(
-        [sys.executable, "-c", code, "touch", str(tmp_path / "started")],
+        [sys.executable, "-c", GUARD, "touch", str(tmp_path / "started")],
         env={
             **os.environ, "PYTHONPATH": NODE_PATH, "FTCLUSTER_SUPERVISOR": "127.0.0.1:1",
-            "FTCLUSTER_GUARD_FILE": str(tmp_path / "secret"),
+            "FTCLUSTER_GUARD_FILE": str(tmp_path / "secret"), "FTCLUSTER_TIMEOUT": "0.25",
         },
         capture_output=True, text=True, check=False,
     )  # fmt: skip

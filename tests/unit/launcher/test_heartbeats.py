@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ftcluster_common.launch import Host
+from ftcluster_common.timeouts import Timeouts
 from ftcluster_train.launcher.heartbeats import Heartbeats, RankLife, find_trouble
 
 HOSTS = ["head", "head", "node1", "node1"]
@@ -27,8 +28,13 @@ def lives(**changes: Any) -> list[RankLife]:
     return ranks
 
 
-def found(ranks: list[RankLife], now: float = NOW) -> list[tuple[str, str, int | None]]:
-    return [(one.cause, one.host, one.rank) for one in find_trouble(ranks, now)]
+def found(
+    ranks: list[RankLife], now: float = NOW, hang_seconds: float | None = None
+) -> list[tuple[str, str, int | None]]:
+    return [
+        (one.cause, one.host, one.rank)
+        for one in find_trouble(ranks, now, Timeouts(), hang_seconds)
+    ]
 
 
 def test_ranks_at_work_are_no_trouble() -> None:
@@ -67,25 +73,71 @@ def test_a_hang_is_that_of_the_rank_that_is_behind() -> None:
     for one in ranks:
         one.changed = one.busy = NOW - 11
     assert found(ranks) == [("hung", "head", 1)]
-    (trouble,) = find_trouble(ranks, NOW)
+    (trouble,) = find_trouble(ranks, NOW, Timeouts())
     assert (trouble.step, "forward" in trouble.message) == (7, True)
-    ranks[2].doing = "starting"  # a script's ranks report nothing, and may wait
+    ranks[2].doing = "starting"  # until all have met, one may wait for another for longer
     assert found(ranks) == []
+    for one in ranks:
+        one.changed = one.busy = NOW - 121
+    assert found(ranks) == [("hung", "node1", 2)]
     ranks[2].doing = "all-reduce"
     ranks[3].busy = NOW - 1  # it computes, and the others wait for it
     assert found(ranks) == []
 
 
-def test_a_rank_that_computes_or_reads_the_disk_is_not_idle() -> None:
-    one = RankLife(0, "head", "10.0.0.1", changed=0.0, busy=0.0)
+@pytest.mark.parametrize("doing", ["evaluating", "saving"])
+def test_a_long_evaluation_or_save_of_one_rank_is_no_hang(doing: str) -> None:
+    ranks = lives()
+    for rank, one in enumerate(ranks):
+        where = {"step": 6, "doing": doing} if rank == 0 else {"step": 7, "doing": "all-reduce"}
+        one.take({**where, "cpu": 0.0, "wire": 0, "state": "S"}, NOW)
+    for second in range(1, 61):  # rank 0 computes, then writes to the disk
+        cpu, state = (0.5 * second, "S") if second < 30 else (14.5, "D")
+        ranks[0].take({"cpu": cpu, "state": state}, NOW + second)
+        for one in ranks[1:]:
+            one.take({"cpu": 0.0, "state": "S"}, NOW + second)
+        assert found(ranks, NOW + second) == []
+    for one in ranks:
+        one.take({"state": "S"}, NOW + 71)
+    assert found(ranks, NOW + 71) == [("hung", "head", 0)]
+    (trouble,) = find_trouble(ranks, NOW + 71, Timeouts())
+    assert f"hung in {doing}" in trouble.message
+
+
+def test_a_script_may_wait_for_as_long_as_it_was_given() -> None:
+    ranks = lives()
+    for one in ranks:
+        one.doing, one.changed, one.busy = "script", NOW - 700, NOW - 601
+    ranks[1].busy = NOW - 650  # the first that was idle: the others wait for it
+    assert found(ranks, hang_seconds=600) == [("hung", "head", 1)]
+    assert found(ranks, hang_seconds=0) == []
+    ranks[3].busy = NOW - 599
+    assert found(ranks, hang_seconds=600) == []
+
+
+def test_a_rank_that_computes_or_uses_disk_or_network_is_not_idle() -> None:
+    one = RankLife(0, "head", "10.0.0.1")
     one.take({"cpu": 0.0, "state": "S"}, 5.0)
     assert one.busy == 0.0
-    one.take({"cpu": 0.9, "state": "R"}, 6.0)
+    one.take({"cpu": 0.9, "state": "S"}, 6.0)
     assert one.busy == 6.0
     one.take({"cpu": 0.9, "state": "D"}, 9.0)
     assert one.busy == 9.0
-    one.take({"cpu": 0.9, "state": "S", "step": 1, "doing": "forward"}, 12.0)
+    one.take({"cpu": 0.9, "wire": 900, "state": "S"}, 10.0)
+    assert one.busy == 9.0
+    one.take({"cpu": 0.9, "wire": 5000, "state": "S"}, 11.0)
+    assert one.busy == 11.0
+    one.take({"cpu": 0.9, "wire": 5000, "state": "S", "step": 1, "doing": "forward"}, 12.0)
     assert (one.busy, one.changed, one.step) == (12.0, 12.0, 1)
+
+
+def test_an_hour_of_idling_does_not_hide_that_a_rank_computes_again() -> None:
+    one = RankLife(0, "head", "10.0.0.1")
+    for second in range(3600):  # a thread that wakes up now and then
+        one.take({"cpu": second * 0.005, "wire": second * 50, "state": "S"}, float(second))
+    assert one.busy == 0.0
+    one.take({"cpu": 18.9, "wire": 0, "state": "S"}, 3600.0)
+    assert one.busy == 3600.0
 
 
 def free_port() -> int:
@@ -103,7 +155,7 @@ def polled(beats: Heartbeats, until: float = 0.5) -> None:
 
 def test_only_who_has_the_secret_is_heard() -> None:
     port = free_port()
-    beats = Heartbeats("127.0.0.1", port, "secret", [HOST] * 4, time.monotonic())
+    beats = Heartbeats("127.0.0.1", port, "secret", [HOST] * 4, time.monotonic(), Timeouts())
     try:
         for hello in (
             {"secret": "another", "rank": 0}, {"secret": "secret", "rank": 9}, {"rank": 0}, [], "x",

@@ -41,7 +41,7 @@ class Holder:
     def __init__(self, runs: Path, run: str, *options: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ftcluster_train.launcher.lease", "hold", str(runs), run,
-             *options],
+             "20", *options],
             env={**os.environ, "PYTHONPATH": NODE_PATH}, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -109,9 +109,9 @@ def test_a_lease_lasts_as_long_as_processes_of_the_run(
 
 
 def test_a_supervisor_that_is_silent_is_gone(tmp_path: Path) -> None:
-    code = "from ftcluster_train.launcher import lease; lease.SILENCE_SECONDS = 0.3; lease.main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "hold", str(tmp_path), NAME],
+        [sys.executable, "-m", "ftcluster_train.launcher.lease", "hold", str(tmp_path), NAME,
+         "0.3"],
         env={**os.environ, "PYTHONPATH": NODE_PATH}, stdin=subprocess.PIPE,
     )  # fmt: skip
     assert process.wait(10) == 0
@@ -152,9 +152,8 @@ def test_a_restart_keeps_the_lease_or_takes_it_again(
     holders: list[Holder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", NODE_PATH)
-    monkeypatch.setattr(host_leases, "ANSWER_SECONDS", 0.3)
     before = set(holding(tmp_path))
-    launch = Launch(str(tmp_path / "run"), (), {}, "", NODES[:1], "", "")  # type: ignore[arg-type]
+    launch = Launch(str(tmp_path / "run"), (), {}, "", tuple(NODES[:1]), "", "", timeout_seconds=3)
     leases = host_leases.Leases(share=False)
     try:
         assert leases.take(launch, Path(sys.prefix)) == []
@@ -168,7 +167,7 @@ def test_a_restart_keeps_the_lease_or_takes_it_again(
         [owner] = set(holding(tmp_path)) - before
         os.kill(owner, signal.SIGSTOP)
         [refusal] = leases.take(launch, Path(sys.prefix))
-        assert "no answer within 0.3 s" in refusal.reason
+        assert "no answer within 1.5 s" in refusal.reason
         assert leases.take(launch, Path(sys.prefix)) == []
     finally:
         leases.release()

@@ -3,18 +3,20 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftcluster_common.launch import Host, Launch
+from ftcluster_train.errors import TrainError, error_line
 from tests.programs import NODE_PATH
-from tests.unit.launcher.test_supervisor import events, supervisor, until_end
+from tests.unit.launcher.test_supervisor import events, processes_of, supervisor, until_end
 
 RANKS = [{"cpus": "0", "threads": 1, "memory": []}]
 PLACEMENT = {"kinds": [{"env": {}, "ranks": RANKS}], "hosts": [[0, 1]]}
 
 
-def started(run_dir: Path, program: str, max_restarts: int) -> None:
+def started(run_dir: Path, program: str, max_restarts: int, **launch_fields: Any) -> None:
     """Have the supervisor launch a program as a rank under its guardian."""
     script = (
         f"export PYTHONPATH={NODE_PATH} PMI_RANK=0 FTCLUSTER_PLACEMENT='{json.dumps(PLACEMENT)}'; "
@@ -29,6 +31,7 @@ def started(run_dir: Path, program: str, max_restarts: int) -> None:
         ssh_config="",
         stack="/opt/ftcluster/current",
         max_restarts=max_restarts,
+        **launch_fields,
     )
     (run_dir / "guard").write_text("secret\n")
     (run_dir / "launch.json").write_text(json.dumps(launch.to_dict()))
@@ -55,6 +58,55 @@ def test_a_killed_rank_is_started_again(
     if state == "failed":
         (error,) = (event for event in events(tmp_path) if event["event"] == "error")
         assert ("SIGKILL" in str(error["message"])) == killed
+
+
+def script(run_dir: Path, text: str, max_restarts: int = 0, hang_seconds: float = 0.0) -> None:
+    """Have the supervisor launch a user's script on one rank."""
+    (run_dir / "script.py").write_text(text)
+    job = {"program": ["script.py"], "start": str(run_dir)}
+    (run_dir / "job.json").write_text(json.dumps({"run": "r", "prefix": "/p", "script": job}))
+    program = f"exec {sys.executable} -m ftcluster_train.script run {run_dir}"
+    started(run_dir, program, max_restarts, script_ranks=1, hang_seconds=hang_seconds)
+
+
+def test_a_script_that_was_killed_is_started_again(run_dir: Path) -> None:
+    script(run_dir, "import os; int(os.environ['FTCLUSTER_RESTART']) or os.kill(os.getpid(), 9)", 1)
+    assert until_end(run_dir)["state"] == "done"
+    (notice,) = (event for event in events(run_dir) if event["event"] == "notice")
+    assert "SIGKILL" in str(notice["message"])
+
+
+def test_a_script_that_hangs_is_named_with_its_stacks(run_dir: Path) -> None:
+    script(run_dir, "import time\ndef stuck(): time.sleep(300)\nstuck()", hang_seconds=2)
+    assert until_end(run_dir)["state"] == "failed"
+    (error,) = (event for event in events(run_dir) if event["event"] == "error")
+    assert (error["cause"], error["rank"], error["host"]) == ("hung", 0, "head")
+    logs = "".join(path.read_text() for path in (run_dir / "logs").iterdir())
+    assert "in stuck" in logs
+    assert processes_of(run_dir.name) == []
+
+
+def test_a_script_that_is_stopped_is_named(run_dir: Path) -> None:
+    script(run_dir, "import os, signal, time; os.kill(os.getpid(), 19); time.sleep(300)")
+    assert until_end(run_dir)["state"] == "failed"
+    (error,) = (event for event in events(run_dir) if event["event"] == "error")
+    assert (error["cause"], error["rank"]) == ("stopped", 0)
+    assert processes_of(run_dir.name) == []
+
+
+def test_a_script_that_waits_for_a_program_of_its_own_is_not_hung(run_dir: Path) -> None:
+    work = "import time\nend = time.monotonic() + 4\nwhile time.monotonic() < end: pass"
+    text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}], check=True)"
+    script(run_dir, text, hang_seconds=2)
+    assert until_end(run_dir)["state"] == "done"
+
+
+def test_a_port_that_was_taken_costs_a_restart(run_dir: Path) -> None:
+    line = error_line(TrainError("port 29550 is taken", restartable=True)).replace('"', '\\"')
+    started(run_dir, f'[ "$FTCLUSTER_RESTART" = 1 ] || {{ echo "[0] {line}"; exit 1; }}', 3)
+    assert until_end(run_dir)["state"] == "done"
+    (notice,) = (event for event in events(run_dir) if event["event"] == "notice")
+    assert "port 29550 is taken" in str(notice["message"])
 
 
 def test_a_launch_without_a_host() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ftcluster_train.io.python_stacks import ask_for
 from ftcluster_train.launcher.mpi_output import RankEnd, read_end
 from ftcluster_train.launcher.processes import is_running
 from ftcluster_train.script import why_not
@@ -165,3 +166,54 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_looking_for_what_is_on_the_hosts(program: list[str], words: str) -> None:
     assert why_not(program) == words
+
+
+def test_a_script_writes_its_stacks_when_it_is_asked_to(tmp_path: Path) -> None:
+    process = started(
+        tmp_path,
+        "import subprocess, sys, time\n"
+        "other = subprocess.Popen(['sleep', '300'])\n"
+        "def stuck_here():\n"
+        "    print(other.pid, flush=True)\n"
+        "    time.sleep(300)\n"
+        "stuck_here()",
+    )
+    assert process.stdout is not None
+    child, other = int(process.stdout.readline()), int(process.stdout.readline())
+    assert ask_for(child)
+    assert not ask_for(process.pid)  # the signal would end it
+    assert not ask_for(other)
+    time.sleep(0.2)
+    assert is_running(process.pid)
+    assert is_running(other)
+    os.kill(other, signal.SIGKILL)
+    process.terminate()
+    _, stderr = process.communicate(timeout=20)
+    assert "in stuck_here" in stderr
+
+
+def checkpoint(folder: Path, complete: bool = True) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").touch()
+    if complete:
+        (folder / "trainer_state.json").touch()
+    return folder
+
+
+def test_a_restarted_script_finds_its_newest_complete_checkpoint(tmp_path: Path) -> None:
+    work, told = tmp_path / "script", "import os; print(os.environ.get('FTCLUSTER_CHECKPOINT'))"
+    checkpoint(work / "out/checkpoint-900")  # came with the script
+    (work / "script.py").write_text(told)
+    (work / "out/checkpoint-best").mkdir()
+    write_job(tmp_path, start=work)
+    assert start(tmp_path, FTCLUSTER_RESTART="1").stdout == "\n"  # a host that is new in the run
+    time.sleep(0.02)
+    assert start(tmp_path, FTCLUSTER_RESTART="0").stdout == "None\n"
+    assert start(tmp_path, FTCLUSTER_RESTART="1").stdout == "\n"
+    time.sleep(0.02)
+    checkpoint(work / "out/checkpoint-10")
+    assert start(tmp_path, FTCLUSTER_RESTART="1").stdout == f"{work}/out/checkpoint-10\n"
+    time.sleep(0.02)
+    newest = checkpoint(work / "out/mrpc/checkpoint-5")
+    checkpoint(work / "out/checkpoint-20", complete=False)
+    assert start(tmp_path, FTCLUSTER_RESTART="2").stdout == f"{newest}\n"

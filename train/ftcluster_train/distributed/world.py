@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_common.launch import BACKEND_VARIABLE, CCL
+from ftcluster_common.timeouts import timeouts_of
 from ftcluster_train.distributed import oneccl
 from ftcluster_train.distributed.connectivity import listen
 from ftcluster_train.errors import TrainError
 
 DEFAULT_PORT = 29500  # torch's own, for a launch without the supervisor, which takes a free one
 SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
-JOIN_TIMEOUT = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,13 @@ def join_world() -> World:
     interface = interface_towards(host)
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    timeouts = timeouts_of(os.environ)
     dist.init_process_group(
         backend,
-        store=open_store(host, port, rank, size, JOIN_TIMEOUT),
+        store=open_store(host, port, rank, size, timedelta(seconds=timeouts.join)),
         rank=rank,
         world_size=size,
-        timeout=JOIN_TIMEOUT,
+        timeout=timedelta(seconds=timeouts.collective),
     )
     return World(rank=rank, size=size, backend=backend)
 
@@ -79,8 +80,18 @@ def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> 
         rank: this one.
         size: number of ranks.
         limit: how long a rank waits for a key.
+
+    Raises:
+        TrainError: another program has taken the port.
     """
-    descriptor = listen(host, port, size).detach() if rank == 0 else None
+    try:
+        descriptor = listen(host, port, size).detach() if rank == 0 else None
+    except OSError as error:
+        raise TrainError(
+            f"torch's rendezvous cannot listen at {host}, port {port}: {error.strerror}",
+            f"find out who does: ss -ltnp 'sport = :{port}'. A new start takes another port",
+            restartable=True,
+        ) from None
     return dist.TCPStore(
         host, port, size, is_master=rank == 0, timeout=limit, wait_for_workers=False,
         master_listen_fd=descriptor,

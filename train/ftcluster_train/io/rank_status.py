@@ -5,14 +5,28 @@ import json
 import os
 
 VARIABLE = "FTCLUSTER_PROGRESS_FD"  # set by the guardian
+SCRIPT = "script"  # what a rank does that runs a user's script
 
 
-def report(step: int, doing: str) -> None:
-    """Report loading, forward, all-reduce, evaluating or saving, and the step that it is in.
+def report(step: int, doing: str, pid: int | None = None) -> None:
+    """Report loading, forward, all-reduce, evaluating, saving or SCRIPT, and the step.
 
     It never waits, and does nothing without a guardian.
+
+    Args:
+        step: the optimizer step that it is in.
+        doing: what it does.
+        pid: the process that does it, if not this one.
     """
     descriptor = os.environ.get(VARIABLE)
     if descriptor:
         with contextlib.suppress(OSError):  # the guardian does not read, or is gone
-            os.write(int(descriptor), json.dumps({"step": step, "doing": doing}).encode() + b"\n")
+            said = {"step": step, "doing": doing, **({"pid": pid} if pid else {})}
+            os.write(int(descriptor), json.dumps(said).encode() + b"\n")
+
+
+def keep_from_children() -> None:
+    """Have programs that this process executes report nothing."""
+    descriptor = os.environ.pop(VARIABLE, None)
+    if descriptor:
+        os.set_inheritable(int(descriptor), False)

@@ -19,17 +19,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.timeouts import BEAT_SECONDS, Timeouts, timeouts_of
 from ftcluster_train.errors import TrainError
-from ftcluster_train.io.rank_status import VARIABLE
+from ftcluster_train.io import python_stacks
+from ftcluster_train.io.rank_status import SCRIPT, VARIABLE
+from ftcluster_train.launcher.activity import activity, children, descendants
 from ftcluster_train.launcher.processes import adopt_orphans, end_with_parent
 
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
 SECRET = "FTCLUSTER_GUARD_FILE"  # has what a guardian proves itself with
-BEAT_SECONDS = 1.0
-SILENCE_SECONDS = 15.0  # beats that are missing this long mean that the supervisor is gone
-CONNECT_SECONDS = 20.0
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 REPEAT_SECONDS = 2.0  # a shutdown signals every process, and so the rank several times
+STACK_SECONDS = 0.02  # a process writes its stacks meanwhile, so that they do not mix
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 OOM_COUNTER = Path("/proc/vmstat")
 
@@ -44,7 +45,9 @@ def guard(program: Sequence[str], rank: int) -> int:
     Raises:
         TrainError: the supervisor does not answer, or the program cannot be started.
     """
-    connection = connect(os.environ.pop(ADDRESS), Path(os.environ.pop(SECRET)), rank)
+    timeouts = timeouts_of(os.environ)
+    secret = Path(os.environ.pop(SECRET))
+    connection = connect(os.environ.pop(ADDRESS), secret, rank, timeouts.connect)
     adopt_orphans()  # what the rank leaves behind is ours to end
     ours, theirs = os.pipe()
     os.set_inheritable(theirs, True)
@@ -57,32 +60,30 @@ def guard(program: Sequence[str], rank: int) -> int:
         os.close(ours)
         _become(program, theirs)
     os.close(theirs)
-    guardian = _Guardian(connection, pid, ours)
+    guardian = _Guardian(connection, pid, ours, timeouts)
     for number in FORWARDED:
         signal.signal(number, lambda number, _frame: guardian.forward(number))
     status = guardian.watch()
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OSError):
-        message: dict[str, Any] = {
-            "exit": code,
-            "oom": code == -signal.SIGKILL and oom_kills() > kills,
-        }
+        killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # the rank, or its script
+        message: dict[str, Any] = {"exit": code, "oom": killed and oom_kills() > kills}
         connection.sendall(json.dumps(message).encode() + b"\n")
     connection.close()
     return code if code >= 0 else 128 - code
 
 
-def connect(address: str, secret: Path, rank: int) -> socket.socket:
+def connect(address: str, secret: Path, rank: int, limit_seconds: float) -> socket.socket:
     """The connection to the supervisor, with this guardian's first message sent.
 
     Raises:
-        TrainError: it does not answer within CONNECT_SECONDS.
+        TrainError: it does not answer in time.
     """
     host, _, port = address.rpartition(":")
-    deadline = time.monotonic() + CONNECT_SECONDS
+    deadline = time.monotonic() + limit_seconds
     while True:
         try:
-            connection = socket.create_connection((host, int(port)), CONNECT_SECONDS)
+            connection = socket.create_connection((host, int(port)), limit_seconds)
             break
         except OSError as error:
             if time.monotonic() > deadline:
@@ -120,8 +121,12 @@ def _become(program: Sequence[str], progress: int) -> None:
 class _Guardian:
     """Watches one rank, until it has ended and all that it has started."""
 
-    def __init__(self, connection: socket.socket, pid: int, progress: int) -> None:
+    def __init__(
+        self, connection: socket.socket, pid: int, progress: int, timeouts: Timeouts
+    ) -> None:
         self._connection, self._pid, self._progress = connection, pid, progress
+        self._timeouts = timeouts
+        self._script = pid  # the process that the rank has started to do its work, if it has
         self._doing: dict[str, Any] = {}
         self._rest = self._said = b""
         self._heard = self._sent = time.monotonic()
@@ -140,18 +145,23 @@ class _Guardian:
                 self._end_the_rest()
                 return status
             now = time.monotonic()
-            if now - self._heard > SILENCE_SECONDS:
+            if now - self._heard > self._timeouts.supervisor:
                 self._end(now)
             if self._ending and now > self._ending:
                 _signal(self._pid, signal.SIGKILL)
             if now - self._sent >= BEAT_SECONDS:
                 self._sent = now
-                self._send({**self._doing, **process_state(self._pid)})
+                self._send({**self._doing, **activity(os.getpid(), (self._pid, self._script))})
+
+    @property
+    def _trains(self) -> bool:
+        """Whether the rank is one of ours and no user's script."""
+        return bool(self._doing) and self._doing["doing"] != SCRIPT
 
     def forward(self, number: int) -> None:
         """Send the rank a signal; a training that is asked to stop once more ends at once."""
         now = time.monotonic()
-        stop = number in (signal.SIGTERM, signal.SIGINT) and self._doing
+        stop = number in (signal.SIGTERM, signal.SIGINT) and self._trains
         if stop and self._asked and now - self._asked > REPEAT_SECONDS:
             self._end(now)
             return
@@ -184,6 +194,7 @@ class _Guardian:
         for line in lines:
             with contextlib.suppress(ValueError):
                 self._doing = json.loads(line)
+                self._script = self._doing.pop("pid", self._pid)
 
     def _take_orders(self, data: bytes) -> None:
         *lines, self._said = (self._said + data).split(b"\n")
@@ -193,14 +204,17 @@ class _Guardian:
             elif line == b"stop":
                 self.forward(signal.SIGTERM)
             elif line == b"stack":
-                _signal(self._pid, signal.SIGUSR1)
+                for pid in descendants(os.getpid()):
+                    if python_stacks.ask_for(pid):
+                        time.sleep(STACK_SECONDS)
 
     def _end(self, now: float) -> None:
         if not self._ending:
             self._ending = now + GRACE_SECONDS
-            _signal(self._pid, signal.SIGCONT)  # one that is stopped would not see the other
-            # a rank that reports what it does is ours, and would stop at its next step
-            _signal(self._pid, signal.SIGKILL if self._doing else signal.SIGTERM)
+            for pid in {self._pid, self._script}:
+                _signal(pid, signal.SIGCONT)  # one that is stopped would not see the other
+            # a training would stop at its next step
+            _signal(self._pid, signal.SIGKILL if self._trains else signal.SIGTERM)
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # a supervisor that does not read is silent, too
@@ -213,29 +227,6 @@ class _Guardian:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-
-
-def children(pid: int) -> list[int]:
-    """Process ids of a process's children."""
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def process_state(pid: int) -> dict[str, Any]:
-    """What the kernel says of a process: state as in ps, CPU seconds, resident bytes."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return {}
-    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    # proc(5): state 3, utime 14, stime 15, rss 24
-    return {
-        "state": fields[0],
-        "cpu": round((int(fields[11]) + int(fields[12])) / ticks, 2),
-        "rss": int(fields[21]) * page,
-    }
 
 
 def oom_kills() -> int:

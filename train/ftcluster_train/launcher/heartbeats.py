@@ -1,9 +1,9 @@
 """What the guardians report to the supervisor, and which rank or host is in trouble.
 
 A guardian (see `guardian`) connects and sends lines of JSON: first `secret`, `rank`, `host` and
-`pid`; each second `state`, `cpu` and `rss` of its rank, with `step` and `doing` as the rank has
-reported them; last `exit` and `oom`. The supervisor sends a line a second, `beat`, or `end`, `stop`
-or `stack`.
+`pid`; each second the `activity` of its rank, with `step` and `doing` as the rank has reported
+them; last `exit` and `oom`. The supervisor sends a line a second, `beat`, or `end`, `stop` or
+`stack`.
 
 Standard library only: the supervisor uses it.
 """
@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftcluster_common.launch import Host
+from ftcluster_common.timeouts import BEAT_SECONDS, Timeouts
+from ftcluster_train.io.rank_status import SCRIPT
 
-BEAT_SECONDS = 1.0
-LIMIT_SECONDS = 10.0  # the one setting: without a sign of life this long, something is wrong
-START_FACTOR = 12  # times that, until mpirun has started every rank
 SIZE_LIMIT = 1 << 16  # of a line
-IDLE_CPU = 0.02  # share of a core below which a process waits
+IDLE_CPU = 0.02  # share of a core below which a rank waits
+IDLE_WIRE = 1000.0  # bytes a second below which it waits
+WINDOW_SECONDS = 10.0  # both are means over this long at most
 ORDER = ("starting", "loading", "forward", "all-reduce", "evaluating", "saving")
 
 
@@ -38,12 +39,13 @@ class RankLife:
         address: the address that the head reaches the host by.
         heard: when its guardian was last heard, in the supervisor's seconds; None: never.
         step: the optimizer step that it is in.
-        doing: what it does: loading, forward, all-reduce, evaluating, saving, ...
+        doing: what it does: starting, loading, forward, all-reduce, evaluating, saving, script.
         changed: when `step` or `doing` was last another one, or when it ended.
-        state: the kernel's letter for the process, as in ps.
         stopped: since when it is stopped (state T); None: it is not.
-        cpu: CPU seconds that it has used, at `busy`.
-        busy: when it was last seen to use its CPU.
+        cpu: CPU seconds that its processes have used, at `since`.
+        wire: bytes that they have sent and received, at `since`.
+        since: when the window began over which `cpu` and `wire` are compared.
+        busy: when it was last seen to use its CPU, a disk or the network.
         exit: its exit code, negative for a signal; None while it is there.
         oom: whether the kernel has killed it for want of memory.
         lost: whether its guardian hung up without an exit code.
@@ -56,9 +58,10 @@ class RankLife:
     step: int = 0
     doing: str = "starting"
     changed: float = 0.0
-    state: str = "R"
     stopped: float | None = None
     cpu: float = 0.0
+    wire: int = 0
+    since: float = 0.0
     busy: float = 0.0
     exit: int | None = None
     oom: bool = False
@@ -74,11 +77,15 @@ class RankLife:
         where = (int(message.get("step", self.step)), str(message.get("doing", self.doing)))
         if where != (self.step, self.doing):
             (self.step, self.doing), self.changed, self.busy = where, now, now
-        self.state = str(message.get("state", self.state))
-        self.stopped = (self.stopped or now) if self.state in ("T", "t") else None
-        cpu = float(message.get("cpu", self.cpu))
-        if cpu - self.cpu > IDLE_CPU * max(now - self.busy, BEAT_SECONDS) or self.state == "D":
-            self.cpu, self.busy = cpu, now
+        state = message.get("state")
+        self.stopped = (self.stopped or now) if state == "T" else None
+        cpu, wire = float(message.get("cpu", self.cpu)), int(message.get("wire", self.wire))
+        window = max(now - self.since, BEAT_SECONDS)
+        used, moved = (cpu - self.cpu) / window, abs(wire - self.wire) / window
+        if used > IDLE_CPU or moved > IDLE_WIRE or state == "D":
+            self.busy = now
+        if self.busy == now or window >= WINDOW_SECONDS:
+            self.cpu, self.wire, self.since = cpu, wire, now
 
 
 @dataclass(frozen=True)
@@ -103,40 +110,47 @@ class Trouble:
 
 
 def find_trouble(
-    lives: Sequence[RankLife], now: float, limit_seconds: float = LIMIT_SECONDS
+    lives: Sequence[RankLife],
+    now: float,
+    timeouts: Timeouts,
+    hang_seconds: float | None = None,
 ) -> list[Trouble]:
     """What is wrong with the ranks; the cause first, not those that wait for it.
 
     Args:
         lives: all ranks.
         now: the supervisor's seconds.
-        limit_seconds: how long a rank may be without a sign of life.
+        timeouts: of the run.
+        hang_seconds: how long no rank may do anything; 0: for ever; None: `silence`.
     """
     dead = [one for one in lives if one.exit not in (None, 0)]
     killed = [one for one in dead if one.oom or (one.exit or 0) < 0]
     if killed:  # the others ended because one was gone
         return [_ended(one) for one in killed]
     # those that end by themselves say why, and the others soon end as well
-    if dead and now - min(one.changed for one in dead) > limit_seconds / 2:
+    if dead and now - min(one.changed for one in dead) > timeouts.last_words:
         return [_ended(one) for one in dead]
     if dead:
         return []
     late = [one for one in lives if one.heard is None]
-    if late and now - late[0].changed > START_FACTOR * limit_seconds:
+    if late and now - late[0].changed > timeouts.start:
         return [_trouble(one, "host", "not started by mpirun") for one in late]
     known = [one for one in lives if one.heard is not None and one.exit is None]
-    silent = [one for one in known if now - (one.heard or 0) > limit_seconds or one.lost]
+    silent = [one for one in known if now - (one.heard or 0) > timeouts.silence or one.lost]
     if silent:
         return _silent(silent, lives)
     stopped = [
-        one for one in known if one.stopped is not None and now - one.stopped > limit_seconds / 4
+        one for one in known if one.stopped is not None and now - one.stopped > timeouts.stopped
     ]
     if stopped:
         return [
             _trouble(one, "stopped", "stopped (SIGSTOP)", "find out who sends SIGSTOP on that host")
             for one in stopped
         ]
-    return [] if late else _hung(known, now, limit_seconds)
+    limit = timeouts.silence if hang_seconds is None else hang_seconds
+    if any(one.doing == "starting" for one in known):
+        limit = max(limit, timeouts.start)
+    return [] if late or hang_seconds == 0 else _hung(known, now, limit)
 
 
 def _ended(one: RankLife) -> Trouble:
@@ -155,7 +169,7 @@ def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife]) -> list[Troub
         there = [one for one in lives if one.host == host]
         gone = [one for one in silent if one.host == host]
         if len(gone) == len(there):
-            message = f"{host} ({gone[0].address}) was lost at step {gone[0].step}: no answer"
+            message = f"{host} ({gone[0].address}) was lost{_at_step(gone[0])}: no answer"
             hint = "check that it is on and that the head reaches it: ftcluster check"
             found.append(Trouble(host, None, gone[0].step, "host", message, hint))
         else:
@@ -166,17 +180,23 @@ def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife]) -> list[Troub
 def _hung(known: Sequence[RankLife], now: float, limit_seconds: float) -> list[Trouble]:
     """Where no rank has done anything for a while, those that are the farthest behind.
 
-    Not of a script: its ranks do not report what they do, and may wait for something.
+    Where none is behind, the one that has done nothing for longest: the others wait for it.
     """
-    if any(one.doing == "starting" for one in known):
-        return []
-    if not known or any(now - max(one.busy, one.changed) <= limit_seconds for one in known):
+    idle = {one.rank: max(one.busy, one.changed) for one in known}
+    if not known or now - max(idle.values()) <= limit_seconds:
         return []
     first = min(map(_place, known))
     behind = [one for one in known if _place(one) == first]
+    named = behind if len(behind) < len(known) else [min(known, key=lambda one: idle[one.rank])]
+    what = f"no rank has used its CPU, a disk or the network for {limit_seconds:g} s"
     return [
-        _trouble(one, "hung", f"hung in {one.doing}; ranks.log has the Python stacks of all ranks")
-        for one in (behind if len(behind) < len(known) else known[:1])
+        _trouble(
+            one,
+            "hung",
+            f"hung in {one.doing}: {what}",
+            f"its Python stacks: ftcluster logs --rank {one.rank}",
+        )
+        for one in named
     ]
 
 
@@ -185,7 +205,11 @@ def _place(one: RankLife) -> tuple[int, int]:
 
 
 def _trouble(one: RankLife, cause: str, what: str, hint: str = "") -> Trouble:
-    return Trouble(one.host, one.rank, one.step, cause, f"{what}, at step {one.step}", hint)
+    return Trouble(one.host, one.rank, one.step, cause, f"{what}{_at_step(one)}", hint)
+
+
+def _at_step(one: RankLife) -> str:
+    return "" if one.doing == SCRIPT else f" at step {one.step}"
 
 
 def _name(number: int) -> str:
@@ -212,13 +236,23 @@ class Heartbeats:
         secret: what guardians prove themselves with.
         hosts: the host of each rank.
         now: the supervisor's seconds.
+        timeouts: of the run.
+        hang_seconds: see `find_trouble`.
     """
 
     def __init__(
-        self, address: str, port: int, secret: str, hosts: Sequence[Host], now: float
+        self,
+        address: str,
+        port: int,
+        secret: str,
+        hosts: Sequence[Host],
+        now: float,
+        timeouts: Timeouts,
+        hang_seconds: float | None = None,
     ) -> None:
+        self._timeouts, self._hang_seconds = timeouts, hang_seconds
         self.lives = [
-            RankLife(rank, host.name, host.address, changed=now, busy=now)
+            RankLife(rank, host.name, host.address, changed=now, since=now, busy=now)
             for rank, host in enumerate(hosts)
         ]
         self._secret = secret
@@ -248,6 +282,10 @@ class Heartbeats:
         if now - self._sent >= BEAT_SECONDS:
             self._sent = now
             self.send(b"beat\n")
+
+    def trouble(self, now: float) -> list[Trouble]:
+        """What is wrong with the ranks, see `find_trouble`."""
+        return find_trouble(self.lives, now, self._timeouts, self._hang_seconds)
 
     def send(self, line: bytes) -> None:
         """Send a line to every guardian."""

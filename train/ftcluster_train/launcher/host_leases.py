@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ftcluster_common.launch import RUN_VARIABLE, Host, Launch
+from ftcluster_common.timeouts import Timeouts
 from ftcluster_train.launcher.ssh_check import (
     AT_ONCE,
-    PROBE_SECONDS,
     Refusal,
     failed,
     no_answer,
@@ -28,7 +28,6 @@ from ftcluster_train.launcher.ssh_check import (
 BEAT_SECONDS = 5.0
 WAIT_SECONDS = 2.0  # between two looks at hosts that another run uses
 END_SECONDS = 3.0
-ANSWER_SECONDS = 5.0  # of a host that has answered before
 TAKEN = "taken "
 
 
@@ -93,7 +92,7 @@ class Leases:
                 holder = self._holders.get(host)
                 if holder is None or holder.process.poll() is not None:
                     command = self._command(launch, host, stack)
-                    self._holders[host] = holder = _Holder(host, command)
+                    self._holders[host] = holder = _Holder(host, command, launch.timeouts)
             except FileNotFoundError:
                 return no_ssh(host)
             refusal = holder.ask()
@@ -111,6 +110,7 @@ class Leases:
     def _command(self, launch: Launch, host: Host, stack: Path) -> list[str]:
         words = [str(stack / "bin" / "python"), "-B", "-m", "ftcluster_train.launcher.lease"]
         words += ["hold", str(Path(launch.run_dir).parent), launch.run]
+        words += [f"{launch.timeouts.supervisor:g}"]
         words += ["--share"] if self._share else []
         if host == launch.hosts[0]:
             return words
@@ -135,8 +135,8 @@ class _Holder:
         held: whether it has said so.
     """
 
-    def __init__(self, host: Host, command: list[str]) -> None:
-        self._host = host
+    def __init__(self, host: Host, command: list[str], timeouts: Timeouts) -> None:
+        self._host, self._timeouts = host, timeouts
         self.held = False
         # it is none of the run's processes, which it outlives
         environment = {key: value for key, value in os.environ.items() if key != RUN_VARIABLE}
@@ -153,7 +153,7 @@ class _Holder:
     def ask(self) -> Refusal | None:
         """Why the run does not have the host."""
         self.send(b"ask\n")
-        seconds = ANSWER_SECONDS if self.held else PROBE_SECONDS
+        seconds = self._timeouts.ssh_again if self.held else self._timeouts.ssh
         answer = self._answer(seconds)
         self.held = answer == "held"
         if self.held:

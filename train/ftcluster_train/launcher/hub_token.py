@@ -30,7 +30,7 @@ def give(token: str, launch: Launch) -> list[Refusal]:
         failed = [Refusal(launch.hosts[0], str(error.strerror), False)]
     else:
         command = f"umask 077 && cat > {shlex.quote(str(path))}"
-        failed = refusals(launch.hosts[1:], launch.ssh_config, command, token)
+        failed = refusals(launch.hosts[1:], launch.ssh_config, command, token, launch.timeouts.ssh)
     if failed:
         take_back(launch)
     return [
@@ -43,4 +43,5 @@ def take_back(launch: Launch) -> None:
     """Remove the token from all hosts that answer."""
     path = token_file(Path(launch.run_dir))
     path.unlink(missing_ok=True)
-    refusals(launch.hosts[1:], launch.ssh_config, f"rm -f {shlex.quote(str(path))}")
+    remove = f"rm -f {shlex.quote(str(path))}"
+    refusals(launch.hosts[1:], launch.ssh_config, remove, limit_seconds=launch.timeouts.ssh)

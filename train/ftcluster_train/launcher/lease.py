@@ -1,12 +1,12 @@
 """The lease of one host: one run uses it at a time.
 
-    python -m ftcluster_train.launcher.lease hold RUNS_DIR RUN [--share]
+    python -m ftcluster_train.launcher.lease hold RUNS_DIR RUN SECONDS [--share]
     python -m ftcluster_train.launcher.lease look RUNS_DIR   who has it; then exits with 3
 
-`hold` keeps the lease, a lock on RUNS_DIR/.lease, while lines come on stdin, and then for as long
-as processes of the run are left on this host. The kernel frees it, however `hold` ends. Each line
-`ask` is answered: `held`, or `taken` and by which run. It tries to take the lease when it is asked,
-with --share at every line.
+`hold` keeps the lease, a lock on RUNS_DIR/.lease, while lines come on stdin, SECONDS apart at most,
+and then for as long as processes of the run are left on this host. The kernel frees it, however
+`hold` ends. Each line `ask` is answered: `held`, or `taken` and by which run. It tries to take the
+lease when it is asked, with --share at every line.
 
 Standard library only.
 """
@@ -28,17 +28,17 @@ HINT = (
     "wait for its end with --wait, end it with ftcluster stop RUN, or share the hosts with "
     "--share-hosts"
 )
-SILENCE_SECONDS = 20.0  # lines that are missing this long mean that the supervisor is gone
 OWN_SECONDS = 10.0  # for processes that the run itself has left from before
 LOOK_SECONDS = 0.5  # somebody may be looking at the lease, or have it but for a moment
 
 
-def hold(runs: Path, run: str, share: bool) -> None:
+def hold(runs: Path, run: str, silence_seconds: float, share: bool) -> None:
     """Hold the lease for a run, as stdin says.
 
     Args:
         runs: the folder of all runs.
         run: the run's id.
+        silence_seconds: lines that are missing this long mean that the supervisor is gone.
         share: whether the run goes on without the lease, and takes it when it is free.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -47,7 +47,7 @@ def hold(runs: Path, run: str, share: bool) -> None:
         )  # they may reach the supervisor and all it has started
     lease = os.open(runs / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o640)
     held = False
-    while select.select([0], [], [], SILENCE_SECONDS)[0]:
+    while select.select([0], [], [], silence_seconds)[0]:
         lines = os.read(0, 4096)
         if not lines:
             break
@@ -111,7 +111,7 @@ def main() -> int:
     verb, folder, *words = sys.argv[1:]
     try:
         if verb == "hold":
-            hold(Path(folder), words[0], "--share" in words)
+            hold(Path(folder), words[0], float(words[1]), "--share" in words)
             return 0
         found = look(Path(folder))
     except OSError as error:

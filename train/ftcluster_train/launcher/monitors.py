@@ -116,7 +116,8 @@ class _TrainingWatch(Watch):
             return Ending("done", 0, [])
         last = "\n".join(self._lines)
         errors = self._errors or [_mpirun_failed(exit_code, last, str(self._path))]
-        return Ending("failed", exit_code, errors)
+        restartable = all(error.get("restartable") for error in errors)
+        return Ending("failed", exit_code, errors, restartable=restartable)
 
 
 class _ScriptWatch(Watch):
@@ -158,7 +159,8 @@ class _ScriptWatch(Watch):
             return Ending("failed", exit_code or 1, output.errors)
         failure = output.failure or output.killed()
         if failure:
-            return Ending("failed", failure.code, [self._failed(failure)])
+            error = self._failed(failure)
+            return Ending("failed", failure.code, [error], restartable=bool(failure.signal))
         if exit_code == 0 or len(output.ends) >= self._ranks:
             return Ending("done", 0, [])
         # mpirun itself failed, or a rank before its script began

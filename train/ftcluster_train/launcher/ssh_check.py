@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftcluster_common.launch import Host
+from ftcluster_common.timeouts import Timeouts
 
-PROBE_SECONDS = 15
 AT_ONCE = 32
 NODE_PACKAGE = "wheels-node_agent.json"  # in a stack: name and hash of the node package
 SSH_FAILED = 255  # its exit code for a failure of its own, ssh(1)
@@ -65,7 +65,11 @@ def same_stack(stack: Path, then: str = ":") -> str:
 
 
 def refusals(
-    hosts: Sequence[Host], ssh_config: str, command: str = "", data: str = ""
+    hosts: Sequence[Host],
+    ssh_config: str,
+    command: str = "",
+    data: str = "",
+    limit_seconds: float = Timeouts().ssh,
 ) -> list[Refusal]:
     """Run a command on hosts over the mesh, on all at the same time; returns where it failed.
 
@@ -74,17 +78,18 @@ def refusals(
         ssh_config: the mesh's SSH configuration.
         command: for a shell on the host; "" only checks whether ssh connects.
         data: the command's stdin.
+        limit_seconds: for an answer.
     """
 
     def probe(host: Host) -> Refusal | None:
         argv = ["ssh", "-F", ssh_config, host.address, command or "true"]
         try:
             done = subprocess.run(
-                argv, input=data, capture_output=True, text=True, timeout=PROBE_SECONDS,
+                argv, input=data, capture_output=True, text=True, timeout=limit_seconds,
                 check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return no_answer(host, PROBE_SECONDS)
+            return no_answer(host, limit_seconds)
         except FileNotFoundError:
             return no_ssh(host)
         return failed(host, done.returncode, done.stderr) if done.returncode else None

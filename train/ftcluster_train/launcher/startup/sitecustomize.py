@@ -1,6 +1,8 @@
-"""Imported by Python at the start of a user's script: lets gloo's threads finish at its end.
+"""Imported by Python at the start of a user's script, whose folder is first on PYTHONPATH then.
 
-`ftcluster_train.script` puts this folder first on PYTHONPATH. A thread of torch's gloo backend
+A script that hangs is asked for its Python stacks, see `python_stacks`.
+
+gloo's threads get time to finish at the end of the script. A thread of torch's gloo backend
 releases the tensors of the last collective a moment after that has returned, and needs the GIL for
 it. If Python is ending by then, the thread aborts the process ("terminate called without an active
 exception"), and a script that was successful ends with SIGABRT. Seen with torch 2.13.0: up to every
@@ -13,6 +15,8 @@ import importlib
 import sys
 import time
 from pathlib import Path
+
+from ftcluster_train.io import python_stacks
 
 SETTLE_SECONDS = 0.3
 THREADS = ("pt_gloo_runloop",)  # their name in torch
@@ -37,5 +41,6 @@ def _import_next() -> None:
         sys.modules.setdefault("sitecustomize", own)
 
 
+python_stacks.write_on_signal()
 atexit.register(_settle)  # handlers run in reverse order, so this is the last
 _import_next()

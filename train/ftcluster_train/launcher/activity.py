@@ -1,0 +1,130 @@
+"""What a rank's processes do: their state, CPU time and network traffic. Standard library only."""
+
+import contextlib
+import os
+import re
+import socket
+import struct
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+# Linux, include/uapi/linux: netlink.h, sock_diag.h, inet_diag.h, tcp.h
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY = 4, 20
+NLM_F_REQUEST, NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x1, 0x300, 2, 3
+INET_DIAG_INFO = 2  # the attribute with struct tcp_info
+INODE, ATTRIBUTES = 68, 72  # in struct inet_diag_msg
+BYTES_ACKED, BYTES_RECEIVED = 120, 128  # in struct tcp_info
+REPLY_SECONDS = 0.5
+SOCKET = re.compile(r"socket:\[(\d+)\]")
+
+
+def activity(root: int, main: Collection[int]) -> dict[str, Any]:
+    """What the descendants of a process have done.
+
+    Args:
+        root: its process id.
+        main: those whose stop stops the rank.
+
+    Returns:
+        state: T where one of `main` is stopped, D where any process waits for a disk, else S; cpu:
+            seconds; wire: bytes over TCP connections that are open, also those to this host.
+            Nothing where there are no descendants.
+    """
+    pids = descendants(root)
+    found = {pid: process for pid in pids if (process := process_state(pid))}
+    if not found:
+        return {}
+    states = [process["state"] for process in found.values()]
+    stopped = any(found[pid]["state"] in "Tt" for pid in main if pid in found)
+    return {
+        "state": "T" if stopped else "D" if "D" in states else "S",
+        "cpu": round(sum(process["cpu"] for process in found.values()), 2),
+        "wire": tcp_bytes(sockets_of(found)),
+    }
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of a process's children, of their children, and so on."""
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        pids = children(waiting.pop())
+        found += pids
+        waiting += pids
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the children of all threads of a process."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += map(int, path.read_text().split())
+    return found
+
+
+def process_state(pid: int) -> dict[str, Any]:
+    """State as in ps, and CPU seconds with those of children that have ended; {} without it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return {}
+    # proc(5): state 3, utime 14, stime 15, cutime 16, cstime 17
+    return {"state": fields[0], "cpu": sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")}
+
+
+def sockets_of(pids: Iterable[int]) -> set[int]:
+    """Inodes of the sockets that processes have open."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            for path in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):  # it is closed by now
+                    if match := SOCKET.fullmatch(str(path.readlink())):
+                        found.add(int(match[1]))
+    return found
+
+
+def tcp_bytes(inodes: Collection[int]) -> int:
+    """Bytes that were sent and received over TCP sockets; 0 where the kernel does not say."""
+    with contextlib.suppress(OSError, struct.error):
+        return sum(count for inode, count in _tcp_sockets() if inode in inodes)
+    return 0
+
+
+def _tcp_sockets() -> Iterator[tuple[int, int]]:
+    """Inode and bytes of each TCP socket of this host, as `ss -ti` asks for them."""
+    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
+    with netlink:
+        netlink.settimeout(REPLY_SECONDS)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = struct.pack(
+                "=IHHII BBBBI48x", ATTRIBUTES, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP,
+                0, 0, family, socket.IPPROTO_TCP, 1 << INET_DIAG_INFO - 1, 0, 0xFFFFFFFF,
+            )  # fmt: skip
+            netlink.sendto(request, (0, 0))
+            kind = 0
+            while kind not in (NLMSG_DONE, NLMSG_ERROR):
+                data = netlink.recv(1 << 18)
+                while data:
+                    length, kind = struct.unpack_from("=IH", data)
+                    if kind == SOCK_DIAG_BY_FAMILY:
+                        yield _inode_and_bytes(data[16:length])
+                    data = data[(length + 3) & ~3 :]
+
+
+def _inode_and_bytes(message: bytes) -> tuple[int, int]:
+    """Of a struct inet_diag_msg with its attributes."""
+    (inode,) = struct.unpack_from("=I", message, INODE)
+    rest = message[ATTRIBUTES:]
+    while len(rest) >= 4:
+        length, kind = struct.unpack_from("=HH", rest)
+        if kind == INET_DIAG_INFO:
+            info = rest[4:length]
+            acked, received = (
+                struct.unpack_from("=Q", info, at)[0] for at in (BYTES_ACKED, BYTES_RECEIVED)
+            )
+            return inode, acked + received
+        rest = rest[max(length + 3 & ~3, 4) :]
+    return inode, 0
