@@ -56,7 +56,7 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
         default=0,
         metavar="N",
         help="restart without lost hosts as long as N hosts are left; without it a restart waits "
-        "2 minutes for them",
+        "for them, 12 times --timeout",
     )
 
 

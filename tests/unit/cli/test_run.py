@@ -267,3 +267,10 @@ def test_a_token_for_the_hub_is_sent_only_with_its_option(
     assert "hf_s3cret" not in str(hosts.variables)
     for path in (tmp_path / "state").rglob("*.json*"):
         assert "hf_s3cret" not in path.read_text()
+
+
+@pytest.mark.parametrize("option", ["--timeout=3", "--timeout=x", "--hang-seconds=-1"])
+def test_time_outs_that_cannot_be(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "--dry-run", option, "--", "train.py"])
+    assert "is not a whole number" in capsys.readouterr().err

@@ -109,6 +109,11 @@ def test_a_port_that_was_taken_costs_a_restart(run_dir: Path) -> None:
     assert "port 29550 is taken" in str(notice["message"])
 
 
+def test_ranks_know_the_runs_time_out(run_dir: Path) -> None:
+    started(run_dir, '[ "$FTCLUSTER_TIMEOUT" = 7 ]', 0, timeout_seconds=7.0)
+    assert until_end(run_dir)["state"] == "done"
+
+
 def test_a_launch_without_a_host() -> None:
     placement = {"kinds": [{"ranks": [1, 2]}, {"ranks": [1]}], "hosts": [[0, 2], [1, 1], [0, 1]]}
     whole = Launch(
