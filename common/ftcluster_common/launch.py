@@ -29,6 +29,7 @@ CCL = "ccl"  # the backend of oneccl_bind_pt
 
 # in the run's folder on each host: what a guardian proves to the supervisor that it is one
 GUARD_FILE = "guard"
+LAUNCH_FILE = "launch.json"
 HUB_TOKEN_FILE = "hub_token"  # in the run's folder, while its ranks are running
 # ftcluster sets the ranks' affinity by itself
 MPI_VARIABLES = {
@@ -98,6 +99,7 @@ class Launch:
         ssh_config: the mesh's SSH configuration on the head, or "" for one host.
         stack: the link to the stack in use, or the stack's folder.
         script_ranks: number of ranks where they run a user's script; None for a training.
+        restarts: how often the ranks have been started again so far.
         max_restarts: how often the ranks are started again after a failure that is not theirs.
         min_nodes: a restart leaves out hosts that are lost while this many are left; 0: it waits.
         wait: whether it waits for other runs that use its hosts; else it is refused.
@@ -114,6 +116,7 @@ class Launch:
     ssh_config: str
     stack: str
     script_ranks: int | None = None
+    restarts: int = 0
     max_restarts: int = 0
     min_nodes: int = 0
     wait: bool = False
@@ -199,6 +202,7 @@ class Launch:
         return {
             **self.shown(),
             "script_ranks": self.script_ranks,
+            "restarts": self.restarts,
             "max_restarts": self.max_restarts,
             "min_nodes": self.min_nodes,
             "wait": self.wait,
@@ -210,6 +214,6 @@ class Launch:
 
 def read_launch(run_dir: Path) -> Launch:
     """Read `run_dir`/launch.json."""
-    data: dict[str, Any] = json.loads((run_dir / "launch.json").read_text(encoding="utf-8"))
+    data: dict[str, Any] = json.loads((run_dir / LAUNCH_FILE).read_text(encoding="utf-8"))
     hosts = tuple(Host(**host) for host in data.pop("hosts"))
     return Launch(run_dir=str(run_dir), argv=tuple(data.pop("argv")), hosts=hosts, **data)

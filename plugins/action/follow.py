@@ -13,8 +13,8 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL
 
-# after the supervisor is gone: its `end` event may have been written between two polls
-LAST_WORDS_SECONDS = 2.0
+# one that was killed is started again; its `end` event may have been written between two polls
+GONE_SECONDS = 5.0
 EVENTS = "events.jsonl"
 
 
@@ -48,7 +48,7 @@ class ActionModule(ActionBase):
                 return result
             now = time.monotonic()
             gone_since = None if alive else gone_since or now
-            if gone_since and now - gone_since > LAST_WORDS_SECONDS:
+            if gone_since and now - gone_since > GONE_SECONDS:
                 raise AnsibleActionFail(self._last_words(run_dir))
             time.sleep(pause)
 
@@ -72,7 +72,8 @@ class ActionModule(ActionBase):
         folder = shlex.quote(run_dir)
         command = (
             f"{TELL}; cd {folder} && "
-            'if kill -0 "$(cat supervisor.pid)" 2>/dev/null; then tell alive; else tell gone; fi; '
+            f'if grep -qsF {folder} "/proc/$(cat supervisor.pid)/cmdline"; then tell alive; '
+            "else tell gone; fi; "
             f"tail -c +{offset + 1} {shlex.quote(name)} 2>/dev/null"
         )
         answer = self._execute(command)

@@ -1,15 +1,19 @@
 """Runs one mpirun on the head, outlives the control node's connection, and ends what it started.
 
-    python -m ftcluster_train.supervisor start RUN_DIR   go to the background and launch
-    python -m ftcluster_train.supervisor stop RUN_DIR    end the run, print whether it was running
-    python -m ftcluster_train.supervisor sweep RUN_DIR   kill what is left of the run on this host
+    python -m ftcluster_train.supervisor start RUN_DIR       launch, in the background
+    python -m ftcluster_train.supervisor supervise RUN_DIR   launch, in the foreground
+    python -m ftcluster_train.supervisor stop RUN_DIR        end the run, print whether it ran
+    python -m ftcluster_train.supervisor sweep RUN_DIR       kill what is left of it on this host
 
-`start RUN_DIR --hub-token` gives the ranks the token for the Hugging Face Hub that is on stdin.
+`start` does nothing where the run has a supervisor or has ended. For root, `start RUN_DIR --user
+NAME` is that of an account; it exits with NO_UNIT where it cannot be a unit of systemd. One that
+follows a killed supervisor restarts the ranks.
 
 Standard library only: it starts at once and does not depend on what it watches.
 """
 
 import contextlib
+import json
 import os
 import selectors
 import signal
@@ -21,20 +25,28 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from ftcluster_common.launch import GUARD_FILE, RESTART_VARIABLE, RUN_VARIABLE, Launch, read_launch
+from ftcluster_common.launch import (
+    GUARD_FILE,
+    LAUNCH_FILE,
+    RESTART_VARIABLE,
+    RUN_VARIABLE,
+    Launch,
+    read_launch,
+)
 from ftcluster_train.distributed import oneccl
 from ftcluster_train.errors import TrainError
-from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.events import EventWriter, has_ended
 from ftcluster_train.io.fsync import write_atomically
-from ftcluster_train.io.permissions import GROUP_READS
-from ftcluster_train.launcher import lease, processes
+from ftcluster_train.launcher import background, lease, processes
+from ftcluster_train.launcher.background import PID_FILE, STOP_FILE
 from ftcluster_train.launcher.guardian import ADDRESS, SECRET
 from ftcluster_train.launcher.heartbeats import Heartbeats, Trouble
 from ftcluster_train.launcher.host_leases import Leases
 from ftcluster_train.launcher.hub_token import give, take_back, token_file
 from ftcluster_train.launcher.monitors import Ending, Watch, watch_of
-from ftcluster_train.launcher.processes import end_group, is_running, kill_rest
+from ftcluster_train.launcher.processes import end_group, kill_rest
 from ftcluster_train.launcher.rank_environment import free_port as free_port  # for --dry-run's text
 from ftcluster_train.launcher.rank_environment import (
     host_path,
@@ -47,6 +59,7 @@ from ftcluster_train.launcher.stop_request import EXIT_CODE, SAVE_SECONDS, Stopp
 
 PAUSE_SECONDS = 0.2
 HOST_RETRY_SECONDS = 5.0
+NO_UNIT = 3  # exit code of `start`
 
 
 class HostsRefused(Exception):
@@ -57,20 +70,23 @@ class HostsRefused(Exception):
         self.refused = refused
 
 
-def supervise(run_dir: Path, request: StopRequest, hub_token: str = "") -> int:
+def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     """Launch, wait, report and clean up; returns mpirun's exit code.
 
     Args:
-        run_dir: has launch.json.
+        run_dir: has launch.json, and the token for the Hub that the hosts get, or none.
         request: takes the signals that end the run.
-        hub_token: on all hosts while the ranks are running; "" for none.
+        again: whether the run had a supervisor that was killed.
     """
     events = EventWriter(run_dir)
     launch = read_launch(run_dir)
     os.environ[RUN_VARIABLE] = launch.run  # what this process starts belongs to the run
     leases = Leases(launch.share_hosts)
     try:
-        ending = run_with_restarts(launch, leases, events, hub_token, request)
+        if (run_dir / STOP_FILE).exists():
+            raise Stopped
+        token = kept_token(run_dir)
+        ending = run_with_restarts(launch, leases, events, token, request, again)
     except Stopped:  # while no rank was running
         kill_rest(launch.run)
         ending = Ending("stopped", EXIT_CODE, [])
@@ -96,6 +112,7 @@ def run_with_restarts(
     events: EventWriter,
     hub_token: str,
     request: StopRequest,
+    again: bool,
 ) -> Ending:
     """Start the ranks again after a failure that is not the program's own, as often as allowed.
 
@@ -106,13 +123,17 @@ def run_with_restarts(
         HostsRefused, TrainError, Stopped: no rank was started at all.
     """
     began = time.monotonic()
-    ending = run_ranks(launch, leases, events, hub_token, request)
-    restarts = 0
-    while ending.restartable and restarts < launch.max_restarts:
-        restarts += 1
+    if again:
+        kill_rest(launch.run)
+        ending = Ending("failed", 1, [_killed()], restartable=True)
+    else:
+        ending = run_ranks(launch, leases, events, hub_token, request)
+    while ending.restartable and launch.restarts < launch.max_restarts:
+        launch = replace(launch, restarts=launch.restarts + 1)
+        _write(launch)
         why = "; ".join(f"{error['host']}: {error['message']}" for error in ending.errors)
-        events.write("notice", message=f"restart {restarts} of {launch.max_restarts}: {why}")
-        started = _restart(launch, leases, events, hub_token, request, restarts)
+        events.write("notice", message=f"restart {launch.restarts} of {launch.max_restarts}: {why}")
+        started = _restart(launch, leases, events, hub_token, request)
         if started is None:
             break  # the cause of the first failure is the run's
         launch, ending = started
@@ -120,12 +141,7 @@ def run_with_restarts(
 
 
 def _restart(
-    launch: Launch,
-    leases: Leases,
-    events: EventWriter,
-    hub_token: str,
-    request: StopRequest,
-    restarts: int,
+    launch: Launch, leases: Leases, events: EventWriter, hub_token: str, request: StopRequest
 ) -> tuple[Launch, Ending] | None:
     """Start the ranks again, on the hosts that answer; None where these are too few.
 
@@ -135,13 +151,13 @@ def _restart(
     deadline = time.monotonic() + launch.timeouts.host_return
     while True:
         try:
-            return launch, run_ranks(launch, leases, events, hub_token, request, restarts)
+            return launch, run_ranks(launch, leases, events, hub_token, request)
         except HostsRefused as error:
             lost = {refusal.host.name for refusal in error.refused}
         left = len(launch.hosts) - len(lost) if launch.hosts[0].name not in lost else 0
         if 0 < launch.min_nodes <= left:
             launch = launch.without(lost)
-            write_atomically(Path(launch.hostfile_path), launch.hostfile)
+            _write(launch)
             events.write("notice", message=f"continuing without {', '.join(sorted(lost))}")
         elif time.monotonic() > deadline:
             return None
@@ -149,13 +165,22 @@ def _restart(
             time.sleep(HOST_RETRY_SECONDS)
 
 
+def _write(launch: Launch) -> None:
+    """Write the files of a launch anew, for mpirun and for a supervisor that follows this one."""
+    write_atomically(Path(launch.hostfile_path), launch.hostfile)
+    folder = Path(launch.run_dir)
+    write_atomically(folder / LAUNCH_FILE, json.dumps(launch.to_dict()) + "\n")
+
+
+def _killed() -> dict[str, Any]:
+    """The fields of an event `error`."""
+    host = socket.gethostname()
+    hint = "the kernel kills processes when memory is short: dmesg; else ask who did"
+    return {"message": "the supervisor was killed", "hint": hint, "host": host, "rank": None}
+
+
 def run_ranks(
-    launch: Launch,
-    leases: Leases,
-    events: EventWriter,
-    hub_token: str,
-    request: StopRequest,
-    restarts: int = 0,
+    launch: Launch, leases: Leases, events: EventWriter, hub_token: str, request: StopRequest
 ) -> Ending:
     """Start mpirun and wait until nothing of the run is left on this host.
 
@@ -178,7 +203,7 @@ def run_ranks(
     sourced = oneccl.variables_for(launch.env, host_path())
     beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
     environment = rank_environment(launch.variables, launch.stack, sourced)
-    environment[RESTART_VARIABLE] = str(restarts)
+    environment[RESTART_VARIABLE] = str(launch.restarts)
     if beats:
         environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
     if hub_token:
@@ -332,53 +357,70 @@ def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
     watch.close()
 
 
+def kept_token(run_dir: Path) -> str:
+    """The run's token for the Hub, which the launch has put there; "" for none."""
+    path = token_file(run_dir)
+    return path.read_text(encoding="ascii").strip() if path.exists() else ""
+
+
 def forget_token(run_dir: Path) -> None:
     """Remove the run's token for the Hub, where it has one, from all hosts."""
     if token_file(run_dir).exists():
         take_back(read_launch(run_dir))
 
 
-def start(run_dir: Path, hub_token: str = "") -> int:
-    """Go to the background, in a session of its own, and supervise there."""
-    os.umask(GROUP_READS)
-    if os.fork():
-        pid_file = run_dir / "supervisor.pid"
-        while not pid_file.exists():
-            time.sleep(0.01)
+def start(run_dir: Path, user: str) -> int:
+    """Have the run supervised, unless it is or has ended; returns the exit code.
+
+    Args:
+        run_dir: the run's folder.
+        user: the account, where root starts it; else "".
+    """
+    if not (background.is_supervised(run_dir) or background.start_unit(run_dir, user)):
+        if user:
+            return NO_UNIT
+        if background.detach():
+            os._exit(run(run_dir))
+    if background.wait_for_supervisor(run_dir):
         return 0
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    log = os.open(run_dir / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    print(f"the supervisor does not start: {run_dir}/supervisor.log", file=sys.stderr)
+    return 1
+
+
+def run(run_dir: Path) -> int:
+    """Be the run's supervisor; returns the exit code."""
+    again = background.become_supervisor(run_dir)
     request = StopRequest()
-    write_atomically(run_dir / "supervisor.pid", f"{os.getpid()}\n")
+    write_atomically(run_dir / PID_FILE, f"{os.getpid()}\n")
     try:
-        code = supervise(run_dir, request, hub_token)
+        return supervise(run_dir, request, again)
     except BaseException:
         traceback.print_exc()
-        code = 1
-    os._exit(code)
+        return 1
 
 
 def stop(run_dir: Path) -> str:
     """End a run; returns "stopped", or "not running" where there is none."""
-    try:
-        pid = int((run_dir / "supervisor.pid").read_text(encoding="ascii"))
-        if not is_running(pid):
-            return "not running"
-        os.kill(pid, signal.SIGTERM)
-    except (FileNotFoundError, ProcessLookupError):
+    if has_ended(run_dir):
         return "not running"
+    (run_dir / STOP_FILE).touch()  # for one that is just being started
+    seen = time.monotonic() if (run_dir / PID_FILE).exists() else float("-inf")
     deadline = time.monotonic() + SAVE_SECONDS + 3 * processes.GRACE_SECONDS
+    asked = None
     while time.monotonic() < deadline:
-        if not is_running(pid):
+        pid = background.supervisor_of(run_dir)
+        if pid is None and has_ended(run_dir):
             return "stopped"
+        if pid is None and time.monotonic() - seen > background.BACK_SECONDS:
+            return "not running"
+        if pid is not None:
+            seen = time.monotonic()
+        if pid not in (None, asked):
+            asked = pid
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         time.sleep(0.1)
-    raise SystemExit(f"the supervisor (process {pid}) does not end")
+    raise SystemExit(f"the supervisor (process {asked}) does not end")
 
 
 def main() -> int:
@@ -386,7 +428,9 @@ def main() -> int:
     verb, folder, *options = sys.argv[1:]
     run_dir = Path(folder)
     if verb == "start":
-        return start(run_dir, sys.stdin.read().strip() if "--hub-token" in options else "")
+        return start(run_dir, options[1] if options[:1] == ["--user"] else "")
+    if verb == "supervise":
+        return run(run_dir)
     if verb == "sweep":
         print(f"ended {len(kill_rest(run_dir.name))}")
         token_file(run_dir).unlink(missing_ok=True)

@@ -39,6 +39,7 @@ RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only fol
 STOP_LIMIT_SECONDS = 120
 RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run continues meanwhile
 RECONNECT_PAUSE_SECONDS = 5.0
+FOLLOW = "ftcluster.cluster.follow"  # the task that brings the events
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _follow(
     def on_task(event: TaskEvent) -> None:
         if event.kind in ("failed", "unreachable"):
             failures.append(event)
-        following = event.action == "ftcluster.cluster.follow"  # the run's own events say more
+        following = event.action == FOLLOW  # the run's own events say more
         if event.kind == "task" and not launched and not following:
             take({"event": "phase", "doing": event.task[:1].lower() + event.task[1:]})
 
@@ -203,18 +204,26 @@ def _follow(
         on_tick()
         return outcome
 
-    def connection_lost() -> bool:
-        lost = [event for event in failures if event.kind == "unreachable"]
-        return launched and not progress.ended and place.head in [event.host for event in lost]
+    def lost() -> str:
+        """What keeps this command from following the run, which has not ended; "" for nothing."""
+        on_head = [event for event in failures if event.host == place.head]
+        if not launched or progress.ended or outcome.state != "failed":
+            return ""
+        if any(event.kind == "unreachable" for event in on_head):
+            return f"{place.head} does not answer; the run continues there. Connecting again ..."
+        gone = any(event.action == FOLLOW for event in on_head)
+        return f"the supervisor on {place.head} is gone. Starting it again ..." if gone else ""
 
     detached = False
     with Interrupts() as interrupts:
         outcome = play(playbook)
-        deadline = time.monotonic() + RECONNECT_LIMIT_SECONDS
-        while outcome.state == "failed" and connection_lost() and time.monotonic() < deadline:
-            view.say(f"{place.head} does not answer; the run continues there. Connecting again ...")
+        came, deadline = reader.offset, time.monotonic() + RECONNECT_LIMIT_SECONDS
+        while (why := lost()) and time.monotonic() < deadline:
+            view.say(why)
             time.sleep(RECONNECT_PAUSE_SECONDS)
             outcome = play("attach")
+            if reader.offset > came:
+                came, deadline = reader.offset, time.monotonic() + RECONNECT_LIMIT_SECONDS
         if outcome.state == "stopped":
             view.close()
     if outcome.state == "stopped":
@@ -320,17 +329,21 @@ def host_of(plan: LaunchPlan, rank: int) -> str:
 
 
 class _EventReader:
-    """Returns each object of a growing JSONL file once."""
+    """Returns each object of a growing JSONL file once.
+
+    Attributes:
+        offset: how many bytes have been read.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self.offset = 0
 
     def new_events(self) -> list[dict[str, Any]]:
         """Objects of the lines that were completed since the last call."""
         with self._path.open("rb") as file:
-            file.seek(self._offset)
+            file.seek(self.offset)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
+        self.offset += len(whole)
         return [read_event_line(line) for line in whole.splitlines()]

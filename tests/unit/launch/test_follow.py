@@ -47,6 +47,7 @@ def event(kind: str, **fields: Any) -> str:
     return json.dumps({"event": kind, "time": 1.0, **fields}) + "\n"
 
 
+GONE = TaskEvent("failed", "launch", "Follow the run", "head", "its end", follow.FOLLOW)
 UNREACHABLE = TaskEvent("unreachable", "attach", "Follow the run", "head", "timed out")
 
 
@@ -89,7 +90,7 @@ def test_a_lost_connection_is_taken_up_again(
     play(
         monkeypatch, played,
         (event("phase", doing="starting the ranks"), [UNREACHABLE], lost),
-        ("", [UNREACHABLE], lost),
+        ("", [GONE], lost),
         (step + end, [], Outcome("done", "")),
     )  # fmt: skip
     view = View()
@@ -101,6 +102,7 @@ def test_a_lost_connection_is_taken_up_again(
     assert [name for name, _ in played] == ["attach"] * 3
     assert len(view.said) == 2
     assert "head does not answer" in view.said[0]
+    assert "the supervisor on head is gone" in view.said[1]
     assert (followed.progress.state, followed.failures, followed.detached) == ("done", [], False)
     assert played[0][1]["train_run_dir"] == f"/opt/ftcluster/runs/{RUN}"
 

@@ -8,12 +8,15 @@ from typing import Any
 
 from ftcluster_common.events import is_event
 
+EVENTS = "events.jsonl"
+TAIL_BYTES = 4096  # more than the event `end` takes
+
 
 class EventWriter:
     """Appends events, each as one whole line."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / "events.jsonl"
+        self._path = run_dir / EVENTS
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event with the current time.
@@ -39,3 +42,14 @@ class EventWriter:
                 raise OSError(28, "No space left on device", str(self._path))
         finally:
             os.close(descriptor)
+
+
+def has_ended(run_dir: Path) -> bool:
+    """Whether the last event of a run is its end."""
+    try:
+        with (run_dir / EVENTS).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+        return bool(json.loads(last)["event"] == "end")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

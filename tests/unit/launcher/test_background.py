@@ -1,0 +1,117 @@
+"""A supervisor that is killed, and one that is a unit of systemd."""
+
+import os
+import signal
+from pathlib import Path
+
+from ftcluster_common.launch import read_launch
+from ftcluster_train.launcher.background import supervisor_of, unit_command
+from tests.unit.launcher.test_restarts import started
+from tests.unit.launcher.test_supervisor import (
+    errors,
+    events,
+    launch,
+    parent_of,
+    processes_of,
+    supervisor,
+    until_end,
+    wait_for,
+)
+
+
+def pid_of(run_dir: Path) -> int:
+    wait_for(lambda: supervisor_of(run_dir))
+    return int((run_dir / "supervisor.pid").read_text())
+
+
+def kill(run_dir: Path, beside: bool = False) -> None:
+    """Kill the supervisor, once it has a rank, and what would start it again."""
+    wait_for(lambda: processes_of(run_dir.name))
+    pid = pid_of(run_dir)
+    if beside:
+        os.kill(parent_of(pid), signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: supervisor_of(run_dir) != pid)
+
+
+WAITS_AT_FIRST = '[ "$FTCLUSTER_RESTART" = 1 ] || exec sleep 300'
+
+
+def test_a_killed_supervisor_takes_the_run_up(run_dir: Path) -> None:
+    started(run_dir, WAITS_AT_FIRST, 3)
+    kill(run_dir)
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("done", 0)
+    [notice] = [event["message"] for event in events(run_dir) if event["event"] == "notice"]
+    assert "restart 1 of 3: " in str(notice)
+    assert str(notice).endswith("the supervisor was killed")
+    assert processes_of(run_dir.name) == []
+    assert read_launch(run_dir).restarts == 1
+
+
+def test_the_last_restart_is_used_up_and_said(run_dir: Path) -> None:
+    started(run_dir, "sleep 300", 1)
+    kill(run_dir)
+    wait_for(lambda: read_launch(run_dir).restarts == 1)
+    kill(run_dir)
+    assert until_end(run_dir)["state"] == "failed"
+    [error] = errors(run_dir)
+    assert error["message"] == "the supervisor was killed"
+    assert processes_of(run_dir.name) == []
+
+
+def test_a_run_goes_on_when_what_starts_its_supervisor_again_is_killed(run_dir: Path) -> None:
+    started(run_dir, "sleep 1", 0)
+    os.kill(parent_of(pid_of(run_dir)), signal.SIGKILL)
+    assert until_end(run_dir)["state"] == "done"
+
+
+def test_a_run_without_a_supervisor_is_started_again_and_one_with_it_is_not(run_dir: Path) -> None:
+    started(run_dir, WAITS_AT_FIRST, 3)
+    before = pid_of(run_dir)
+    supervisor("start", run_dir)
+    assert pid_of(run_dir) == before
+    kill(run_dir, beside=True)
+    supervisor("start", run_dir)
+    assert until_end(run_dir)["state"] == "done"
+    lines = (run_dir / "events.jsonl").read_text()
+    supervisor("start", run_dir)
+    assert (run_dir / "events.jsonl").read_text() == lines
+
+
+def test_a_run_that_is_stopped_while_its_supervisor_is_gone_stays_so(run_dir: Path) -> None:
+    launch(run_dir, "sleep 300")
+    kill(run_dir, beside=True)
+    assert supervisor("stop", run_dir).stdout.strip() == "not running"
+    supervisor("start", run_dir)
+    assert until_end(run_dir)["state"] == "stopped"
+
+
+def test_the_unit_is_the_accounts_and_has_its_limits() -> None:
+    run_dir = Path("/opt/ftcluster/runs/r-1")
+    limits = "# ours\nftcluster - nofile 65536\nftcluster - memlock 1024\nops - nofile 9\n"
+    words = unit_command(run_dir, "/s/bin/python", "ftcluster", True, limits)
+    assert words[0] == "systemd-run"
+    assert words[-5:-3] == ("/s/bin/python", "-m")
+    assert words[-2:] == ("supervise", str(run_dir))
+    assert {
+        "--unit=ftcluster-r-1",
+        "--uid=ftcluster",
+        "--setenv=PYTHONPYCACHEPREFIX=/opt/ftcluster/cache",
+        "--property=Restart=on-abnormal",
+        "--property=KillMode=mixed",
+        "--property=OOMPolicy=continue",
+        "--property=LimitNOFILE=65536",
+        "--property=LimitMEMLOCK=1024K",
+    } < set(words)
+    assert "--user" not in words
+    unlimited = unit_command(run_dir, "p", "a", True, "a - memlock unlimited")
+    assert "--property=LimitMEMLOCK=infinity" in unlimited
+    own = unit_command(run_dir, "/s/bin/python", "", False, limits)
+    assert own[1] == "--user"
+    assert not any(word.startswith(("--uid", "--setenv", "--property=Limit")) for word in own)
+
+
+def test_the_number_of_a_supervisor_may_be_another_processs_by_now(run_dir: Path) -> None:
+    (run_dir / "supervisor.pid").write_text(f"{os.getpid()}\n")
+    assert supervisor_of(run_dir) is None

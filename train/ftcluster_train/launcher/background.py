@@ -1,0 +1,158 @@
+"""The supervisor's process: one a run, in the background, started again when it was killed.
+
+It is a unit of systemd where there is one: of the system where root starts it, else of the account
+if its own systemd outlives its sessions (`loginctl enable-linger`). Elsewhere it is the child of a
+process that waits for it, in a session of their own; killing either of them does not end the run.
+
+Standard library only.
+"""
+
+import fcntl
+import getpass
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ftcluster_train.io.events import has_ended
+from ftcluster_train.io.permissions import GROUP_READS
+
+PID_FILE = "supervisor.pid"
+STOP_FILE = "stop"  # the run is to end, also if its supervisor was just killed
+START_SECONDS = 20.0
+BACK_SECONDS = 5.0  # a killed supervisor is back after this long
+PAUSE_SECONDS = 1.0  # before it is started again
+SYSTEMD = Path("/run/systemd/system")  # is there if systemd runs this host, sd_booted(3)
+LINGER = Path("/var/lib/systemd/linger")
+LIMITS = Path(
+    "/etc/security/limits.d/ftcluster.conf"
+)  # of the role tuning; PAM reads it, units not
+UNIT_LIMITS = {"nofile": "LimitNOFILE", "memlock": "LimitMEMLOCK"}
+
+
+def supervisor_of(run_dir: Path) -> int | None:
+    """The process id of a run's supervisor, if it is alive."""
+    try:
+        pid = int((run_dir / PID_FILE).read_text(encoding="ascii"))
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    return pid if os.fsencode(run_dir) in words else None  # else the number is another process's
+
+
+def is_supervised(run_dir: Path) -> bool:
+    """Whether a run needs no supervisor any more, or has one."""
+    return has_ended(run_dir) or supervisor_of(run_dir) is not None
+
+
+def wait_for_supervisor(run_dir: Path) -> bool:
+    """Wait for a supervisor that was started; returns whether it is there."""
+    deadline = time.monotonic() + START_SECONDS
+    while not is_supervised(run_dir):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def start_unit(run_dir: Path, user: str) -> bool:
+    """Start a run's supervisor as a unit of systemd; returns whether there is one that does so.
+
+    Args:
+        run_dir: the run's folder.
+        user: the account that it runs as where root starts it; "" for this one.
+    """
+    root = os.geteuid() == 0
+    if not SYSTEMD.is_dir() or not (root or (LINGER / getpass.getuser()).exists()):
+        return False
+    limits = LIMITS.read_text(encoding="utf-8") if LIMITS.is_file() else ""
+    command = unit_command(run_dir, sys.executable, user, root, limits)
+    environment = {**os.environ, "XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"}
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=START_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def unit_command(
+    run_dir: Path, python: str, user: str, system: bool, limits: str = ""
+) -> Sequence[str]:
+    """The command that starts a run's supervisor as a unit of systemd.
+
+    Args:
+        run_dir: the run's folder.
+        python: the stack's.
+        user: the account that it runs as; "" for the one that calls it.
+        system: whether it is a unit of the system, and not of the account.
+        limits: the text of LIMITS.
+    """
+    properties = [
+        "Restart=on-abnormal",  # after a signal, not after an exit code
+        f"RestartSec={PAUSE_SECONDS:g}",
+        "KillMode=mixed",  # SIGTERM is the supervisor's to handle
+        "OOMPolicy=continue",  # a rank that is out of memory does not end the supervisor
+        "TasksMax=infinity",
+        # what PAM gives to a session
+        "EnvironmentFile=-/etc/environment",
+        "EnvironmentFile=-/etc/default/locale",
+    ]
+    for words in map(str.split, limits.splitlines()):
+        if len(words) == 4 and words[0] == user and words[2] in UNIT_LIMITS:
+            value = {"unlimited": "infinity"}.get(words[3], words[3])
+            kib = "K" if words[2] == "memlock" and value.isdecimal() else ""
+            properties.append(f"{UNIT_LIMITS[words[2]]}={value}{kib}")
+    cache = run_dir.parents[1] / "cache"  # the stack is not the account's to write
+    return (
+        "systemd-run",
+        *(() if system else ("--user",)),
+        "--quiet",
+        "--collect",
+        f"--unit=ftcluster-{run_dir.name}",
+        *((f"--uid={user}", f"--setenv=PYTHONPYCACHEPREFIX={cache}") if user else ()),
+        *(f"--property={one}" for one in properties),
+        python, "-m", "ftcluster_train.supervisor", "supervise", str(run_dir),
+    )  # fmt: skip
+
+
+def detach() -> bool:
+    """Go to the background; returns False in this process, and True in each supervisor."""
+    if os.fork():
+        return False
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):  # the caller waits until they are closed
+        os.dup2(null, descriptor)
+    while pid := os.fork():
+        _, status = os.waitpid(pid, 0)
+        if not os.WIFSIGNALED(status):
+            os._exit(0)
+        time.sleep(PAUSE_SECONDS)
+    return True
+
+
+def become_supervisor(run_dir: Path) -> bool:
+    """Make this process the run's supervisor, and end it where there is another one.
+
+    Returns:
+        Whether it follows one that was killed.
+    """
+    os.umask(GROUP_READS)
+    lock = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)  # until this process ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os._exit(0)
+    except OSError:
+        pass  # a file system without locks
+    log = os.open(run_dir / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    return (run_dir / PID_FILE).exists()
