@@ -1,25 +1,32 @@
 """Resuming a training: to the last bit, from what is whole."""
 
+import contextlib
+import itertools
 import json
+import math
 import os
 import shutil
 import signal
+import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
 from ftcluster_train.distributed.world import World
 from ftcluster_train.errors import TrainError
+from ftcluster_train.io import fsync
 from ftcluster_train.training import checkpoints, loop, resume
 from ftcluster_train.training.stopping import TrainingStopped, listen
 from tests.engine.jobs import Run, make_job, make_samples
 from tests.engine.jobs import run as run_once
-from tests.engine.models import make_model
+from tests.engine.models import make_model, make_tokenizer
 from tests.engine.ranks import on_ranks
 
 SAMPLES = make_samples("text-classification", 60)
@@ -113,6 +120,7 @@ def test_snapshots_are_written_beside_the_training(
 ) -> None:
     job = replace(job_of(tmp_path, max_steps=6, save_strategy="no"), snapshot_seconds=1e-6)
     folder = job.run_dir / "snapshots"
+    monkeypatch.setattr(resume, "COST_SHARE", math.inf)  # one after each step
     with monkeypatch.context() as patch:
         killed_at(patch, 4)
         # each is written before the next step, so that the test knows which there is
@@ -139,9 +147,12 @@ def test_a_full_disk_costs_the_snapshot_only(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(resume, "save_file", full)
+    monkeypatch.setattr(resume, "_write_tensors", full)
+    monkeypatch.setattr(resume, "COST_SHARE", math.inf)
     job = replace(job_of(tmp_path, max_steps=3, save_strategy="no"), snapshot_seconds=1e-6)
-    assert run(job, make_model("bert"), world).of("step")[-1]["step"] == 3
+    done = run(job, make_model("bert"), world)
+    assert done.of("step")[-1]["step"] == 3
+    assert "no snapshot of step 1: [Errno 28]" in done.of("notice")[0]["message"]
 
 
 def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
@@ -222,3 +233,104 @@ def test_ranks_that_are_asked_to_stop_save_on_two_hosts_and_resume_to_the_last_b
     alone = run(job_of(tmp_path / "alone", **TO_STOP), make_model("bert"), world)
     assert alone.of("notice")[-1]["message"].endswith("changed since then: ranks from 2 to 1")
     assert alone.losses == pytest.approx(whole.losses[-len(alone.losses) :], rel=1e-2)
+
+
+MODEL = make_model("bert"), make_tokenizer()
+
+
+def _save_until(folder: Path, stop_before: int) -> None:
+    """In a new process: save checkpoint 2 and remove 1; end before a certain change of a file."""
+    changes = itertools.count()
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        writes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod") or (
+            event == "open" and arguments[1] not in ("r", "rb", None)
+        )
+        if (writes or event == "fsync") and next(changes) == stop_before:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fsync, digest = os.fsync, resume.hashlib.sha256
+
+    def counted_fsync(descriptor: int) -> None:
+        count("fsync", ())
+        fsync(descriptor)
+
+    class Digest:
+        """Called between the pieces of a large file."""
+
+        def __init__(self) -> None:
+            self._digest = digest()
+
+        def update(self, piece: Any) -> None:
+            count("fsync", ())
+            self._digest.update(piece)
+
+        def hexdigest(self) -> str:
+            return self._digest.hexdigest()
+
+    os.fsync = counted_fsync
+    resume.hashlib = types.SimpleNamespace(sha256=Digest)  # type: ignore[assignment]
+    sys.addaudithook(count)
+    save(folder, 2)
+    checkpoints.keep_newest([folder / "checkpoint-1", folder / "checkpoint-2"], 1, None)
+
+
+def save(folder: Path, step: int) -> None:
+    state = {"master_weights": torch.full((10_000,), float(step)), "buffer_0": torch.tensor(step)}
+    checkpoints.save_model(
+        *MODEL, folder / f"checkpoint-{step}",
+        lambda partial: resume.write_state(partial, state, resume.Position(step)),
+    )  # fmt: skip
+
+
+def test_a_kill_at_any_write_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "PIECE", 10_000)
+    (tmp_path / "before").mkdir()
+    save(tmp_path / "before", 1)
+    left, code = [], -1
+    while code != 0:
+        folder = tmp_path / f"after-{len(left)}"
+        shutil.copytree(tmp_path / "before", folder)
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                _save_until(folder, len(left))
+                os._exit(0)
+            os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code in (0, -signal.SIGKILL)
+        found = resume.newest_state([folder], lambda path: pytest.fail(f"{path} is damaged"))
+        assert found, f"killed at change {len(left)}"
+        step, path = found
+        weights = load_file(path / "state.safetensors")
+        assert (weights["master_weights"].mean(), weights["buffer_0"]) == (step, step)
+        fsync.remove_leftovers(folder)
+        assert {one.name for one in folder.iterdir()} <= {"checkpoint-1", "checkpoint-2"}
+        left.append(step)
+        shutil.rmtree(folder)
+    assert sorted(left) == left  # first 1, then 2
+    assert left.count(1) > 15
+    assert left.count(2) > 3
+
+
+def test_snapshots_cost_a_hundredth_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Optimizer:
+        def state(self) -> dict[str, torch.Tensor]:
+            return {"master_weights": torch.zeros(2_000_000)}
+
+    seconds = [0.0]
+    monkeypatch.setattr(resume.time, "monotonic", lambda: seconds[0])
+    taken = resume.Snapshots(tmp_path, 1e-9, notice=pytest.fail)
+    for _ in range(3):
+        seconds[0] += 1e-6
+        taken.take(Optimizer(), lambda: resume.Position(1))  # type: ignore[arg-type]
+        taken.wait()
+    assert len(taken.costs) == 1
+    seconds[0] += 101 * taken.costs[0]
+    taken.take(Optimizer(), lambda: resume.Position(2))  # type: ignore[arg-type]
+    taken.wait()
+    assert len(taken.costs) == 2

@@ -33,11 +33,12 @@ END = {"event": "end", "state": "done"}
 
 
 def test_an_ended_run(tmp_path: Path) -> None:
-    make_run(tmp_path, RUN, START, STEP, RESULT, END)
+    make_run(tmp_path, RUN, START, STEP, {"event": "checkpoint", "folder": "/c"}, RESULT, END)
     (run,) = list_runs(tmp_path)
+    assert run.checkpoint == "/c"
     assert (run.run, run.state, run.recipe) == (RUN, "done", "quickstart")
     assert (run.hosts, run.ranks) == (("node0", "node1"), 3)
-    assert (run.step, run.steps, run.started, run.seconds, run.model) == (20, 50, 100.0, 3.0, "/m")
+    assert (run.step, run.steps, run.started, run.seconds, run.model) == (20, 50, 100.0, 4.0, "/m")
 
 
 def test_a_run_without_an_end_is_running_only_if_it_has_processes(tmp_path: Path) -> None:

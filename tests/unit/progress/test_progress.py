@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from ftcluster.ansible.playbook import TaskEvent
-from ftcluster.progress.format import duration, shape
+from ftcluster.progress.format import duration, shape, stopped_line
 from ftcluster.progress.pictures import run_picture, sparkline
 from ftcluster.progress.state import RunProgress, SetupProgress
 from ftcluster.progress.view import make_view
@@ -50,6 +50,19 @@ def test_run_state_from_events() -> None:
     progress.add({"event": "end", "state": "done", "seconds": 3.5, "exit_code": 0})
     assert (progress.state, progress.seconds) == ("done", 3.5)
     assert progress.losses == [0.5]
+
+
+def test_a_stopped_run_says_how_it_continues() -> None:
+    progress = RunProgress(run="r-1")
+    assert stopped_line(progress) == "stopped: run r-1; no rank is left running"
+    for event in (START, STEP):
+        progress.add(event)
+    assert stopped_line(progress).endswith(
+        "at step 10; no rank is left running; no model was saved"
+    )
+    progress.add(CHECKPOINT)
+    assert CHECKPOINT["folder"] in stopped_line(progress)
+    assert stopped_line(progress).endswith("continue it: ftcluster train --resume r-1")
 
 
 def test_plain_lines_have_the_same_facts_as_the_picture() -> None:

@@ -127,8 +127,11 @@ def train(
     )
 
     # state: of this run after a restart, or of the run that it continues
-    leads_host = host_led(world.rank) is not None
-    snapshots = Snapshots(job.run_dir / "snapshots", job.snapshot_seconds if leads_host else 0)
+    def notice(text: str) -> None:
+        log.write("notice", message=text)
+
+    period = 0 if host_led(world.rank) is None else job.snapshot_seconds
+    snapshots = Snapshots(job.run_dir / "snapshots", period, notice)
     start = str(settings.resume_from_checkpoint or "")
     earlier = [job.prefix / "runs" / job.resume] if job.resume else []
     states = [
@@ -144,7 +147,7 @@ def train(
             "steps": last_step, "learning_rate": settings.learning_rate, "seed": settings.seed,
             "training data": train_set.about["sha256"][:12],
         },
-        lambda text: log.write("notice", message=text),
+        notice,
     )  # fmt: skip
     first_step = position.step + 1
     if position.step:
@@ -280,7 +283,7 @@ def train(
                 checkpoints.keep_only(best.step)
         else:
             what = f"the best model, of step {best.step}, could not be saved or is lost"
-            log.write("notice", message=f"{what}: the model is that of the last step")
+            notice(f"{what}: the model is that of the last step")
     return TrainResult(metrics, train_seconds, trained_samples / train_seconds), trained
 
 

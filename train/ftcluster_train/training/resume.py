@@ -20,15 +20,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from ftcluster_train.distributed.world import World, gather_over_ranks, host_led
-from ftcluster_train.errors import TrainError
+from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import remove, remove_leftovers, sync
 from ftcluster_train.optim.optimizer_step import OptimizerStep
 
 TENSORS, POSITION, MANIFEST = "state.safetensors", "state.json", "manifest.json"
+COST_SHARE = 0.01  # of the training's time
+LAST_PRIORITY = 19  # as nice(1)
 MEMORY_SHARE = 0.1  # of the free memory: a larger state is not copied for a snapshot
+PIECE = 4 << 20  # bytes that are hashed and written at once
+# of what a model computes with and keeps in buffers, in the format safetensors
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 @dataclass
@@ -58,11 +67,44 @@ class Position:
 
 def write_state(folder: Path, tensors: Mapping[str, torch.Tensor], position: Position) -> None:
     """Write a state into a folder that is not visible yet; the manifest covers all its files."""
-    save_file(dict(tensors), folder / TENSORS)
+    others = sorted(path for path in folder.rglob("*") if path.is_file())
+    manifest = {TENSORS: _write_tensors(folder / TENSORS, tensors)}
     (folder / POSITION).write_text(json.dumps(asdict(position)) + "\n", encoding="utf-8")
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    manifest = {str(path.relative_to(folder)): _sha256(path) for path in files}
+    for path in (*others, folder / POSITION):
+        manifest[str(path.relative_to(folder))] = _sha256(path)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Write a file in the format safetensors; returns its SHA-256.
+
+    Piece by piece, because safetensors makes a copy of every tensor first, and holds up the other
+    threads.
+    """
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        head = memoryview(len(text).to_bytes(8, "little") + text)
+        for data in (head, *map(_bytes_of, tensors.values())):
+            for start in range(0, len(data), PIECE):
+                piece = data[start : start + PIECE]
+                digest.update(piece)
+                file.write(piece)
+    return digest.hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
 
 
 def newest_state(
@@ -197,11 +239,19 @@ class Snapshots:
 
     Args:
         folder: where they are; the newest one stays.
-        seconds: between two; 0: none.
+        seconds: between two, or longer so that they cost at most COST_SHARE of the time; 0: none.
+        notice: called with what a user should know.
+
+    Attributes:
+        costs: seconds by which each has made the training longer: that it waited, and the writer's
+            CPU time over the threads of this rank.
     """
 
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self._folder, self._seconds = folder, seconds
+    def __init__(self, folder: Path, seconds: float, notice: Callable[[str], None]) -> None:
+        self._folder, self._seconds, self._notice = folder, seconds, notice
+        self._problem = ""  # why the last one could not be written
+        self._pause, self._threads = seconds, torch.get_num_threads()
+        self.costs: list[float] = []
         if seconds:
             remove_leftovers(folder)
         self._last = time.monotonic()
@@ -210,26 +260,34 @@ class Snapshots:
 
     def take(self, optimizer: OptimizerStep, position: Callable[[], Position]) -> None:
         """Take a snapshot where one is due and the one before is written."""
-        if not self._seconds or time.monotonic() - self._last < self._seconds:
+        if not self._seconds or time.monotonic() - self._last < self._pause:
             return
         if self._writer and self._writer.is_alive():
             return
-        self._last = time.monotonic()
+        self._last = began = time.monotonic()
         tensors = optimizer.state()
         size = sum(tensor.nbytes for tensor in tensors.values())
+        if self._problem:
+            self._notice(self._problem)
+            self._problem = ""
         if not tensors or (not self._copies and size > MEMORY_SHARE * _free_memory()):
-            self._seconds = 0.0  # checkpoints remain
+            self._seconds = 0.0
+            if tensors:
+                share = f"{size / 1e6:.0f} MB are more than {MEMORY_SHARE:.0%} of the free memory"
+                self._notice(f"no snapshots are taken: {share}; training.save_strategy saves")
             return
         for name, tensor in tensors.items():
             self._copies.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
-        self._writer = threading.Thread(target=self._write, args=(position(),), daemon=True)
+        work = (position(), time.monotonic() - began)
+        self._writer = threading.Thread(target=self._write, args=work, daemon=True)
         self._writer.start()
 
-    def _write(self, position: Position) -> None:
-        """A full disk costs the snapshot, not the training."""
+    def _write(self, position: Position, waited: float) -> None:
+        """A full disk costs the snapshots, not the training."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST_PRIORITY)  # of this thread
         final = self._folder / f"snapshot-{position.step}"
         partial = final.with_name(final.name + ".partial")
-        with contextlib.suppress(OSError, SafetensorError):
+        try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             write_state(partial, self._copies, position)
@@ -240,8 +298,11 @@ class Snapshots:
             for older in self._folder.glob("snapshot-*[0-9]"):
                 if older != final:
                     remove(older)
-            return
-        shutil.rmtree(partial, ignore_errors=True)
+        except OSError as error:
+            self._problem = f"no snapshot of step {position.step}: {first_line(error)}"
+            shutil.rmtree(partial, ignore_errors=True)
+        self.costs.append(waited + time.thread_time() / self._threads)
+        self._pause = max(self._seconds, self.costs[-1] / COST_SHARE)
 
     def wait(self) -> None:
         """Until the one that is being written is on the disk."""
