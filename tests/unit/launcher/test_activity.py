@@ -68,5 +68,15 @@ def test_bytes_on_the_wire_are_those_of_the_processes_own_connections() -> None:
         until(lambda: tcp_bytes(sender) - before >= 50_000)
         assert tcp_bytes({os.fstat(listener.fileno()).st_ino}) == idle
         assert tcp_bytes(set()) == 0
+        other = tree("import time; time.sleep(60)")
+        try:
+            until(lambda: len(descendants(os.getpid())) == 2)
+            idle = activity(os.getpid(), ())
+            assert activity(os.getpid(), (), {**idle, "wire": -1})["wire"] == idle["wire"]
+            # it is not looked at while they compute
+            assert activity(os.getpid(), (), {"cpu": idle["cpu"] - 1, "wire": -1})["wire"] == -1
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)
+            other.wait()
         ours.close()
         theirs.close()

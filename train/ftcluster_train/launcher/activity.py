@@ -5,7 +5,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,25 @@ INET_DIAG_INFO = 2  # the attribute with struct tcp_info
 INODE, ATTRIBUTES = 68, 72  # in struct inet_diag_msg
 BYTES_ACKED, BYTES_RECEIVED = 120, 128  # in struct tcp_info
 REPLY_SECONDS = 0.5
+BUSY_SECONDS = 0.1  # of CPU time: their connections, which take longest, need no look then
+NOTHING: Mapping[str, Any] = {}
 SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
-def activity(root: int, main: Collection[int]) -> dict[str, Any]:
+def activity(
+    root: int, main: Collection[int], before: Mapping[str, Any] = NOTHING
+) -> dict[str, Any]:
     """What the descendants of a process have done.
 
     Args:
         root: its process id.
         main: those whose stop stops the rank.
+        before: what they had done when this was last called.
 
     Returns:
         state: T where one of `main` is stopped, D where any process waits for a disk, else S; cpu:
-            seconds; wire: bytes over TCP connections that are open, also those to this host.
-            Nothing where there are no descendants.
+            seconds; wire: bytes over TCP connections that are open, also those to this host, as
+            before while they compute. Nothing where there are no descendants.
     """
     pids = descendants(root)
     found = {pid: process for pid in pids if (process := process_state(pid))}
@@ -37,10 +42,12 @@ def activity(root: int, main: Collection[int]) -> dict[str, Any]:
         return {}
     states = [process["state"] for process in found.values()]
     stopped = any(found[pid]["state"] in "Tt" for pid in main if pid in found)
+    cpu = round(sum(process["cpu"] for process in found.values()), 2)
+    computes = "wire" in before and cpu - before["cpu"] > BUSY_SECONDS
     return {
         "state": "T" if stopped else "D" if "D" in states else "S",
-        "cpu": round(sum(process["cpu"] for process in found.values()), 2),
-        "wire": tcp_bytes(sockets_of(found)),
+        "cpu": cpu,
+        "wire": before["wire"] if computes else tcp_bytes(sockets_of(found)),
     }
 
 
@@ -58,9 +65,10 @@ def descendants(root: int) -> list[int]:
 def children(pid: int) -> list[int]:
     """Process ids of the children of all threads of a process."""
     found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            found += map(int, path.read_text().split())
+    with contextlib.suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has ended
+                found += map(int, (task / "children").read_text().split())
     return found
 
 

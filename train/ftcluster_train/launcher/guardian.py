@@ -128,6 +128,7 @@ class _Guardian:
         self._timeouts = timeouts
         self._script = pid  # the process that the rank has started to do its work, if it has
         self._doing: dict[str, Any] = {}
+        self._activity: dict[str, Any] = {}
         self._rest = self._said = b""
         self._heard = self._sent = time.monotonic()
         self._ending = 0.0  # when SIGKILL is due; 0: it is not being ended
@@ -151,7 +152,9 @@ class _Guardian:
                 _signal(self._pid, signal.SIGKILL)
             if now - self._sent >= BEAT_SECONDS:
                 self._sent = now
-                self._send({**self._doing, **activity(os.getpid(), (self._pid, self._script))})
+                main = (self._pid, self._script)
+                self._activity = activity(os.getpid(), main, self._activity)
+                self._send({**self._doing, **self._activity})
 
     @property
     def _trains(self) -> bool:
