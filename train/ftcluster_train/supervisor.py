@@ -226,7 +226,7 @@ def run_ranks(
         heard_out = True
         ending = watch.ending(process.wait())
         if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
-            errors = [dict(vars(one)) for one in trouble]
+            errors = [dict(vars(one)) for one in watch.blame(trouble)]
             ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
         if request.asked and ending.state == "failed":
             ending = replace(ending, state="stopped", exit_code=EXIT_CODE, restartable=False)

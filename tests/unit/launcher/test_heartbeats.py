@@ -108,8 +108,8 @@ def test_a_script_may_wait_for_as_long_as_it_was_given() -> None:
     ranks = lives()
     for one in ranks:
         one.doing, one.changed, one.busy = "script", NOW - 700, NOW - 601
-    ranks[1].busy = NOW - 650  # the first that was idle: the others wait for it
-    assert found(ranks, hang_seconds=600) == [("hung", "head", 1)]
+    ranks[1].busy = NOW - 650  # the first that was idle
+    assert [rank for _, _, rank in found(ranks, hang_seconds=600)] == [1, 0, 2, 3]
     assert found(ranks, hang_seconds=0) == []
     ranks[3].busy = NOW - 599
     assert found(ranks, hang_seconds=600) == []

@@ -4,6 +4,10 @@ import json
 import time
 from pathlib import Path
 
+from ftcluster_common.launch import Host, Launch
+from ftcluster_train.io.events import EventWriter
+from ftcluster_train.launcher.heartbeats import Trouble
+from ftcluster_train.launcher.monitors import watch_of
 from ftcluster_train.launcher.mpi_output import RankEnd
 from tests.unit.launcher import test_supervisor
 from tests.unit.launcher.test_supervisor import (
@@ -136,3 +140,28 @@ def test_much_output_is_whole(run_dir: Path) -> None:
     expected = "".join(f"line {number}\n" for number in range(1, lines + 1))
     assert output(run_dir)["stdout"] == expected
     assert (run_dir / "logs/rank-0.log").read_text() == expected
+
+
+STACK = """Thread 0x00007f6298 (most recent call first):
+  File "/s/lib/threading.py", line 324 in wait
+
+Current thread 0x00007f298f (most recent call first):
+  File "{path}", line 6 in {function}
+  File "/r/script.py", line 7 in <module>
+"""
+
+
+def test_of_a_script_that_hangs_the_rank_in_no_collective_is_named(run_dir: Path) -> None:
+    launch = Launch(str(run_dir), (), {}, "", (Host("head", ""),), "", "", script_ranks=3)
+    watch = watch_of(launch, EventWriter(run_dir))
+    torch = "/s/torch/distributed/distributed_c10d.py"
+    hung = [Trouble("head", rank, 0, "hung", "hung in script") for rank in (2, 0, 1)]
+    for rank, path in ((0, torch), (1, "/r/data.py"), (2, torch)):
+        text = STACK.format(path=path, function="f").replace("\n", f"\n[{run_dir.name} {rank}] ")
+        watch.feed("stderr", f"[{run_dir.name} {rank}] {text}\n".encode())
+    watch.close()
+    (named,) = watch.blame(hung)
+    assert (named.rank, named.message) == (1, "hung in script; it is in f, /r/data.py:6")
+    assert watch.blame([hung[1], hung[0]]) == [hung[1]]  # the one that was idle first
+    killed = [Trouble("head", 0, 0, "signal", "killed"), Trouble("head", 1, 0, "signal", "killed")]
+    assert watch.blame(killed) == killed

@@ -180,14 +180,17 @@ def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife]) -> list[Troub
 def _hung(known: Sequence[RankLife], now: float, limit_seconds: float) -> list[Trouble]:
     """Where no rank has done anything for a while, those that are the farthest behind.
 
-    Where none is behind, the one that has done nothing for longest: the others wait for it.
+    Where none is behind, the one that has done nothing for longest; all ranks of a script in that
+    order, which do not report where they are.
     """
     idle = {one.rank: max(one.busy, one.changed) for one in known}
     if not known or now - max(idle.values()) <= limit_seconds:
         return []
     first = min(map(_place, known))
     behind = [one for one in known if _place(one) == first]
-    named = behind if len(behind) < len(known) else [min(known, key=lambda one: idle[one.rank])]
+    ordered = sorted(known, key=lambda one: idle[one.rank])
+    scripts = all(one.doing == SCRIPT for one in known)
+    named = behind if len(behind) < len(known) else ordered if scripts else ordered[:1]
     what = f"no rank has used its CPU, a disk or the network for {limit_seconds:g} s"
     return [
         _trouble(

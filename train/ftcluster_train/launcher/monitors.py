@@ -7,13 +7,14 @@ import contextlib
 import re
 import socket
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ftcluster_common.launch import Launch
 from ftcluster_train.errors import STOPPED_LINE, read_error_line
 from ftcluster_train.io.events import EventWriter
+from ftcluster_train.launcher.heartbeats import Trouble
 from ftcluster_train.launcher.mpi_output import RankEnd, RankOutput, Stream
 from ftcluster_train.launcher.rank_logs import append
 from ftcluster_train.launcher.stop_request import EXIT_CODE
@@ -59,6 +60,10 @@ class Watch(ABC):
     @abstractmethod
     def close(self) -> None:
         """Nothing more will come."""
+
+    def blame(self, trouble: list[Trouble]) -> list[Trouble]:
+        """Those that are the cause; call it when nothing more will come."""
+        return trouble
 
     @abstractmethod
     def ending(self, exit_code: int) -> Ending:
@@ -152,6 +157,18 @@ class _ScriptWatch(Watch):
     def _write_output(self, stream: Stream, text: str) -> None:
         with contextlib.suppress(OSError):  # disk full
             self._events.write("output", rank=0, stream=stream, text=text)
+
+    def blame(self, trouble: list[Trouble]) -> list[Trouble]:
+        """Of a script that hangs, the ranks that are in no collective: the others wait for them."""
+        if any(one.cause != "hung" or one.rank is None for one in trouble):
+            return trouble
+        frames = [self._output.python_frame(one.rank or 0) for one in trouble]
+        found = [
+            replace(one, message=f"{one.message}; it is in {at.function}, {at.path}:{at.line}")
+            for one, at in zip(trouble, frames, strict=True)
+            if at and not at.waits_for_others
+        ]
+        return found or trouble[:1]
 
     def ending(self, exit_code: int) -> Ending:
         output = self._output

@@ -31,6 +31,28 @@ LAST_BYTES = 8192  # kept of each rank for `last_lines`
 LAST_LINES = 15
 # mpirun's message about a rank that was killed together with the process that started it
 BANNER = re.compile(r"RANK (\d+) PID \d+ RUNNING AT (\S+)\s+=\s+KILLED BY SIGNAL: (\d+)")
+# of faulthandler, which writes the main thread last
+FRAME = re.compile(r'Current thread .*\n  File "(.+)", line (\d+) in (.+)')
+
+
+@dataclass(frozen=True)
+class PythonFrame:
+    """A line of a Python program.
+
+    Attributes:
+        path: the file.
+        line: from 1.
+        function: its name, or <module>.
+    """
+
+    path: str
+    line: int
+    function: str
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether it is in a collective of torch."""
+        return "/torch/distributed/" in self.path
 
 
 @dataclass(frozen=True)
@@ -241,6 +263,11 @@ class RankOutput:
         text = self._last.get(rank, b"").decode(errors="replace")
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
         return "\n".join([line.rstrip() for line in lines if line.strip()][-LAST_LINES:])
+
+    def python_frame(self, rank: int) -> PythonFrame | None:
+        """Where a rank's script was when it last wrote its Python stacks."""
+        found = FRAME.search(self._last.get(rank, b"").decode(errors="replace"))
+        return PythonFrame(found[1], int(found[2]), found[3]) if found else None
 
     def killed(self) -> RankEnd | None:
         """A rank that mpirun reports as killed by a signal."""
