@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -42,7 +43,7 @@ from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.launcher import background, lease, processes
 from ftcluster_train.launcher.background import PID_FILE, STOP_FILE
 from ftcluster_train.launcher.guardian import ADDRESS, SECRET
-from ftcluster_train.launcher.heartbeats import Heartbeats, Trouble
+from ftcluster_train.launcher.heartbeats import Heartbeats, RankLife, Trouble
 from ftcluster_train.launcher.host_leases import Leases
 from ftcluster_train.launcher.hub_token import give, take_back, token_file
 from ftcluster_train.launcher.monitors import Ending, Watch, watch_of
@@ -131,13 +132,18 @@ def run_with_restarts(
     while ending.restartable and launch.restarts < launch.max_restarts:
         launch = replace(launch, restarts=launch.restarts + 1)
         _write(launch)
-        why = "; ".join(f"{error['host']}: {error['message']}" for error in ending.errors)
+        why = "; ".join(map(_where_and_what, ending.errors))
         events.write("notice", message=f"restart {launch.restarts} of {launch.max_restarts}: {why}")
         started = _restart(launch, leases, events, hub_token, request)
         if started is None:
             break  # the cause of the first failure is the run's
         launch, ending = started
     return replace(ending, seconds=round(time.monotonic() - began, 2))
+
+
+def _where_and_what(error: dict[str, Any]) -> str:
+    rank = "" if error["rank"] is None else f"rank {error['rank']} on "
+    return f"{rank}{error['host']}: {error['message']}"
 
 
 def _restart(
@@ -281,12 +287,18 @@ def listen_for_guardians(launch: Launch) -> Heartbeats | None:
     )  # fmt: skip
 
 
-def launcher_gone(process: "subprocess.Popen[bytes]") -> list[Trouble]:
-    """Whether mpirun was killed while what it has started goes on."""
-    if process.poll() is None or process.returncode >= 0:
+def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife]) -> list[Trouble]:
+    """Whether mpirun was killed, and not because a rank had ended.
+
+    mpirun is a script of a shell, which reports so how mpiexec.hydra has ended; after the end of a
+    rank by a signal that has another exit code.
+    """
+    code = process.poll()
+    if code not in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(one.exit for one in lives):
         return []
-    message = f"mpirun was killed by signal {-process.returncode}"
-    return [Trouble(socket.gethostname(), None, 0, "signal", message)]
+    step = max(one.step for one in lives)
+    message = f"mpirun was killed by signal 9 (SIGKILL) at step {step}"
+    return [Trouble(socket.gethostname(), None, step, "signal", message)]
 
 
 def _read(
@@ -332,7 +344,10 @@ def _read(
             if beats:
                 beats.poll(time.monotonic())
             if beats and not (watch.over or trouble):
-                trouble = launcher_gone(process) or beats.trouble(time.monotonic())
+                trouble = beats.trouble(time.monotonic())
+                if trouble:  # mpirun's end is also that of the guardians
+                    time.sleep(PAUSE_SECONDS)
+                trouble = launcher_gone(process, beats.lives) or trouble
                 if any(one.cause == "hung" for one in trouble):
                     beats.send(b"stack\n")
                     time.sleep(PAUSE_SECONDS)  # they are written before SIGTERM comes

@@ -57,7 +57,11 @@ def test_ranks_at_work_are_no_trouble() -> None:
         ({"rank3": {"stopped": NOW - 5}}, [("stopped", "node1", 3)]),
         ({"rank3": {"stopped": NOW - 1}}, []),
         ({"rank2": {"heard": NOW - 11}, "rank3": {"heard": NOW - 11}}, [("host", "node1", None)]),
-        ({"rank2": {"lost": True}, "rank3": {"lost": True}}, [("host", "node1", None)]),
+        # their host closed the connections, so it is there
+        (
+            {"rank2": {"lost": True}, "rank3": {"lost": True}},
+            [("signal", "node1", 2), ("signal", "node1", 3)],
+        ),
         ({"rank2": {"lost": True}}, [("signal", "node1", 2)]),
         ({"rank2": {"heard": NOW - 9}}, []),
         # an end without an error needs no sign of life

@@ -20,7 +20,8 @@ def started(run_dir: Path, program: str, max_restarts: int, **launch_fields: Any
     """Have the supervisor launch a program as a rank under its guardian."""
     script = (
         f"export PYTHONPATH={NODE_PATH} PMI_RANK=0 FTCLUSTER_PLACEMENT='{json.dumps(PLACEMENT)}'; "
-        f"'{sys.executable}' -m ftcluster_train.bind sh -c '{program}'; exit $?"
+        f"'{sys.executable}' -m ftcluster_train.bind sh -c '{program}'; "
+        "code=$?; exit $((code > 128 ? 255 : code))"  # as Hydra does
     )
     launch = Launch(
         run_dir=str(run_dir),
@@ -58,6 +59,21 @@ def test_a_killed_rank_is_started_again(
     if state == "failed":
         (error,) = (event for event in events(tmp_path) if event["event"] == "error")
         assert ("SIGKILL" in str(error["message"])) == killed
+
+
+@pytest.mark.parametrize(
+    ("pids", "cause"),
+    [
+        ("$PPID", "rank 0 on head: its guardian process"),
+        ("$(cut -d\" \" -f4 /proc/$PPID/stat) $PPID", "mpirun"),
+    ],
+)
+def test_what_was_killed_is_named(tmp_path: Path, pids: str, cause: str) -> None:
+    """The end of mpirun is also that of the guardians."""
+    started(tmp_path, f'[ "$FTCLUSTER_RESTART" = 1 ] || {{ kill -9 {pids}; sleep 9; }}', 1)
+    assert until_end(tmp_path)["state"] == "done"
+    [notice] = [event["message"] for event in events(tmp_path) if event["event"] == "notice"]
+    assert f"{cause} was killed" in str(notice)
 
 
 def script(run_dir: Path, text: str, max_restarts: int = 0, hang_seconds: float = 0.0) -> None:

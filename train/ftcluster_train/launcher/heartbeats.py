@@ -168,12 +168,15 @@ def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife]) -> list[Troub
     for host in dict.fromkeys(one.host for one in silent):
         there = [one for one in lives if one.host == host]
         gone = [one for one in silent if one.host == host]
-        if len(gone) == len(there):
+        if len(gone) == len(there) and not all(one.lost for one in gone):
             message = f"{host} ({gone[0].address}) was lost{_at_step(gone[0])}: no answer"
             hint = "check that it is on and that the head reaches it: ftcluster check"
             found.append(Trouble(host, None, gone[0].step, "host", message, hint))
         else:
-            found += [_trouble(one, "signal", "its guardian process was killed") for one in gone]
+            hint = f"if {host} was rebooted, it is used again when it answers"
+            found += [
+                _trouble(one, "signal", "its guardian process was killed", hint) for one in gone
+            ]
     return found
 
 
