@@ -1,0 +1,1 @@
+"""Injects faults into long trainings, and checks what becomes of them: `python -m tests.faults`."""

@@ -1,0 +1,99 @@
+"""Injects seeded faults into long trainings on this machine, and on three hosts of the testbed.
+
+    .venv-dev/bin/python -m tests.faults --seed 1 --faults 100
+    .venv-dev/bin/python -m tests.faults --table > docs/reliability.md
+
+Needs root, and `scripts/environment control` before. Each fault and each training adds a line to
+the results (JSON). The same seed gives the same faults, in the same order and after as many steps.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.control import NAMES, bare_hosts
+from tests.faults import table
+from tests.faults.campaign import carry_out, problems
+from tests.faults.injections import FAULTS
+from tests.faults.places import Hosts, Localhost, Place
+from tests.programs import ROOT, Home
+
+RESULTS = ROOT / "tests/faults/results.jsonl"
+DISK_MEGABYTES = 400  # for runs, so that it can be filled
+
+
+@contextmanager
+def localhost(folder: Path) -> Iterator[Place]:
+    """This machine, set up in a folder; its runs have a disk of their own."""
+    home = Home(folder, folder / "ftcluster")
+    runs = home.prefix / "runs"
+    done = home.run("setup", "localhost", "-e", f"ftcluster_prefix={home.prefix}")
+    assert done.returncode == 0, done.stderr
+    runs.mkdir(exist_ok=True)
+    size = f"size={DISK_MEGABYTES}m"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(runs)], check=True)
+    try:
+        yield Localhost(home)
+    finally:
+        subprocess.run(["umount", str(runs)], check=True)
+
+
+@contextmanager
+def hosts(folder: Path) -> Iterator[Place]:
+    """Three hosts of the testbed, set up."""
+    with bare_hosts("bookworm", folder) as control:
+        done = control.run("setup", control.inventory("inventory.ini", NAMES))
+        assert done.returncode == 0, done.stderr
+        yield Hosts(control)
+
+
+PLACES = {"localhost": localhost, "hosts": hosts}
+
+
+def main() -> int:
+    """Entry point; returns 1 where something is not as it has to be."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", type=int, default=10, help="at each place")
+    parser.add_argument("--steps", type=int, default=1000, help="of each training")
+    parser.add_argument("--only", action="append", choices=FAULTS, default=[])
+    parser.add_argument("--place", action="append", choices=PLACES, help="default: both")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="print the page of the results")
+    options = parser.parse_args()
+    if options.table:
+        print(table.page(table.read(options.results)), end="")
+        return 0
+    results: list[dict[str, Any]] = []
+
+    def write(result: dict[str, Any]) -> None:
+        results.append(result)
+        line = json.dumps(result)
+        with options.results.open("a") as file:
+            file.write(line + "\n")
+        print(line, flush=True)
+
+    write({"kind": "machine", **table.machine()})
+    for name in options.place or PLACES:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
+            place = stack.enter_context(PLACES[name](folder))
+            carry_out(
+                place, options.seed, options.faults, options.steps, folder / "logs", write,
+                options.only,
+            )  # fmt: skip
+    found = problems(results)
+    print("\n".join(found) or "everything as it has to be", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""The faults. Each strikes a running training and returns what it has struck."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.faults.observe import Process, oom_kill
+from tests.faults.places import Hosts
+from tests.faults.training import Training
+
+CUT_SECONDS = (20.0, 40.0)  # how long a host is off or cut off
+
+
+def nothing() -> None:
+    """Nothing has to be undone."""
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A fault that has been injected.
+
+    Attributes:
+        at: when, in seconds since the epoch.
+        host: on which host; "": none that has to be named.
+        rank: which rank; None: no single one.
+        cause: a regular expression for what the run has to say of it; "": it must not notice.
+        heal: undoes it.
+        heal_after: seconds from `at` to `heal`.
+    """
+
+    at: float
+    host: str
+    rank: int | None
+    cause: str
+    heal: Callable[[], None] = nothing
+    heal_after: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A kind of fault.
+
+    Attributes:
+        title: in the table.
+        strike: injects it.
+        places: where it is possible.
+        ends: whether it is right that the run ends.
+    """
+
+    title: str
+    strike: Callable[[Training, random.Random], Struck]
+    places: tuple[str, ...] = ("localhost", "hosts")
+    ends: bool = False
+
+
+def pick(training: Training, draw: random.Random, kind: str) -> Process:
+    """A process of the run."""
+    found = [one for one in training.processes() if one.kind == kind]
+    return draw.choice(sorted(found, key=lambda one: one.pid))
+
+
+def signalled(
+    kind: str, number: signal.Signals, cause: str
+) -> Callable[[Training, random.Random], Struck]:
+    """A signal to one process of a kind."""
+
+    def strike(training: Training, draw: random.Random) -> Struck:
+        process = pick(training, draw, kind)
+        at = time.time()
+        process.signal(number)
+        return Struck(at, process.host, process.rank, cause)
+
+    return strike
+
+
+def out_of_memory(training: Training, draw: random.Random) -> Struck:
+    process = pick(training, draw, "rank")
+    at = time.time()
+    group = oom_kill(process)
+
+    def heal() -> None:
+        with contextlib.suppress(OSError):  # it is still in use
+            group.rmdir()
+
+    return Struck(at, process.host, process.rank, "out of memory", heal, 15.0)
+
+
+def bed_of(training: Training) -> Hosts:
+    assert isinstance(training.place, Hosts)
+    return training.place
+
+
+def lost_host(number: int) -> Callable[[Training, random.Random], Struck]:
+    """Power off the head (0) or another host (1), and on again."""
+
+    def strike(training: Training, draw: random.Random) -> Struck:
+        bed = bed_of(training).bed
+        host = training.head if number == 0 else draw.choice(training.place.hosts[1:])
+        at = time.time()
+        bed.kill(host)
+        return Struck(
+            at, host, None, "was lost", lambda: bed.boot(host), draw.uniform(*CUT_SECONDS)
+        )
+
+    return strike
+
+
+def cut_off(training: Training, draw: random.Random) -> Struck:
+    bed, host = bed_of(training).bed, draw.choice(training.place.hosts[1:])
+    at = time.time()
+    bed.cut(host)
+    return Struck(at, host, None, "was lost", lambda: bed.heal(host), draw.uniform(*CUT_SECONDS))
+
+
+def cut_apart(training: Training, draw: random.Random) -> Struck:
+    bed = bed_of(training).bed
+    one, other = training.place.hosts[1:]
+    at = time.time()
+    bed.cut(one, other)
+    heal = lambda: bed.heal(one, other)  # noqa: E731
+    return Struck(at, one, None, f"{one}|{other}", heal, draw.uniform(*CUT_SECONDS))
+
+
+NO_HEAD = """
+table inet faults {{
+  chain input {{ type filter hook input priority 0; ip saddr {address} drop; }}
+}}
+"""
+
+
+def cut_from_control(training: Training, draw: random.Random) -> Struck:
+    bed = bed_of(training).bed
+    address = f"198.18.0.{10 + training.place.hosts.index(training.head)}"
+    at = time.time()
+    bed.run("nft", NO_HEAD.format(address=address), check=True)
+    heal = lambda: bed.run("nft", "delete table inet faults")  # noqa: E731
+    return Struck(at, training.head, None, "", heal, draw.uniform(*CUT_SECONDS))  # type: ignore[arg-type]
+
+
+def control_gone(training: Training, _draw: random.Random) -> Struck:
+    at = time.time()
+    training.abandon()
+    return Struck(at, "control node", None, "", training.attach, 3.0)
+
+
+def second_run(training: Training, _draw: random.Random) -> Struck:
+    at = time.time()
+    done = training.place.run("train", *training.words, *training.place.launch)
+    assert done.returncode == 1, done.stderr
+    assert training.run in done.stderr, done.stderr
+    return Struck(at, training.head, None, "")
+
+
+def full_disk(training: Training, _draw: random.Random) -> Struck:
+    """Leave half of the space that a checkpoint takes."""
+    folder = training.path(training.head)
+    newest = next((folder / "checkpoints").glob("checkpoint-*[0-9]"))
+    assert os.path.ismount(folder.parent), "it would fill the disk of this machine"
+    size = sum(path.stat().st_size for path in newest.rglob("*"))
+    filler = folder.parent / "filler"
+    at = time.time()
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(folder).free - size // 2)
+    return Struck(at, "", None, "disk .* full", filler.unlink, 30.0)
+
+
+def asked_to_end(kind: str) -> Callable[[Training, random.Random], Struck]:
+    """SIGTERM, as spot instances, systemd and Slurm send it."""
+
+    def strike(training: Training, draw: random.Random) -> Struck:
+        process = pick(training, draw, kind)
+        at = time.time()
+        process.signal(signal.SIGTERM)
+        return Struck(at, "", None, "stopped")
+
+    return strike
+
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+FAULTS = {
+    "kill-rank": Fault("SIGKILL of a rank", signalled("rank", KILL, r"signal 9 \(SIGKILL\)")),
+    "stop-rank": Fault("SIGSTOP of a rank", signalled("rank", STOP, r"stopped \(SIGSTOP\)")),
+    "kill-mpirun": Fault("SIGKILL of mpirun", signalled("mpirun", KILL, "mpirun")),
+    "stop-mpirun": Fault("SIGSTOP of mpirun", signalled("mpirun", STOP, "mpirun")),
+    "kill-supervisor": Fault(
+        "SIGKILL of the supervisor", signalled("supervisor", KILL, "supervisor")
+    ),
+    "stop-supervisor": Fault(
+        "SIGSTOP of the supervisor", signalled("supervisor", STOP, "supervisor")
+    ),
+    "kill-guardian": Fault("SIGKILL of a guardian", signalled("guardian", KILL, "guardian")),
+    "stop-guardian": Fault("SIGSTOP of a guardian", signalled("guardian", STOP, "guardian")),
+    "term-rank": Fault("SIGTERM of a rank", asked_to_end("rank"), ends=True),
+    "term-supervisor": Fault("SIGTERM of the supervisor", asked_to_end("supervisor"), ends=True),
+    "oom": Fault("a rank is out of memory", out_of_memory),
+    "control-gone": Fault("the control node vanishes, another one attaches", control_gone),
+    "second-run": Fault("a second run on the same hosts", second_run),
+    "full-disk": Fault("disk full during a checkpoint", full_disk, ("localhost",)),
+    "worker-off": Fault("a host loses its power, and is back", lost_host(1), ("hosts",)),
+    "head-off": Fault("the head loses its power, and is back", lost_host(0), ("hosts",)),
+    "cut-two": Fault("two hosts do not reach each other", cut_apart, ("hosts",)),
+    "cut-all": Fault("a host is cut off from all others", cut_off, ("hosts",)),
+    "cut-control": Fault("the control node does not reach the head", cut_from_control, ("hosts",)),
+}

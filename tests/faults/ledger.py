@@ -1,0 +1,56 @@
+"""Which samples count: those of the last time that a step was taken (`io/sample_log.py`)."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+Order = Mapping[int, Counter[int]]  # of each step, how often it has taken each sample
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A rank's samples of a step.
+
+    Attributes:
+        attempt: number of the run in a chain of resumed runs, and of its restart.
+        step: optimizer step.
+        samples: their numbers.
+    """
+
+    attempt: tuple[int, int]
+    step: int
+    samples: tuple[int, ...]
+
+
+def read_log(text: str, run: int = 0) -> list[Taken]:
+    """The whole lines of a rank's samples/rank-N.jsonl; `run` is its number in the chain."""
+    lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    return [Taken((run, line["restart"]), line["step"], tuple(line["samples"])) for line in lines]
+
+
+def counted(taken: Iterable[Taken]) -> Order:
+    """The samples that count, by step."""
+    last: dict[int, tuple[int, int]] = {}
+    order: dict[int, Counter[int]] = {}
+    for one in sorted(taken, key=lambda one: one.attempt):
+        if last.get(one.step) != one.attempt:
+            last[one.step], order[one.step] = one.attempt, Counter()
+        order[one.step].update(one.samples)
+    return order
+
+
+def compare(found: Order, undisturbed: Order, steps: int) -> tuple[int, int]:
+    """How many samples of steps 1 to `steps` were lost, and how many were taken too often."""
+    lost = extra = 0
+    for step in range(1, steps + 1):
+        have, want = found.get(step, Counter()), undisturbed[step]
+        lost += (want - have).total()
+        extra += (have - want).total()
+    return lost, extra
+
+
+def logs_below(folder: Path) -> list[str]:
+    """The texts of all ranks' logs in a run's folder on one host."""
+    return [path.read_text() for path in sorted(folder.glob("samples/rank-*.jsonl"))]

@@ -1,0 +1,113 @@
+"""Where trainings run: on this machine, or on three hosts of the testbed."""
+
+import os
+import subprocess
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.cluster import PREFIX
+from tests.cluster.control import NAMES, Control
+from tests.programs import FTCLUSTER, Home
+from tests.testbed import host as testbed_host
+
+SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the control node: its arguments, its whole environment and its folder."""
+
+    argv: list[str]
+    env: dict[str, str]
+    folder: Path
+
+
+class Place(ABC):
+    """A cluster that is set up.
+
+    Attributes:
+        name: localhost or hosts.
+        hosts: names of its hosts, the head first.
+        prefix: the cluster's folder on each host.
+        launch: options of `ftcluster train` that say on which hosts and ranks.
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+    prefix: Path
+    launch: tuple[str, ...]
+
+    @abstractmethod
+    def command(self, *arguments: str) -> Command:
+        """`ftcluster` with these arguments, as its user calls it."""
+
+    @abstractmethod
+    def init(self, host: str) -> int | None:
+        """A process that sees the host as its own processes do; None while it is off."""
+
+    def path(self, host: str, path: Path) -> Path:
+        """A file of a host, as a path of this machine.
+
+        Raises:
+            FileNotFoundError: the host is off.
+        """
+        init = self.init(host)
+        if init is None:
+            raise FileNotFoundError(f"{host} is off")
+        return Path(f"/proc/{init}/root") / path.relative_to("/")
+
+    def start(self, *arguments: str, log: Path) -> "subprocess.Popen[bytes]":
+        """Start `ftcluster`; its result goes to `log`.out, its progress to `log`.err."""
+        one = self.command(*arguments)
+        with log.with_suffix(".out").open("wb") as out, log.with_suffix(".err").open("wb") as err:
+            return subprocess.Popen(
+                one.argv, env=one.env, cwd=one.folder, stdin=subprocess.DEVNULL,
+                stdout=out, stderr=err, start_new_session=True,
+            )  # fmt: skip
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run `ftcluster` to its end."""
+        one = self.command(*arguments)
+        return subprocess.run(
+            one.argv, env=one.env, cwd=one.folder, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
+
+
+LOGGED = {"FTCLUSTER_LOG_SAMPLES": "1"}
+
+
+class Localhost(Place):
+    """This machine, with two ranks."""
+
+    name, hosts, launch = "localhost", ("localhost",), ("--ranks-per-host", "2")
+
+    def __init__(self, home: Home) -> None:
+        self._home, self.prefix = home, home.prefix
+
+    def command(self, *arguments: str) -> Command:
+        return Command([str(FTCLUSTER), *arguments], self._home.env | LOGGED, self._home.folder)
+
+    def init(self, _host: str) -> int:
+        return os.getpid()
+
+
+class Hosts(Place):
+    """Three hosts of the testbed, with a rank each."""
+
+    name, hosts, launch = "hosts", NAMES, ("--ranks-per-host", "1")
+    prefix = Path(PREFIX)
+
+    def __init__(self, control: Control) -> None:
+        self.control, self.bed = control, control.bed
+
+    def command(self, *arguments: str) -> Command:
+        argv = self.bed.run_argv([str(FTCLUSTER), *arguments])
+        return Command(argv, {**os.environ, **self.control.env, **LOGGED}, self.control.folder)
+
+    def init(self, host: str) -> int | None:
+        settings = self.bed.wanted.recorded()
+        assert settings
+        pid = testbed_host.init_pid(settings.node(host))
+        return None if pid is None else int(pid)

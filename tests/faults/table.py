@@ -1,0 +1,81 @@
+"""docs/reliability.md of the results."""
+
+import json
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.faults.campaign import survived
+from tests.faults.injections import FAULTS
+
+Results = Sequence[dict[str, Any]]
+
+
+def machine() -> dict[str, Any]:
+    """What the results were measured on."""
+    text = Path("/proc/cpuinfo").read_text()
+    model = next(line for line in text.splitlines() if line.startswith("model name"))
+    return {
+        "cpu": model.partition(": ")[2],
+        "cores": text.count("processor\t"),
+        "amx": " amx_tile" in text,
+        "kernel": platform.release(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+    }
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def page(results: Results) -> str:
+    """The page, in Markdown."""
+    template = Path(__file__).with_name("page.md").read_text()
+    machines = [one for one in results if one["kind"] == "machine"]
+    faults = [one for one in results if one["kind"] == "fault"]
+    runs = [one for one in results if one["kind"] == "run"]
+    return template.format(
+        machine=_machine(machines[-1]),
+        faults=len(faults),
+        survived=sum(survived(one) for one in faults),
+        runs=len(runs),
+        table="\n".join(_rows(faults)),
+        weights=sum(one["weights_compared"] for one in runs),
+        weights_differing=sum(len(one["weights_differing"]) for one in runs),
+        samples_lost=sum(one["samples_lost"] for one in runs),
+        samples_extra=sum(one["samples_extra"] for one in runs),
+        checkpoints_lost=sum(one["checkpoint_lost"] for one in faults),
+        left=sum(len(one["left"]) for one in runs),
+    )
+
+
+def _machine(found: dict[str, Any]) -> str:
+    amx = "with AMX" if found["amx"] else "without AMX"
+    return f"{found['cores']} cores of {found['cpu']}, {amx}, Linux {found['kernel']}"
+
+
+def _rows(faults: Results) -> list[str]:
+    rows = []
+    for place, where in (("localhost", "one host, two ranks"), ("hosts", "three hosts")):
+        for name, fault in FAULTS.items():
+            found = [one for one in faults if (one["fault"], one["place"]) == (name, place)]
+            if found:
+                cells = (
+                    fault.title, where, len(found), sum(map(survived, found)),
+                    sum(one["named"] for one in found),
+                    _spread([one["noticed"] for one in found]),
+                    _spread([one["moving"] for one in found]),
+                    _spread([one["steps_lost"] for one in found if one["moving"]]),
+                    sum(len(one["left"]) for one in found),
+                )  # fmt: skip
+                rows.append(f"| {' | '.join(map(str, cells))} |")
+    return rows
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    """Median and the largest."""
+    known = [value for value in values if value is not None]
+    return f"{median(known):.3g}, {max(known):.3g}" if known else "-"

@@ -1,0 +1,43 @@
+"""The ledger of samples, and the page's table."""
+
+import json
+from collections import Counter
+from typing import Any
+
+from tests.faults.ledger import Order, compare, counted, read_log
+from tests.faults.table import page
+
+UNDISTURBED: Order = {1: Counter([0, 1]), 2: Counter([2, 3]), 3: Counter([4, 5])}
+
+
+def log(*lines: tuple[int, int, list[int]]) -> str:
+    keys = ("restart", "step", "samples")
+    return "".join(json.dumps(dict(zip(keys, line, strict=True))) + "\n" for line in lines)
+
+
+def test_the_last_time_that_a_step_was_taken_counts() -> None:
+    first = log((0, 1, [0]), (0, 2, [2]), (0, 3, [4]), (1, 3, [4]))
+    second = log((0, 1, [1]), (0, 2, [3]), (1, 3, [5])) + '{"restart": 1, "st'
+    taken = [*read_log(first), *read_log(second)]
+    assert counted(taken) == UNDISTURBED
+    assert compare(counted(taken), UNDISTURBED, 3) == (0, 0)
+    resumed = read_log(log((0, 3, [4, 4])), run=1)
+    assert compare(counted([*taken, *resumed]), UNDISTURBED, 3) == (1, 1)
+    assert compare({}, UNDISTURBED, 2) == (4, 0)
+
+
+def test_the_page_has_what_was_measured() -> None:
+    machine = {"kind": "machine", "cpu": "A CPU", "cores": 2, "amx": False, "kernel": "6.1"}
+    fault: dict[str, Any] = {
+        "kind": "fault", "fault": "kill-rank", "place": "localhost", "state": "continued",
+        "named": True, "noticed": 0.5, "moving": 9.0, "steps_lost": 3, "left": [],
+        "checkpoint_lost": False,
+    }  # fmt: skip
+    slower = fault | {"noticed": 1.5, "moving": 11.0, "steps_lost": 5}
+    run = {
+        "kind": "run", "weights_compared": 2, "weights_differing": [], "samples_lost": 0,
+        "samples_extra": 0, "left": [],
+    }  # fmt: skip
+    text = page([machine, fault, slower, run])
+    row = "SIGKILL of a rank | one host, two ranks | 2 | 2 | 2 | 1, 1.5 | 10, 11 | 4, 5 | 0"
+    assert f"| {row} |\n" in text

@@ -1,0 +1,185 @@
+"""A long training as its user sees it, and as the head's events.jsonl says."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.faults import ledger
+from tests.faults.ledger import Order
+from tests.faults.observe import Process, processes_of, tree
+from tests.faults.places import Place
+
+# A model of 1 M parameters, whose step takes 50 to 150 ms on two cores.
+MODEL = (
+    "quickstart", "from_scratch=true", "data=generated:train=1600,validation=40,seed=1",
+    "config_overrides={num_hidden_layers: 2, hidden_size: 64, intermediate_size: 256, "
+    "num_attention_heads: 2}",
+)  # fmt: skip
+SAVING = ("training.save_strategy=steps", "training.save_total_limit=2")
+START_SECONDS = 180.0
+
+
+class LaunchError(Exception):
+    """A training did not begin."""
+
+
+@dataclass
+class Training:
+    """A training that a command of the control node follows; resumed, it is a chain of runs.
+
+    Attributes:
+        place: where.
+        steps: optimizer steps in all.
+        save_steps: between two checkpoints.
+        folder: what the commands say goes there.
+        options: more of `ftcluster train`.
+        runs: the chain's ids.
+        follower: the command that follows the last one.
+    """
+
+    place: Place
+    steps: int
+    save_steps: int
+    folder: Path
+    options: tuple[str, ...] = ()
+    runs: list[str] = field(default_factory=list)
+    follower: Any = None
+    _events: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (
+            *MODEL, *SAVING, f"training.save_steps={self.save_steps}",
+            f"training.max_steps={self.steps}", "training.logging_steps=1",
+            "training.eval_strategy=no",
+        )  # fmt: skip
+
+    @property
+    def run(self) -> str:
+        """The id of the last run of the chain."""
+        return self.runs[-1]
+
+    @property
+    def head(self) -> str:
+        return self.place.hosts[0]
+
+    def launch(self) -> None:
+        """Start it, or continue the last run as a new one; returns when that has begun."""
+        before = self._listed()
+        words = ("--resume", self.run) if self.runs else self.words
+        self._follow("train", *words, *self.place.launch, *self.options, "--json")
+        deadline = time.monotonic() + START_SECONDS
+        while not (new := self._listed() - before):
+            if self.follower.poll() is not None or time.monotonic() > deadline:
+                raise LaunchError(self.said())
+            time.sleep(0.2)
+        self.runs += new
+
+    def attach(self) -> None:
+        """Follow the run with another command."""
+        self._follow("attach", self.run, "--json")
+
+    def abandon(self) -> None:
+        """The control node is gone: SIGKILL for the command and all that it has started."""
+        for pid in tree(self.follower.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.follower.wait()
+
+    def stop(self) -> None:
+        """End the run and its command, whatever state they are in."""
+        with contextlib.suppress(Exception):
+            self.place.run("stop", self.run)
+        for process in processes_of(self.run):
+            process.signal(signal.SIGKILL)
+        if self.follower.poll() is None:
+            self.abandon()
+
+    def _follow(self, *words: str) -> None:
+        self._log = self.folder / f"{len(self.runs)}-{time.time():.0f}-{words[0]}.x"
+        self.follower = self.place.start(*words, log=self._log)
+
+    def said(self) -> str:
+        """What the follower has written to stderr."""
+        return self._log.with_suffix(".err").read_text(errors="replace")
+
+    def result(self) -> dict[str, Any]:
+        """The follower's document; {} before its end."""
+        with contextlib.suppress(ValueError):
+            found = json.loads(self._log.with_suffix(".out").read_text())
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def _listed(self) -> set[str]:
+        runs = self.place.path(self.head, self.place.prefix / "runs")
+        return {path.name for path in runs.glob("*-*-*-*")}
+
+    # ------------------------------------------------------------ what is known of it
+    def path(self, host: str, run: str = "") -> Path:
+        """The folder of its run on a host."""
+        return self.place.path(host, self.place.prefix / "runs" / (run or self.run))
+
+    def events(self, run: str = "") -> list[dict[str, Any]]:
+        """All events of the run; while the head is off, those that were known before."""
+        run = run or self.run
+        with contextlib.suppress(OSError):
+            lines = (self.path(self.head, run) / "events.jsonl").read_text().splitlines(True)
+            self._events[run] = [json.loads(line) for line in lines if line.endswith("\n")]
+        return self._events.get(run, [])
+
+    def all_events(self) -> list[dict[str, Any]]:
+        """Those of the whole chain."""
+        return [event for run in self.runs for event in self.events(run)]
+
+    def step(self) -> int:
+        """The last step done."""
+        steps = [event["step"] for event in self.events() if event["event"] == "step"]
+        return steps[-1] if steps else 0
+
+    def end(self) -> dict[str, Any] | None:
+        """The event of its end."""
+        events = self.events()
+        return events[-1] if events and events[-1]["event"] == "end" else None
+
+    def processes(self) -> list[Process]:
+        return [one for run in self.runs for one in processes_of(run)]
+
+    def checkpoint(self) -> int:
+        """The step of the newest checkpoint that is to be seen on a host that is on."""
+        steps = [0]
+        for host in self.place.hosts:
+            with contextlib.suppress(OSError):
+                found = (self.path(host) / "checkpoints").glob("checkpoint-*")
+                steps += [int(path.name[11:]) for path in found if path.name[11:].isdigit()]
+        return max(steps)
+
+    def order(self) -> Order:
+        """The samples that count."""
+        taken = []
+        for number, run in enumerate(self.runs):
+            for host in self.place.hosts:
+                for text in ledger.logs_below(self.path(host, run)):
+                    taken += ledger.read_log(text, number)
+        return ledger.counted(taken)
+
+    def weights(self) -> dict[int, str]:
+        """The weights' SHA-256 by step, as long as all ranks were there."""
+        found: dict[int, str] = {}
+        size = 0
+        for event in self.all_events():
+            if event["event"] == "start":
+                size = size or event["world_size"]
+                if event["world_size"] != size:
+                    break
+            if event["event"] == "parameters":
+                found[event["step"]] = event["sha256"]
+        return found
+
+    def losses(self) -> dict[int, float]:
+        """The loss of each step that counts."""
+        return {e["step"]: e["loss"] for e in self.all_events() if e["event"] == "step"}
