@@ -42,7 +42,10 @@ def test_loss_and_gradients(
     scale: float, data: Any,
 ) -> None:  # fmt: skip
     hidden = data.draw(tensors((count, width), of_hidden, large)).requires_grad_()
-    weight = data.draw(tensors((vocabulary, width), dtype, large)).requires_grad_()
+    weight = data.draw(tensors((vocabulary, width), dtype, large))
+    if data.draw(st.booleans()):  # a part of a flat tensor, with other weights behind it
+        weight = torch.cat([weight, torch.full((ALIGNMENT, width), 1e4, dtype=dtype)])[:vocabulary]
+    weight.requires_grad_()
     numbers = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     tokens = torch.randint(vocabulary, (count,), generator=numbers)
     found = linear_cross_entropy(hidden, weight, tokens)

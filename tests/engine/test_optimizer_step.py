@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from ftcluster_common.recipe import Training
+from ftcluster_train.kernels import residuals
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.optim.optimizer_step import NORM_BLOCK, FlatOptimizerStep, norm_of
 from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors
@@ -243,6 +244,26 @@ def test_frozen_and_tied_weights(net: Net, dtype: torch.dtype) -> None:
     assert torch.equal(net.frozen.bias, before.frozen.bias)
     assert net.head.weight is net.words.weight
     assert not torch.equal(net.head.weight, before.head.weight)
+
+
+def test_gradients_of_rows_are_those_of_the_whole_embedding(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a tied embedding and of one alone, over micro-batches."""
+    net.alone = nn.Embedding(11, 7)
+
+    def gradients_of(model: nn.Module) -> torch.Tensor:
+        optimizer = FlatOptimizerStep(model, Training(), torch.bfloat16, 1)
+        parts = list(batches(2))
+        for tokens in parts:
+            with FunctionOverrides():
+                loss = loss_of(model, tokens) + model.alone(tokens).square().sum()
+                optimizer.backward(loss, last=tokens is parts[-1])
+        return optimizer.gradients.wait()
+
+    dense = gradients_of(copy.deepcopy(net))
+    monkeypatch.setattr(residuals, "MANY_ELEMENTS", 0)
+    assert torch.allclose(gradients_of(net), dense, rtol=2e-2, atol=2e-3)
 
 
 def test_embeddings_read_the_master_weights(net: Net) -> None:

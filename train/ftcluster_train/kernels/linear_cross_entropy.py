@@ -26,7 +26,7 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:
         vocab_size = len(weight)
-        padded = functional.pad(weight, (0, 0, 0, -vocab_size % ALIGNMENT))
+        padded = _with_aligned_rows(weight)
         logits = hidden @ padded.T
         losses = torch.empty(len(tokens))
         for begin in range(0, len(tokens), ROWS):
@@ -50,6 +50,18 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         grad_hidden = (grad_logits @ padded).mul_(grad_output)
         grad_weight = grad_logits.T @ (hidden * grad_output)
         return grad_hidden, grad_weight[: ctx.vocab_size], None
+
+
+def _with_aligned_rows(weight: torch.Tensor) -> torch.Tensor:
+    """The weight with a multiple of ALIGNMENT rows; nothing may depend on those added.
+
+    They are what follows the weight in memory, usually the next parameter; a copy where it is last.
+    """
+    added = -len(weight) % ALIGNMENT
+    room = weight.untyped_storage().nbytes() // weight.itemsize - weight.storage_offset()
+    if weight.is_contiguous() and room >= weight.numel() + added * weight.shape[1]:
+        return weight.as_strided((len(weight) + added, weight.shape[1]), weight.stride())
+    return functional.pad(weight, (0, 0, 0, added))
 
 
 def linear_cross_entropy(

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from ftcluster_train.kernels.private_torch import version_of
 
+MANY_ELEMENTS = 1 << 20  # of an embedding: 2 MB of gradients in bf16
+
 
 def layer_norm(
     input: torch.Tensor,
@@ -50,7 +52,8 @@ def embedding(
 class _Embedding(torch.autograd.Function):  # type: ignore[misc]
     """Rows of the fp32 master weight; the gradient belongs to the bf16 weight.
 
-    Gradients of equal tokens are summed in fp32 and rounded once.
+    Gradients of equal tokens are summed in fp32. Those of a large vocabulary go to the weight's
+    `row_gradients`, where GradientBuckets takes them: a batch has few of its rows.
     """
 
     @staticmethod
@@ -62,18 +65,24 @@ class _Embedding(torch.autograd.Function):  # type: ignore[misc]
         padding: int,
     ) -> torch.Tensor:
         ctx.save_for_backward(tokens)
-        ctx.shape, ctx.dtype, ctx.padding = weight.shape, weight.dtype, padding
+        ctx.weight, ctx.padding = weight, padding
         return master_weight[tokens].float()
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, None, None, None]:
         (tokens,) = ctx.saved_tensors
+        weight = ctx.weight
         present, places = torch.unique(tokens, return_inverse=True)
-        sums = torch.zeros(len(present), ctx.shape[1])
-        sums.index_add_(0, places.flatten(), grad_output.reshape(-1, ctx.shape[1]))
+        sums = torch.zeros(len(present), weight.shape[1])
+        sums.index_add_(0, places.flatten(), grad_output.reshape(-1, weight.shape[1]))
         sums[present == ctx.padding] = 0
-        grad_weight = torch.zeros(ctx.shape, dtype=ctx.dtype)
-        grad_weight[present] = sums.to(ctx.dtype)
+        if weight.numel() >= MANY_ELEMENTS and hasattr(weight, "row_gradients"):
+            weight.row_gradients.append((present, sums))
+            return None, None, None, None
+        grad_weight = torch.zeros_like(weight)
+        grad_weight[present] = sums.to(weight.dtype)
         return grad_weight, None, None, None
 
 

@@ -13,7 +13,8 @@ class GradientBuckets:
 
     A hook adds each parameter's gradient to `flat` as soon as the backward pass has it, while it is
     still in the cache, and frees it. In the last backward pass of a step each bucket is reduced
-    when it is complete, in the same order on every rank.
+    when it is complete, in the same order on every rank. A parameter's `row_gradients`, pairs of
+    row numbers and fp32 gradients, are added with its gradient, or at the end if it has no other.
 
     Args:
         weights: of the model.
@@ -47,6 +48,7 @@ class GradientBuckets:
         self._works: list[dist.Work] = []
         self._missing: list[int] = []  # parameters that each bucket waits for; empty: do not send
         for parameter in self._slices:
+            parameter.row_gradients = []
             parameter.register_post_accumulate_grad_hook(self._add_gradient)
 
     def start_backward(self, last: bool) -> None:
@@ -56,7 +58,8 @@ class GradientBuckets:
     def wait(self) -> torch.Tensor:
         """The sum over all ranks, which is `flat`; call after the last backward pass of a step."""
         for parameter in self._slices.keys() - self._seen:
-            self.flat[self._slices[parameter]] = 0  # no loss depends on it
+            self.flat[self._slices[parameter]] = 0  # no loss depends on it, or only on some rows
+            self._add_rows(parameter)
         self._seen.clear()
         self._missing = [0] * len(self.buckets)
         self._send_complete_buckets()
@@ -66,18 +69,24 @@ class GradientBuckets:
         return self.flat
 
     def _add_gradient(self, parameter: torch.nn.Parameter) -> None:
-        gradient, place = parameter.grad, self._slices[parameter]
-        assert gradient is not None
-        if parameter in self._seen:
-            self.flat[place].add_(gradient.flatten())
-        else:
-            self.flat[place].copy_(gradient.flatten())
-            self._seen.add(parameter)
+        flat = self.flat[self._slices[parameter]].view(parameter.shape)
+        if parameter not in self._seen:
+            flat.zero_() if parameter.grad is None else flat.copy_(parameter.grad)
+        elif parameter.grad is not None:
+            flat.add_(parameter.grad)
+        self._seen.add(parameter)
         parameter.grad = None
+        self._add_rows(parameter)
         if self._missing:
             for bucket in self._buckets_of[parameter]:
                 self._missing[bucket] -= 1
             self._send_complete_buckets()
+
+    def _add_rows(self, parameter: torch.nn.Parameter) -> None:
+        flat = self.flat[self._slices[parameter]].view(parameter.shape)
+        for rows, gradients in parameter.row_gradients:
+            flat.index_add_(0, rows, gradients)
+        parameter.row_gradients.clear()
 
     def _send_complete_buckets(self) -> None:
         while self._world_size > 1 and len(self._works) < len(self.buckets):
