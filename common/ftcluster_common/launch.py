@@ -69,7 +69,7 @@ def head_variables(stack: str, path: str, port: str) -> dict[str, str]:
 
 
 def label_pattern(run: str) -> str:
-    """mpirun's -prepend-pattern, which labels the output of a script's ranks: %r is the rank."""
+    """mpirun's -prepend-pattern, which labels the output of the ranks: %r is the rank."""
     return f"[{run} %r] "
 
 

@@ -16,6 +16,7 @@ from ftcluster_common.launch import (
     Host,
     Launch,
     head_variables,
+    label_pattern,
     mesh_variables,
 )
 
@@ -38,9 +39,7 @@ def run_dir(plan: LaunchPlan, run: str) -> str:
     return f"{plan.prefix}/runs/{run}"
 
 
-def render(
-    plan: LaunchPlan, run: str, program: Sequence[str] = (), labels: Sequence[str] = ("-l",)
-) -> Launch:
+def render(plan: LaunchPlan, run: str, program: Sequence[str] = ()) -> Launch:
     """The mpirun command of a run.
 
     Args:
@@ -48,7 +47,6 @@ def render(
         run: the run's id.
         program: what each rank becomes once it is bound; left out, the stack's Python with
             `ftcluster_train.rank`.
-        labels: options of mpirun that label the output of each rank.
     """
     bin_dir, folder = stack_bin(plan), run_dir(plan, run)
     python = f"{bin_dir}/python"
@@ -69,7 +67,7 @@ def render(
         f"{bin_dir}/mpirun",
         "-machinefile", f"{folder}/hostfile",  # -f fills the first host, whatever its count says
         "-n", str(plan.world_size),
-        *labels,
+        "-prepend-pattern", label_pattern(run),
         python, "-m", "ftcluster_train.bind",
         *(program or (python, "-m", "ftcluster_train.rank", folder)),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from ftcluster.progress.view import View
 from ftcluster.user_script.command import Script
 from ftcluster.user_script.files import Copied
 from ftcluster_common.job import ScriptJob
-from ftcluster_common.launch import Launch, label_pattern
+from ftcluster_common.launch import Launch
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def render_script(plan: LaunchPlan, run: str, hub_token: bool = False) -> Launch
     program = (
         f"{stack_bin(plan)}/python", "-m", "ftcluster_train.script", "run", run_dir(plan, run)
     )  # fmt: skip
-    launch = render(plan, run, program, ("-prepend-pattern", label_pattern(run)))
+    launch = render(plan, run, program)
     token = rank_variables(run_dir(plan, run)) if hub_token else {}
     env = launch.env | _script_environment(plan) | token
     return replace(launch, env=env, script_ranks=plan.world_size)

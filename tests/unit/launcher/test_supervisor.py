@@ -149,6 +149,19 @@ def test_a_ranks_error_is_passed_on_and_the_other_ranks_are_ended(run_dir: Path)
     assert processes_of(run_dir.name) == []
 
 
+def test_a_ranks_lines_are_whole_however_mpirun_cut_them(run_dir: Path) -> None:
+    def say(rank: int, text: str) -> str:
+        return f"[{run_dir.name} {rank}] {text}"
+
+    pieces = [say(0, "File "), say(1, "Current "), say(0, '"a.py"'), say(1, "thread\\n")]
+    launch(run_dir, f"printf '{''.join(pieces)}{say(0, ', line 3')}'")
+    assert until_end(run_dir)["state"] == "done"
+    whole = '[1] Current thread\n[0] File "a.py", line 3\n'
+    assert (run_dir / "ranks.log").read_text() == whole
+    assert (run_dir / "logs/rank-0.log").read_text() == 'File "a.py", line 3\n'
+    assert (run_dir / "logs/rank-1.log").read_text() == "Current thread\n"
+
+
 def test_stop_ends_everything_and_says_so(run_dir: Path) -> None:
     launch(run_dir, "trap '' TERM; setsid sleep 300 & sleep 300 & wait")
     wait_for(lambda: processes_of(run_dir.name))

@@ -4,7 +4,6 @@ Standard library only.
 """
 
 import contextlib
-import re
 import socket
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -15,12 +14,11 @@ from ftcluster_common.launch import Launch
 from ftcluster_train.errors import STOPPED_LINE, read_error_line
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.launcher.heartbeats import Trouble
-from ftcluster_train.launcher.mpi_output import RankEnd, RankOutput, Stream
+from ftcluster_train.launcher.mpi_output import RankEnd, RankOutput, Splitter, Stream
 from ftcluster_train.launcher.rank_logs import append
 from ftcluster_train.launcher.stop_request import EXIT_CODE
 
 LAST_LINES = 12
-LABEL = re.compile(rb"\[(\d+)\] ")  # of a line, by mpirun -l
 
 
 @dataclass(frozen=True)
@@ -73,18 +71,19 @@ class Watch(ABC):
 def watch_of(launch: Launch, events: EventWriter) -> Watch:
     """The watch of this kind of launch."""
     if launch.script_ranks is None:
-        return _TrainingWatch(Path(launch.run_dir))
+        return _TrainingWatch(Path(launch.run_dir), launch.run)
     return _ScriptWatch(launch, events, launch.script_ranks)
 
 
 class _TrainingWatch(Watch):
-    """A training: output goes to ranks.log and to a log a rank; lines with a marker are errors."""
+    """A training: lines go to ranks.log and to a log a rank; those with a marker are errors."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, run: str) -> None:
         self._path = run_dir / "ranks.log"
         self._path.touch()
         self._logs = run_dir / "logs"
-        self._rest = b""
+        self._splitter = Splitter(run)
+        self._rests: dict[int | None, bytes] = {}  # of lines that are not whole yet
         self._lines: list[str] = []
         self._errors: list[dict[str, Any]] = []
         self._stopped = False
@@ -94,19 +93,24 @@ class _TrainingWatch(Watch):
         return bool(self._errors)  # the others wait in a collective for the rank that has failed
 
     def feed(self, _stream: Stream, data: bytes) -> None:
-        append(self._path, data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._take(line)
+        for rank, piece in self._splitter.feed(data):
+            *lines, self._rests[rank] = (self._rests.get(rank, b"") + piece).split(b"\n")
+            for line in lines:
+                self._take(rank, line)
 
     def close(self) -> None:
-        self._take(self._rest)
+        for rank, piece in self._splitter.close():
+            self._rests[rank] = self._rests.get(rank, b"") + piece
+        for rank, line in self._rests.items():
+            if line:
+                self._take(rank, line)
 
-    def _take(self, line: bytes) -> None:
-        label = LABEL.match(line)
-        if label:
+    def _take(self, rank: int | None, line: bytes) -> None:
+        if rank is not None:
             self._logs.mkdir(exist_ok=True)
-            append(self._logs / f"rank-{int(label[1])}.log", line[label.end() :] + b"\n")
+            append(self._logs / f"rank-{rank}.log", line + b"\n")
+            line = b"[%d] %s" % (rank, line)
+        append(self._path, line + b"\n")
         text = line.decode(errors="replace").rstrip()
         self._lines = [*self._lines, text][-LAST_LINES:] if text else self._lines
         error = read_error_line(text)
