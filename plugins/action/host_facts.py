@@ -22,18 +22,6 @@ PROMISED = {
 SECONDS = re.compile(r"^\d+\.\d+\r?$", re.MULTILINE)
 
 
-def clock_of(samples):
-    """The host's clock minus this one's, and the error, in seconds; None without samples.
-
-    Takes triples: this clock before, the host's, this clock after. The error is at most half of the
-    round trip, so the shortest round trip counts.
-    """
-    if not samples:
-        return None, None
-    before, there, after = min(samples, key=lambda sample: sample[2] - sample[0])
-    return there - (before + after) / 2, (after - before) / 2
-
-
 class ActionModule(ActionBase):
     """See plugins/modules/host_facts.py."""
 
@@ -51,19 +39,24 @@ class ActionModule(ActionBase):
                     f"the host's facts are invalid: {'; '.join(wrong)}; a path may have letters, "
                     "digits and any of . _ + @ % = , ~ -"
                 )
-            samples = [self._sample(), self._sample()]
-            offset, error = clock_of([sample for sample in samples if sample])
+            offset, error = self._clock()
             result["facts"].update(clock_offset_seconds=offset, clock_error_seconds=error)
         return result
 
-    def _sample(self):
-        """One comparison of the clocks, or None if `date` fails or has no nanoseconds."""
+    def _clock(self):
+        """The host's clock minus this one's, and the most by which that is wrong, in seconds.
+
+        None if `date` fails or has no nanoseconds. Once: the connection is open by now, and the
+        round trip far shorter than the differences that matter.
+        """
         before = time.time()
         try:
             answer = self._low_level_execute_command("date +%s.%N", sudoable=False)
         except AnsibleConnectionFailure:
-            return None
+            return None, None
         after = time.time()
         # login scripts may print lines too
         found = SECONDS.findall(answer["stdout"])
-        return (before, float(found[-1]), after) if answer["rc"] == 0 and found else None
+        if answer["rc"] != 0 or not found:
+            return None, None
+        return float(found[-1]) - (before + after) / 2, (after - before) / 2

@@ -42,17 +42,6 @@ def test_setup_says_so_before_it_changes_anything(
     assert not prefix.exists()
 
 
-def test_training_says_so_before_its_first_step(
-    machine: Machine, small_disk: Callable[[Path, int], Path]
-) -> None:
-    small_disk(machine.home.prefix / "runs", 50)
-    done = machine.home.run("train", "quickstart", FEW_PAIRS)
-    assert done.returncode == 1
-    assert "saving the model takes 109 MB" in done.stderr
-    assert "step 10/" not in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_disk_that_fills_up_meanwhile(
     machine: Machine, small_disk: Callable[[Path, int], Path]
 ) -> None:

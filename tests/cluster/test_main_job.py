@@ -2,13 +2,11 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
-from tests.cluster.rows import pair, write_rows
 from tests.programs import CONTROL, Home, interrupt_when
 
 
@@ -80,14 +78,6 @@ def test_ctrl_c_during_training(machine: Machine) -> None:
     assert machine.home.left_running() == []
 
 
-def test_ctrl_c_while_the_ranks_start(machine: Machine) -> None:
-    process = machine.home.start("train", "quickstart")
-    _, last, code, _ = interrupt_when(process, "start the ranks")
-    assert code == 130
-    assert last.startswith("stopped: run")
-    assert machine.home.left_running() == []
-
-
 def test_ctrl_c_during_setup(tmp_path: Path) -> None:
     home = Home(tmp_path, tmp_path / "ftcluster")
     process = home.start("setup", "localhost", "-v", "-e", f"ftcluster_prefix={home.prefix}")
@@ -106,33 +96,3 @@ def test_a_host_that_does_not_answer(home: Home, tmp_path: Path) -> None:
     assert "setup failed on 1 of 1 hosts" in done.stderr
     assert "nobody: " in done.stderr
     assert "Connection refused" in done.stderr
-
-
-def test_a_data_name_that_the_hub_does_not_give(machine: Machine) -> None:
-    done = machine.home.run(
-        "train", "mrpc", "--data", "no-such/data", "--model", str(machine.model), "--json",
-        HF_HUB_OFFLINE="1",
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "data 'no-such/data' cannot be loaded" in done.stderr
-    assert json.loads(done.stdout)["state"] == "failed"
-    assert "Traceback" not in done.stderr
-
-
-def test_weights_that_are_damaged(machine: Machine, tmp_path: Path) -> None:
-    data = write_rows(tmp_path / "data", pair, train=64, validation=64)
-    model = tmp_path / "model"
-    shutil.copytree(machine.model, model)
-    (model / "model.safetensors").write_bytes(b"not weights")
-    done = machine.home.run(
-        "train", "mrpc", "--data", str(data), "--model", str(model), "--ranks-per-host", "2"
-    )
-    assert done.returncode == 1
-    assert f"{model} cannot be loaded" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_backend_that_the_stack_has_not_is_refused_before_the_launch(machine: Machine) -> None:
-    done = machine.home.run("train", "quickstart", "training.ddp_backend=ccl")
-    assert done.returncode == 1
-    assert "ftcluster setup --stack intel-2.7" in done.stderr

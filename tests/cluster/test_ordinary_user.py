@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.collection import export
-from tests.programs import SECONDS
+from tests.programs import CACHE, SECONDS
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0,
     reason="needs root, to make another user; every other test runs as this one",
 )
+WHEELS = CACHE / "ftcluster"
 NAME = f"ftcluster-{os.getpid()}"
 
 
@@ -28,6 +29,8 @@ def home() -> Iterator[Path]:
     subprocess.run(["useradd", "--no-create-home", "--home-dir", str(folder), NAME], check=True)
     try:
         export(checkout)
+        if WHEELS.exists():  # else other tests have not downloaded them yet
+            shutil.copytree(WHEELS, folder / ".cache/ftcluster")
         for path in [folder, *folder.rglob("*")]:
             shutil.chown(path, NAME, NAME)
         yield folder
@@ -37,7 +40,8 @@ def home() -> Iterator[Path]:
 
 
 def test_the_first_command_as_an_ordinary_user(home: Path) -> None:
-    mine = ("HOME", "USER", "LOGNAME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "HF_HOME", "PYENV_ROOT")
+    mine = ("HOME", "USER", "LOGNAME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR",
+            "HF_HOME", "PYENV_ROOT")  # fmt: skip
     environment = {key: value for key, value in os.environ.items() if key not in mine}
     done = subprocess.run(
         ["./demo", "--json"],

@@ -1,5 +1,6 @@
 """What does not fit a task is refused in words, before the first step."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,6 +91,30 @@ def test_labels_that_training_has_not(tmp_path: Path) -> None:
 def test_a_model_name_that_the_hub_does_not_give(tmp_path: Path) -> None:
     job = make_whole_job(tmp_path / "run", "causal-lm", texts(tmp_path), "no-such/model")
     assert "model 'no-such/model' is neither a local folder nor available" in refusal(job).message
+
+
+def test_a_data_name_that_the_hub_does_not_give(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "bert", "text-classification")
+    job = make_whole_job(tmp_path / "run", "text-classification", "no-such/data", model)
+    assert "data 'no-such/data' cannot be loaded" in refusal(job).message
+
+
+def test_weights_that_are_damaged(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "bert", "text-classification")
+    Path(model, "model.safetensors").write_bytes(b"not weights")
+    job = make_whole_job(tmp_path / "run", "text-classification", texts(tmp_path), model)
+    assert f"{model} cannot be loaded" in refusal(job, by_rank=True).message
+
+
+def test_a_disk_without_space_for_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    model = write_model(tmp_path / "model", "bert", "text-classification")
+    job = make_whole_job(tmp_path / "run", "text-classification", texts(tmp_path), model)
+    error = refusal(job, by_rank=True)
+    assert "0 MB free, saving the model takes" in error.message
+    assert "free some space" in error.hint
 
 
 def test_questions_that_all_have_no_answer(tmp_path: Path) -> None:

@@ -17,7 +17,10 @@ def empty(bare: Control, tmp_path_factory: pytest.TempPathFactory) -> Empty:
 
 
 def test_the_roles_pages(empty: Empty) -> None:
-    """Made with Ansible's own settings, all else with those that docs/ops.md advises."""
+    """Made with Ansible's own settings, removed with those that docs/ops.md advises.
+
+    That the roles change nothing the second time is tested with setup and teardown.
+    """
     control, page = empty.control, ops_page.read_page()
     before = control.snapshots()
     [tool] = [found.files for found in ops_page.playbooks(page) if found.files]
@@ -30,14 +33,12 @@ def test_the_roles_pages(empty: Empty) -> None:
     done = changes(empty.play(*made))  # one line a playbook and host
     assert len(done) == len(made) * len(HOSTS)
     assert "0" not in done
-    assert set(changes(empty.play(*made, **ADVISED))) == {"0"}
     reached = control.bed.ssh(HEAD, f"ssh -F mesh/ssh_config {OTHER} whoami")
     assert reached.stdout == "ops\n", reached.stderr
     control.shell(OTHER, "tree --version")
     removed = [f"{example}.yml" for example in reversed(examples) if example.entry == "remove"]
     assert len(removed) == len(made) - 1  # an environment is one folder
     assert "0" not in changes(empty.play(*removed, **ADVISED))
-    assert set(changes(empty.play(*removed, **ADVISED))) == {"0"}
     for name in HOSTS:
         control.shell(name, "rm -r /opt/markdown-it")
     assert control.snapshots() == before

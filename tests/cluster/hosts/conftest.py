@@ -38,4 +38,5 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         ]
         assert "mpirun reached 3 hosts, the same" in rows[4]
         assert "an all-reduce over all is right" in rows[4]
+        assert "their ports are closed to this machine, which is not one of them" in out
         yield Cluster(control, inventory, before)

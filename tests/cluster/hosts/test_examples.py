@@ -8,10 +8,11 @@ import pytest
 
 from tests import ops_page
 from tests.cluster.cluster import PREFIX, Cluster
-from tests.cluster.control import HEAD, NAMES
+from tests.cluster.control import HEAD, NAMES, OTHER
 from tests.cluster.examples import ADVISED, Empty, changes, empty_folder
 from tests.programs import CONTROL
 
+PAIR = (HEAD, OTHER)
 # The others would change the cluster, or have been carried out on bare hosts.
 ROLES = ("node_agent", "preflight", "torch_stack", "verify")
 LEFT_OUT = {("torch_stack", "remove"), ("torch_stack", "rollback")}
@@ -19,7 +20,7 @@ LEFT_OUT = {("torch_stack", "remove"), ("torch_stack", "rollback")}
 
 @pytest.fixture(scope="module")
 def empty(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Empty:
-    return empty_folder(cluster.control, NAMES, tmp_path_factory.mktemp("examples"))
+    return empty_folder(cluster.control, PAIR, tmp_path_factory.mktemp("examples"))
 
 
 def test_examples_find_what_setup_has_left_and_change_nothing(empty: Empty) -> None:
@@ -49,10 +50,10 @@ def test_going_back_as_the_page_shows_it(empty: Empty) -> None:
     former = f"stacks/{Path(before).name[:-1]}x"
     copy = f"cd {PREFIX}; cp -al {before} {former}; ln -s {PREFIX}/{former} former"
     back = f"cd {PREFIX}; rm -rf former {former}; ln -sfn {before} current"
-    with control.changed(dict.fromkeys(NAMES, (copy, back))):
-        assert changes(empty.play(name)) == ["1"] * len(NAMES)
+    with control.changed(dict.fromkeys(PAIR, (copy, back))):
+        assert changes(empty.play(name)) == ["1"] * len(PAIR)
         assert Path(current()).name == Path(former).name
-        assert changes(empty.play(name, **ADVISED)) == ["1"] * len(NAMES)
+        assert changes(empty.play(name, **ADVISED)) == ["1"] * len(PAIR)
         assert current() == before
 
 
@@ -69,7 +70,8 @@ def test_the_way_with_ansible_galaxy(empty: Empty, tmp_path: Path) -> None:
         "PATH": f"{CONTROL}:{os.environ['PATH']}",
         "PIP_NO_BUILD_ISOLATION": "0",  # with the build backend of the lock, not the newest
     }  # fmt: skip
-    (empty.installed.clone / "inventory.ini").write_text(Path(empty.inventory).read_text())
+    inventory = Path(empty.control.inventory("galaxy.ini", NAMES))
+    (empty.installed.clone / "inventory.ini").write_text(inventory.read_text())
     done = subprocess.run(
         empty.control.bed.run_argv(["sh", "-c", text]),
         env=env, cwd=empty.installed.clone, capture_output=True, text=True, check=False,

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cluster.cluster import TWO, Cluster, no_rank_is_left
 from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER
+from tests.cluster.hosts.listening import CLOSED, opened_ports
 from tests.programs import CONTROL
 
 LIMIT = 120
@@ -59,6 +60,7 @@ class Live:
 
     cluster: Cluster
     process: "subprocess.Popen[str]"
+    opened: dict[str, set[int]]
     run: str
     stack: str
 
@@ -78,13 +80,15 @@ def live(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("waits")
     (folder / "waits.py").write_text(WAITS)
     control = cluster.control
-    process = control.start("run", *TWO, "--", str(folder / "waits.py"))
-    try:
+    with opened_ports(control, (HEAD, OTHER)) as opened:
+        process = control.start("run", *TWO, "--", str(folder / "waits.py"))
         assert process.stdout
-        assert process.stdout.readline() == "ranks have met\n"
+        met = process.stdout.readline()
+    try:
+        assert met == "ranks have met\n"
         found = control.bed.exec_(HEAD, "sh", "-c", "ls -t /opt/ftcluster/runs | head -1; "
                                   "readlink /opt/ftcluster/current", check=True)  # fmt: skip
-        yield Live(cluster, process, *found.stdout.split())
+        yield Live(cluster, process, opened, *found.stdout.split())
     finally:
         if process.poll() is None:
             process.terminate()
@@ -97,6 +101,9 @@ def test_other_local_users_do_not_get_at_the_rendezvous(live: Live) -> None:
     assert len(ours) >= 2, ports  # torch's store, and mpirun's
     near = [f"{address}:{port}" for address in ("127.0.0.1", ADDRESS[HEAD]) for port in ours]
     far = [f"{ADDRESS[HEAD]}:{port}" for port in ours]
+    for name in (HEAD, OTHER):
+        assert live.opened[name], f"nothing was heard on {name}"
+        assert live.opened[name] <= CLOSED, sorted(live.opened[name] - CLOSED)
     for host, places in ((HEAD, near), (OTHER, far)):
         for user, answer in (("nobody", "TimeoutError"), ("ftcluster", "in")):
             argv = ("runuser", "-u", user, "--", "python3", "-c", CALL, *places)
@@ -142,6 +149,5 @@ def test_a_run_keeps_its_stack_until_it_has_ended(live: Live, tmp_path: Path) ->
     no_rank_is_left(cluster)
     for name in NAMES:
         live.on(name, f"cd /opt/ftcluster; ln -sfn {live.stack} current; rm -r {former} former")
-    for wanted in (change, ()):
-        done = control.run("setup", cluster.inventory, "--tags", "stack", *wanted)
-        assert done.returncode == 0, done.stderr
+    free = control.run("setup", cluster.inventory, "--tags", "stack", "--check", *change)
+    assert free.returncode == 0, free.stderr

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.ftcluster.cluster.plugins.action.host_facts import ActionModule, clock_of
+from ansible_collections.ftcluster.cluster.plugins.action.host_facts import ActionModule
 from ansible_collections.ftcluster.cluster.plugins.modules import host_facts
 
 from tests.unit.plugins.test_resources import reader
@@ -85,11 +85,6 @@ def test_a_folder_that_may_not_be_searched(monkeypatch: pytest.MonkeyPatch) -> N
     assert host_facts.nearest_existing(Path("/usr/lib/a/b")) == Path("/usr")
 
 
-def test_the_clock_of_the_shortest_round_trip() -> None:
-    assert clock_of([]) == (None, None)
-    assert clock_of([(100.0, 161.0, 104.0), (200.0, 260.5, 201.0)]) == (60.0, 0.5)
-
-
 @pytest.mark.parametrize(
     ("rc", "stdout", "known"),
     [
@@ -99,12 +94,14 @@ def test_the_clock_of_the_shortest_round_trip() -> None:
         (127, "", False),
     ],
 )
-def test_what_date_answers(rc: int, stdout: str, known: bool) -> None:
-    action = object.__new__(ActionModule)
+def test_what_date_answers(
+    monkeypatch: pytest.MonkeyPatch, rc: int, stdout: str, known: bool
+) -> None:
+    action, clock = object.__new__(ActionModule), iter((1795273095.0, 1795273099.0))
     action._low_level_execute_command = lambda *_, **__: {"rc": rc, "stdout": stdout}
-    sample = action._sample()
-    assert (sample is not None) == known
-    assert sample is None or round(sample[1]) == 1795273156
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    offset, error = action._clock()
+    assert (offset and round(offset), error) == ((59, 2.0) if known else (None, None))
 
 
 # --- the Pythons and the stacks

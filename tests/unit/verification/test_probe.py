@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from ftcluster_train.probe import (
     ProbeRequest,
     has_address,
     kernel_of,
+    name_and_version,
     other_runs,
     pieces,
     read_answers,
@@ -49,6 +51,12 @@ def test_addresses_of_this_host_and_of_others() -> None:
     assert has_address("localhost")
     assert not has_address("192.0.2.7")  # for documentation: nobody has it
     assert not has_address("a name that is none")
+
+
+def test_names_and_versions_are_those_of_importlib() -> None:
+    for package in metadata.distributions():
+        expected = (package.metadata["Name"].lower(), package.version)
+        assert name_and_version(package) == expected
 
 
 # --- what the ranks print

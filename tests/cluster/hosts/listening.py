@@ -1,0 +1,36 @@
+"""Which TCP ports hosts open to others while something is at work."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tests.cluster.control import Control
+
+CLOSED = {*range(29500, 30000), *range(32768, 61000)}  # by the firewall
+SOCKETS = "ss -Hltn | awk '{print $4}'"
+WATCH = """
+rm -f /run/stop /run/heard
+systemd-run -q --unit heard sh -c '
+  while [ ! -e /run/stop ]; do ss -Hltn; sleep 0.2; done | awk "{print \\$4}" | sort -u > /run/new
+  mv /run/new /run/heard
+'
+"""
+STOP = "touch /run/stop; while [ ! -e /run/heard ]; do sleep 0.1; done; cat /run/heard"
+CLEAR = "rm -f /run/stop /run/heard"
+
+
+@contextmanager
+def opened_ports(control: Control, hosts: Sequence[str]) -> Iterator[dict[str, set[int]]]:
+    """The ports by host, complete at the end."""
+    before = {name: ports(control.shell(name, SOCKETS)) for name in hosts}
+    opened: dict[str, set[int]] = {}
+    with control.changed(dict.fromkeys(hosts, (WATCH, CLEAR))):
+        try:
+            yield opened
+        finally:
+            for name in hosts:
+                opened[name] = ports(control.shell(name, STOP)) - before[name]
+
+
+def ports(sockets: str) -> set[int]:
+    """Those of the sockets that other hosts can reach."""
+    return {int(s.rpartition(":")[2]) for s in sockets.split() if not s.startswith("127.")}
