@@ -43,7 +43,9 @@ def run(options: argparse.Namespace) -> int:
         raise StoppedElsewhere(stopped_line(followed.progress), details=document)
     ended = followed.progress.ended or followed.detached
     if not ended or followed.progress.state not in ("done", "running"):
-        raise FtclusterError(reason(followed), details=document)
+        off = any(event.kind == "unreachable" for event in followed.failures)
+        hint = f"continue it on the hosts that answer: ftcluster train --resume {name}"
+        raise FtclusterError(reason(followed), hint if off else "", details=document)
     print_result(options, document, summary(document))
     return 0
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.inventory import HOSTS_VARIABLE
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
 from ftcluster.cli.arguments import (
     add_detach,
@@ -23,19 +24,20 @@ from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import UsageError
-from ftcluster.launch.follow import new_run_id
+from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.place import place_of
 from ftcluster.launch.preview import as_document, as_text
 from ftcluster.launch.runs import find_job
-from ftcluster.launch.training_run import TrainingRun, train
+from ftcluster.launch.training_run import HeadLost, TrainingRun, train
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.model_size import model_size, size_from_scratch
 from ftcluster.planning.plan import first_hosts, plan
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
+from ftcluster.provision.stages import run_stages
 from ftcluster.recipe.inputs import check_inputs, folder_name
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster.stacks.catalog import load_stacks
@@ -43,6 +45,7 @@ from ftcluster.text.plural import counted
 from ftcluster_common.recipe import CausalLm, Recipe
 
 DEFAULT_RECIPE = "quickstart"
+HEAD_SECONDS = 120.0  # it may be rebooting
 FOLDERS = ("data", "model", "tokenizer")  # fields of a recipe that may name one of this machine
 
 
@@ -61,6 +64,11 @@ def add_parser(commands: Any) -> None:
         metavar="RUN",
         help="continue a run from its newest checkpoint or snapshot, as a new run, on the hosts "
         "that answer; its id, or how that begins",
+    )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="if the head does not answer for 2 minutes, continue the run on the other hosts",
     )
     add_cluster(parser)
     add_restarts(parser, default=3)
@@ -102,9 +110,7 @@ def run(options: argparse.Namespace) -> int:
         if options.dry_run:
             show_plan(prepared, options.json)
             return 0
-        if options.hf_token:
-            prepared = replace(prepared, hub_token=find_token())
-        progress = train(prepared, make_view(options.verbose), reach, options.detach)
+        progress = carry_on(prepared, options, cluster, reach)
     if progress.state == "running":
         print_detached(options, progress.run)
     else:
@@ -112,9 +118,47 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def carry_on(
+    run: TrainingRun, options: argparse.Namespace, cluster: Cluster, reach: Sequence[str]
+) -> RunProgress:
+    """Train, with --watch on a host that is left when the head is lost.
+
+    Raises:
+        HeadLost: it was lost, and --watch is not given, or it was lost too often.
+        FtclusterError, Interrupted: see `train`.
+    """
+    limit = HEAD_SECONDS if options.watch else RECONNECT_LIMIT_SECONDS
+    token = find_token() if options.hf_token else ""
+    left = options.max_restarts if options.watch else 0
+    while True:
+        lead(run, options, cluster, reach)
+        view = make_view(options.verbose)
+        try:
+            run = replace(run, hub_token=token)
+            return train(run, view, tuple(reach), options.detach, limit)
+        except HeadLost as error:
+            if not left:
+                raise
+            view.say(f"{error.message}; continuing on the other hosts")
+        left -= 1
+        options.resume, options.nodes = run.id, None
+        run = prepare(options, cluster, reach)
+
+
+def lead(
+    run: TrainingRun, options: argparse.Namespace, cluster: Cluster, reach: Sequence[str]
+) -> None:
+    """Let the head of a run start ranks on its other hosts, where setup has not done so."""
+    names = [host.name for host in run.plan.hosts]
+    usual = not options.inventories and names[0] == cluster.facts.head.name
+    if run.resume and len(names) > 1 and not usual:
+        hosts = ("--extra-vars", f"{HOSTS_VARIABLE}={','.join(names)}")
+        run_stages("mesh", cluster.inventories, (*reach, *hosts), make_view(options.verbose))
+
+
 def prepare(options: argparse.Namespace, cluster: Cluster, reach: Sequence[str]) -> TrainingRun:
     """Prepare the run that the command line asks for."""
-    if options.resume:
+    if options.resume:  # on a host that is left, where the head is lost
         prepared = resume_run(options.resume, options.nodes, options.ranks_per_host, cluster, reach)
     else:
         recipe, overrides = split_words(options.words)
@@ -192,7 +236,7 @@ def resume_run(
 
     Args:
         run: the other one's id, or how it begins.
-        nodes: number of hosts, the head first; default: all.
+        nodes: number of hosts, the head first; default: those of the other run.
         ranks_per_host: default: the plan decides.
         cluster: where it was.
         reach: arguments of ansible-playbook that say how to reach the hosts.
@@ -201,9 +245,10 @@ def resume_run(
         FtclusterError: there is no such run, no host answers, or the plan is not valid.
     """
     found = find_job(replace(place_of(cluster), options=tuple(reach)), run)
-    hosts = tuple(host for host in cluster.facts.hosts if host.name in found.hosts)
-    cluster = replace(cluster, facts=ClusterFacts(hosts))
-    facts = first_hosts(cluster.facts, nodes) if nodes else cluster.facts
+    facts_of = {host.name: host for host in cluster.facts.hosts}
+    hosts = ClusterFacts(tuple(facts_of[name] for name in found.hosts))
+    cluster = replace(cluster, facts=hosts)
+    facts = first_hosts(hosts, nodes or found.took_part)
     size = _size_of(found.recipe)
     decided = plan(facts, found.recipe, load_stacks(), ranks_per_host, size)
     run_id = new_run_id(found.recipe.name)

@@ -85,12 +85,14 @@ class Followed:
         outcome: how the playbook ended; "stopped" means that no rank is left running, unless it is
             detached.
         detached: whether the run continues without this command.
+        head_lost: whether the head has not answered for too long.
     """
 
     progress: RunProgress
     failures: list[TaskEvent]
     outcome: Outcome
     detached: bool = False
+    head_lost: bool = False
 
 
 def new_run_id(name: str) -> str:
@@ -111,6 +113,7 @@ def carry_out(
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
     detach: bool = False,
+    head_seconds: float = RECONNECT_LIMIT_SECONDS,
 ) -> Followed:
     """Launch a run and follow it to its end; Ctrl-C stops it, or detaches from it.
 
@@ -121,6 +124,7 @@ def carry_out(
         on_event: called for each of the run's events.
         cancelled: called several times a second; true ends the run as Ctrl-C does.
         detach: whether to return once it is launched.
+        head_seconds: how long a head that does not answer is waited for.
 
     Raises:
         FtclusterError: it was to be stopped, and may still be running.
@@ -135,7 +139,9 @@ def carry_out(
         "train_guard": secrets.token_hex(16),
         **run.variables(),
     }
-    followed = _follow(run.playbook, place, run.id, variables, view, on_event, cancelled)
+    followed = _follow(
+        run.playbook, place, run.id, variables, view, on_event, cancelled, head_seconds
+    )
     launched = detach and followed.outcome.state == "done"
     return replace(followed, detached=followed.detached or launched)
 
@@ -151,7 +157,7 @@ def attach(
     Raises:
         FtclusterError: it was to be stopped, and may still be running.
     """
-    return _follow("attach", place, run, {}, view, on_event, lambda: False)
+    return _follow("attach", place, run, {}, view, on_event, lambda: False, RECONNECT_LIMIT_SECONDS)
 
 
 def _follow(
@@ -162,6 +168,7 @@ def _follow(
     view: View,
     on_event: Callable[[dict[str, Any]], None],
     cancelled: Callable[[], bool],
+    head_seconds: float,
 ) -> Followed:
     make_state_dir(record_dir(run))
     events_file(run).touch(mode=PRIVATE_FILE)
@@ -204,12 +211,16 @@ def _follow(
         on_tick()
         return outcome
 
+    def head_lost() -> bool:
+        off = any(event.kind == "unreachable" and event.host == place.head for event in failures)
+        return off and launched and not progress.ended and outcome.state == "failed"
+
     def lost() -> str:
         """What keeps this command from following the run, which has not ended; "" for nothing."""
         on_head = [event for event in failures if event.host == place.head]
         if not launched or progress.ended or outcome.state != "failed":
             return ""
-        if any(event.kind == "unreachable" for event in on_head):
+        if head_lost():
             return f"{place.head} does not answer; the run continues there. Connecting again ..."
         gone = any(event.action == FOLLOW for event in on_head)
         return f"the supervisor on {place.head} is gone. Starting it again ..." if gone else ""
@@ -217,13 +228,13 @@ def _follow(
     detached = False
     with Interrupts() as interrupts:
         outcome = play(playbook)
-        came, deadline = reader.offset, time.monotonic() + RECONNECT_LIMIT_SECONDS
+        came, deadline = reader.offset, time.monotonic() + head_seconds
         while (why := lost()) and time.monotonic() < deadline:
             view.say(why)
             time.sleep(RECONNECT_PAUSE_SECONDS)
             outcome = play("attach")
             if reader.offset > came:
-                came, deadline = reader.offset, time.monotonic() + RECONNECT_LIMIT_SECONDS
+                came, deadline = reader.offset, time.monotonic() + head_seconds
         if outcome.state == "stopped":
             view.close()
     if outcome.state == "stopped":
@@ -235,7 +246,7 @@ def _follow(
     view.close()
     if progress.ended:
         complete_record(run, end_of(progress))
-    return Followed(progress, failures, outcome, detached)
+    return Followed(progress, failures, outcome, detached, head_lost())
 
 
 def _wants_to_detach(run: str) -> bool:

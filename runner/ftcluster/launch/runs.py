@@ -60,12 +60,15 @@ class FoundJob:
     Attributes:
         run: its id.
         recipe: with folders as they are on the hosts.
-        hosts: names of the hosts that answer, in the place's order.
+        hosts: names of the hosts that answer, those first that took part in it; else in the
+            place's order.
+        took_part: how many of them did.
     """
 
     run: str
     recipe: Recipe
     hosts: tuple[str, ...]
+    took_part: int
 
 
 def find_job(place: Place, run: str) -> FoundJob:
@@ -82,8 +85,10 @@ def find_job(place: Place, run: str) -> FoundJob:
         raise FtclusterError("none of the cluster's hosts answers", UNREACHABLE)
     everywhere = {name: job for host in hosts for name, job in jobs[host].items()}
     name = _only(run, sorted(everywhere), ", ".join(hosts))
+    hosts = tuple(sorted(hosts, key=lambda host: name not in jobs[host]))
+    took_part = sum(name in jobs[host] for host in hosts)
     try:
-        return FoundJob(name, recipe_of(everywhere[name]["recipe"]), hosts)
+        return FoundJob(name, recipe_of(everywhere[name]["recipe"]), hosts, took_part)
     except (KeyError, TypeError) as error:
         raise FtclusterError(f"{name} is no training that can be resumed", LIST) from error
 

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ftcluster.errors import Interrupted, StoppedElsewhere
-from ftcluster.launch.follow import Run, carry_out, failure
+from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
+from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, Run, carry_out, failure
 from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -52,8 +52,16 @@ class TrainingRun(Run):
         return {"recipe": asdict(self.recipe)}
 
 
+class HeadLost(FtclusterError):
+    """The head of a training has not answered for too long."""
+
+
 def train(
-    run: TrainingRun, view: View, reach: tuple[str, ...] = (), detach: bool = False
+    run: TrainingRun,
+    view: View,
+    reach: tuple[str, ...] = (),
+    detach: bool = False,
+    head_seconds: float = RECONNECT_LIMIT_SECONDS,
 ) -> RunProgress:
     """Launch a training and follow it to its end; with state running it is detached.
 
@@ -62,15 +70,23 @@ def train(
         view: where the progress is shown.
         reach: arguments of ansible-playbook that say how to reach the hosts.
         detach: whether to return once it is launched.
+        head_seconds: how long a head that does not answer is waited for.
 
     Raises:
+        HeadLost: the head was waited for in vain.
         FtclusterError: it failed; has the ranks' or hosts' messages.
         Interrupted: the user stopped it, or it was stopped elsewhere; no rank is left running.
     """
-    followed = carry_out(run, view, reach, detach=detach)
+    followed = carry_out(run, view, reach, detach=detach, head_seconds=head_seconds)
     progress = followed.progress
     if followed.detached:
         return progress
+    if followed.head_lost:
+        raise HeadLost(
+            f"{run.plan.hosts[0].name}, the head of run {run.id}, does not answer",
+            f"continue it on the other hosts: ftcluster train --resume {run.id}",
+            details=_known(run, progress),
+        )
     if followed.outcome.state == "stopped":
         raise Interrupted(stopped_line(progress), details=_known(run, progress))
     if progress.state == "stopped":

@@ -107,6 +107,16 @@ def test_a_lost_connection_is_taken_up_again(
     assert played[0][1]["train_run_dir"] == f"/opt/ftcluster/runs/{RUN}"
 
 
+def test_a_head_that_stays_away_is_lost(
+    monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
+) -> None:
+    monkeypatch.setattr(follow, "RECONNECT_LIMIT_SECONDS", 0.0)
+    phase = event("phase", doing="starting the ranks")
+    play(monkeypatch, played, (phase, [UNREACHABLE], Outcome("failed", "")))
+    assert follow.attach(PLACE, RUN, View()).head_lost
+    assert len(played) == 1
+
+
 @pytest.mark.parametrize("text", ["", event("end", state="failed", seconds=1.0, exit_code=1)])
 def test_what_was_not_launched_or_has_ended_is_not_taken_up(
     monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]], text: str

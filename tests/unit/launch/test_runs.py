@@ -35,9 +35,9 @@ def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
 
 
 def test_a_training_is_found_without_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, node1={"r-1": JOB}, node2={})
+    answers(monkeypatch, node1={}, node2={"r-1": JOB})
     found = runs.find_job(PLACE, "r")
-    assert (found.run, found.recipe, found.hosts) == ("r-1", RECIPE, ("node1", "node2"))
+    assert found == runs.FoundJob("r-1", RECIPE, ("node2", "node1"), 1)
 
 
 @pytest.mark.parametrize(
