@@ -209,8 +209,7 @@ def one_fault(
         "kind": "fault", "seed": seed, "number": number, "place": training.place.name,
         "fault": name, "run": training.run, "host": struck.host, "rank": struck.rank,
         "step": step, "at": round(struck.at, 1), **asdict(outcome),
-        "checkpoint_lost": goes_on and outcome.moving is not None
-        and step - outcome.steps_lost + 1 < saved,
+        "checkpoint_lost": outcome.resumed is not None and outcome.resumed < saved,
     })  # fmt: skip
     return goes_on
 

@@ -24,6 +24,7 @@ class Outcome:
         state: undisturbed, continued, ended (with its cause), died (without) or stuck.
         noticed: until the run said so.
         moving: until the next step was done.
+        resumed: the step that it was resumed after.
         steps_lost: steps that were done a second time.
         cause: what the run said.
         named: whether that is the right cause on the right host, and rank.
@@ -33,6 +34,7 @@ class Outcome:
     state: str
     noticed: float | None = None
     moving: float | None = None
+    resumed: int | None = None
     steps_lost: int = 0
     cause: str = ""
     named: bool = True
@@ -93,10 +95,11 @@ def _outcome(training: Training, struck: Struck, healed: bool) -> Outcome | None
     if not steps:
         return None
     outcome.moving = round(steps[0]["time"] - struck.at, 1)
+    outcome.resumed = steps[0]["step"] - 1
     done = [
         e["step"] for e in training.events() if e["event"] == "step" and e["time"] < sign["time"]
     ]
-    outcome.steps_lost = max(0, (done[-1] if done else 0) + 1 - steps[0]["step"])
+    outcome.steps_lost = max(0, (done[-1] if done else 0) - outcome.resumed)
     return outcome
 
 
