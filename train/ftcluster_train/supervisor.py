@@ -17,7 +17,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -92,8 +91,8 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
         kill_rest(launch.run)
         ending = Ending("stopped", EXIT_CODE, [])
     except TrainError as error:
-        host = socket.gethostname()
-        fields = {"message": error.message, "hint": error.hint, "host": host, "rank": None}
+        head = launch.hosts[0].name
+        fields = {"message": error.message, "hint": error.hint, "host": head, "rank": None}
         ending = Ending("failed", 1, [fields])
     except HostsRefused as error:
         ending = Ending("failed", 1, [_not_started(refusal) for refusal in error.refused])
@@ -126,7 +125,7 @@ def run_with_restarts(
     began = time.monotonic()
     if again:
         kill_rest(launch.run)
-        ending = Ending("failed", 1, [_killed()], restartable=True)
+        ending = Ending("failed", 1, [_killed(launch)], restartable=True)
     else:
         ending = run_ranks(launch, leases, events, hub_token, request)
     while ending.restartable and launch.restarts < launch.max_restarts:
@@ -178,9 +177,9 @@ def _write(launch: Launch) -> None:
     write_atomically(folder / LAUNCH_FILE, json.dumps(launch.to_dict()) + "\n")
 
 
-def _killed() -> dict[str, Any]:
+def _killed(launch: Launch) -> dict[str, Any]:
     """The fields of an event `error`."""
-    host = socket.gethostname()
+    host = launch.hosts[0].name
     hint = "the kernel kills processes when memory is short: dmesg; else ask who did"
     return {"message": "the supervisor was killed", "hint": hint, "host": host, "rank": None}
 
@@ -298,7 +297,7 @@ def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife])
         return []
     step = max(one.step for one in lives)
     message = f"mpirun was killed by signal 9 (SIGKILL) at step {step}"
-    return [Trouble(socket.gethostname(), None, step, "signal", message)]
+    return [Trouble(lives[0].host, None, step, "signal", message)]
 
 
 def _read(

@@ -44,7 +44,7 @@ def test_a_killed_supervisor_takes_the_run_up(run_dir: Path) -> None:
     assert (end["state"], end["exit_code"]) == ("done", 0)
     [notice] = [event["message"] for event in events(run_dir) if event["event"] == "notice"]
     assert "restart 1 of 3: " in str(notice)
-    assert str(notice).endswith("the supervisor was killed")
+    assert str(notice).endswith("head: the supervisor was killed")
     assert processes_of(run_dir.name) == []
     assert read_launch(run_dir).restarts == 1
 
