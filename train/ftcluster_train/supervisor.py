@@ -357,6 +357,10 @@ def _read(
                 delay = PAUSE_SECONDS if trouble else processes.GRACE_SECONDS / 2
                 signal.setitimer(signal.ITIMER_REAL, delay)
     watch.close()
+    if beats and not (watch.over or trouble) and process.wait() != 0:  # between two looks
+        for _ in range(3):  # who has connected, what it has said, and that it has hung up
+            beats.poll(time.monotonic())
+        trouble = launcher_gone(process, beats.lives) or beats.trouble(time.monotonic())
     return trouble
 
 

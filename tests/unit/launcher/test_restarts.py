@@ -65,7 +65,7 @@ def test_a_killed_rank_is_started_again(
     ("pids", "cause"),
     [
         ("$PPID", "rank 0 on head: its guardian process"),
-        ('$(cut -d" " -f4 /proc/$PPID/stat) $PPID', "mpirun"),
+        ('$(cut -d" " -f4 /proc/$PPID/stat) $PPID', "head: mpirun"),
     ],
 )
 def test_what_was_killed_is_named(tmp_path: Path, pids: str, cause: str) -> None:
