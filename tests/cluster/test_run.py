@@ -90,6 +90,15 @@ def test_exit_codes(machine: Machine, words: tuple[str, str], code: int, said: s
     assert machine.home.left_running() == []  # the other rank would have waited for minutes
 
 
+def test_a_script_that_hangs(machine: Machine) -> None:
+    done = machine.home.run("run", "--hang-seconds", "4", *TWO, script("hangs.py"))
+    assert done.returncode == 143
+    assert "rank 1 on localhost: hung in script: no rank has used its CPU" in done.stderr
+    assert "it is in wait_for_nothing" in done.stderr
+    assert "all_reduce" in (logs(machine, done.stderr) / "rank-0.log").read_text()
+    assert machine.home.left_running() == []
+
+
 def test_what_each_rank_says_is_whole(machine: Machine) -> None:
     words = ["{{ 1 + 1 }}", "a b", ":", "", "$HOME"]
     done = machine.home.run("run", *TWO, script("talks.py"), *words)

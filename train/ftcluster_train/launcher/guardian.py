@@ -28,7 +28,7 @@ from ftcluster_train.launcher.processes import adopt_orphans, end_with_parent
 
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
 SECRET = "FTCLUSTER_GUARD_FILE"  # has what a guardian proves itself with
-GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+GRACE_SECONDS = 9.0  # between SIGTERM and SIGKILL; longer than that of `script`
 REPEAT_SECONDS = 2.0  # a shutdown signals every process, and so the rank several times
 STACK_SECONDS = 0.02  # a process writes its stacks meanwhile, so that they do not mix
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)

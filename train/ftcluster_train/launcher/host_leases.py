@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ftcluster_common.launch import RUN_VARIABLE, Host, Launch
-from ftcluster_common.timeouts import Timeouts
+from ftcluster_common.timeouts import BEAT_SECONDS, Timeouts
 from ftcluster_train.launcher.ssh_check import (
     AT_ONCE,
     Refusal,
@@ -25,7 +25,6 @@ from ftcluster_train.launcher.ssh_check import (
     same_stack,
 )
 
-BEAT_SECONDS = 5.0
 WAIT_SECONDS = 2.0  # between two looks at hosts that another run uses
 END_SECONDS = 3.0
 TAKEN = "taken "
