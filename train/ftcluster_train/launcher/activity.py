@@ -28,7 +28,7 @@ def activity(
 
     Args:
         root: its process id.
-        main: those whose stop stops the rank.
+        main: those of them whose stop stops the rank.
         before: what they had done when this was last called.
 
     Returns:
@@ -36,7 +36,7 @@ def activity(
             seconds; wire: bytes over TCP connections that are open, also those to this host, as
             before while they compute. Nothing where there are no descendants.
     """
-    pids = descendants(root)
+    pids = {*main, *descendants(root)}  # a kernel may not list descendants
     found = {pid: process for pid in pids if (process := process_state(pid))}
     if not found:
         return {}
