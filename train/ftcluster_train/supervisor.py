@@ -204,7 +204,8 @@ def run_ranks(
     def waiting(words: str) -> None:
         events.write("phase", doing=f"waiting: {words}")
 
-    _refuse(leases.take(launch, stack, waiting if launch.wait else None))
+    patient = launch.wait or launch.restarts > 0  # a run that has begun is not lost to another one
+    _refuse(leases.take(launch, stack, waiting if patient else None))
     sourced = oneccl.variables_for(launch.env, host_path())
     beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
     environment = rank_environment(launch.variables, launch.stack, sourced)

@@ -222,7 +222,8 @@ def test_runs_that_wait_go_on_one_after_the_other_or_are_stopped(tmp_path: Path)
     alone = f"mkdir {tmp_path}/busy && sleep 0.5 && rmdir {tmp_path}/busy"
     first = launched(tmp_path, "first", "sleep 60")
     wait_for(lambda: "starting" in phases(first))
-    waiting = [launched(tmp_path, f"waiting{n}", alone, wait=True) for n in range(3)]
+    waiting = [launched(tmp_path, f"waiting{n}", alone, wait=True) for n in range(2)]
+    waiting.insert(0, launched(tmp_path, "interrupted", alone, restarts=1))
     for one in waiting:
         wait_for(lambda run=one: f"waiting: head: run {first.name} is using it" in phases(run))
     assert supervisor("stop", waiting[2]).stdout.strip() == "stopped"

@@ -41,10 +41,9 @@ def hold(runs: Path, run: str, silence_seconds: float, share: bool) -> None:
         silence_seconds: lines that are missing this long mean that the supervisor is gone.
         share: whether the run goes on without the lease, and takes it when it is free.
     """
+    # they may reach the supervisor and all that it has started
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # they may reach the supervisor and all it has started
+        signal.signal(number, signal.SIG_IGN)
     lease = os.open(runs / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o640)
     held = False
     while select.select([0], [], [], silence_seconds)[0]:
