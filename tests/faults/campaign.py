@@ -43,7 +43,11 @@ def undisturbed(training: Training) -> Reference:
         AssertionError: it failed.
     """
     training.launch()
-    assert training.follower.wait(RUN_SECONDS) == 0, training.said()
+    try:
+        assert training.follower.wait(RUN_SECONDS) == 0, training.said()
+    except BaseException:
+        training.stop()
+        raise
     return Reference(training.order(), training.weights(), training.losses())
 
 
@@ -170,7 +174,7 @@ def carry_out(
             struck = 0
             while True:
                 room = training.step() < steps - save_steps and done < count
-                if not room or not wait_for_steps(training, draw.randrange(10, save_steps)):
+                if not room or not wait_for_steps(training, draw.randrange(2, save_steps)):
                     break
                 time.sleep(draw.uniform(*PAUSE_SECONDS))
                 if training.step() > steps - save_steps:
