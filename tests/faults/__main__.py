@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.cluster.control import NAMES, bare_hosts
 from tests.faults import table
-from tests.faults.campaign import carry_out, problems
+from tests.faults.campaign import Campaign, carry_out, problems
 from tests.faults.injections import FAULTS
 from tests.faults.places import Hosts, Localhost, Place
 from tests.programs import ROOT, Home
@@ -86,10 +86,11 @@ def main() -> int:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
             place = stack.enter_context(PLACES[name](folder))
-            carry_out(
-                place, options.seed, options.faults, options.steps, folder / "logs", write,
-                options.only,
+            campaign = Campaign(
+                place, folder / "logs", options.seed, options.faults, options.steps,
+                only=tuple(options.only),
             )  # fmt: skip
+            carry_out(campaign, write)
     found = problems(results)
     print("\n".join(found) or "everything as it has to be", file=sys.stderr)
     return 1 if found else 0

@@ -15,10 +15,8 @@ from tests.faults.places import Hosts, Place
 from tests.faults.training import Training
 from tests.faults.watch import CLEAN_SECONDS, watch
 
-PAUSE_SECONDS = (0.0, 8.0)  # between two faults, after the training has done some steps
 LOSS_TOLERANCE = 0.02  # relative, on fewer ranks, whose sums are rounded otherwise
 RUN_SECONDS = 1800.0
-GOES_ON = ("continued", "undisturbed", "done")
 
 
 @dataclass(frozen=True)
@@ -138,84 +136,113 @@ def drawn_faults(draw: random.Random, place: str, only: Sequence[str]) -> Iterat
         yield from draw.sample(names, len(names))
 
 
-def wait_for_steps(training: Training, steps: int) -> bool:
-    """Whether a training is so many steps further before it ends."""
+def wait_for_steps(training: Training, steps: int, last: int) -> bool:
+    """Wait until a training is so many steps further; returns whether that is before `last`."""
     wanted = training.step() + steps
-    while training.step() < wanted:
+    while training.step() < min(wanted, last):
         if training.end() or training.follower.poll() is not None:
             return False
         time.sleep(0.2)
-    return True
+    return wanted < last
 
 
-def carry_out(
-    place: Place,
-    seed: int,
-    count: int,
-    steps: int,
-    folder: Path,
-    write: Callable[[dict[str, Any]], None],
-    only: Sequence[str] = (),
-    save_steps: int = 50,
-) -> None:
-    """Inject `count` faults into trainings of `steps` steps, and hand each result to `write`."""
-    draw = random.Random(f"{seed} {place.name}")
-    names = drawn_faults(draw, place.name, only)
-    folder.mkdir(parents=True, exist_ok=True)
-    reference = undisturbed(Training(place, steps, save_steps, folder))
+@dataclass(frozen=True)
+class Campaign:
+    """What is tried.
+
+    Attributes:
+        place: where.
+        folder: for what the commands of the control node say.
+        seed: of the order of faults, their moments and what they strike.
+        faults: how many.
+        steps: of each training; there are as many trainings as the faults need.
+        save_steps: between two checkpoints.
+        pause_seconds: at most, between two faults, besides some steps.
+        only: names of faults; () for all that are possible at the place.
+    """
+
+    place: Place
+    folder: Path
+    seed: int = 1
+    faults: int = 10
+    steps: int = 1000
+    save_steps: int = 50
+    pause_seconds: float = 8.0
+    only: tuple[str, ...] = ()
+
+    def training(self, *options: str) -> Training:
+        return Training(self.place, self.steps, self.save_steps, self.folder, options)
+
+
+def carry_out(campaign: Campaign, write: Callable[[dict[str, Any]], None]) -> None:
+    """Inject faults into trainings, and hand each result to `write`."""
+    place = campaign.place
+    draw = random.Random(f"{campaign.seed} {place.name}")
+    names = drawn_faults(draw, place.name, campaign.only)
+    campaign.folder.mkdir(parents=True, exist_ok=True)
+    reference = undisturbed(campaign.training())
     done = 0
-    while done < count:
+    while done < campaign.faults:
         before = surroundings(place)
         fewer = place.name == "hosts" and draw.random() < 0.5
         options = ("--max-restarts", "99", *(("--min-nodes", "2") if fewer else ()))
-        training = Training(place, steps, save_steps, folder, options)
+        training = campaign.training(*options)
         training.launch()
         try:
-            struck = 0
-            while True:
-                room = training.step() < steps - save_steps and done < count
-                if not room or not wait_for_steps(training, draw.randrange(2, save_steps)):
-                    break
-                time.sleep(draw.uniform(*PAUSE_SECONDS))
-                if training.step() > steps - save_steps:
-                    break
-                done, struck = done + 1, struck + 1
-                if not one_fault(training, next(names), draw, seed, done, write):
+            first = done
+            while done < campaign.faults and _is_time(training, campaign, draw):
+                done += 1
+                result = one_fault(training, next(names), draw)
+                write({"seed": campaign.seed, "number": done, **result})
+                if not survived_alone(result):
                     training.launch()
-            deadline = time.monotonic() + RUN_SECONDS
-            while not training.end() and time.monotonic() < deadline:
-                time.sleep(1)
-            assert (training.end() or {}).get("state") == "done", training.said()
+            wait_for_end(training)
             facts = at_end(training, reference, before)
         except BaseException:
             training.stop()
             raise
-        write({"kind": "run", "seed": seed, "place": place.name, "ids": training.runs,
-               "faults": struck, "options": options, **facts})  # fmt: skip
+        write({
+            "kind": "run", "seed": campaign.seed, "place": place.name, "ids": training.runs,
+            "faults": done - first, "options": options, **facts,
+        })  # fmt: skip
 
 
-def one_fault(
-    training: Training,
-    name: str,
-    draw: random.Random,
-    seed: int,
-    number: int,
-    write: Callable[[dict[str, Any]], None],
-) -> bool:
-    """Inject one fault; returns whether the training goes on by itself."""
+def _is_time(training: Training, campaign: Campaign, draw: random.Random) -> bool:
+    """Wait for the moment of the next fault; returns whether the training lasts until then."""
+    last = campaign.steps - campaign.save_steps
+    steps, pause = draw.randrange(2, campaign.save_steps), draw.uniform(0, campaign.pause_seconds)
+    if not wait_for_steps(training, steps, last):
+        return False
+    time.sleep(pause)
+    return training.step() < last
+
+
+def wait_for_end(training: Training) -> None:
+    """Wait until a training has done its last step.
+
+    Raises:
+        AssertionError: it failed.
+    """
+    deadline = time.monotonic() + RUN_SECONDS
+    while not training.end() and time.monotonic() < deadline:
+        time.sleep(1)
+    assert (training.end() or {}).get("state") == "done", training.said()
+
+
+def one_fault(training: Training, name: str, draw: random.Random) -> dict[str, Any]:
+    """Inject one fault, and wait until the training has got over it or has ended."""
     saved, step = training.checkpoint(), training.step()
     struck = FAULTS[name].strike(training, draw)
     outcome = watch(training, struck)
-    goes_on = outcome.state in GOES_ON
-    if not goes_on:
-        training.stop()
-    write({
-        "kind": "fault", "seed": seed, "number": number, "place": training.place.name,
-        "fault": name, "run": training.run, "host": struck.host, "rank": struck.rank,
-        "step": step, "at": round(struck.at, 1), **asdict(outcome),
+    result = {
+        "kind": "fault", "place": training.place.name, "fault": name, "run": training.run,
+        "host": struck.host, "rank": struck.rank, "step": step, "at": round(struck.at, 1),
+        **asdict(outcome),
         "checkpoint_lost": outcome.resumed is not None and outcome.resumed < saved,
-    })  # fmt: skip
-    return goes_on
+    }  # fmt: skip
+    if not survived_alone(result):
+        training.stop()
+    return result
 
 
 def problems(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -248,4 +275,9 @@ def problems(results: Sequence[dict[str, Any]]) -> list[str]:
 
 def survived(one: dict[str, Any]) -> bool:
     """Whether a training has got over a fault as it should."""
-    return one["state"] in (("ended",) if FAULTS[one["fault"]].ends else GOES_ON)
+    return one["state"] == "ended" if FAULTS[one["fault"]].ends else survived_alone(one)
+
+
+def survived_alone(one: dict[str, Any]) -> bool:
+    """Whether a training goes on by itself after a fault."""
+    return one["state"] in ("continued", "undisturbed", "done")

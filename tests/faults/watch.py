@@ -79,6 +79,10 @@ def _outcome(training: Training, struck: Struck, healed: bool) -> Outcome | None
         outcome.noticed = round(said[0]["time"] - struck.at, 1)
         outcome.cause = said[0].get("message") or said[0]["state"]
         outcome.named = any(_is_named(struck, event) for event in said)
+    ended = events[-1]["state"] if events and events[-1]["event"] == "end" else ""
+    if ended:
+        outcome.state = "done" if ended == "done" else "ended"
+        return outcome
     if not signs:
         began = struck.at + (struck.heal_after if healed else 0)
         steps = [event for event in events if event["event"] == "step" and event["time"] > began]
@@ -87,9 +91,6 @@ def _outcome(training: Training, struck: Struck, healed: bool) -> Outcome | None
         return outcome if over else None
     sign = events[signs[0]]
     outcome.state = "continued"
-    if events[-1]["event"] == "end":
-        outcome.state = "done" if events[-1]["state"] == "done" else "ended"
-        return outcome
     starts = [n for n, event in enumerate(events) if event["event"] == "start" and n > signs[0]]
     steps = [e for e in events[starts[-1] :] if e["event"] == "step"] if starts else []
     if not steps:
@@ -106,7 +107,7 @@ def _outcome(training: Training, struck: Struck, healed: bool) -> Outcome | None
 def _is_sign(event: dict[str, Any]) -> bool:
     """Whether it says that the ranks are ended, or were."""
     restart = event["event"] == "notice" and event["message"].startswith("restart ")
-    return restart or event["event"] in ("error", "end")
+    return restart or event["event"] == "error" or event.get("state", "done") != "done"
 
 
 def _has_cause(struck: Struck, event: dict[str, Any]) -> bool:
