@@ -334,3 +334,27 @@ def test_snapshots_cost_a_hundredth_of_the_time(
     taken.take(Optimizer(), lambda: resume.Position(2))  # type: ignore[arg-type]
     taken.wait()
     assert len(taken.costs) == 2
+
+
+def test_the_best_model_of_the_run_before_is_kept(tmp_path: Path, world: World) -> None:
+    each = {
+        **STEPS, "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1,
+        "load_best_model_at_end": True, "metric_for_best_model": "accuracy",
+    }  # fmt: skip
+    validation = make_samples("text-classification", 20, seed=5)
+
+    def trained(name: str, before: str, **changes: Any) -> Run:
+        job = make_job(tmp_path / "runs" / name, "text-classification", "fp32", **each, **changes)
+        job = replace(job, prefix=tmp_path, resume=before)
+        return run_once(job, make_model("bert"), SAMPLES, world, validation)
+
+    first = trained("first", "", max_steps=4)
+    # another step changes nothing, and what is as good is not better
+    later = trained("later", "first", max_steps=5, learning_rate=1e-30)
+    assert later.result.metrics == first.result.metrics
+    for name, weights in later.model.state_dict().items():
+        assert torch.equal(weights, first.model.state_dict()[name])
+    # where no host has it any more, the last one is taken, and a notice says so
+    shutil.rmtree(tmp_path / "runs/first/checkpoints")
+    last = trained("last", "later", max_steps=6, learning_rate=1e-30)
+    assert "the model is that of the last step" in last.of("notice")[-1]["message"]

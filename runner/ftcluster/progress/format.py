@@ -50,7 +50,9 @@ def stopped_line(progress: RunProgress) -> str:
     step = progress.step.get("step", 0)
     words = [f"stopped: run {run}{f' at step {step}' if step else ''}", "no rank is left running"]
     if checkpoint:
-        words += [checkpoint_line(progress), f"continue it: ftcluster train --resume {run}"]
+        words.append(checkpoint_line(progress))
+        if not progress.start["ipex"]:
+            words.append(f"continue it: ftcluster train --resume {run}")
     elif progress.start:
         words.append("no model was saved")
     return "; ".join(words)
