@@ -37,7 +37,7 @@ from ftcluster_common.launch import (
 )
 from ftcluster_train.distributed import oneccl
 from ftcluster_train.errors import TrainError
-from ftcluster_train.io.events import EventWriter, has_ended
+from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.launcher import background, lease, processes
 from ftcluster_train.launcher.background import PID_FILE, STOP_FILE
@@ -124,6 +124,7 @@ def run_with_restarts(
     """
     began = time.monotonic()
     if again:
+        began -= seconds_since_first(Path(launch.run_dir))
         kill_rest(launch.run)
         ending = Ending("failed", 1, [_killed(launch)], restartable=True)
     else:

@@ -21,13 +21,14 @@ from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import read_event_line
 from ftcluster.launch.place import UNREACHABLE, Place
 from ftcluster.launch.record import (
+    begin_events,
     begin_record,
     complete_record,
     end_of,
     events_file,
     record_dir,
 )
-from ftcluster.paths import PRIVATE_FILE, make_state_dir, plain_name
+from ftcluster.paths import plain_name
 from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
@@ -170,8 +171,7 @@ def _follow(
     cancelled: Callable[[], bool],
     head_seconds: float,
 ) -> Followed:
-    make_state_dir(record_dir(run))
-    events_file(run).touch(mode=PRIVATE_FILE)
+    begin_events(run)
     progress = RunProgress(run=run)
     reader = _EventReader(events_file(run))
     failures: list[TaskEvent] = []
@@ -278,11 +278,18 @@ def stop(
     Raises:
         FtclusterError: it may still be running; says how to end it.
     """
+    begin_events(run)
+    failures: list[str] = []
+
+    def on_event(event: TaskEvent) -> None:
+        if event.kind in ("failed", "unreachable"):
+            failures.append(f"\n  {event.host}: {event.message}")
+
     outcome = run_playbook(
         "ftcluster.cluster.stop",
         place.inventories,
         {**place.variables(run), "train_events": str(events_file(run))},
-        lambda _: None,
+        on_event,
         options=(*place.limit, *place.options),
         on_tick=on_tick,
         cancelled=cancelled,
@@ -290,7 +297,7 @@ def stop(
     )
     if outcome.state != "done":
         raise FtclusterError(
-            f"run {run} could not be stopped and may still be running",
+            f"run {run} could not be stopped and may still be running{''.join(failures)}",
             f"on {place.head}: {place.prefix}/current/bin/python "
             f"-m ftcluster_train.supervisor stop {place.runs}/{run}",
         )

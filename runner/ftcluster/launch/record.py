@@ -10,7 +10,7 @@ from typing import Any
 from ftcluster import __version__
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.place import Place
-from ftcluster.paths import state_dir, write_atomically
+from ftcluster.paths import PRIVATE_FILE, make_state_dir, state_dir, write_atomically
 from ftcluster.progress.state import RunProgress
 from ftcluster_common.run_state import RunState
 
@@ -23,6 +23,12 @@ def record_dir(run: str) -> Path:
 def events_file(run: str) -> Path:
     """The copy of a run's events.jsonl."""
     return record_dir(run) / "events.jsonl"
+
+
+def begin_events(run: str) -> None:
+    """Make the copy of a run's events, for what follows it."""
+    make_state_dir(record_dir(run))
+    events_file(run).touch(mode=PRIVATE_FILE)
 
 
 def begin_record(run: str, known: Mapping[str, Any]) -> None:

@@ -72,7 +72,8 @@ def play(
     ) -> Outcome:  # fmt: skip
         played.append((playbook.rpartition(".")[2], variables))
         text, events, outcome = remaining.pop(0)
-        with follow.events_file(RUN).open("a") as file:
+        with follow.events_file(RUN).open("r+") as file:
+            file.seek(0, 2)
             file.write(text)
         for one in events:
             on_event(one)
@@ -124,6 +125,19 @@ def test_what_was_not_launched_or_has_ended_is_not_taken_up(
     play(monkeypatch, played, (text, [UNREACHABLE], Outcome("failed", "")))
     assert follow.attach(PLACE, RUN, View()).outcome.state == "failed"
     assert len(played) == 1
+
+
+def test_a_run_of_another_control_node_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
+) -> None:
+    refused = TaskEvent("failed", "stop", "End the ranks", "head", "the supervisor does not end")
+    end = event("end", state="stopped", seconds=1.0, exit_code=143)
+    play(
+        monkeypatch, played, (end, [], Outcome("done", "")), ("", [refused], Outcome("failed", ""))
+    )
+    follow.stop(PLACE, RUN)
+    with pytest.raises(FtclusterError, match="\n  head: the supervisor does not end"):
+        follow.stop(PLACE, RUN)
 
 
 @pytest.mark.parametrize(("answer", "detached"), [("d\n", True), ("s\n", False), ("", False)])

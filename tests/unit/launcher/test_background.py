@@ -42,6 +42,8 @@ def test_a_killed_supervisor_takes_the_run_up(run_dir: Path) -> None:
     kill(run_dir)
     end = until_end(run_dir)
     assert (end["state"], end["exit_code"]) == ("done", 0)
+    took = float(str(end["time"])) - float(str(events(run_dir)[0]["time"]))
+    assert abs(float(str(end["seconds"])) - took) < 0.5
     [notice] = [event["message"] for event in events(run_dir) if event["event"] == "notice"]
     assert "restart 1 of 3: " in str(notice)
     assert str(notice).endswith("head: the supervisor was killed")

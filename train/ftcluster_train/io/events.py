@@ -53,3 +53,12 @@ def has_ended(run_dir: Path) -> bool:
         return bool(json.loads(last)["event"] == "end")
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def seconds_since_first(run_dir: Path) -> float:
+    """How long ago a run's first event was; 0 where there is none."""
+    try:
+        with (run_dir / EVENTS).open(encoding="utf-8") as file:
+            return max(0.0, time.time() - float(json.loads(file.readline())["time"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
