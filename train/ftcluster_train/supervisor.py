@@ -125,7 +125,7 @@ def run_with_restarts(
     began = time.monotonic()
     if again:
         began -= seconds_since_first(Path(launch.run_dir))
-        kill_rest(launch.run)
+        processes.kill_all(launch.run)
         ending = Ending("failed", 1, [_killed(launch)], restartable=True)
     else:
         ending = run_ranks(launch, leases, events, hub_token, request)
@@ -218,6 +218,7 @@ def run_ranks(
     watch = watch_of(launch, events)
     ending, heard_out = Ending("failed", 1, []), False
     events.write("phase", doing="starting the ranks")
+    own = os.getpid()
     process = subprocess.Popen(
         without_credentials(launch.argv, environment, launch.env),
         env=environment,
@@ -225,7 +226,7 @@ def run_ranks(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if launch.script_ranks is None else subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=processes.end_with_parent,
+        preexec_fn=lambda: processes.end_with_parent(parent=own),
     )
     try:
         request.saving = beats if launch.script_ranks is None else None

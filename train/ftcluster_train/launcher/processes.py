@@ -30,9 +30,16 @@ def processes_of(run: str) -> list[int]:
     return found
 
 
-def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """Have the kernel send this process a signal when its parent has ended (Linux)."""
+def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
+    """Have the kernel send this process a signal when its parent has ended (Linux).
+
+    Args:
+        number: the signal.
+        parent: the parent's process id, for a new child: it may have ended by now.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    if parent not in (None, os.getppid()):
+        os._exit(1)
 
 
 def adopt_orphans() -> None:
@@ -63,6 +70,13 @@ def wait_for_end(run: str) -> None:
     """Wait a grace period for the run's processes; mpirun itself does not wait for them."""
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline and any(map(is_running, processes_of(run))):
+        time.sleep(0.1)
+
+
+def kill_all(run: str) -> None:
+    """Kill a run's processes on this host until none is left: one may be just being started."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while kill_rest(run) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
