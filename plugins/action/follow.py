@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shlex
 import time
 from pathlib import Path
@@ -32,17 +34,17 @@ class ActionModule(ActionBase):
         run_dir = self._task.args["run_dir"]
         destination = Path(self._task.args["destination"])
         pause = float(self._task.args.get("poll_seconds", 0.5))
-        offset = destination.stat().st_size if destination.exists() else 0
         gone_since = None
         while True:
-            alive, text = self._poll(run_dir, EVENTS, offset)
-            whole = text[: text.rfind("\n") + 1]
-            if whole:
-                data = whole.encode()
-                with destination.open("ab") as file:
-                    file.write(data)
-                offset += len(data)
-            ends = [event for event in map(_event, whole.splitlines()) if event["event"] == "end"]
+            with destination.open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # another command may follow the same run
+                alive, text = self._poll(run_dir, EVENTS, file.seek(0, os.SEEK_END))
+                whole = text[: text.rfind("\n") + 1]
+                file.write(whole.encode())
+            lines = whole.splitlines()
+            if not (alive or lines):  # another command may have copied the end
+                lines = destination.read_text(encoding="utf-8").splitlines()[-1:]
+            ends = [event for event in map(_event, lines) if event["event"] == "end"]
             if ends:
                 result.update(changed=False, end=ends[-1])
                 return result

@@ -2,10 +2,12 @@
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.action.follow import ActionModule
 from ansible_collections.ftcluster.cluster.plugins.filter.root_answer import root_answer
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL, answers
@@ -102,3 +104,18 @@ def test_every_shell_command_whose_output_is_read_marks_it() -> None:
                 assert "tell " in shell or "os_package__family" in shell, f"{file}: {task['name']}"
                 assert [line for line in uses if "ftcluster.cluster.answers" not in line] == []
     assert found >= 7
+
+
+def test_two_commands_follow_a_run_into_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `stop` does while `train` follows: the end is copied once, and both find it."""
+    monkeypatch.setattr(ActionBase, "run", lambda *_: {})
+    copy = tmp_path / "events.jsonl"
+    whole = '{"event": "phase"}\n{"event": "end"}\n'
+    for _ in range(2):
+        module: Any = ActionModule.__new__(ActionModule)
+        module._task = SimpleNamespace(args={"run_dir": "/r", "destination": str(copy)})
+        module._poll = lambda _dir, _name, offset: (False, whole[offset:])
+        assert module.run()["end"] == {"event": "end"}
+        assert copy.read_text() == whole
