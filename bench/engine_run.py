@@ -4,8 +4,7 @@
 
 RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
 object: `engine` (`ours` or `stock`), `leave_out` (optimizations that ours goes without), `seed` and
-`attention_dropout` (of the recipe), `snapshot_seconds` (of the job), `pad` (`max` or `longest`, of
-stock), `evaluate`, `profile`;
+`attention_dropout` (of the recipe), `pad` (`max` or `longest`, of stock), `evaluate`, `profile`;
 or `shapes` of matrix products to measure instead of a training. Prints one JSON object.
 """
 
@@ -36,7 +35,6 @@ from ftcluster_train.kernels import Optimizations
 from ftcluster_train.prepare import prepare
 from ftcluster_train.rank import load
 from ftcluster_train.tasks.base import Task
-from ftcluster_train.training import loop, resume
 from ftcluster_train.training.loop import evaluate, train
 from ftcluster_train.training.progress import ProgressLog
 
@@ -44,7 +42,6 @@ TURNS = 7
 WARM_UP = 3  # steps that are not counted: their memory is new, and the kernel clears it
 PROFILED = 4  # steps after them
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
-SNAPSHOTS: list[resume.Snapshots] = []  # of the training in this process
 WORLD = World(rank=0, size=1, backend="gloo")
 
 
@@ -86,7 +83,7 @@ def main() -> int:
     recipe = replace(
         job.recipe, training=training, attention_dropout=options.get("attention_dropout", True)
     )
-    job = replace(job, recipe=recipe, snapshot_seconds=options.get("snapshot_seconds", 0))
+    job = replace(job, recipe=recipe)
     task, model, samples = load(job, read_inputs(run_dir))
     train_set = samples.pop("train")
     flop_per_token = 6 * product_weights(model)
@@ -104,9 +101,6 @@ def main() -> int:
         "losses": losses[-1:],
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
-    if SNAPSHOTS:
-        found["snapshots"] = SNAPSHOTS[0].costs
-        found["seconds"] = counted[-1] - counted[0]
     if options.get("evaluate"):
         found["metrics"] = evaluate(task, model, samples, WORLD, job.precision == "bf16")
     if options.get("profile"):
@@ -141,12 +135,6 @@ def _ours(
     job: Job, task: Task, model: Any, train_set: Samples, options: dict[str, Any]
 ) -> tuple[list[float], list[float], Any]:
     optimizations = Optimizations(**dict.fromkeys(options.get("leave_out", ()), False))
-
-    def snapshots(*arguments: Any) -> resume.Snapshots:
-        SNAPSHOTS.append(resume.Snapshots(*arguments))
-        return SNAPSHOTS[0]
-
-    loop.Snapshots = snapshots  # type: ignore[assignment,misc]
     training = replace(job.recipe.training, logging_steps=1, eval_strategy="no")
     job = replace(job, recipe=replace(job.recipe, training=training))
     with _profiler(options) as profiler:

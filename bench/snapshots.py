@@ -1,62 +1,62 @@
-"""What the snapshots of a training cost it.
+"""What a snapshot of a training's state costs the training.
 
-    .venv-dev/bin/python -m bench.snapshots --data DIR [--turns N] [--seconds N] [--prefix DIR]
-        [--results FILE]
+    PREFIX/current/bin/python -m bench.snapshots [--threads N] [--turns N] [--results FILE]
 
-from the repository's root, after `ftcluster setup localhost`. DIR has the folder shakespeare.
-
-GPT-2 (124 million parameters, a state of 1.5 GB) is trained without snapshots and with one every
---seconds as long as they cost less than a hundredth of the time; each run in a process, with two
-threads, interleaved. A snapshot's cost is the time that the training has waited for it, and the CPU
-time of its writer over the threads.
+from the repository's root, after `ftcluster setup localhost`. The state is that of GPT-2 (124
+million parameters, 1.5 GB), in memory; the snapshots are written to the folder for temporary files.
+The cost is the time that the training waits for the copy, and the CPU time of the thread that
+writes it over the threads of the training.
 """
 
 import argparse
+import json
+import os
 import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from bench.engine import CASES, Bench, machine, write
+import torch
+
 from ftcluster_common.job import Job
+from ftcluster_train.training import resume
 
-STEPS = 12
-THREADS = 2
+PARAMETERS = 124_440_000
+
+
+class State:
+    """Stands for an optimizer step."""
+
+    def __init__(self) -> None:
+        names = ("master_weights", "exp_avg_0", "exp_avg_sq_0")
+        self._tensors = {name: torch.randn(PARAMETERS) for name in names}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """As OptimizerStep.state."""
+        return self._tensors
 
 
 def main() -> int:
     """Measure, print and write the result; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=Job.snapshot_seconds)
-    parser.add_argument("--prefix", type=Path, default=Path("/opt/ftcluster"))
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
-    bench = Bench(options.prefix, options.data.absolute(), Path(), THREADS)
-    speeds: dict[float, list[float]] = {0.0: [], options.seconds: []}
-    costs: list[float] = []
-    with tempfile.TemporaryDirectory(dir=options.prefix) as folder:
-        run_dir = bench.prepare(Path(folder) / "run", CASES["gpt2"].recipe)
-        for _ in range(options.turns):
-            for seconds, found in speeds.items():
-                done = bench.run(
-                    run_dir, engine="ours", steps=STEPS, leave_out=[], snapshot_seconds=seconds
-                )
-                found.append(done["samples_per_second"])
-                costs += done["snapshots"]
-                print(f"{seconds:g} s: {found[-1]:.3f} samples/s, {done}", file=sys.stderr)
-    without, with_ = map(statistics.median, speeds.values())
-    result: dict[str, Any] = {
-        "machine": machine(),
-        "samples_per_second": {f"{seconds:g}": found for seconds, found in speeds.items()},
-        "ratio": with_ / without,
-        "costs": costs,
-    }
-    print(f"speed with snapshots: {with_ / without:.3f} of that without")
-    print(f"a snapshot costs {statistics.median(costs):.2f} s")
-    write(options.results, result)
+    torch.set_num_threads(options.threads)
+    resume.COST_SHARE, resume.MEMORY_SHARE = float("inf"), 1.0
+    state = State()
+    with tempfile.TemporaryDirectory() as folder:
+        snapshots = resume.Snapshots(Path(folder), 1e-9, print)
+        for step in range(1 + options.turns):  # the first one also allocates the memory
+            snapshots.take(state, lambda: resume.Position(step))  # type: ignore[arg-type]  # noqa: B023
+            snapshots.wait()
+    cost = statistics.median(snapshots.costs[1:])
+    every = max(Job.snapshot_seconds, 100 * cost)
+    print(f"{cost:.2f} s with {options.threads} threads: a snapshot every {every:.0f} s")
+    if options.results:
+        found = {"threads": options.threads, "load": os.getloadavg()[0], "costs": snapshots.costs}
+        options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

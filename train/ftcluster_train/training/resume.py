@@ -264,7 +264,7 @@ class Snapshots:
             return
         if self._writer and self._writer.is_alive():
             return
-        self._last = began = time.monotonic()
+        self._last = time.monotonic()
         tensors = optimizer.state()
         size = sum(tensor.nbytes for tensor in tensors.values())
         if self._problem:
@@ -276,8 +276,11 @@ class Snapshots:
                 share = f"{size / 1e6:.0f} MB are more than {MEMORY_SHARE:.0%} of the free memory"
                 self._notice(f"no snapshots are taken: {share}; training.save_strategy saves")
             return
+        if not self._copies:  # written, so that each later one costs as much as the first
+            self._copies = {name: torch.empty_like(one).zero_() for name, one in tensors.items()}
+        began = time.monotonic()
         for name, tensor in tensors.items():
-            self._copies.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
+            self._copies[name].copy_(tensor)
         work = (position(), time.monotonic() - began)
         self._writer = threading.Thread(target=self._write, args=work, daemon=True)
         self._writer.start()
