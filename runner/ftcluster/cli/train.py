@@ -129,17 +129,18 @@ def carry_on(
     """
     limit = HEAD_SECONDS if options.watch else RECONNECT_LIMIT_SECONDS
     token = find_token() if options.hf_token else ""
-    left = options.max_restarts if options.watch else 0
+    left, stepped = options.max_restarts if options.watch else 0, True
     while True:
         lead(run, options, cluster, reach)
         view = make_view(options.verbose)
         try:
-            run = replace(run, hub_token=token)
-            return train(run, view, tuple(reach), options.detach, limit)
+            launched = replace(run, hub_token=token, resume=run.resume if stepped else "")
+            return train(launched, view, tuple(reach), options.detach, limit)
         except HeadLost as error:
             if not left:
                 raise
             view.say(f"{error.message}; continuing on the other hosts")
+            stepped = bool(error.details["steps"])  # else there may be nothing to resume from
         left -= 1
         options.resume, options.nodes = run.id, None
         run = prepare(options, cluster, reach)
