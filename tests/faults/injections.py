@@ -65,15 +65,17 @@ def pick(training: Training, draw: random.Random, kind: str) -> Process:
 
 
 def signalled(
-    kind: str, number: signal.Signals, cause: str
+    kind: str, number: signal.Signals, cause: str, continued: bool = False
 ) -> Callable[[Training, random.Random], Struck]:
-    """A signal to one process of a kind."""
+    """A signal to one process of a kind; `continued`: SIGCONT follows some time later."""
 
     def strike(training: Training, draw: random.Random) -> Struck:
         process = pick(training, draw, kind)
+        heal = (lambda: process.signal(signal.SIGCONT)) if continued else nothing
+        after = draw.uniform(*CUT_SECONDS) if continued else 0.0
         at = time.time()
         process.signal(number)
-        return Struck(at, process.host, process.rank, cause)
+        return Struck(at, process.host, process.rank, cause, heal, after)
 
     return strike
 
@@ -123,7 +125,7 @@ def cut_apart(training: Training, draw: random.Random) -> Struck:
     at = time.time()
     bed.cut(one, other)
     heal = lambda: bed.heal(one, other)  # noqa: E731
-    return Struck(at, one, None, f"{one}|{other}", heal, draw.uniform(*CUT_SECONDS))
+    return Struck(at, "", None, f"{one}|{other}", heal, draw.uniform(*CUT_SECONDS))
 
 
 NO_HEAD = """
@@ -186,12 +188,13 @@ FAULTS = {
     "kill-rank": Fault("SIGKILL of a rank", signalled("rank", KILL, r"signal 9 \(SIGKILL\)")),
     "stop-rank": Fault("SIGSTOP of a rank", signalled("rank", STOP, r"stopped \(SIGSTOP\)")),
     "kill-mpirun": Fault("SIGKILL of mpirun", signalled("mpirun", KILL, "mpirun")),
-    "stop-mpirun": Fault("SIGSTOP of mpirun", signalled("mpirun", STOP, "mpirun")),
+    "stop-mpirun": Fault("SIGSTOP of mpirun, then SIGCONT", signalled("mpirun", STOP, "", True)),
     "kill-supervisor": Fault(
         "SIGKILL of the supervisor", signalled("supervisor", KILL, "supervisor")
     ),
     "stop-supervisor": Fault(
-        "SIGSTOP of the supervisor", signalled("supervisor", STOP, "supervisor")
+        "SIGSTOP of the supervisor, then SIGCONT",
+        signalled("supervisor", STOP, "supervisor", True),
     ),
     "kill-guardian": Fault("SIGKILL of a guardian", signalled("guardian", KILL, "guardian")),
     "stop-guardian": Fault("SIGSTOP of a guardian", signalled("guardian", STOP, "guardian")),
