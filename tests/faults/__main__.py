@@ -25,7 +25,7 @@ from tests.faults.places import Hosts, Localhost, Place
 from tests.programs import ROOT, Home
 
 RESULTS = ROOT / "tests/faults/results.jsonl"
-DISK_MEGABYTES = 400  # for runs, so that it can be filled
+DISK_MEGABYTES = 600  # for runs, so that it can be filled
 
 
 @contextmanager

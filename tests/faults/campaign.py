@@ -46,7 +46,9 @@ def undisturbed(training: Training) -> Reference:
     except BaseException:
         training.stop()
         raise
-    return Reference(training.order(), training.weights(), training.losses())
+    found = Reference(training.order(), training.weights(), training.losses())
+    training.clean()
+    return found
 
 
 def each_once(order: Order, samples: int) -> bool:
@@ -198,6 +200,7 @@ def carry_out(campaign: Campaign, write: Callable[[dict[str, Any]], None]) -> No
                     training.launch()
             wait_for_end(training)
             facts = at_end(training, reference, before)
+            training.clean()
         except BaseException:
             training.stop()
             raise

@@ -59,8 +59,10 @@ class Fault:
 
 
 def pick(training: Training, draw: random.Random, kind: str) -> Process:
-    """A process of the run."""
+    """A process of the run; of a supervisor and the process that starts it again, the former."""
     found = [one for one in training.processes() if one.kind == kind]
+    parents = {one.parent for one in found}
+    found = [one for one in found if one.pid not in parents]
     return draw.choice(sorted(found, key=lambda one: one.pid))
 
 

@@ -100,6 +100,11 @@ class Training:
         if self.follower.poll() is None:
             self.abandon()
 
+    def clean(self) -> None:
+        """Remove its runs from the hosts."""
+        done = self.place.run("clean", *self.runs)
+        assert done.returncode == 0, done.stderr
+
     def _follow(self, *words: str) -> None:
         self._log = self.folder / f"{len(self.runs)}-{time.time():.0f}-{words[0]}.x"
         self.follower = self.place.start(*words, log=self._log)
