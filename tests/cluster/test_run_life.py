@@ -1,9 +1,6 @@
 """The life of a run on this machine: detach, list, read, follow, stop, fetch, remove."""
 
 import json
-import os
-import re
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -66,37 +63,3 @@ def test_a_stopped_run_is_removed(machine: Machine) -> None:
     cleaned = machine.home.run("clean", run, "--json")
     assert json.loads(cleaned.stdout)["removed"] == [run]
     assert not (machine.home.prefix / "runs" / run).exists()
-
-
-def test_a_killed_supervisor_is_back_and_the_training_continues(machine: Machine) -> None:
-    run = detached(machine, "training.max_steps=12", "training.eval_strategy=no")
-    folder = until(machine, run)
-    os.kill(int((folder / "supervisor.pid").read_text()), signal.SIGKILL)
-    attached = machine.home.run("attach", run, "--json")
-    assert attached.returncode == 0, attached.stderr
-    assert json.loads(attached.stdout)["steps"] == 12
-    assert "the supervisor was killed" in attached.stderr
-    assert machine.home.left_running() == []
-
-
-def test_a_killed_rank_costs_seconds_of_a_training(machine: Machine) -> None:
-    steps = ("training.max_steps=12", "training.save_strategy=steps", "training.save_steps=4")
-    run = detached(machine, *steps, "training.eval_strategy=no")
-    folder = until(machine, run, '"event": "checkpoint"')
-    mark = f"ftcluster_train.rank\0{folder}".encode()
-    ranks = [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if mark in path.read_bytes() and b"ftcluster_train.bind" not in path.read_bytes()
-    ]
-    os.kill(max(ranks), signal.SIGKILL)
-    attached = machine.home.run("attach", run, "--json")
-    assert attached.returncode == 0, attached.stderr
-    assert json.loads(attached.stdout)["steps"] == 12
-    assert "killed by signal 9 (SIGKILL)" in attached.stderr
-    resumed = re.search(r"note: resumed after step (\d+)", attached.stderr)
-    assert resumed
-    assert int(resumed[1]) >= 4
-    again = machine.home.run("train", "--resume", run, "--json")
-    assert again.returncode == 0, again.stderr
-    assert "resumed after step 12" in again.stderr

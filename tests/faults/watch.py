@@ -106,8 +106,9 @@ def _outcome(training: Training, struck: Struck, healed: bool) -> Outcome | None
 
 def _is_sign(event: dict[str, Any]) -> bool:
     """Whether it says that the ranks are ended, or were."""
-    restart = event["event"] == "notice" and event["message"].startswith("restart ")
-    return restart or event["event"] == "error" or event.get("state", "done") != "done"
+    if event["event"] == "notice":
+        return str(event["message"]).startswith("restart ")
+    return event["event"] == "error" or event.get("state", "done") != "done"
 
 
 def _has_cause(struck: Struck, event: dict[str, Any]) -> bool:

@@ -359,6 +359,12 @@ def _read(
                 armed = True
                 delay = PAUSE_SECONDS if trouble else processes.GRACE_SECONDS / 2
                 signal.setitimer(signal.ITIMER_REAL, delay)
+            elif (
+                any(one.cause == "host" for one in trouble)
+                and beats
+                and beats.all_gone(time.monotonic())
+            ):
+                kill_rest(os.environ[RUN_VARIABLE])  # mpirun waits for the host that was lost
     watch.close()
     if beats and not (watch.over or trouble) and process.wait() != 0:  # between two looks
         for _ in range(3):  # who has connected, what it has said, and that it has hung up

@@ -104,32 +104,6 @@ def test_a_host_that_is_lost_ends_the_script_and_is_named(cluster: Cluster) -> N
     no_rank_is_left(cluster)
 
 
-def test_a_training_continues_without_a_host_that_is_lost(cluster: Cluster) -> None:
-    control = cluster.control
-    options = ("training.max_steps=12", "training.logging_steps=1", "training.eval_strategy=no")
-    words = ("--ranks-per-host", "1", "--min-nodes", "2", "--json")
-    process = control.start("train", "quickstart", FEW_PAIRS, *options, *words)
-    assert process.stderr is not None
-    said = []
-    for line in process.stderr:
-        said.append(line)
-        if line.startswith("step 3/"):
-            break
-    control.bed.kill(THIRD)
-    try:
-        out, rest = process.communicate(timeout=240)
-    finally:
-        control.bed.boot(THIRD)
-    text = "".join(said) + rest
-    assert process.returncode == 0, text
-    assert (json.loads(out)["state"], json.loads(out)["world_size"]) == ("done", 2)
-    assert re.search(rf"note: restart 1 of 3: {THIRD}: .*was lost at step \d+", text)
-    assert f"note: continuing without {THIRD}" in text
-    steps = [int(number) for number in re.findall(r"^step (\d+)/12", text, re.MULTILINE)]
-    assert set(steps) == set(range(1, 13))
-    no_rank_is_left(cluster)
-
-
 def test_a_changed_host_key_is_refused_by_name(cluster: Cluster) -> None:
     """The operator has accepted the new key; the mesh has the old one."""
     control = cluster.control

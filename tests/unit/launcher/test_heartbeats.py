@@ -178,5 +178,10 @@ def test_only_who_has_the_secret_is_heard() -> None:
             assert (beats.lives[2].step, beats.lives[2].doing) == (5, "forward")
         polled(beats, 0.2)
         assert beats.lives[2].lost
+        now = time.monotonic()
+        beats.lives[0].exit, beats.lives[1].heard = 1, now - 11  # of a host that was lost
+        assert beats.all_gone(now)
+        beats.lives[1].heard = now - 9
+        assert not beats.all_gone(now)
     finally:
         beats.close()

@@ -293,6 +293,14 @@ class Heartbeats:
         """What is wrong with the ranks, see `find_trouble`."""
         return find_trouble(self.lives, now, self._timeouts, self._hang_seconds)
 
+    def all_gone(self, now: float) -> bool:
+        """Whether no rank is left that the supervisor hears of."""
+        oldest = now - self._timeouts.silence
+        return all(
+            one.exit is not None or one.lost or (one.heard or oldest) <= oldest
+            for one in self.lives
+        )
+
     def send(self, line: bytes) -> None:
         """Send a line to every guardian."""
         for connection in self._connections:
