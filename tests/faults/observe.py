@@ -14,7 +14,8 @@ from tests.testbed.settings import GROUP
 
 LISTENS = "0A"  # of a socket in /proc/net/tcp
 HOST = re.compile(rf"/{GROUP}/(node\d+)/")
-KINDS = {  # by a word of the command line
+KINDS = {  # by the first word of the command line that is one of these
+    "mpirun": "mpirun",
     "ftcluster_train.supervisor": "supervisor",
     "ftcluster_train.bind": "guardian",
     "ftcluster_train.rank": "rank",
