@@ -355,6 +355,9 @@ def _read(
                     time.sleep(PAUSE_SECONDS)  # they are written before SIGTERM comes
                 if trouble:
                     beats.send(b"end\n")
+            if beats and all(one.exit == 0 for one in beats.lives):  # mpirun may be stopped
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGCONT)
             if (watch.over or trouble) and not armed:
                 armed = True
                 delay = PAUSE_SECONDS if trouble else processes.GRACE_SECONDS / 2

@@ -157,6 +157,20 @@ def polled(beats: Heartbeats, until: float = 0.5) -> None:
         time.sleep(0.02)
 
 
+def test_a_supervisor_that_was_stopped_is_the_cause() -> None:
+    """Its guardians have ended their ranks meanwhile."""
+    beats = Heartbeats("127.0.0.1", free_port(), "secret", [HOST] * 2, NOW, Timeouts())
+    try:
+        beats.poll(NOW + 14)
+        assert beats.trouble(NOW + 14) == []
+        beats.poll(NOW + 30)
+        beats.lives[1].exit = -9
+        [one] = beats.trouble(NOW + 30)
+        assert (one.cause, one.host, one.rank) == ("stopped", "head", None)
+    finally:
+        beats.close()
+
+
 def test_only_who_has_the_secret_is_heard() -> None:
     port = free_port()
     beats = Heartbeats("127.0.0.1", port, "secret", [HOST] * 4, time.monotonic(), Timeouts())

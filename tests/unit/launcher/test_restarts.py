@@ -9,6 +9,9 @@ import pytest
 
 from ftcluster_common.launch import Host, Launch
 from ftcluster_train.errors import TrainError, error_line
+from ftcluster_train.io.events import EventWriter
+from ftcluster_train.launcher.heartbeats import Trouble
+from ftcluster_train.launcher.monitors import watch_of
 from tests.programs import NODE_PATH
 from tests.unit.launcher.test_supervisor import events, processes_of, supervisor, until_end
 
@@ -74,6 +77,22 @@ def test_what_was_killed_is_named(tmp_path: Path, pids: str, cause: str) -> None
     assert until_end(tmp_path)["state"] == "done"
     [notice] = [event["message"] for event in events(tmp_path) if event["event"] == "notice"]
     assert f"{cause} was killed" in str(notice)
+
+
+def test_mpirun_that_is_stopped_does_not_keep_a_run_from_its_end(run_dir: Path) -> None:
+    started(run_dir, 'kill -STOP $(cut -d" " -f4 /proc/$PPID/stat)', 0)
+    assert until_end(run_dir)["state"] == "done"
+
+
+def test_of_several_that_were_killed_the_first_is_the_cause(run_dir: Path) -> None:
+    watch = watch_of(Launch(str(run_dir), (), {}, "", (), "", ""), EventWriter(run_dir))
+    for rank in (2, 0):
+        banner = f"=   RANK {rank} PID 7 RUNNING AT 10.0.0.1\n=   KILLED BY SIGNAL: 9 (Killed)\n"
+        watch.feed("stdout", banner.encode())
+    watch.close()
+    lost = [Trouble("node1", rank, 4, "signal", "killed") for rank in (0, 1, 2)]
+    assert watch.blame(lost) == lost[2:]
+    assert watch.blame(lost[:2]) == lost[:2]
 
 
 def script(run_dir: Path, text: str, max_restarts: int = 0, hang_seconds: float = 0.0) -> None:

@@ -270,7 +270,8 @@ class Heartbeats:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._connections: list[_Connection] = []
-        self._sent = now
+        self._sent = self._polled = now
+        self._stopped = 0.0  # for how long the supervisor has not come to poll
 
     @property
     def listens_at(self) -> str:
@@ -280,6 +281,7 @@ class Heartbeats:
 
     def poll(self, now: float) -> None:
         """Take what has come, and send a beat a second; never waits."""
+        self._stopped, self._polled = max(self._stopped, now - self._polled), now
         for key, _ in self._selector.select(0):
             if key.data is None:
                 self._accept()
@@ -290,7 +292,13 @@ class Heartbeats:
             self.send(b"beat\n")
 
     def trouble(self, now: float) -> list[Trouble]:
-        """What is wrong with the ranks, see `find_trouble`."""
+        """What is wrong with the ranks, see `find_trouble`, or was with the supervisor."""
+        if self._stopped > self._timeouts.supervisor:  # the guardians have ended their ranks
+            first = max(self.lives, key=lambda one: one.step)
+            what = f"the supervisor was stopped for {self._stopped:.0f} s"
+            hint = "find out who sends SIGSTOP on that host, or suspends it"
+            message = f"{what}{_at_step(first)}"
+            return [Trouble(self.lives[0].host, None, first.step, "stopped", message, hint)]
         return find_trouble(self.lives, now, self._timeouts, self._hang_seconds)
 
     def all_gone(self, now: float) -> bool:

@@ -4,6 +4,7 @@ Standard library only.
 """
 
 import contextlib
+import re
 import socket
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from ftcluster_train.launcher.rank_logs import append
 from ftcluster_train.launcher.stop_request import EXIT_CODE
 
 LAST_LINES = 12
+KILLED = re.compile(rb"=   RANK (\d+) PID \d+ RUNNING AT ")  # in a message of mpirun
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class _TrainingWatch(Watch):
         self._lines: list[str] = []
         self._errors: list[dict[str, Any]] = []
         self._stopped = False
+        self._killed: int | None = None  # the rank that mpirun reports first
 
     @property
     def over(self) -> bool:
@@ -110,6 +113,8 @@ class _TrainingWatch(Watch):
             self._logs.mkdir(exist_ok=True)
             append(self._logs / f"rank-{rank}.log", line + b"\n")
             line = b"[%d] %s" % (rank, line)
+        elif self._killed is None and (found := KILLED.match(line)):
+            self._killed = int(found[1])
         append(self._path, line + b"\n")
         text = line.decode(errors="replace").rstrip()
         self._lines = [*self._lines, text][-LAST_LINES:] if text else self._lines
@@ -117,6 +122,12 @@ class _TrainingWatch(Watch):
         if error:
             self._errors.append(error)
         self._stopped = self._stopped or text.endswith(STOPPED_LINE)
+
+    def blame(self, trouble: list[Trouble]) -> list[Trouble]:
+        """Of several that were killed, the first: mpirun kills the others."""
+        if any(one.cause != "signal" for one in trouble):
+            return trouble
+        return [one for one in trouble if one.rank == self._killed] or trouble
 
     def ending(self, exit_code: int) -> Ending:
         if self._stopped and not self._errors:
