@@ -1,0 +1,249 @@
+"""One start of a run's ranks with mpirun, watched until the last process has ended.
+
+Standard library only: the supervisor uses it.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from ftcluster_common.launch import GUARD_FILE, RESTART_VARIABLE, RUN_VARIABLE, Launch
+from ftcluster_train.distributed import oneccl
+from ftcluster_train.io.events import EventWriter
+from ftcluster_train.launcher import processes
+from ftcluster_train.launcher.guardian import ADDRESS, SECRET
+from ftcluster_train.launcher.heartbeats import Heartbeats, RankLife, Trouble
+from ftcluster_train.launcher.host_leases import Leases
+from ftcluster_train.launcher.hub_token import give
+from ftcluster_train.launcher.monitors import Ending, Watch, watch_of
+from ftcluster_train.launcher.rank_environment import (
+    free_port,
+    host_path,
+    rank_environment,
+    without_credentials,
+)
+from ftcluster_train.launcher.ssh_check import Refusal
+from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
+from ftcluster_train.launcher.stop_request import EXIT_CODE, Stopped, StopRequest
+
+PAUSE_SECONDS = 0.2
+
+
+class HostsRefused(Exception):
+    """Hosts on which no rank can be started."""
+
+    def __init__(self, refused: list[Refusal]) -> None:
+        super().__init__()
+        self.refused = refused
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all starts of a run's ranks have in common.
+
+    Attributes:
+        leases: of its hosts.
+        events: where its progress is written.
+        hub_token: for the Hub; "" for none.
+        request: takes the signals that end the run.
+    """
+
+    leases: Leases
+    events: EventWriter
+    hub_token: str
+    request: StopRequest
+
+
+def run_ranks(launch: Launch, run: Run) -> Ending:
+    """Start mpirun and wait until nothing of the run is left on this host.
+
+    Raises:
+        HostsRefused, TrainError: no rank was started.
+        Stopped: no rank was started.
+    """
+    request, events = run.request, run.events
+    request.holding, request.saving = False, None
+    request.check()
+    stack = own_stack()
+    hold_stack(stack)
+    launch = launch.with_stack(stack)
+    if launch.ssh_config:
+        events.write("phase", doing="checking that the head reaches the other hosts")
+
+    def waiting(words: str) -> None:
+        events.write("phase", doing=f"waiting: {words}")
+
+    patient = launch.wait or launch.restarts > 0  # a run that has begun is not lost to another one
+    _refuse(run.leases.take(launch, stack, waiting if patient else None))
+    sourced = oneccl.variables_for(launch.env, host_path())
+    beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
+    environment = rank_environment(launch.variables, launch.stack, sourced)
+    environment[RESTART_VARIABLE] = str(launch.restarts)
+    if beats:
+        environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
+    if run.hub_token:
+        _refuse(give(run.hub_token, launch))
+    watch = watch_of(launch, events)
+    ending, heard_out = Ending("failed", 1, []), False
+    events.write("phase", doing="starting the ranks")
+    own = os.getpid()
+    process = subprocess.Popen(
+        without_credentials(launch.argv, environment, launch.env),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if launch.script_ranks is None else subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: processes.end_with_parent(parent=own),
+    )
+    try:
+        request.saving = beats if launch.script_ranks is None else None
+        trouble = _read(process, watch, beats, request)
+        heard_out = True
+        ending = watch.ending(process.wait())
+        if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
+            errors = [dict(vars(one)) for one in watch.blame(trouble)]
+            ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
+        if request.asked and ending.state == "failed":
+            ending = replace(ending, state="stopped", exit_code=EXIT_CODE, restartable=False)
+    except Stopped:
+        ending = Ending("stopped", EXIT_CODE, [])
+    finally:
+        request.holding = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if beats:
+            beats.close()  # guardians that are left end their ranks, on every host
+        processes.end_group(process)
+        if ending.state != "done":
+            processes.wait_for_end(launch.run)
+        processes.kill_rest(launch.run)
+        if not heard_out:
+            _read_rest(process, watch)
+    return ending
+
+
+def _refuse(refused: list[Refusal]) -> None:
+    if refused:
+        raise HostsRefused(refused)
+
+
+def listen_for_guardians(launch: Launch) -> Heartbeats | None:
+    """The supervisor's end of the connections to the ranks' guardians.
+
+    Returns:
+        None where the run's folder has no GUARD_FILE: the ranks then have no guardians.
+
+    Raises:
+        TrainError: no port is free.
+    """
+    path = Path(launch.run_dir) / GUARD_FILE
+    if not path.exists():
+        return None
+    secret = path.read_text(encoding="ascii").strip()
+    address = launch.hosts[0].address
+    return Heartbeats(
+        address, free_port(), secret, launch.rank_hosts, time.monotonic(), launch.timeouts,
+        launch.hang_seconds,
+    )  # fmt: skip
+
+
+def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife]) -> list[Trouble]:
+    """Whether mpirun was killed, and not because a rank had ended.
+
+    mpirun is a script of a shell, which reports so how mpiexec.hydra has ended; after the end of a
+    rank by a signal that has another exit code.
+    """
+    code = process.poll()
+    if code not in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(one.exit for one in lives):
+        return []
+    step = max(one.step for one in lives)
+    message = f"mpirun was killed by signal 9 (SIGKILL) at step {step}"
+    return [Trouble(lives[0].host, None, step, "signal", message)]
+
+
+def _read(
+    process: "subprocess.Popen[bytes]",
+    watch: Watch,
+    beats: Heartbeats | None,
+    request: StopRequest,
+) -> list[Trouble]:
+    """Hand mpirun's output to the watch until it ends; returns why the ranks had to be ended.
+
+    After a rank's failure, the others get some time to report theirs before they are ended. Errors
+    that ranks report themselves say more than their exit codes.
+    """
+
+    def end_ranks(_number: int, _frame: FrameType | None) -> None:
+        if process.poll() is None and not asked:
+            asked.append(True)
+            if beats:  # SIGTERM would have a training's ranks stop at their next step
+                beats.send(b"end\n")
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            signal.setitimer(signal.ITIMER_REAL, processes.GRACE_SECONDS)
+        else:
+            processes.kill_rest(os.environ[RUN_VARIABLE])
+
+    asked: list[bool] = []
+    trouble: list[Trouble] = []
+    armed = False
+    signal.signal(signal.SIGALRM, end_ranks)
+    with selectors.DefaultSelector() as selector:
+        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+            if pipe:
+                selector.register(pipe, selectors.EVENT_READ, name)
+        while selector.get_map():
+            for key, _ in selector.select(PAUSE_SECONDS):
+                data = os.read(key.fd, 65536)
+                if data:
+                    watch.feed(key.data, data)
+                else:
+                    selector.unregister(key.fileobj)
+            watch.pause()
+            request.check()
+            if beats:
+                beats.poll(time.monotonic())
+            if beats and not (watch.over or trouble):
+                trouble = beats.trouble(time.monotonic())
+                if trouble:  # mpirun's end is also that of the guardians
+                    time.sleep(PAUSE_SECONDS)
+                trouble = launcher_gone(process, beats.lives) or trouble
+                if any(one.cause == "hung" for one in trouble):
+                    beats.send(b"stack\n")
+                    time.sleep(PAUSE_SECONDS)  # they are written before SIGTERM comes
+                if trouble:
+                    beats.send(b"end\n")
+            if beats and all(one.exit == 0 for one in beats.lives):  # mpirun may be stopped
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGCONT)
+            lost = any(one.cause == "host" for one in trouble)
+            if (watch.over or trouble) and not armed:
+                armed = True
+                delay = PAUSE_SECONDS if trouble else processes.GRACE_SECONDS / 2
+                signal.setitimer(signal.ITIMER_REAL, delay)
+            elif lost and beats and beats.all_gone(time.monotonic()):
+                processes.kill_rest(os.environ[RUN_VARIABLE])  # mpirun waits for the lost host
+    watch.close()
+    if beats and not (watch.over or trouble) and process.wait() != 0:  # between two looks
+        for _ in range(3):  # who has connected, what it has said, and that it has hung up
+            beats.poll(time.monotonic())
+        trouble = launcher_gone(process, beats.lives) or beats.trouble(time.monotonic())
+    return trouble
+
+
+def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
+    """Hand over what mpirun had written before it was ended."""
+    for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+        if pipe:
+            os.set_blocking(pipe.fileno(), False)
+            with contextlib.suppress(BlockingIOError):  # another process has it open
+                while data := os.read(pipe.fileno(), 65536):
+                    watch.feed(name, data)  # type: ignore[arg-type]
+    watch.close()
