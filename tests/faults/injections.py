@@ -108,7 +108,12 @@ def lost_host(number: int) -> Callable[[Training, random.Random], Struck]:
         at = time.time()
         bed.kill(host)
         return Struck(
-            at, host, None, "was lost|supervisor was killed", lambda: bed.boot(host), draw.uniform(*CUT_SECONDS)
+            at,
+            host,
+            None,
+            "was lost|supervisor was killed",
+            lambda: bed.boot(host),
+            draw.uniform(*CUT_SECONDS),
         )
 
     return strike

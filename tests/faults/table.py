@@ -45,10 +45,11 @@ def page(results: Results) -> str:
         table="\n".join(_rows(faults)),
         weights=sum(one["weights_compared"] for one in runs),
         weights_differing=sum(len(one["weights_differing"]) for one in runs),
+        loss=f"{max((one['loss_differs'] for one in runs), default=0):.2%}",
         samples_lost=sum(one["samples_lost"] for one in runs),
         samples_extra=sum(one["samples_extra"] for one in runs),
         checkpoints_lost=sum(one["checkpoint_lost"] for one in faults),
-        left=sum(len(one["left"]) for one in runs),
+        left=sum(len(one["left"]) for one in (*runs, *faults)),
     )
 
 

@@ -36,7 +36,7 @@ def test_the_page_has_what_was_measured() -> None:
     slower = fault | {"noticed": 1.5, "moving": 11.0, "steps_lost": 5}
     run = {
         "kind": "run", "weights_compared": 2, "weights_differing": [], "samples_lost": 0,
-        "samples_extra": 0, "left": [],
+        "samples_extra": 0, "left": [], "loss_differs": 0.0,
     }  # fmt: skip
     text = page([machine, fault, slower, run])
     row = "SIGKILL of a rank | one host, two ranks | 2 | 2 | 2 | 1, 1.5 | 10, 11 | 4, 5 | 0"

@@ -19,10 +19,13 @@ RANKS = [{"cpus": "0", "threads": 1, "memory": []}]
 PLACEMENT = {"kinds": [{"env": {}, "ranks": RANKS}], "hosts": [[0, 1]]}
 
 
-def started(run_dir: Path, program: str, max_restarts: int, **launch_fields: Any) -> None:
+def started(
+    run_dir: Path, program: str, max_restarts: int, site_packages: str = "", **launch_fields: Any
+) -> None:
     """Have the supervisor launch a program as a rank under its guardian."""
     script = (
-        f"export PYTHONPATH={NODE_PATH} PMI_RANK=0 FTCLUSTER_PLACEMENT='{json.dumps(PLACEMENT)}'; "
+        f"export PYTHONPATH={NODE_PATH}:{site_packages} PMI_RANK=0; "
+        f"export FTCLUSTER_PLACEMENT='{json.dumps(PLACEMENT)}'; "
         f"'{sys.executable}' -m ftcluster_train.bind sh -c '{program}'; "
         "code=$?; exit $((code > 128 ? 255 : code))"  # as Hydra does
     )
@@ -39,7 +42,7 @@ def started(run_dir: Path, program: str, max_restarts: int, **launch_fields: Any
     )
     (run_dir / "guard").write_text("secret\n")
     (run_dir / "launch.json").write_text(json.dumps(launch.to_dict()))
-    supervisor("start", run_dir)
+    supervisor("start", run_dir, site_packages)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,21 @@ def test_what_was_killed_is_named(tmp_path: Path, pids: str, cause: str) -> None
     assert until_end(tmp_path)["state"] == "done"
     [notice] = [event["message"] for event in events(tmp_path) if event["event"] == "notice"]
     assert f"{cause} was killed" in str(notice)
+
+
+def test_a_clock_that_jumps_back_changes_nothing(run_dir: Path, tmp_path: Path) -> None:
+    jumps = tmp_path / "jumps"
+    jumps.mkdir()
+    (jumps / "sitecustomize.py").write_text(
+        "import time\nreal, began = time.time, time.monotonic()\n"
+        "time.time = lambda: real() - 7200 * (time.monotonic() - began > 2)\n"
+    )
+    started(run_dir, "sleep 4", 0, str(jumps))
+    end = until_end(run_dir)
+    times = [event["time"] for event in events(run_dir)]
+    assert times[-1] < times[0] - 7000
+    assert end["state"] == "done"
+    assert 4 <= end["seconds"] < 60
 
 
 def test_mpirun_that_is_stopped_does_not_keep_a_run_from_its_end(run_dir: Path) -> None:
