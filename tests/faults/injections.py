@@ -204,7 +204,9 @@ FAULTS = {
         signalled("supervisor", STOP, "supervisor", True),
     ),
     "kill-guardian": Fault("SIGKILL of a guardian", signalled("guardian", KILL, "guardian")),
-    "stop-guardian": Fault("SIGSTOP of a guardian", signalled("guardian", STOP, "guardian")),
+    "stop-guardian": Fault(
+        "SIGSTOP of a guardian", signalled("guardian", STOP, "guardian|was lost")
+    ),
     "term-rank": Fault("SIGTERM of a rank", asked_to_end("rank"), ends=True),
     "term-supervisor": Fault("SIGTERM of the supervisor", asked_to_end("supervisor"), ends=True),
     "oom": Fault("a rank is out of memory", out_of_memory),

@@ -63,6 +63,7 @@ def test_ranks_at_work_are_no_trouble() -> None:
             [("signal", "node1", 2), ("signal", "node1", 3)],
         ),
         ({"rank2": {"lost": True}}, [("signal", "node1", 2)]),
+        ({"rank2": {"heard": NOW - 11}}, [("stopped", "node1", 2)]),
         ({"rank2": {"heard": NOW - 9}}, []),
         # an end without an error needs no sign of life
         ({"rank2": {"exit": 0, "heard": NOW - 60}}, []),

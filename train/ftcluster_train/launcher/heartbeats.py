@@ -26,6 +26,7 @@ SIZE_LIMIT = 1 << 16  # of a line
 IDLE_CPU = 0.02  # share of a core below which a rank waits
 IDLE_WIRE = 1000.0  # bytes a second below which it waits
 WINDOW_SECONDS = 10.0  # both are means over this long at most
+STOPPED_HINT = "find out who sends SIGSTOP on that host"
 ORDER = ("starting", "loading", "forward", "all-reduce", "evaluating", "saving")
 
 
@@ -143,10 +144,7 @@ def find_trouble(
         one for one in known if one.stopped is not None and now - one.stopped > timeouts.stopped
     ]
     if stopped:
-        return [
-            _trouble(one, "stopped", "stopped (SIGSTOP)", "find out who sends SIGSTOP on that host")
-            for one in stopped
-        ]
+        return [_trouble(one, "stopped", "stopped (SIGSTOP)", STOPPED_HINT) for one in stopped]
     limit = timeouts.silence if hang_seconds is None else hang_seconds
     if any(one.doing == "starting" for one in known):
         limit = max(limit, timeouts.start)
@@ -175,7 +173,10 @@ def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife]) -> list[Troub
         else:
             hint = f"if {host} was rebooted, it is used again when it answers"
             found += [
-                _trouble(one, "signal", "its guardian process was killed", hint) for one in gone
+                _trouble(one, "signal", "its guardian process was killed", hint)
+                if one.lost
+                else _trouble(one, "stopped", "its guardian process does not answer", STOPPED_HINT)
+                for one in gone
             ]
     return found
 

@@ -223,13 +223,13 @@ def _read(
             if beats and all(one.exit == 0 for one in beats.lives):  # mpirun may be stopped
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGCONT)
-            lost = any(one.cause == "host" for one in trouble)
+            silent = any(one.cause in ("host", "stopped") for one in trouble)
             if (watch.over or trouble) and not armed:
                 armed = True
                 delay = PAUSE_SECONDS if trouble else processes.GRACE_SECONDS / 2
                 signal.setitimer(signal.ITIMER_REAL, delay)
-            elif lost and beats and beats.all_gone(time.monotonic()):
-                processes.kill_rest(os.environ[RUN_VARIABLE])  # mpirun waits for the lost host
+            elif silent and beats and beats.all_gone(time.monotonic()):
+                processes.kill_rest(os.environ[RUN_VARIABLE])  # mpirun would wait
     watch.close()
     if beats and not (watch.over or trouble) and process.wait() != 0:  # between two looks
         for _ in range(3):  # who has connected, what it has said, and that it has hung up
