@@ -13,7 +13,7 @@ from tests.faults.observe import Process, oom_kill
 from tests.faults.places import Hosts
 from tests.faults.training import Training
 
-CUT_SECONDS = (20.0, 40.0)  # how long a host is off or cut off
+CUT_SECONDS = (15.0, 30.0)  # how long a host is off or cut off
 
 
 def nothing() -> None:

@@ -11,7 +11,7 @@ from tests.faults.training import Training
 
 PAUSE_SECONDS = 0.25
 STUCK_SECONDS = 150.0  # without a step, an error or an end, after a fault was undone
-UNDISTURBED_SECONDS = 20.0  # of steps: longer than anything takes to be noticed
+UNDISTURBED_SECONDS = 17.0  # of steps: longer than anything takes to be noticed
 DEAD_SECONDS = 5.0  # without any process of the run
 CLEAN_SECONDS = 60.0
 
