@@ -51,6 +51,14 @@ def compare(found: Order, undisturbed: Order, steps: int) -> tuple[int, int]:
     return lost, extra
 
 
+def by_pass(order: Order, steps: int) -> Order:
+    """The samples of each pass over the data, from 1; one has so many steps."""
+    passes: dict[int, Counter[int]] = {}
+    for step, samples in order.items():
+        passes.setdefault((step - 1) // steps + 1, Counter()).update(samples)
+    return passes
+
+
 def logs_below(folder: Path) -> list[str]:
     """The texts of all ranks' logs in a run's folder on one host."""
     return [path.read_text() for path in sorted(folder.glob("samples/rank-*.jsonl"))]

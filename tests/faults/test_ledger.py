@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from tests.faults.ledger import Order, compare, counted, read_log
+from tests.faults.ledger import Order, by_pass, compare, counted, read_log
 from tests.faults.table import page
 
 UNDISTURBED: Order = {1: Counter([0, 1]), 2: Counter([2, 3]), 3: Counter([4, 5])}
@@ -24,6 +24,7 @@ def test_the_last_time_that_a_step_was_taken_counts() -> None:
     resumed = read_log(log((0, 3, [4, 4])), run=1)
     assert compare(counted([*taken, *resumed]), UNDISTURBED, 3) == (1, 1)
     assert compare({}, UNDISTURBED, 2) == (4, 0)
+    assert by_pass(UNDISTURBED, 2) == {1: Counter(range(4)), 2: Counter([4, 5])}
 
 
 def test_the_page_has_what_was_measured() -> None:

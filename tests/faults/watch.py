@@ -108,7 +108,7 @@ def _is_sign(event: dict[str, Any]) -> bool:
     """Whether it says that the ranks are ended, or were."""
     if event["event"] == "notice":
         return str(event["message"]).startswith("restart ")
-    return event["event"] == "error" or event.get("state", "done") != "done"
+    return bool(event["event"] == "error" or event.get("state", "done") != "done")
 
 
 def _has_cause(struck: Struck, event: dict[str, Any]) -> bool:
