@@ -20,8 +20,8 @@ def templated(what: Any, **variables: Any) -> Any:
 @pytest.mark.parametrize(("user", "cache"), [("ftcluster", "/opt/ftcluster/cache"), ("", None)])
 def test_the_playbooks_of_a_run(user: str, cache: str | None) -> None:
     variables = loaded("playbooks/vars/training.yml")
-    job = {"prefix": "/opt/ftcluster"}
-    found = templated(variables["train_environment"], train_job=job, train_rank_user=user)
+    stack = "/opt/ftcluster/current"
+    found = templated(variables["train_environment"], train_stack=stack, train_rank_user=user)
     assert found.get("PYTHONPYCACHEPREFIX") == cache
 
 
