@@ -107,7 +107,10 @@ def run_ranks(launch: Launch, run: Run) -> Ending:
         request.saving = beats if launch.script_ranks is None else None
         trouble = _read(process, watch, beats, request)
         heard_out = True
-        ending = watch.ending(process.wait())
+        code = process.wait()
+        if beats and all(one.exit == 0 for one in beats.lives):
+            code = 0  # whatever became of mpirun after its ranks had ended well
+        ending = watch.ending(code)
         if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
             errors = [dict(vars(one)) for one in watch.blame(trouble)]
             ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
