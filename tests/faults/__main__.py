@@ -64,6 +64,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, default=10, help="at each place")
     parser.add_argument("--steps", type=int, default=1000, help="of each training")
+    parser.add_argument("--pause", type=float, default=3, help="seconds at most between two faults")
     parser.add_argument("--only", action="append", choices=FAULTS, default=[])
     parser.add_argument("--place", action="append", choices=PLACES, help="default: both")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -88,6 +89,7 @@ def main() -> int:
             place = stack.enter_context(PLACES[name](folder))
             campaign = Campaign(
                 place, folder / "logs", options.seed, options.faults, options.steps,
+                save_steps=max(5, options.steps // 20), pause_seconds=options.pause,
                 only=tuple(options.only),
             )  # fmt: skip
             carry_out(campaign, write)

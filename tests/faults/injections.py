@@ -175,7 +175,7 @@ def full_disk(training: Training, _draw: random.Random) -> Struck:
     at = time.time()
     with filler.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(folder).free - size // 2)
-    return Struck(at, "", None, "disk .* full", filler.unlink, 30.0)
+    return Struck(at, "", None, "the disk of .* (is full|free)", filler.unlink, 30.0)
 
 
 def asked_to_end(kind: str) -> Callable[[Training, random.Random], Struck]:

@@ -11,6 +11,7 @@ from typing import Any
 from tests.faults.campaign import survived
 from tests.faults.injections import FAULTS
 
+WHERE = {"localhost": "one host, two ranks", "hosts": "three hosts"}
 Results = Sequence[dict[str, Any]]
 
 
@@ -36,10 +37,18 @@ def page(results: Results) -> str:
     template = Path(__file__).with_name("page.md").read_text()
     machines = [one for one in results if one["kind"] == "machine"]
     faults = [one for one in results if one["kind"] == "fault"]
+    untried = [
+        f"{fault.title} ({WHERE[place]})"
+        for fault_name, fault in FAULTS.items()
+        for place in fault.places
+        if not any((one["fault"], one["place"]) == (fault_name, place) for one in faults)
+    ]
     runs = [one for one in results if one["kind"] == "run"]
     return template.format(
         machine=_machine(machines[-1]),
         faults=len(faults),
+        notes="".join(f"- {one['text']}\n" for one in results if one["kind"] == "note"),
+        untried="; ".join(untried) or "none",
         survived=sum(survived(one) for one in faults),
         runs=len(runs),
         table="\n".join(_rows(faults)),
@@ -60,7 +69,7 @@ def _machine(found: dict[str, Any]) -> str:
 
 def _rows(faults: Results) -> list[str]:
     rows = []
-    for place, where in (("localhost", "one host, two ranks"), ("hosts", "three hosts")):
+    for place, where in WHERE.items():
         for name, fault in FAULTS.items():
             found = [one for one in faults if (one["fault"], one["place"]) == (name, place)]
             if found:

@@ -5,7 +5,8 @@ from collections import Counter
 from typing import Any
 
 from tests.faults.ledger import Order, by_pass, compare, counted, read_log
-from tests.faults.table import page
+from tests.faults.table import page, read
+from tests.programs import ROOT
 
 UNDISTURBED: Order = {1: Counter([0, 1]), 2: Counter([2, 3]), 3: Counter([4, 5])}
 
@@ -25,6 +26,11 @@ def test_the_last_time_that_a_step_was_taken_counts() -> None:
     assert compare(counted([*taken, *resumed]), UNDISTURBED, 3) == (1, 1)
     assert compare({}, UNDISTURBED, 2) == (4, 0)
     assert by_pass(UNDISTURBED, 2) == {1: Counter(range(4)), 2: Counter([4, 5])}
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    results = read(ROOT / "tests/faults/results.jsonl")
+    assert (ROOT / "docs/reliability.md").read_text() == page(results)
 
 
 def test_the_page_has_what_was_measured() -> None:
