@@ -6,7 +6,6 @@ the environment and all results.
 
 import contextlib
 import json
-import os
 import queue
 import shlex
 import shutil
@@ -123,7 +122,7 @@ def run_playbook(
             late = time.monotonic() > deadline
             ended = "stopped" if cancelled() else "timeout" if late else ""
             if ended:
-                end_descendants(os.getpid())
+                end_descendants()
         return bool(ended)
 
     # a file, because the argument `settings` has no effect together with suppress_env_files
@@ -154,7 +153,7 @@ def run_playbook(
                 on_tick()
         except BaseException:
             ended = "stopped"
-            end_descendants(os.getpid())
+            end_descendants()
             thread.join()
             raise
         state = ended or ("done" if runner.status == "successful" else "failed")

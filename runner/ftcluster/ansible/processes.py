@@ -1,13 +1,16 @@
 """Ends the processes that Ansible has started."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 POLL_SECONDS = 0.1
+PR_SET_CHILD_SUBREAPER = 36  # Linux, include/uapi/linux/prctl.h
 
 
 def descendants(root: int) -> list[int]:
@@ -29,21 +32,33 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def end_descendants(root: int) -> None:
-    """End all descendants of a process: SIGTERM, a grace period, SIGKILL."""
-    known: set[int] = set()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline:
-            # again, because one of them may have just started another
-            new = set(descendants(root)) - (known if number == signal.SIGTERM else set())
-            known |= new
-            for pid in new if number == signal.SIGTERM else known:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            if not any(is_running(pid) for pid in known):
-                return
-            time.sleep(POLL_SECONDS)
+def end_descendants() -> None:
+    """End all descendants of this process: SIGTERM, a grace period, SIGKILL."""
+    asked: set[int] = set()
+    with _adopting_orphans():
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + GRACE_SECONDS
+            while time.monotonic() < deadline:
+                # again each time, because one of them may have just started another
+                running = {pid for pid in descendants(os.getpid()) if is_running(pid)}
+                if not running:
+                    return
+                for pid in running - asked if number == signal.SIGTERM else running:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                asked |= running
+                time.sleep(POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """What a descendant started just before it ended becomes a child of this process, not init's."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 def is_running(pid: int) -> bool:

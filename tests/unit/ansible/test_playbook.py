@@ -66,11 +66,32 @@ def test_processes_are_ended_also_in_sessions_of_their_own() -> None:
     pids = descendants(parent.pid)
     assert len(pids) == 1
     assert {parent.pid, *pids} <= set(descendants(os.getpid()))
-    end_descendants(os.getpid())
+    end_descendants()
     parent.wait(5)
     parent.stdout.close()
     for pid in pids:
         assert not os.path.exists(f"/proc/{pid}") or "Z" in open(f"/proc/{pid}/stat").read()  # noqa: PTH110, PTH123, SIM115
+
+
+def test_what_a_process_starts_as_it_ends_is_ended_too() -> None:
+    script = (
+        "import signal, subprocess, sys, time\n"
+        "def end(*_):\n"
+        "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " start_new_session=True)\n"
+        "    print(child.pid, flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    end_descendants()
+    child = int(parent.stdout.readline())
+    parent.stdout.close()
+    assert not is_running(child)
 
 
 def write_playbook(folder: Path, script: str) -> tuple[str, Path]:

@@ -267,9 +267,7 @@ class Snapshots:
         self._last = time.monotonic()
         tensors = optimizer.state()
         size = sum(tensor.nbytes for tensor in tensors.values())
-        if self._problem:
-            self._notice(self._problem)
-            self._problem = ""
+        self._tell()
         if not tensors or (not self._copies and size > MEMORY_SHARE * _free_memory()):
             self._seconds = 0.0
             if tensors:
@@ -311,6 +309,12 @@ class Snapshots:
         """Until the one that is being written is on the disk."""
         if self._writer:
             self._writer.join()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._problem:
+            self._notice(self._problem)
+            self._problem = ""
 
 
 def _free_memory() -> int:
