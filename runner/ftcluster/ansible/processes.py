@@ -52,7 +52,7 @@ def end_descendants() -> None:
 
 @contextlib.contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """What a descendant started just before it ended becomes a child of this process, not init's."""
+    """What a descendant started just before it ended becomes a child of this process."""
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:

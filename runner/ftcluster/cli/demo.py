@@ -6,7 +6,8 @@ from typing import Any
 
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.setup import setup
-from ftcluster.cli.train import DEFAULT_RECIPE, prepare_run, result_document, summary
+from ftcluster.cli.train import prepare_run, result_document, summary
+from ftcluster.cluster.saved import recall
 from ftcluster.errors import UsageError
 from ftcluster.launch.training_run import train
 from ftcluster.paths import bundled
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"demo takes no argument, not {' '.join(options.words)}")
     view = make_view(options.verbose)
     ready = setup((bundled("inventory") / "localhost.ini",), (), view)
-    prepared = prepare_run(DEFAULT_RECIPE, [])
+    prepared = prepare_run([], recall())
     progress = train(prepared, view)
     if options.svg:
         save_svg(

@@ -40,17 +40,11 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    recipe, overrides = split_words(options.words)
+    split_words(options.words)  # wrong usage first
     file = Path(options.facts).absolute() if options.facts else None
     cluster = Cluster(inventories=(), facts=read_facts(file)) if file else recall()
     prepared = prepare_run(
-        recipe,
-        overrides,
-        options.data,
-        options.model,
-        options.nodes,
-        options.ranks_per_host,
-        cluster,
+        options.words, cluster, options.data, options.model, options.nodes, options.ranks_per_host
     )
     show_plan(prepared, options.json)
     return 0

@@ -22,7 +22,7 @@ from ftcluster.cli.arguments import (
 )
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cluster.facts import ClusterFacts
-from ftcluster.cluster.saved import Cluster, recall
+from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import UsageError
 from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
@@ -159,19 +159,11 @@ def lead(
 
 def prepare(options: argparse.Namespace, cluster: Cluster, reach: Sequence[str]) -> TrainingRun:
     """Prepare the run that the command line asks for."""
+    shape = (options.nodes, options.ranks_per_host)
     if options.resume:  # on a host that is left, where the head is lost
-        prepared = resume_run(options.resume, options.nodes, options.ranks_per_host, cluster, reach)
+        prepared = resume_run(options.resume, *shape, cluster, reach)
     else:
-        recipe, overrides = split_words(options.words)
-        prepared = prepare_run(
-            recipe,
-            overrides,
-            options.data,
-            options.model,
-            options.nodes,
-            options.ranks_per_host,
-            cluster,
-        )
+        prepared = prepare_run(options.words, cluster, options.data, options.model, *shape)
     return replace(prepared, launch=replace(prepared.launch, **launch_options(options)))
 
 
@@ -188,28 +180,28 @@ def split_words(words: list[str]) -> tuple[str, list[str]]:
 
 
 def prepare_run(
-    recipe_name: str,
-    overrides: list[str],
+    words: list[str],
+    cluster: Cluster,
     data: str | None = None,
     model: str | None = None,
     nodes: int | None = None,
     ranks_per_host: int | None = None,
-    cluster: Cluster | None = None,
 ) -> TrainingRun:
     """Prepare a run without changing anything.
 
     Args:
-        recipe_name: a known one, or a file.
-        overrides: `key=value`, of the recipe.
-        data: a folder or a name; overrides both.
+        words: a recipe, a known one or a file, and `key=value` of its fields.
+        cluster: where.
+        data: a folder or a name, instead of the recipe's.
         model: as well.
         nodes: number of hosts, the head first; default: all.
         ranks_per_host: default: the plan decides.
-        cluster: default: the one that was set up last.
 
     Raises:
+        UsageError: there are several recipes.
         FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
     """
+    recipe_name, overrides = split_words(words)
     flags = []
     if data is not None:  # the recipe's configuration is one of its own data set
         flags += [f"data={json.dumps(data)}", "data_config=null"]
@@ -217,7 +209,6 @@ def prepare_run(
         flags += [f"model={json.dumps(model)}"]
     recipe = with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
     check_inputs(recipe)
-    cluster = cluster or recall()
     facts = first_hosts(cluster.facts, nodes)
     size = _size_of(recipe)
     recipe, folders = on_the_hosts(recipe, facts)

@@ -141,9 +141,9 @@ def test_bad_data_and_bad_model_are_reported_together(
 
 def test_data_of_another_name_drops_the_recipes_configuration() -> None:
     remembered()
-    assert prepare_run("mrpc", []).recipe.data_config == "mrpc"
-    assert prepare_run("mrpc", [], data="mine/own").recipe.data_config is None
-    qqp = prepare_run("mrpc", ["data_config=qqp"], data="nyu-mll/glue").recipe
+    assert prepare_run(["mrpc"], recall()).recipe.data_config == "mrpc"
+    assert prepare_run(["mrpc"], recall(), data="mine/own").recipe.data_config is None
+    qqp = prepare_run(["mrpc", "data_config=qqp"], recall(), data="nyu-mll/glue").recipe
     assert (qqp.data, qqp.data_config) == ("nyu-mll/glue", "qqp")
 
 
@@ -156,13 +156,13 @@ def test_folders_are_copied_to_hosts_under_a_name_that_changes_with_them(tmp_pat
     for split in ("train", "validation"):
         row = {"sentence1": "a", "sentence2": "b", "label": 0}
         (data / f"{split}.jsonl").write_text(json.dumps(row))
-    run = prepare_run("mrpc", [], data=str(data))
+    run = prepare_run(["mrpc"], recall(), data=str(data))
     [(source, path)] = run.folders
     assert source == str(data)
     assert path.startswith("/opt/ftcluster/data/pairs-")
     assert run.recipe.data == path
     (data / "train.jsonl").write_text(json.dumps({**row, "label": 1}))
-    assert prepare_run("mrpc", [], data=str(data)).recipe.data != path
+    assert prepare_run(["mrpc"], recall(), data=str(data)).recipe.data != path
 
 
 def test_folders_are_read_where_they_are_on_this_machine(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_folders_are_read_where_they_are_on_this_machine(tmp_path: Path) -> None
     row = {"sentence1": "a", "sentence2": "b", "label": 0}
     for split in ("train", "validation"):
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
-    run = prepare_run("mrpc", [], data=str(tmp_path))
+    run = prepare_run(["mrpc"], recall(), data=str(tmp_path))
     assert (run.recipe.data, run.folders) == (str(tmp_path), ())
 
 
