@@ -12,7 +12,6 @@ import contextlib
 import hmac
 import json
 import selectors
-import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import Any
 from ftcluster_common.launch import Host
 from ftcluster_common.timeouts import BEAT_SECONDS, Timeouts
 from ftcluster_train.io.rank_status import SCRIPT
+from ftcluster_train.launcher.mpi_output import signal_name
 
 SIZE_LIMIT = 1 << 16  # of a line
 IDLE_CPU = 0.02  # share of a core below which a rank waits
@@ -157,7 +157,7 @@ def _ended(one: RankLife) -> Trouble:
         what = "killed by the kernel: the host is out of memory"
         return _trouble(one, "oom", what, "lower batch_size or raise gradient_accumulation_steps")
     if code < 0:
-        return _trouble(one, "signal", f"killed by signal {-code} ({_name(-code)})")
+        return _trouble(one, "signal", f"killed by signal {-code} ({signal_name(-code)})")
     return _trouble(one, "exit", f"ended with exit code {code}")
 
 
@@ -217,13 +217,6 @@ def _trouble(one: RankLife, cause: str, what: str, hint: str = "") -> Trouble:
 
 def _at_step(one: RankLife) -> str:
     return "" if one.doing == SCRIPT else f" at step {one.step}"
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 @dataclass
