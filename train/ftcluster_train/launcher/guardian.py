@@ -93,12 +93,7 @@ def connect(address: str, secret: Path, rank: int, limit_seconds: float) -> sock
                     "run ftcluster check: it names what is between the hosts",
                 ) from None
             time.sleep(0.2)
-    hello = {
-        "secret": secret.read_text(encoding="ascii").strip(),
-        "rank": rank,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-    }
+    hello = {"secret": secret.read_text(encoding="ascii").strip(), "rank": rank}
     connection.sendall(json.dumps(hello).encode() + b"\n")
     connection.setblocking(False)
     return connection

@@ -1,8 +1,8 @@
 """What the guardians report to the supervisor, and which rank or host is in trouble.
 
-A guardian (see `guardian`) connects and sends lines of JSON: first `secret`, `rank`, `host` and
-`pid`; each second the `activity` of its rank, with `step` and `doing` as the rank has reported
-them; last `exit` and `oom`. The supervisor sends a line a second, `beat`, or `end`, `stop` or
+A guardian (see `guardian`) connects and sends lines of JSON: first `secret` and `rank`; each second
+the `activity` of its rank, with `step` and `doing` as the rank has reported them; last `exit` and
+`oom`. The supervisor sends a line a second, `beat`, or `end`, `stop` or
 `stack`.
 
 Standard library only: the supervisor uses it.
@@ -14,7 +14,7 @@ import json
 import selectors
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ftcluster_common.launch import Host
@@ -224,7 +224,6 @@ class _Connection:
     socket: socket.socket
     rest: bytes = b""
     life: RankLife | None = None
-    closed: bool = field(default=False)
 
 
 class Heartbeats:
