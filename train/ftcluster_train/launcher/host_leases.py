@@ -11,14 +11,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ftcluster_common.launch import RUN_VARIABLE, Host, Launch
 from ftcluster_common.timeouts import BEAT_SECONDS, Timeouts
 from ftcluster_train.launcher.ssh_check import (
-    AT_ONCE,
     Refusal,
+    ask_all,
     failed,
     no_answer,
     no_ssh,
@@ -60,12 +59,12 @@ class Leases:
         """
         said = ""
         while True:
-            before = {host for host, one in self._holders.items() if one.held}
+            before = self._held()
             self._drop(before - set(launch.hosts))
             refused = self._ask(launch, launch.hosts[:1], stack)
             refused = refused or self._ask(launch, launch.hosts[1:], stack)
             if refused:
-                self._drop({host for host, one in self._holders.items() if one.held} - before)
+                self._drop(self._held() - before)
             if not refused or not waiting or not all(one.in_use for one in refused):
                 return refused
             words = "; ".join(f"{one.host.name}: {one.reason}" for one in refused)
@@ -100,11 +99,7 @@ class Leases:
                 holder.close()
             return None if refusal and refusal.in_use and self._share else refusal
 
-        pool = ThreadPoolExecutor(max_workers=AT_ONCE)
-        try:
-            return [refusal for refusal in pool.map(ask, hosts) if refusal]
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # a signal need not wait for ssh
+        return ask_all(hosts, ask)
 
     def _command(self, launch: Launch, host: Host, stack: Path) -> list[str]:
         words = [str(stack / "bin" / "python"), "-B", "-m", "ftcluster_train.launcher.lease"]
@@ -115,6 +110,9 @@ class Leases:
             return words
         there = same_stack(stack, f"cd / && exec {shlex.join(words)}")
         return ["ssh", "-F", launch.ssh_config, host.address, there]
+
+    def _held(self) -> set[Host]:
+        return {host for host, one in self._holders.items() if one.held}
 
     def _drop(self, hosts: Collection[Host]) -> None:
         for host in hosts:

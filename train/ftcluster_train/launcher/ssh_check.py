@@ -7,7 +7,7 @@ Standard library only.
 import hashlib
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,9 +94,14 @@ def refusals(
             return no_ssh(host)
         return failed(host, done.returncode, done.stderr) if done.returncode else None
 
+    return ask_all(hosts, probe)
+
+
+def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Refusal | None]) -> list[Refusal]:
+    """Call a function with each host, for many at the same time; returns the refusals."""
     pool = ThreadPoolExecutor(max_workers=AT_ONCE)
     try:
-        return [refusal for refusal in pool.map(probe, hosts) if refusal]
+        return [refusal for refusal in pool.map(ask, hosts) if refusal]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # a signal need not wait for ssh
 
