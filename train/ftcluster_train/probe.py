@@ -23,12 +23,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ftcluster_common.launch import RUN_VARIABLE
 from ftcluster_train.distributed.connectivity import (
     WAIT_SECONDS,
     check_connections,
     connected_ranks,
 )
+from ftcluster_train.launcher.processes import run_of
 from ftcluster_train.verification.consistency import KERNELS
 from ftcluster_train.verification.matmul_benchmark import measure_speed, read
 from ftcluster_train.verification.open_ports import accept_connections
@@ -160,13 +160,10 @@ def cpu_flags() -> list[str]:
 def other_runs(processes: Path = Path("/proc")) -> list[str]:
     """Ids of other runs on this host, of processes whose environment this user may read."""
     found = set()
-    for file in processes.glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            for variable in file.read_bytes().split(b"\0"):
-                name, _, run = variable.decode(errors="replace").partition("=")
-                if name == RUN_VARIABLE and not run.startswith(RUN_PREFIX):
-                    found.add(run)
-    return sorted(found)
+    for folder in processes.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found.add(run_of(folder))
+    return sorted(run for run in found if run and not run.startswith(RUN_PREFIX))
 
 
 def kernel_used(bf16: bool) -> str:

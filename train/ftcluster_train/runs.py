@@ -19,6 +19,7 @@ from typing import Any
 
 from ftcluster_common.run_state import RunState
 from ftcluster_train.io.fsync import remove
+from ftcluster_train.launcher.processes import run_of
 
 TAIL_BYTES = 64 << 10  # of events.jsonl; an event is far shorter
 
@@ -84,25 +85,20 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def runs_alive(proc: Path = Path("/proc")) -> set[str]:
+def runs_alive() -> set[str]:
     """Ids of the runs that this user's processes on this host belong to.
 
     Ranks have FTCLUSTER_RUN in their environment; what prepares or supervises a run has its folder
     as an argument.
     """
     found = set()
-    for folder in proc.glob("[0-9]*"):
+    for folder in Path("/proc").glob("[0-9]*"):
         if int(folder.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
-            mark = re.search(rb"(?:^|\0)FTCLUSTER_RUN=([^\0]+)", (folder / "environ").read_bytes())
+        with contextlib.suppress(OSError):
+            found.add(run_of(folder))
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if mark:
-                found.add(mark[1].decode(errors="replace"))
-            if any(
-                word in (b"ftcluster_train.supervisor", b"ftcluster_train.prepare")
-                for word in words
-            ):
+            if {b"ftcluster_train.supervisor", b"ftcluster_train.prepare"} & set(words):
                 found |= {
                     match[1].decode(errors="replace")
                     for word in words

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from ftcluster_common.launch import RUN_VARIABLE
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # Linux, include/uapi/linux/prctl.h
+MARK = re.compile(rf"(?:^|\0){RUN_VARIABLE}=([^\0]+)".encode())
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
 
 
@@ -20,14 +22,22 @@ def processes_of(run: str) -> list[int]:
     A process belongs to the run if its environment says so: Hydra's proxies and ranks are in
     sessions of their own, so they are not in mpirun's process group.
     """
-    mark = f"{RUN_VARIABLE}={run}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            environment = (folder / "environ").read_bytes().split(b"\0")
-            if mark in environment and int(folder.name) != os.getpid():
+        with contextlib.suppress(OSError):
+            if run_of(folder) == run and int(folder.name) != os.getpid():
                 found.append(int(folder.name))
     return found
+
+
+def run_of(process: Path) -> str:
+    """The id of the run that a process belongs to, by its folder in /proc; "" for none.
+
+    Raises:
+        OSError: it has ended, or is another user's.
+    """
+    found = MARK.search((process / "environ").read_bytes())
+    return found[1].decode(errors="replace") if found else ""
 
 
 def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
