@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from ftcluster_train.launcher.activity import activity, descendants, sockets_of, tcp_bytes
 
@@ -54,6 +55,32 @@ def test_a_stop_is_that_of_a_main_process() -> None:
         os.killpg(other.pid, signal.SIGKILL)
         other.wait()
     assert activity(os.getpid(), ()) == {}
+
+
+# vfork: its parent is in state D until the child executes, and that waits for the FIFO
+ASLEEP = (
+    "import os, sys\n"
+    "opens = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)\n"
+    "for _ in range(2):\n"
+    "    os.waitpid(os.posix_spawn('/bin/true', ['true'], {}, file_actions=[opens]), 0)\n"
+)
+
+
+def test_an_uninterruptible_sleep_is_one_until_the_process_wakes_up(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    other = subprocess.Popen([sys.executable, "-c", ASLEEP, fifo], start_new_session=True)
+    try:
+        until(lambda: activity(os.getpid(), (other.pid,))["sleep"])
+        first = activity(os.getpid(), (other.pid,))["sleep"]
+        assert first[0] == other.pid
+        assert activity(os.getpid(), (other.pid,))["sleep"] == first
+        assert activity(os.getpid(), ())["sleep"] is None  # none of its main processes
+        os.close(os.open(fifo, os.O_WRONLY))
+        until(lambda: activity(os.getpid(), (other.pid,))["sleep"] not in (None, first))
+    finally:
+        os.killpg(other.pid, signal.SIGKILL)
+        other.wait()
 
 
 def test_bytes_on_the_wire_are_those_of_the_processes_own_connections() -> None:

@@ -109,6 +109,33 @@ def test_a_long_evaluation_or_save_of_one_rank_is_no_hang(doing: str) -> None:
     assert f"hung in {doing}" in trouble.message
 
 
+def test_a_rank_that_does_not_wake_up_from_the_kernel_is_named() -> None:
+    ranks = lives()
+
+    def slept(seconds: float, slept: int, doing: str = "forward") -> None:
+        for one in (*ranks[:2], ranks[3]):  # they compute, or wait for it
+            one.take({"cpu": seconds, "state": "S"}, NOW + seconds)
+        sleep = [4711, slept, "folio_wait"]
+        ranks[2].take({"state": "D", "sleep": sleep, "doing": doing}, NOW + seconds)
+
+    for second in range(20):  # it wakes up in between
+        slept(second, slept=second)
+        assert found(ranks, NOW + second) == []
+    slept(29, slept=19)
+    assert found(ranks, NOW + 29) == []
+    slept(30, slept=19)
+    assert found(ranks, NOW + 30) == [("asleep", "node1", 2)]
+    (trouble,) = find_trouble(ranks, NOW + 30, Timeouts())
+    assert trouble.message == "waits in the kernel (state D, folio_wait) at step 7"
+    assert found(ranks, NOW + 30, hang_seconds=0) == found(ranks, NOW + 30, hang_seconds=600) == []
+    slept(31, slept=19, doing="saving")  # a slow disk
+    assert found(ranks, NOW + 31) == []
+    slept(140, slept=19, doing="saving")
+    assert found(ranks, NOW + 140) == [("asleep", "node1", 2)]
+    ranks[2].take({"state": "S", "sleep": None}, NOW + 141)
+    assert found(ranks, NOW + 141) == []
+
+
 def test_a_script_may_wait_for_as_long_as_it_was_given() -> None:
     ranks = lives()
     for one in ranks:

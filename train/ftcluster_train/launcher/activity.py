@@ -32,9 +32,10 @@ def activity(
         before: what they had done when this was last called.
 
     Returns:
-        state: T where one of `main` is stopped, D where any process waits for a disk, else S; cpu:
-            seconds; wire: bytes over TCP connections that are open, also those to this host, as
-            before while they compute. Nothing where there are no descendants.
+        state: T where one of `main` is stopped, D where any process waits for a disk, else S;
+            sleep: of one of `main` in state D, see `sleep_of`, else None; cpu: seconds; wire: bytes
+            over TCP connections that are open, also those to this host, as before while they
+            compute. Nothing where there are no descendants.
     """
     pids = {*main, *descendants(root)}  # a kernel may not list descendants
     found = {pid: process for pid in pids if (process := process_state(pid))}
@@ -42,10 +43,12 @@ def activity(
         return {}
     states = [process["state"] for process in found.values()]
     stopped = any(found[pid]["state"] in "Tt" for pid in main if pid in found)
+    asleep = [pid for pid in main if pid in found and found[pid]["state"] == "D"]
     cpu = round(sum(process["cpu"] for process in found.values()), 2)
     computes = "wire" in before and cpu - before["cpu"] > BUSY_SECONDS
     return {
         "state": "T" if stopped else "D" if "D" in states else "S",
+        "sleep": sleep_of(asleep[0]) if asleep else None,
         "cpu": cpu,
         "wire": before["wire"] if computes else tcp_bytes(sockets_of(found)),
     }
@@ -80,6 +83,22 @@ def process_state(pid: int) -> dict[str, Any]:
         return {}
     # proc(5): state 3, utime 14, stime 15, cutime 16, cstime 17
     return {"state": fields[0], "cpu": sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")}
+
+
+def sleep_of(pid: int) -> tuple[int, int, str] | None:
+    """The sleep that a process is in: its id, how often it has slept, and in which kernel function.
+
+    The function is "" where the kernel does not say.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        slept = int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    except (OSError, IndexError):  # it has ended
+        return None
+    function = "0"
+    with contextlib.suppress(OSError):
+        function = Path(f"/proc/{pid}/wchan").read_text()
+    return pid, slept, "" if function == "0" else function
 
 
 def sockets_of(pids: Iterable[int]) -> set[int]:

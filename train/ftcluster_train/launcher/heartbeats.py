@@ -11,6 +11,7 @@ Standard library only: the supervisor uses it.
 import contextlib
 import hmac
 import json
+import math
 import selectors
 import socket
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ IDLE_CPU = 0.02  # share of a core below which a rank waits
 IDLE_WIRE = 1000.0  # bytes a second below which it waits
 WINDOW_SECONDS = 10.0  # both are means over this long at most
 STOPPED_HINT = "find out who sends SIGSTOP on that host"
+ASLEEP_HINT = "a disk or network file system of that host does not answer: dmesg there"
+WRITES_OR_READS = ("starting", "loading", "saving")  # in which a slow disk makes a rank sleep long
 ORDER = ("starting", "loading", "forward", "all-reduce", "evaluating", "saving")
 
 
@@ -43,6 +46,8 @@ class RankLife:
         doing: what it does: starting, loading, forward, all-reduce, evaluating, saving, script.
         changed: when `step` or `doing` was last another one, or when it ended.
         stopped: since when it is stopped (state T); None: it is not.
+        sleep: in which it is uninterruptible (state D), see `activity.sleep_of`; None: in none.
+        asleep: when it was first seen in that sleep.
         cpu: CPU seconds that its processes have used, at `since`.
         wire: bytes that they have sent and received, at `since`.
         since: when the window began over which `cpu` and `wire` are compared.
@@ -60,6 +65,8 @@ class RankLife:
     doing: str = "starting"
     changed: float = 0.0
     stopped: float | None = None
+    sleep: Sequence[Any] | None = None
+    asleep: float = 0.0
     cpu: float = 0.0
     wire: int = 0
     since: float = 0.0
@@ -80,6 +87,8 @@ class RankLife:
             (self.step, self.doing), self.changed, self.busy = where, now, now
         state = message.get("state")
         self.stopped = (self.stopped or now) if state == "T" else None
+        if message.get("sleep") != self.sleep:
+            self.sleep, self.asleep = message.get("sleep"), now
         cpu, wire = float(message.get("cpu", self.cpu)), int(message.get("wire", self.wire))
         window = max(now - self.since, BEAT_SECONDS)
         used, moved = (cpu - self.cpu) / window, abs(wire - self.wire) / window
@@ -97,7 +106,7 @@ class Trouble:
         host: the inventory's name of the host.
         rank: the rank, or None where it is the whole host.
         step: the last step that it was in.
-        cause: signal, oom, exit, stopped, host or hung.
+        cause: signal, oom, exit, stopped, asleep, host or hung.
         message: for a person.
         hint: what to do about it.
     """
@@ -145,6 +154,13 @@ def find_trouble(
     ]
     if stopped:
         return [_trouble(one, "stopped", "stopped (SIGSTOP)", STOPPED_HINT) for one in stopped]
+    asleep = [
+        one
+        for one in known
+        if one.sleep and now - one.asleep > _longest_sleep(one, timeouts, hang_seconds)
+    ]
+    if asleep:
+        return [_asleep(one) for one in asleep]
     limit = timeouts.silence if hang_seconds is None else hang_seconds
     if any(one.doing == "starting" for one in known):
         limit = max(limit, timeouts.start)
@@ -179,6 +195,18 @@ def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife]) -> list[Troub
                 for one in gone
             ]
     return found
+
+
+def _longest_sleep(one: RankLife, timeouts: Timeouts, hang_seconds: float | None) -> float:
+    """Seconds that a rank may be in one uninterruptible sleep."""
+    if hang_seconds is not None:
+        return hang_seconds or math.inf
+    return timeouts.start if one.doing in WRITES_OR_READS else timeouts.silence
+
+
+def _asleep(one: RankLife) -> Trouble:
+    function = f", {one.sleep[2]}" if one.sleep and one.sleep[2] else ""
+    return _trouble(one, "asleep", f"waits in the kernel (state D{function})", ASLEEP_HINT)
 
 
 def _hung(known: Sequence[RankLife], now: float, limit_seconds: float) -> list[Trouble]:
