@@ -179,23 +179,33 @@ def start(run_dir: Path, user: str) -> int:
         run_dir: the run's folder.
         user: the account, where root starts it; else "".
     """
-    if not (background.is_supervised(run_dir) or background.start_unit(run_dir, user)):
-        if user:
-            return NO_UNIT
-        if background.detach():
-            os._exit(become(run_dir))
+    if not background.is_supervised(run_dir):
+        try:
+            background.start_unit(run_dir, user)
+        except background.NoUnit as error:
+            if user:
+                return NO_UNIT
+            if background.detach():
+                os._exit(become(run_dir, str(error)))
     if background.wait_for_supervisor(run_dir):
         return 0
     print(f"the supervisor does not start: {run_dir}/supervisor.log", file=sys.stderr)
     return 1
 
 
-def become(run_dir: Path) -> int:
-    """Be the run's supervisor; returns the exit code."""
+def become(run_dir: Path, no_unit: str = "") -> int:
+    """Be the run's supervisor; returns the exit code.
+
+    Args:
+        run_dir: the run's folder.
+        no_unit: why it is no unit of systemd, where that can be changed.
+    """
     again = background.become_supervisor(run_dir)
     request = StopRequest()
     write_atomically(run_dir / PID_FILE, f"{os.getpid()}\n")
     try:
+        if no_unit and not again:
+            background.say_why_no_unit(run_dir, no_unit)
         return supervise(run_dir, request, again)
     except BaseException:
         traceback.print_exc()

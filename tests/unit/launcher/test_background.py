@@ -1,10 +1,14 @@
 """A supervisor that is killed, and one that is a unit of systemd."""
 
 import os
+import pwd
 import signal
 from pathlib import Path
 
+import pytest
+
 from ftcluster_common.launch import read_launch
+from ftcluster_train.launcher import background
 from ftcluster_train.launcher.background import supervisor_of, unit_command
 from tests.unit.launcher.test_restarts import started
 from tests.unit.launcher.test_supervisor import (
@@ -112,6 +116,44 @@ def test_the_unit_is_the_accounts_and_has_its_limits() -> None:
     own = unit_command(run_dir, "/s/bin/python", "", False, limits)
     assert own[1] == "--user"
     assert not any(word.startswith(("--uid", "--setenv", "--property=Limit")) for word in own)
+
+
+def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+    """Shell scripts that stand in for programs."""
+    for name, script in scripts.items():
+        (folder / name.replace("_", "-")).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name.replace("_", "-")).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_an_accounts_unit_needs_lingering(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = pwd.getpwnam("nobody")
+    monkeypatch.setattr(background, "SYSTEMD", tmp_path)
+    monkeypatch.setattr(background, "LINGER", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: nobody.pw_uid)
+    monkeypatch.setenv("LOGNAME", "root")  # of who has become nobody
+    programs(tmp_path, monkeypatch, systemd_run='echo "$1 no bus" >&2; exit 1')
+    with pytest.raises(background.NoUnit, match="sudo loginctl enable-linger nobody"):
+        background.start_unit(run_dir, "")
+    (tmp_path / "nobody").touch()
+    with pytest.raises(background.NoUnit, match="--user no bus"):
+        background.start_unit(run_dir, "")
+    programs(tmp_path, monkeypatch, systemd_run=f'echo "$XDG_RUNTIME_DIR" > {tmp_path}/folder')
+    background.start_unit(run_dir, "")
+    assert (tmp_path / "folder").read_text() == f"/run/user/{os.getuid()}\n"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_that_logout_ends_says_so(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    programs(tmp_path, monkeypatch, busctl=f"echo b {str(ends).lower()}")
+    background.say_why_no_unit(run_dir, "lingering is off")
+    assert ["KillUserProcesses" in str(event["message"]) for event in events(run_dir)] == [
+        True for _ in range(ends)
+    ]
 
 
 def test_the_number_of_a_supervisor_may_be_another_processs_by_now(run_dir: Path) -> None:

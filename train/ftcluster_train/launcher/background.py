@@ -1,22 +1,24 @@
 """The supervisor's process: one a run, in the background, started again when it was killed.
 
 It is a unit of systemd where there is one: of the system where root starts it, else of the account
-if its own systemd outlives its sessions (`loginctl enable-linger`). Elsewhere it is the child of a
+if its own systemd outlives its logins (`loginctl enable-linger`). Elsewhere it is the child of a
 process that waits for it, in a session of their own; killing either of them does not end the run.
+systemd may do so at logout (KillUserProcesses in logind.conf), which is said.
 
 Standard library only.
 """
 
 import fcntl
-import getpass
 import os
+import pwd
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ftcluster_train.io.events import has_ended
+from ftcluster_train.errors import first_line
+from ftcluster_train.io.events import EventWriter, has_ended
 from ftcluster_train.io.permissions import GROUP_READS
 
 PID_FILE = "supervisor.pid"
@@ -57,16 +59,25 @@ def wait_for_supervisor(run_dir: Path) -> bool:
     return True
 
 
-def start_unit(run_dir: Path, user: str) -> bool:
-    """Start a run's supervisor as a unit of systemd; returns whether there is one that does so.
+class NoUnit(Exception):
+    """Why the supervisor cannot be a unit of systemd; "" where systemd does not run this host."""
+
+
+def start_unit(run_dir: Path, user: str) -> None:
+    """Start a run's supervisor as a unit of systemd.
 
     Args:
         run_dir: the run's folder.
         user: the account that it runs as where root starts it; "" for this one.
+
+    Raises:
+        NoUnit: it cannot be one.
     """
-    root = os.geteuid() == 0
-    if not SYSTEMD.is_dir() or not (root or (LINGER / getpass.getuser()).exists()):
-        return False
+    if not SYSTEMD.is_dir():
+        raise NoUnit
+    root, account = os.geteuid() == 0, own_account()
+    if not (root or (LINGER / account).exists()):
+        raise NoUnit(f"lingering is off for {account}: sudo loginctl enable-linger {account}")
     limits = LIMITS.read_text(encoding="utf-8") if LIMITS.is_file() else ""
     command = unit_command(run_dir, sys.executable, user, root, limits)
     environment = {**os.environ, "XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"}
@@ -75,9 +86,36 @@ def start_unit(run_dir: Path, user: str) -> bool:
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
             timeout=START_SECONDS, check=False,
         )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoUnit(first_line(error)) from None
+    if done.returncode:
+        raise NoUnit(done.stderr.decode(errors="replace").strip())
+
+
+def own_account() -> str:
+    """The name of this process's account."""
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+def say_why_no_unit(run_dir: Path, why: str) -> None:
+    """Say in the supervisor's log why it is no unit of systemd, and whether logout ends it."""
+    print(f"no unit of systemd: {why}", flush=True)
+    logind = "org.freedesktop.login1"
+    command = ("busctl", "get-property", logind, f"/{logind.replace('.', '/')}")
+    try:
+        done = subprocess.run(
+            (*command, f"{logind}.Manager", "KillUserProcesses"), stdin=subprocess.DEVNULL,
+            capture_output=True, timeout=START_SECONDS, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+        return
+    if done.stdout.strip() == b"b true":
+        account = own_account()
+        message = (
+            f"systemd may end this run when the last login of {account} ends (KillUserProcesses in "
+            f"logind.conf): on the head, sudo loginctl enable-linger {account}"
+        )
+        EventWriter(run_dir).write("notice", message=message)
 
 
 def unit_command(
