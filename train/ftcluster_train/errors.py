@@ -14,8 +14,6 @@ class TrainError(Exception):
     """Something that a user can fix.
 
     Args:
-        message: what is wrong, and where.
-        hint: what to do about it.
         restartable: whether a new start of all ranks may succeed.
     """
 

@@ -33,12 +33,7 @@ def list_runs(folder: Path) -> list[RunState]:
 
 
 def read_run(path: Path, alive: bool) -> RunState:
-    """What one run's folder says.
-
-    Args:
-        path: the run's folder.
-        alive: whether processes of the run are at work on this host.
-    """
+    """What one run's folder says."""
     job, launch = _document(path / "job.json"), _document(path / "launch.json")
     events = read_events(path / "events.jsonl")
     last = {event["event"]: event for event in events}

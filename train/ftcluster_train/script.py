@@ -84,11 +84,7 @@ def rank_end(status: int, rank: int) -> RankEnd:
 
 
 def why_not(program: list[str]) -> str:
-    """Why this Python cannot run a program; "" if it can.
-
-    Args:
-        program: a path, or -m and a module.
-    """
+    """Why this Python cannot run a program; "" if it can."""
     if program[0] != "-m":
         path = Path(program[0])
         if path.is_file():

@@ -30,8 +30,6 @@ class World:
 
     Attributes:
         rank: 0 is on the head.
-        size: number of ranks.
-        backend: the torch.distributed backend.
     """
 
     rank: int

@@ -14,8 +14,6 @@ def report(step: int, doing: str, pid: int | None = None) -> None:
     It never waits, and does nothing without a guardian.
 
     Args:
-        step: the optimizer step that it is in.
-        doing: what it does.
         pid: the process that does it, if not this one.
     """
     descriptor = os.environ.get(VARIABLE)

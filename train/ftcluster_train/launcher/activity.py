@@ -27,7 +27,6 @@ def activity(
     """What the descendants of a process have done.
 
     Args:
-        root: its process id.
         main: those of them whose stop stops the rank.
         before: what they had done when this was last called.
 

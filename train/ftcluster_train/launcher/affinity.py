@@ -26,13 +26,7 @@ class Place:
     """The plan of one rank.
 
     Attributes:
-        rank: from 0.
-        world_size: number of ranks.
-        local_rank: among the ranks of its host, from 0.
-        local_size: number of ranks on its host.
         host: number of its host in the plan, the head being 0.
-        cpus: the CPUs that it runs on.
-        threads: OpenMP threads.
         memory: the NUMA nodes that it prefers; none: the kernel's default policy.
         env: variables of its host.
     """

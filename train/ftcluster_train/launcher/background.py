@@ -28,9 +28,8 @@ BACK_SECONDS = 5.0  # a killed supervisor is back after this long
 PAUSE_SECONDS = 1.0  # before it is started again
 SYSTEMD = Path("/run/systemd/system")  # is there if systemd runs this host, sd_booted(3)
 LINGER = Path("/var/lib/systemd/linger")
-LIMITS = Path(
-    "/etc/security/limits.d/ftcluster.conf"
-)  # of the role tuning; PAM reads it, units not
+# of the role tuning; PAM reads it, units do not
+LIMITS = Path("/etc/security/limits.d/ftcluster.conf")
 UNIT_LIMITS = {"nofile": "LimitNOFILE", "memlock": "LimitMEMLOCK"}
 
 
@@ -67,7 +66,6 @@ def start_unit(run_dir: Path, user: str) -> None:
     """Start a run's supervisor as a unit of systemd.
 
     Args:
-        run_dir: the run's folder.
         user: the account that it runs as where root starts it; "" for this one.
 
     Raises:
@@ -124,11 +122,8 @@ def unit_command(
     """The command that starts a run's supervisor as a unit of systemd.
 
     Args:
-        run_dir: the run's folder.
-        python: the stack's.
         user: the account that it runs as; "" for the one that calls it.
         system: whether it is a unit of the system, and not of the account.
-        limits: the text of LIMITS.
     """
     properties = [
         "Restart=on-abnormal",  # after a signal, not after an exit code

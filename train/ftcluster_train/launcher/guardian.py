@@ -38,10 +38,6 @@ OOM_COUNTER = Path("/proc/vmstat")
 def guard(program: Sequence[str], rank: int) -> int:
     """Run a rank's program to its end; returns its exit code, 128+n after signal n.
 
-    Args:
-        program: the program and its arguments.
-        rank: this one.
-
     Raises:
         TrainError: the supervisor does not answer, or the program cannot be started.
     """

@@ -103,12 +103,8 @@ class Trouble:
     """Something that a run does not survive.
 
     Attributes:
-        host: the inventory's name of the host.
         rank: the rank, or None where it is the whole host.
-        step: the last step that it was in.
         cause: signal, oom, exit, stopped, asleep, host or hung.
-        message: for a person.
-        hint: what to do about it.
     """
 
     host: str
@@ -128,9 +124,7 @@ def find_trouble(
     """What is wrong with the ranks; the cause first, not those that wait for it.
 
     Args:
-        lives: all ranks.
         now: the supervisor's seconds.
-        timeouts: of the run.
         hang_seconds: how long no rank may do anything; 0: for ever; None: `silence`.
     """
     dead = [one for one in lives if one.exit not in (None, 0)]
@@ -259,11 +253,9 @@ class Heartbeats:
 
     Args:
         address: this host's address in the cluster.
-        port: a free one there.
         secret: what guardians prove themselves with.
         hosts: the host of each rank.
         now: the supervisor's seconds.
-        timeouts: of the run.
         hang_seconds: see `find_trouble`.
     """
 

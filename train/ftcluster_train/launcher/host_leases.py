@@ -30,11 +30,7 @@ TAKEN = "taken "
 
 
 class Leases:
-    """The leases that a run holds.
-
-    Args:
-        share: whether it also takes hosts that another run uses.
-    """
+    """The leases that a run holds; with `share` it also uses hosts that another run has."""
 
     def __init__(self, share: bool) -> None:
         self._share = share
@@ -50,7 +46,6 @@ class Leases:
         The head comes first: of two runs that wait for the same hosts, one goes on.
 
         Args:
-            launch: which hosts.
             stack: its folder, which all of them need to have.
             waiting: called with what other runs use, where their end is to be waited for.
 

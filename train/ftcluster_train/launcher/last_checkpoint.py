@@ -17,9 +17,7 @@ def mark_start(run_dir: Path) -> None:
 def last_checkpoint(run_dir: Path, folder: Path) -> str:
     """The newest complete checkpoint of transformers' Trainer that the run has written here; or "".
 
-    Args:
-        run_dir: the run's folder.
-        folder: where the script starts, which may also have checkpoints of other trainings.
+    `folder`, where the script starts, may also have checkpoints of other trainings.
     """
     try:
         since = (run_dir / "started").stat().st_mtime_ns

@@ -36,8 +36,6 @@ def hold(runs: Path, run: str, silence_seconds: float, share: bool) -> None:
     """Hold the lease for a run, as stdin says.
 
     Args:
-        runs: the folder of all runs.
-        run: the run's id.
         silence_seconds: lines that are missing this long mean that the supervisor is gone.
         share: whether the run goes on without the lease, and takes it when it is free.
     """

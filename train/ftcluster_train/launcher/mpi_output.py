@@ -37,13 +37,7 @@ FRAME = re.compile(r'Current thread .*\n  File "(.+)", line (\d+) in (.+)')
 
 @dataclass(frozen=True)
 class PythonFrame:
-    """A line of a Python program.
-
-    Attributes:
-        path: the file.
-        line: from 1.
-        function: its name, or <module>.
-    """
+    """A line of a Python program."""
 
     path: str
     line: int
@@ -60,7 +54,6 @@ class RankEnd:
     """How one rank's script ended.
 
     Attributes:
-        rank: from 0.
         host: the host's own name.
         code: its exit code; 128+n after signal n.
         signal: the signal's name, or "".
@@ -84,11 +77,7 @@ class RankEnd:
 
 
 class Splitter:
-    """Separates the output of the ranks, however it was cut into pieces.
-
-    Args:
-        run: the run's id, which is in the labels.
-    """
+    """Separates the output of the ranks, however it was cut into pieces."""
 
     def __init__(self, run: str) -> None:
         self._head = f"[{run} ".encode()
@@ -182,14 +171,7 @@ def read_end(line: str) -> RankEnd | None:
 
 
 class RankOutput:
-    """Writes each rank's output to logs/rank-N.log, and hands on that of rank 0.
-
-    Args:
-        logs: the folder for the logs.
-        run: the run's id.
-        write: called with stream and text of rank 0.
-        clock: seconds.
-    """
+    """Writes each rank's output to logs/rank-N.log, and hands on that of rank 0 to `write`."""
 
     def __init__(
         self,

@@ -44,7 +44,6 @@ def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> 
     """Have the kernel send this process a signal when its parent has ended (Linux).
 
     Args:
-        number: the signal.
         parent: the parent's process id, for a new child: it may have ended by now.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)

@@ -26,7 +26,6 @@ def rank_environment(
 
     Args:
         variables: those of the launch; they override all others.
-        stack: the stack's folder.
         sourced: what the backend's own scripts have set; their PATH comes after the stack's, so
             that mpirun and Hydra remain those of the stack.
 
@@ -58,8 +57,6 @@ def without_credentials(
     sessions.
 
     Args:
-        argv: mpirun's command line.
-        environment: mpirun's.
         variables: those of the launch, which all hosts need.
     """
     kept = sorted(

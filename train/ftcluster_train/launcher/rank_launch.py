@@ -49,10 +49,7 @@ class Run:
     """What all starts of a run's ranks have in common.
 
     Attributes:
-        leases: of its hosts.
-        events: where its progress is written.
         hub_token: for the Hub; "" for none.
-        request: takes the signals that end the run.
     """
 
     leases: Leases

@@ -25,8 +25,6 @@ class Refusal:
     """A host on which a command over the mesh failed.
 
     Attributes:
-        host: which one.
-        reason: why.
         by_ssh: whether ssh failed and not the command.
         in_use: whether another run uses the host.
     """
@@ -44,7 +42,6 @@ def same_stack(stack: Path, then: str = ":") -> str:
     by the list in the stack.
 
     Args:
-        stack: its folder.
         then: what a shell runs where the stack is the same.
     """
     there = shlex.quote(f"{stack}/bin")
@@ -75,10 +72,8 @@ def refusals(
 
     Args:
         hosts: all but the head.
-        ssh_config: the mesh's SSH configuration.
         command: for a shell on the host; "" only checks whether ssh connects.
         data: the command's stdin.
-        limit_seconds: for an answer.
     """
 
     def probe(host: Host) -> Refusal | None:

@@ -20,7 +20,6 @@ def hold_stack(stack: Path, inherited: bool = False) -> None:
     """Protect a stack from changes for as long as this process lives.
 
     Args:
-        stack: its folder.
         inherited: whether programs that this process executes keep the lock.
 
     Raises:
