@@ -24,7 +24,7 @@ from ftcluster_common.launch import PLACEMENT_VARIABLE
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.io.permissions import GROUP_READS
 from ftcluster_train.launcher.affinity import bind_cores, bind_memory, find_place, variables
-from ftcluster_train.launcher.guardian import ADDRESS, guard
+from ftcluster_train.launcher.guardian import ADDRESS, execute, guard
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 
 
@@ -70,11 +70,7 @@ def main() -> int:
     program = sys.argv[1:]
     if ADDRESS in os.environ:
         return guarded(program, int(rank))
-    try:
-        os.execvp(program[0], program)
-    except OSError as error:
-        os.write(2, f"ftcluster: {program[0]} cannot be started: {error.strerror}\n".encode())
-    return 127
+    return execute(program)
 
 
 if __name__ == "__main__":

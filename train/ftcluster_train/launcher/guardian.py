@@ -54,7 +54,9 @@ def guard(program: Sequence[str], rank: int) -> int:
     if pid == 0:
         connection.close()
         os.close(ours)
-        _become(program, theirs)
+        end_with_parent(signal.SIGKILL, os.getppid())
+        os.environ[VARIABLE] = str(theirs)
+        os._exit(execute(program))
     os.close(theirs)
     guardian = _Guardian(connection, pid, ours, timeouts)
     for number in FORWARDED:
@@ -95,15 +97,13 @@ def connect(address: str, secret: Path, rank: int, limit_seconds: float) -> sock
     return connection
 
 
-def _become(program: Sequence[str], progress: int) -> None:
-    """In the child: end with the parent, and become the program."""
-    end_with_parent(signal.SIGKILL, os.getppid())
-    os.environ[VARIABLE] = str(progress)
+def execute(program: Sequence[str]) -> int:
+    """Become a program; returns an exit code where it cannot be started."""
     try:
         os.execvp(program[0], list(program))
     except OSError as error:
         os.write(2, f"ftcluster: {program[0]} cannot be started: {error.strerror}\n".encode())
-    os._exit(127)
+    return 127
 
 
 class _Guardian:
