@@ -118,11 +118,11 @@ def find_ssh_connection(environment, parent, read):
     return ""
 
 
-def choose_address(candidates, nics, ssh_connection, default, resolve=resolve):
-    """The address that other hosts reach this one by: (address, interface's name, why).
+def choose_address(given, inventory, nics, ssh_connection, default, resolve=resolve):
+    """The address that other hosts reach this one by, and its interface's name.
 
-    Takes pairs of ("set" or "inventory") and address or name, the result of `interfaces`,
-    the variable SSH_CONNECTION and the result of `default_source`. In this order:
+    Takes what the user has set and the inventory's word, each an address, a name or "", the result
+    of `interfaces`, the variable SSH_CONNECTION and the result of `default_source`. In this order:
 
     1. what was set, as it is;
     2. the inventory's word, if it is an address of this host here on this host. Seen from the
@@ -134,37 +134,21 @@ def choose_address(candidates, nics, ssh_connection, default, resolve=resolve):
     The interface is "" where none has the address, "lo" for loopback.
     """
     owner = {address: nic["name"] for nic in nics for address in nic["addresses"]}
-    given = {kind: text.strip() for kind, text in candidates if text.strip()}
-
-    fixed = given.get("set")
-    if fixed:
-        addresses = resolve(fixed)
+    given, inventory = given.strip(), inventory.strip()
+    if given:
+        addresses = resolve(given)
         names = [owner[address] for address in addresses if address in owner]
         if any(is_loopback(address) for address in addresses):
             names.append("lo")
-        names.append(fixed.partition("%")[2])
-        return fixed, names[0], "as it was set"
-
-    word = given.get("inventory", "")
-    if word:
-        for address in resolve(word):
-            if address in owner and not is_loopback(address):
-                what = "address" if address == plain(word) else f"name {word} leads to it"
-                return address, owner[address], f"the inventory's {what}, on {owner[address]}"
-        instead = f"; none of its interfaces has the inventory's {word}"
-    else:
-        instead = ""
-
+        names.append(given.partition("%")[2])
+        return given, names[0]
+    for address in resolve(inventory) if inventory else ():
+        if address in owner and not is_loopback(address):
+            return address, owner[address]
     fields = ssh_connection.split()
     address = plain(fields[2]) if len(fields) == 4 else ""
     if address in owner:
-        return address, owner[address], f"where SSH reaches it, on {owner[address]}{instead}"
-
+        return address, owner[address]
     if default and not is_loopback(default):
-        name = owner.get(default, "")
-        place = f", on {name}" if name else ""
-        return default, name, f"the source of its default route{place}{instead}"
-
-    if word:
-        return word, "", f"the inventory's word{instead}"
-    return "", "", "it has no address but loopback"
+        return default, owner.get(default, "")
+    return inventory, ""

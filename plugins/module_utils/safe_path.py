@@ -27,7 +27,6 @@ LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would wait for a writer
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 AGAIN = "remove it and run this again"
-AGAIN = "remove it and run this again"
 LINKS = 40  # as many as the kernel follows
 
 

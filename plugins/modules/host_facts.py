@@ -69,11 +69,6 @@ facts:
     os:
       {description: The system's name for people.,
        type: str, sample: Debian GNU/Linux 12 (bookworm)}
-    os_id: {description: The system's short name., type: str, sample: debian}
-    os_version: {description: The system's version., type: str, sample: "12"}
-    os_like:
-      {description: "Short names of the systems it descends from, with spaces.",
-       type: str, sample: rhel centos fedora}
     libc: {description: The C library and its version., type: str, sample: glibc 2.36}
     machine_id:
       {description: C(/etc/machine-id)., type: str, sample: 4f7d1c0b2a9e4c55b6f3d8a07e91c2d4}
@@ -82,10 +77,6 @@ facts:
     cpu_flags:
       {description: Those flags of C(/proc/cpuinfo) that matter for training.,
        type: list, elements: str, sample: [avx512_vnni, avx512_bf16, amx_tile, amx_bf16]}
-    cpu_vendor: {description: The CPU's maker., type: str, sample: GenuineIntel}
-    cpu_family: {description: "The CPU's family, 0 where unknown.", type: int, sample: 6}
-    cpu_model_number: {description: "The CPU's model, 0 where unknown.", type: int, sample: 143}
-    cpu_stepping: {description: "The CPU's stepping, 0 where unknown.", type: int, sample: 8}
     cpu_generation:
       {description: "The generation of an Intel server CPU, or C(other).",
        type: str, sample: Sapphire Rapids}
@@ -153,9 +144,6 @@ facts:
     network_interface:
       {description: The interface that has this address; empty where none has.,
        type: str, sample: eth0}
-    network_why:
-      {description: "Why this address, in a few words.",
-       type: str, sample: "the inventory's address, on eth0"}
     prefix: {description: The folder that the cluster lives in., type: str, sample: /opt/ftcluster}
     prefix_writable:
       {description: Whether this folder can be made and filled., type: bool, sample: true}
@@ -220,7 +208,7 @@ facts:
 import os
 import platform
 import pwd
-import shlex
+import re
 import shutil
 import socket
 import sys
@@ -318,17 +306,11 @@ def chosen(text):
     return text.partition("[")[2].partition("]")[0]
 
 
-def os_release(read_file=read):
-    """The settings of /etc/os-release."""
-    settings = {}
-    for line in (read_file("/etc/os-release") or read_file("/usr/lib/os-release")).splitlines():
-        name, assigned, value = line.strip().partition("=")
-        if assigned and not name.startswith("#"):
-            try:
-                settings[name] = " ".join(shlex.split(value))
-            except ValueError:  # an open quote
-                settings[name] = value
-    return settings
+def os_name(read_file=read):
+    """The system's name for people, by /etc/os-release."""
+    text = read_file("/etc/os-release") or read_file("/usr/lib/os-release")
+    found = re.search("^PRETTY_NAME=(.*)$", text, re.MULTILINE)
+    return found[1].strip(" \"'") if found else ""
 
 
 def libc():
@@ -349,10 +331,6 @@ def cpu_facts(cpuinfo):
     return {
         "cpu_model": cpuinfo.get("model name", platform.processor()),
         "cpu_flags": [flag for flag in FLAGS if flag in flags],
-        "cpu_vendor": vendor,
-        "cpu_family": family,
-        "cpu_model_number": model,
-        "cpu_stepping": stepping,
         "cpu_generation": generation(vendor, family, model, stepping, flags),
         "amx": amx_state(flags),
     }
@@ -364,8 +342,9 @@ def network_facts(module):
     listing = module.run_command([program, "-json", "address"])[1] if program else ""
     nics = interfaces(listing, read)
     connection = find_ssh_connection(os.environ, os.getppid(), read)
-    address, interface, why = choose_address(
-        [("set", module.params["address"]), ("inventory", module.params["inventory_address"])],
+    address, interface = choose_address(
+        module.params["address"],
+        module.params["inventory_address"],
         nics,
         connection,
         default_source(),
@@ -374,7 +353,6 @@ def network_facts(module):
         "nics": nics,
         "network_address": address,
         "network_interface": interface,
-        "network_why": why,
         **port_facts(connection, module.params["rank_user"]),
     }
 
@@ -476,16 +454,12 @@ def main():
     quota = cpu_quota()
     if quota is not None:
         cores = min(cores, whole_cores(quota))
-    system = os_release()
     available = pythons(module)
     facts = {
         "hostname": socket.gethostname(),
         "machine": platform.machine(),
         "kernel": platform.release(),
-        "os": system.get("PRETTY_NAME", ""),
-        "os_id": system.get("ID", ""),
-        "os_version": system.get("VERSION_ID", ""),
-        "os_like": system.get("ID_LIKE", ""),
+        "os": os_name(),
         "libc": libc(),
         "machine_id": read("/etc/machine-id").strip(),
         "threads": len(allowed),

@@ -15,9 +15,8 @@ DOCUMENTED = yaml.safe_load(host_facts.RETURN)["facts"]["contains"]
 GOOD = {name: spec["sample"] for name, spec in PROMISED.items()}
 TEMPLATE = '{{ lookup("pipe", "touch planted") }}'
 FREE = {  # texts for people, of any letters
-    "hostname", "kernel", "os", "os_id", "os_version", "os_like", "libc", "machine_id",
-    "cpu_model", "cpu_vendor", "cpu_generation", "amx", "thp", "network_why", "user",
-    "pythons.path", "prefix_refused.what", "prefix_refused.hint", "services.user",
+    "hostname", "kernel", "os", "libc", "machine_id", "cpu_model", "cpu_generation", "amx",
+    "thp", "user", "pythons.path", "prefix_refused.what", "prefix_refused.hint", "services.user",
 }  # fmt: skip
 
 

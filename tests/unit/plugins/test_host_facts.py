@@ -21,15 +21,10 @@ def test_the_word_in_force() -> None:
 
 
 def test_os_release_as_distributions_write_it() -> None:
-    text = (
-        '# a comment\nPRETTY_NAME="Rocky Linux 9.3 (Blue Onyx)"\nID="rocky"\n'
-        'ID_LIKE="rhel centos fedora"\nVERSION_ID=\'9.3\'\nBROKEN="open\n\n'
-    )
-    found = host_facts.os_release(reader({"/usr/lib/os-release": text}))
-    assert found["PRETTY_NAME"] == "Rocky Linux 9.3 (Blue Onyx)"
-    assert (found["ID"], found["VERSION_ID"]) == ("rocky", "9.3")
-    assert found["ID_LIKE"] == "rhel centos fedora"
-    assert host_facts.os_release(reader({})) == {}
+    text = '# a comment\nPRETTY_NAME="Rocky Linux 9.3 (Blue Onyx)"\nID="rocky"\n'
+    found = host_facts.os_name(reader({"/usr/lib/os-release": text}))
+    assert found == "Rocky Linux 9.3 (Blue Onyx)"
+    assert host_facts.os_name(reader({})) == ""
 
 
 def test_cpu_of_cpuinfo() -> None:
@@ -40,11 +35,9 @@ def test_cpu_of_cpuinfo() -> None:
     })  # fmt: skip
     assert found == {
         "cpu_model": "Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz",
-        "cpu_flags": ["avx2", "avx512_vnni"], "cpu_vendor": "GenuineIntel", "cpu_family": 6,
-        "cpu_model_number": 106, "cpu_stepping": 6, "cpu_generation": "Ice Lake", "amx": "absent",
+        "cpu_flags": ["avx2", "avx512_vnni"], "cpu_generation": "Ice Lake", "amx": "absent",
     }  # fmt: skip
-    unknown = host_facts.cpu_facts({"stepping": "unknown"})
-    assert (unknown["cpu_stepping"], unknown["cpu_generation"]) == (0, "other")
+    assert host_facts.cpu_facts({"stepping": "unknown"})["cpu_generation"] == "other"
 
 
 def test_where_a_prefix_could_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
