@@ -93,9 +93,7 @@ def readme(role: str, specs: Spec, meta: Spec, examples: Mapping[str, str]) -> s
     """The text of a role's README.md.
 
     Args:
-        role: its name.
         specs: its entry points with their options.
-        meta: its meta/main.yml.
         examples: playbooks by entry point.
 
     Raises:

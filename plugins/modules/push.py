@@ -86,9 +86,6 @@ def finish(new, path, sha256, start_sync):
     """Check what arrived, have it on the disk, and give it its name; returns whether it got it.
 
     Args:
-        new: the folder as it was sent.
-        path: what it is to be called.
-        sha256: of what was sent.
         start_sync: begins to write a folder's file system to the disk; returns what waits for it.
 
     Raises:

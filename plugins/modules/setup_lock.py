@@ -101,12 +101,8 @@ def is_free(lock, owner, alive, lease, now, booted):
     """Whether a lock may be taken.
 
     Args:
-        lock: the one that is there.
-        owner: who asks.
         alive: the owners that are running on this control node.
         lease: seconds after which a lock of another control node is free.
-        now: the host's time.
-        booted: the id of the host's boot.
     """
     if not lock or lock["owner"] == owner or lock.get("boot") != booted:
         return True

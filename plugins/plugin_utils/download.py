@@ -162,7 +162,6 @@ def needs(folder, names, python):
     """Which of some packages the wheels of a folder require.
 
     Args:
-        folder: with wheels.
         names: normalized names of the packages.
         python: the minor version of the hosts' Python.
     """

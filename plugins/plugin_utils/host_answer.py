@@ -36,7 +36,6 @@ def known_facts(answer, promised):
     """The documented facts of an answer, and messages about the invalid ones.
 
     Args:
-        answer: of a host.
         promised: `contains` of the module's documentation.
 
     >>> known_facts({"cores": "2", "more": 1}, {"cores": {"type": "int"}})

@@ -101,7 +101,6 @@ def look(action, paths, files=(), more=""):
     """Look at a host; None if the paths are too odd or the shell does not answer.
 
     Args:
-        action: the action plugin of the task.
         paths: where to look, including all folders above.
         files: files to hash.
         more: further commands, which may use `tell KEY VALUE`.

@@ -57,7 +57,6 @@ def tar_of(files, digests):
     """The bytes of an uncompressed tar of (path, name in the tar) pairs.
 
     Args:
-        files: the pairs.
         digests: takes the SHA-256 of each.
     """
     buffer = io.BytesIO()

@@ -58,7 +58,6 @@ def choose(stacks, warnings, wanted, hosts):
     Args:
         stacks: as stacks.yml has them, in its order.
         warnings: the texts of the stacks' warnings, by key, as {text, source}.
-        wanted: what the user asks for.
         hosts: facts of each host by name; any of them may be missing.
 
     Raises:

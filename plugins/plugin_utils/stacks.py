@@ -66,8 +66,6 @@ def lists_of(folder, document, name, cache, allow_unverified=False):
 
     Args:
         folder: with stacks.yml and the locks.
-        document: the contents of stacks.yml.
-        name: the stack's.
         cache: a folder for the list of a stack that has no lock.
         allow_unverified: whether files without a hash are accepted.
 

@@ -121,7 +121,6 @@ class Wanted:
 
         Args:
             sha256: the hash of each file, by its name.
-            python: the minor version of the hosts' Python.
 
         Raises:
             LockError: a list has the wrong form.
@@ -169,12 +168,6 @@ def cache_dir():
 def get_wheels(wanted, target, sources, cache):
     """Download the packages of a lock, once; one process at a time.
 
-    Args:
-        wanted: the lists.
-        target: the hosts' Python and C library.
-        sources: where wheels come from.
-        cache: the folder for all wheelhouses.
-
     Raises:
         WheelhouseError: pip fails, a hash is wrong, or the disk is full.
     """
@@ -207,11 +200,6 @@ def read_wheelhouse(folder):
 
 def verify(house, wanted, python):
     """Compare a wheelhouse and its files with the lists; remove it if they differ.
-
-    Args:
-        house: from the cache, or from a bundle.
-        wanted: the lists.
-        python: the minor version of the hosts' Python.
 
     Raises:
         WheelhouseError: names every file that differs.
@@ -264,8 +252,6 @@ def link_known(scratch, pins, target):
     Wheelhouses with notices are skipped: a better source may be available now.
 
     Args:
-        scratch: the new folder in the cache.
-        pins: the wanted packages, by name.
         target: the hosts' Python and C library; a lock has the hashes of wheels for others as well.
 
     Returns:
@@ -332,11 +318,6 @@ def larger_build(folder, more, refused):
 
 def check(folder, wanted, python):
     """The downloaded files, compared with the lists.
-
-    Args:
-        folder: with wheels.
-        wanted: the lists.
-        python: the minor version of the hosts' Python.
 
     Raises:
         WheelhouseError: files are missing, unexpected or have another hash; names all.

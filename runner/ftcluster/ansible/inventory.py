@@ -82,8 +82,6 @@ def read_inventory(
     """Read inventories: INI, YAML, folders, scripts.
 
     Args:
-        paths: the inventories.
-        options: arguments of ansible-playbook.
         remembered: the pattern where neither `options` nor the inventory has one.
 
     Raises:

@@ -35,9 +35,7 @@ def add_options(
     """Add options of ansible-playbook to a verb.
 
     Args:
-        parser: the verb's.
         with_value: those that take a value; may be given several times.
-        flags: those that take none.
     """
     group = parser.add_argument_group("passed on to ansible-playbook")
     for name in with_value:

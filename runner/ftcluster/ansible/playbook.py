@@ -81,15 +81,12 @@ def run_playbook(
 
     Args:
         playbook: fully qualified, e.g. "ftcluster.cluster.setup".
-        inventories: any that Ansible takes.
         extra_vars: data for the playbook, never templates. They override all variables but those
             of -e among the options.
-        on_event: called for each event.
         options: further arguments of ansible-playbook, unchanged.
         on_tick: called several times a second, for a display.
         cancelled: asked several times a second; true ends the playbook and all it started here.
         time_limit_seconds: after this the playbook is ended.
-        settings: see ansible_environment.
 
     Raises:
         FtclusterError: a text among the variables is not valid Unicode.

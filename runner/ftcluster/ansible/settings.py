@@ -27,11 +27,7 @@ IN_FILE = {
 
 
 def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables for Ansible, without those that the environment or ansible.cfg sets.
-
-    Args:
-        changes: variables of Ansible that this command needs changed.
-    """
+    """Variables for Ansible, without those that the environment or ansible.cfg sets."""
     users = _set_in_file()
     wanted = {
         "FTCLUSTER_PID": str(os.getpid()),  # the owner of the hosts' setup lock

@@ -20,7 +20,6 @@ def add_run_options(parser: argparse.ArgumentParser, words: str, meaning: str) -
     """Add a run's id and the options that say how to reach its cluster.
 
     Args:
-        parser: the command's.
         words: what it is called with, for its usage, such as RUN.
         meaning: help for these.
     """

@@ -95,10 +95,6 @@ def run(options: argparse.Namespace) -> int:
 def stack_variables(options: argparse.Namespace, before: Cluster | None) -> dict[str, str | bool]:
     """The variables of the playbook for the requested stack.
 
-    Args:
-        options: of the command line.
-        before: the cluster as it was saved.
-
     Raises:
         UsageError: there is no such stack, or no such bundle.
     """
@@ -144,9 +140,6 @@ def setup(
     """Run the playbook `setup` and save the cluster.
 
     Args:
-        inventories: with the hosts.
-        options: arguments of ansible-playbook.
-        view: shows the progress.
         passwords: further arguments, which are not saved.
         variables: see `stack_variables`.
 

@@ -43,8 +43,6 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = ()) -> Launch:
     """The mpirun command of a run.
 
     Args:
-        plan: who runs where.
-        run: the run's id.
         program: what each rank becomes once it is bound; left out, the stack's Python with
             `ftcluster_train.rank`.
     """
@@ -135,8 +133,6 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
     """The launch as a person would paste it into a shell on the head.
 
     Args:
-        launch: what runs.
-        plan: what it was made from.
         job: the content of job.json; left out, nothing is prepared for the ranks.
     """
     folder, hostfile = shlex.quote(launch.run_dir), shlex.quote(launch.hostfile_path)

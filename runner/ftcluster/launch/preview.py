@@ -53,9 +53,6 @@ def as_text(
     """Everything, to be pasted into a shell; all but the commands are comments.
 
     Args:
-        plan: who runs where.
-        launch: the command.
-        job: the content of job.json.
         folders: folders of the control node and where they are copied to on the hosts.
     """
     copies = [f"copy {source} to {path} on every host before" for source, path in folders]

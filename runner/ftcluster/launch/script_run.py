@@ -81,8 +81,6 @@ def render_script(plan: LaunchPlan, run: str, hub_token: bool = False) -> Launch
     """The mpirun command of a script's run.
 
     Args:
-        plan: who runs where.
-        run: the run's id.
         hub_token: whether the ranks have a token for the Hub.
     """
     program = (

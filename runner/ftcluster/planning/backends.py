@@ -45,9 +45,6 @@ def choose_ipex(
 
     Args:
         recipe: None for a user's own script.
-        hosts: those of the run.
-        stack: of the hosts.
-        stacks: all stacks, for hints.
 
     Raises:
         PlanError: the recipe requires it and the stack does not have it.
@@ -80,10 +77,7 @@ def choose_backend(
 
     Args:
         recipe: None for a user's own script.
-        world: the number of ranks.
         cores: of the rank with the fewest.
-        stack: of the hosts.
-        stacks: all stacks, for hints.
 
     Raises:
         PlanError: the recipe requires one that the stack does not have.

@@ -85,12 +85,9 @@ def need(
     """The memory for a forward and a backward pass.
 
     Args:
-        size: the model.
-        precision: bf16 or fp32.
         samples: of a rank at once.
         tokens: the most that a sample has; others are padded to it.
         predicts_tokens: whether the loss is over the vocabulary at every token.
-        ipex: whether IPEX optimizes the model.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
     a_parameter = BYTES_A_PARAMETER + (BF16_COPY if precision == "bf16" else 0)

@@ -134,7 +134,6 @@ def lay_out(host: HostFacts, ranks: int, communicates: bool, workers: int = 0) -
 
     Args:
         host: it has at least as many cores as ranks.
-        ranks: how many.
         communicates: whether there are other ranks, on this host or another.
         workers: oneCCL's workers per rank, 0 without oneCCL; they poll, so each has a core of its
             own if the rank has enough.

@@ -149,7 +149,6 @@ def plan(
     Args:
         facts: the hosts; the first one is the head.
         recipe: None for a user's own script, whose batch and memory are not known.
-        stacks: all stacks by name.
         ranks_per_host: overrides the recipe.
         model: its size, if it is known; the plan then makes sure that it fits.
 

@@ -76,11 +76,6 @@ class Found:
 def collect(paths: Sequence[Path], options: Sequence[str], view: View) -> Found:
     """Run the playbook; a host that fails does not keep the others from being checked.
 
-    Args:
-        paths: the inventories.
-        options: arguments of ansible-playbook.
-        view: where the progress is shown.
-
     Raises:
         FtclusterError: Ansible could not begin, or it took too long.
         Interrupted: the user stopped it.

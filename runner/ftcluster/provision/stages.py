@@ -73,9 +73,6 @@ def run_stages(
 
     Args:
         playbook: its name in the collection, which is also what messages call it.
-        paths: the inventories.
-        options: arguments of ansible-playbook.
-        view: where the progress is shown.
         variables: data for the playbook; -e among the options overrides them.
         unreachable: whether it is enough that some of the hosts answer.
 

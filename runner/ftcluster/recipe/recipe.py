@@ -74,7 +74,6 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
     """The pure part of `load_recipe`: text in, Recipe out.
 
     Args:
-        text: the YAML.
         source: the file's name, for messages; its stem names the recipe.
         overrides: `key=value`, the value in YAML.
 

@@ -18,7 +18,6 @@ def contradictions(training: Training, given: Collection[str]) -> Iterator[Contr
     """Fields of `training` that are valid by themselves, but not together.
 
     Args:
-        training: the section.
         given: the fields that the recipe sets; a default alone is never reported.
     """
     yield from _steps(training, given)

@@ -34,8 +34,6 @@ def read_keys(
     """Values by key, and the place of each key ("file:line").
 
     Args:
-        text: the YAML, a mapping.
-        source: the file's name, for messages.
         sections: keys of mappings; their keys get the section's name as a prefix.
 
     Raises:

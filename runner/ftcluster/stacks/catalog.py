@@ -115,9 +115,6 @@ def numbers(version: str) -> tuple[int, ...]:
 def load_stacks(path: Path | None = None) -> dict[str, Stack]:
     """All stacks by name, in the file's order: the default first, then the newest.
 
-    Args:
-        path: another file than that of the role torch_stack.
-
     Raises:
         StacksError: the file cannot be read, or is not what tests/unit/stacks makes sure of.
     """

@@ -41,9 +41,7 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
     """The script of a command line.
 
     Args:
-        words: the script and its arguments.
         on_hosts: whether the script is already on the hosts.
-        here: the current folder.
 
     Raises:
         UsageError: there is no such script, or the words are something else.
@@ -107,8 +105,6 @@ def doubtful_paths(script: Script, here: Path, same_machine: bool) -> list[str]:
     """Notes about arguments that are paths on this machine, but maybe not for the ranks.
 
     Args:
-        script: with its arguments.
-        here: the current folder.
         same_machine: whether all ranks run on this machine.
     """
     return [

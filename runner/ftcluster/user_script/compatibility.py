@@ -60,9 +60,6 @@ def incompatibilities(
 
     Args:
         source: of the script; None if it is only on the hosts. Then nothing is certain.
-        words: its command line.
-        stack: of the hosts.
-        stacks: all stacks, for hints.
     """
     flags = _flags(words)
     if source is None:

@@ -69,7 +69,6 @@ def read_source(script: Path, folder: Path) -> Source:
     """Read a script and those of its modules that are in its folder.
 
     Args:
-        script: the file.
         folder: where Python looks for its modules first.
     """
     source = Source()
