@@ -18,21 +18,6 @@ from ftcluster.provision.stages import address, raise_timeout, show_playbook
 TIME_LIMIT_SECONDS = 300  # the ranks themselves give up after 180
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A host on which a task failed.
-
-    Attributes:
-        task: which one.
-        message: Ansible's.
-        unreachable: whether Ansible could not connect.
-    """
-
-    task: str
-    message: str
-    unreachable: bool
-
-
 @dataclass
 class Found:
     """The results of all hosts.
@@ -42,7 +27,7 @@ class Found:
         facts: results of the module `host_facts`, by host.
         problems: what preflight found wrong, by host.
         notices: what preflight found slow, by host.
-        failures: hosts on which a task failed.
+        failures: of hosts, the task that failed.
         report: verify's, or None where no rank was started.
         seconds: how long it took.
     """
@@ -51,15 +36,14 @@ class Found:
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     notices: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    failures: dict[str, Failure] = field(default_factory=dict)
+    failures: dict[str, TaskEvent] = field(default_factory=dict)
     report: dict[str, Any] | None = None
     seconds: float = 0.0
 
     def add(self, event: TaskEvent) -> None:
         """Add one event of the playbook."""
         if event.kind in ("failed", "unreachable"):
-            unreachable = event.kind == "unreachable"
-            self.failures[event.host] = Failure(event.task, event.message, unreachable)
+            self.failures[event.host] = event
         facts_set = event.result.get("ansible_facts", {})
         if "cluster_hosts" in facts_set:
             self.inventory = self.inventory.in_order(facts_set["cluster_hosts"])

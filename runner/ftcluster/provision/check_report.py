@@ -81,7 +81,7 @@ def _host(name: str, found: Found) -> dict[str, Any]:
 def _problems(found: Found) -> Iterator[Finding]:
     for name in found.inventory.hosts:
         failure = found.failures.get(name)
-        if failure and failure.unreachable:
+        if failure and failure.kind == "unreachable":
             *_, reason = ["", *failure.message.strip().splitlines()]
             what = f"it does not answer: {reason}"
             hint = "check that it is on and that ssh connects to it"

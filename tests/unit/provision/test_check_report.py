@@ -2,18 +2,17 @@ import json
 import re
 from typing import Any
 
-from ftcluster.provision.check import Failure
+from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.provision.check_report import document, spread
 from tests.programs import ROOT
 from tests.unit.check_documents import facts, found, name, report, row
 
 PAGE = (ROOT / "docs/check.md").read_text(encoding="utf-8")
-OFF = Failure(
-    "Find out whether root can be had",
+OFF = TaskEvent(
+    "unreachable", "preflight", "Find out whether root can be had", "node1",
     "Task failed: Failed to connect to the host via ssh: mux_client: Broken pipe\n"
     "ssh: connect to host 10.0.0.1 port 22: No route to host",
-    True,
-)
+)  # fmt: skip
 
 
 def findings(what: dict[str, Any], key: str) -> list[tuple[str, str]]:
@@ -54,7 +53,7 @@ def test_a_host_that_is_off_is_named_and_the_others_are_there() -> None:
 
 
 def test_a_task_that_failed_is_a_problem() -> None:
-    broken = Failure("Gather facts", "no python", False)
+    broken = TaskEvent("failed", "preflight", "Gather facts", "node1", "no python")
     (problem,) = document(found(2, failures={"node1": broken}))["problems"]
     assert (problem["what"], problem["kind"]) == ("Gather facts: no python", "ansible")
 
