@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         folder = Path(options.words[1] if len(options.words) > 1 else name)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise FtclusterError(f"{folder} is not empty", "name another folder")
-        fetch_model(place, name, found.model, folder, lambda: None)
+        fetch_model(place, name, found.model, folder)
     document = {"state": "done", "run": name, "model": str(folder.absolute())}
     print_result(options, document, f"model: {folder}")
     return 0

@@ -24,7 +24,7 @@ def list_runs(place: Place) -> list[RunState]:
     Raises:
         FtclusterError: the head does not answer, or not as it should.
     """
-    found = _facts("runs", place, place.variables(), (*place.limit,), SHORT_SECONDS)
+    found = _facts("runs", place, place.variables(), SHORT_SECONDS)
     try:
         return [run_state_of(row) for row in found["runs_listed"]]
     except (KeyError, TypeError) as error:
@@ -77,8 +77,7 @@ def find_job(place: Place, run: str) -> FoundJob:
     Raises:
         FtclusterError: no host answers, there is no such run, or it is a script's.
     """
-    variables = place.variables(run)
-    found = _play("jobs", place, variables, place.limit, SHORT_SECONDS, unreachable=True)
+    found = _play("jobs", place, place.variables(run), SHORT_SECONDS, unreachable=True)
     jobs = {host: facts["jobs_found"] for host, facts in found.items() if "jobs_found" in facts}
     hosts = tuple(host for host in place.hosts if host in jobs)
     if not hosts:
@@ -99,12 +98,9 @@ def copy_log(
     """Copy a log of a run to a file here.
 
     Args:
-        place: where the run is.
-        run: its id.
         file: the log's name in the run's folder.
         destination: what comes is appended to it.
         follow: whether until the run's end, as it grows.
-        on_tick: called several times a second.
 
     Raises:
         FtclusterError: the head does not answer.
@@ -116,12 +112,10 @@ def copy_log(
         "logs_follow": follow,
         "logs_destination": str(destination),
     }
-    _facts("logs", place, variables, place.limit, LONG_SECONDS, on_tick)
+    _facts("logs", place, variables, LONG_SECONDS, on_tick)
 
 
-def fetch_model(
-    place: Place, run: str, path: str, destination: Path, on_tick: Callable[[], None]
-) -> None:
+def fetch_model(place: Place, run: str, path: str, destination: Path) -> None:
     """Copy a folder of a run to a new or empty folder here, which is there only once it is whole.
 
     Raises:
@@ -133,7 +127,7 @@ def fetch_model(
         "fetch_path": path,
         "fetch_destination": str(destination.absolute()),
     }
-    _facts("fetch", place, variables, place.limit, LONG_SECONDS, on_tick)
+    _facts("fetch", place, variables, LONG_SECONDS)
 
 
 def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
@@ -143,7 +137,7 @@ def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
         FtclusterError: a host does not answer.
     """
     variables = {**place.variables(), "clean_runs": list(runs)}
-    found = _facts("clean", place, variables, place.limit, SHORT_SECONDS)
+    found = _facts("clean", place, variables, SHORT_SECONDS)
     removed: list[str] = found.get("clean_removed", [])
     return removed
 
@@ -152,20 +146,17 @@ def _facts(
     playbook: str,
     place: Place,
     variables: Mapping[str, Any],
-    options: tuple[str, ...],
     time_limit_seconds: float,
     on_tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run a playbook of runs; returns the facts that the head has set in it."""
-    found = _play(playbook, place, variables, options, time_limit_seconds, on_tick)
-    return found.get(place.head, {})
+    return _play(playbook, place, variables, time_limit_seconds, on_tick).get(place.head, {})
 
 
 def _play(
     playbook: str,
     place: Place,
     variables: Mapping[str, Any],
-    options: tuple[str, ...],
     time_limit_seconds: float,
     on_tick: Callable[[], None] = lambda: None,
     unreachable: bool = False,
@@ -173,12 +164,6 @@ def _play(
     """Run a playbook of runs; returns the facts that each host has set in it.
 
     Args:
-        playbook: its name in the collection.
-        place: where the runs are.
-        variables: the playbook's.
-        options: arguments of ansible-playbook.
-        time_limit_seconds: after this it is ended.
-        on_tick: called several times a second.
         unreachable: whether hosts need not answer.
 
     Raises:
@@ -199,7 +184,7 @@ def _play(
             place.inventories,
             variables,
             on_event,
-            options=(*options, *place.options),
+            options=(*place.limit, *place.options),
             on_tick=on_tick,
             cancelled=lambda: interrupts.count > 0,
             time_limit_seconds=time_limit_seconds,
