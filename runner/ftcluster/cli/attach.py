@@ -6,9 +6,9 @@ from typing import Any
 from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.run_options import add_run_options, find
-from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
-from ftcluster.launch.follow import Followed, attach
-from ftcluster.progress.format import duration, metrics, stopped_line
+from ftcluster.errors import FtclusterError
+from ftcluster.launch.follow import Followed, attach, raise_if_stopped
+from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.view import make_view
 
 
@@ -36,11 +36,9 @@ def run(options: argparse.Namespace) -> int:
     with ask_passwords(vars(options)) as passwords:
         place, name = find(options, passwords, newest=True)
         followed = attach(place, name, make_view(options.verbose), on_event)
-    document = result(followed)
-    if not followed.detached and followed.outcome.state == "stopped":
-        raise Interrupted(stopped_line(followed.progress), details=document)
-    if followed.progress.state == "stopped":
-        raise StoppedElsewhere(stopped_line(followed.progress), details=document)
+    document = followed.progress.document()
+    if not followed.detached:
+        raise_if_stopped(followed, document)
     ended = followed.progress.ended or followed.detached
     if not ended or followed.progress.state not in ("done", "running"):
         off = any(event.kind == "unreachable" for event in followed.failures)
@@ -48,21 +46,6 @@ def run(options: argparse.Namespace) -> int:
         raise FtclusterError(reason(followed), hint if off else "", details=document)
     print_result(options, document, summary(document))
     return 0
-
-
-def result(followed: Followed) -> dict[str, Any]:
-    """What is known of the run, for `--json`; the same keys as those of `train`."""
-    progress = followed.progress
-    return {
-        "run": progress.run,
-        "state": progress.state,
-        "model": progress.result.get("model"),
-        "metrics": progress.result.get("metrics", {}),
-        "samples_per_second": progress.result.get("samples_per_second"),
-        "world_size": progress.start.get("world_size"),
-        "seconds": progress.seconds,
-        "steps": progress.step.get("step", 0),
-    }
 
 
 def reason(followed: Followed) -> str:

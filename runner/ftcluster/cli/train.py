@@ -300,19 +300,13 @@ def show_plan(run: TrainingRun, as_json: bool) -> None:
 
 def result_document(progress: RunProgress) -> dict[str, Any]:
     """The result of `train --json`."""
-    result = progress.result
+    start = progress.start
     return {
-        "run": progress.run,
-        "state": progress.state,
-        "model": result["model"],
-        "metrics": result["metrics"],
-        "samples_per_second": result["samples_per_second"],
-        "world_size": result["world_size"],
-        "seconds": progress.seconds,
-        "train_seconds": result["train_seconds"],
-        "steps": progress.step.get("step", progress.start["steps"]),
-        "precision": progress.start["precision"],
-        "ipex": progress.start["ipex"],
+        **progress.document(),
+        "train_seconds": progress.result["train_seconds"],
+        "steps": progress.step.get("step", start["steps"]),
+        "precision": start["precision"],
+        "ipex": start["ipex"],
     }
 
 

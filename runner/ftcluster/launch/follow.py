@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster
-from ftcluster.errors import FtclusterError
+from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
 from ftcluster.launch.events import read_event_line
 from ftcluster.launch.place import UNREACHABLE, Place
 from ftcluster.launch.record import (
@@ -31,6 +31,7 @@ from ftcluster.launch.record import (
 from ftcluster.paths import plain_name
 from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import LaunchPlan
+from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.stacks.catalog import load_stacks
@@ -318,6 +319,14 @@ def _record(run: Run) -> dict[str, Any]:
         "launch": run.launch.shown(),
         **run.record(),
     }
+
+
+def raise_if_stopped(followed: Followed, details: dict[str, Any]) -> None:
+    """Raise an error with these details if the user stopped the run, here or elsewhere."""
+    if followed.outcome.state == "stopped":
+        raise Interrupted(stopped_line(followed.progress), details=details)
+    if followed.progress.state == "stopped":
+        raise StoppedElsewhere(stopped_line(followed.progress), details=details)
 
 
 def failure(run: Run, followed: Followed) -> FtclusterError:

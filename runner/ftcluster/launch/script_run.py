@@ -4,12 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
-from ftcluster.launch.follow import Run, carry_out, failure
+from ftcluster.errors import FtclusterError
+from ftcluster.launch.follow import Run, carry_out, failure, raise_if_stopped
 from ftcluster.launch.hub_token import rank_variables
 from ftcluster.launch.mpirun import render, run_dir, stack_bin
 from ftcluster.planning.plan import LaunchPlan
-from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.user_script.command import Script
@@ -144,12 +143,9 @@ def run_script(
     if followed.detached:
         return progress
     known = script_result(run, progress, codes[-1] if codes else None)
-    if followed.outcome.state == "stopped":
-        if cancelled():
-            raise BrokenPipeError
-        raise Interrupted(stopped_line(progress), details=known)
-    if progress.state == "stopped":
-        raise StoppedElsewhere(stopped_line(progress), details=known)
+    if followed.outcome.state == "stopped" and cancelled():
+        raise BrokenPipeError
+    raise_if_stopped(followed, known)
     if progress.state != "done":
         error = failure(run, followed)
         if progress.errors and progress.errors[0]["rank"] is not None and codes:

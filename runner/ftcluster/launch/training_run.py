@@ -5,9 +5,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
-from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, Run, carry_out, failure
-from ftcluster.progress.format import stopped_line
+from ftcluster.errors import FtclusterError
+from ftcluster.launch.follow import (
+    RECONNECT_LIMIT_SECONDS,
+    Run,
+    carry_out,
+    failure,
+    raise_if_stopped,
+)
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster_common.job import Job
@@ -87,10 +92,7 @@ def train(
             f"continue it on the other hosts: ftcluster train --resume {run.id}",
             details=_known(run, progress),
         )
-    if followed.outcome.state == "stopped":
-        raise Interrupted(stopped_line(progress), details=_known(run, progress))
-    if progress.state == "stopped":
-        raise StoppedElsewhere(stopped_line(progress), details=_known(run, progress))
+    raise_if_stopped(followed, _known(run, progress))
     if progress.state != "done":
         error = failure(run, followed)
         error.details = _known(run, progress)
@@ -102,11 +104,9 @@ def _known(run: TrainingRun, progress: RunProgress) -> dict[str, Any]:
     """What is known of a run that failed or was stopped."""
     evaluations = progress.evaluations
     return {
-        "run": run.id,
+        **progress.document(),
         "model": None,
         "metrics": evaluations[-1]["metrics"] if evaluations else {},
         "samples_per_second": progress.step.get("samples_per_second"),
         "world_size": run.plan.world_size,
-        "seconds": progress.seconds,
-        "steps": progress.step.get("step", 0),
     }

@@ -103,6 +103,19 @@ class RunProgress:
         """Whether it has ended."""
         return bool(self.end)
 
+    def document(self) -> dict[str, Any]:
+        """What is known of it, for `--json`."""
+        return {
+            "run": self.run,
+            "state": self.state,
+            "model": self.result.get("model"),
+            "metrics": self.result.get("metrics", {}),
+            "samples_per_second": self.result.get("samples_per_second"),
+            "world_size": self.start.get("world_size"),
+            "seconds": self.seconds,
+            "steps": self.step.get("step", 0),
+        }
+
     def add(self, event: dict[str, Any]) -> None:
         """Add one object of events.jsonl; kinds of a later version are ignored."""
         match event.get("event"):
