@@ -23,6 +23,7 @@ class Job:
         resume: the run whose checkpoints on the head it continues from, or "".
         snapshot_seconds: between two snapshots of the training's state; 0: none.
         log_samples: whether each rank logs the samples of each step.
+        nodes: number of hosts with ranks; further ones are spares.
     """
 
     run: str
@@ -34,6 +35,7 @@ class Job:
     resume: str = ""
     snapshot_seconds: float = 30.0
     log_samples: bool = False
+    nodes: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """The content of job.json, which `read_job` reads."""
@@ -45,6 +47,7 @@ class Job:
             "resume": self.resume,
             "snapshot_seconds": self.snapshot_seconds,
             "log_samples": self.log_samples,
+            "nodes": self.nodes,
             "recipe": asdict(self.recipe),
         }
 
@@ -62,6 +65,7 @@ def read_job(run_dir: Path) -> Job:
         resume=data["resume"],
         snapshot_seconds=data["snapshot_seconds"],
         log_samples=data["log_samples"],
+        nodes=data["nodes"],
     )
 
 

@@ -6,7 +6,7 @@ Variables of Hydra and Intel MPI: Intel MPI Developer Reference, Hydra Environme
 import itertools
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,17 @@ class Host:
     address: str
 
 
+def grouped(kinds: Iterable[int]) -> list[list[int]]:
+    """Kinds of hosts in a placement, with the number of hosts in a row that are of each."""
+    return [[kind, len(list(same))] for kind, same in itertools.groupby(kinds)]
+
+
+def hostfile_of(hosts: Sequence[Host], counts: Sequence[int]) -> str:
+    """The text of a hostfile, given the number of ranks of each host."""
+    pairs = zip(hosts, counts, strict=True)
+    return "".join(f"{host.address}:{count}\n" for host, count in pairs)
+
+
 @dataclass(frozen=True)
 class Launch:
     """What the supervisor on the head starts.
@@ -95,12 +106,14 @@ class Launch:
         argv: mpirun's command line; no shell is involved.
         env: variables set for mpirun and every rank.
         hostfile: the text of the hostfile.
-        hosts: all hosts, the head first.
+        hosts: those with ranks, the head first.
         ssh_config: the mesh's SSH configuration on the head, or "" for one host.
         stack: the link to the stack in use, or the stack's folder.
         script_ranks: number of ranks where they run a user's script; None for a training.
         restarts: how often the ranks have been started again so far.
         max_restarts: how often the ranks are started again after a failure that is not theirs.
+        idle: hosts that are prepared but have no ranks: spares, and those that a restart left out.
+        spares: how many hosts have no ranks when all of them answer.
         min_nodes: a restart leaves out hosts that are lost while this many are left; 0: it waits.
         wait: whether it waits for other runs that use its hosts; else it is refused.
         share_hosts: whether it starts on hosts that other runs use.
@@ -118,6 +131,8 @@ class Launch:
     script_ranks: int | None = None
     restarts: int = 0
     max_restarts: int = 0
+    idle: tuple[Host, ...] = ()
+    spares: int = 0
     min_nodes: int = 0
     wait: bool = False
     share_hosts: bool = False
@@ -146,32 +161,37 @@ class Launch:
         return Timeouts(self.timeout_seconds)
 
     @property
+    def nodes(self) -> int:
+        """How many hosts have ranks when all of them answer."""
+        return len(self.hosts) + len(self.idle) - self.spares
+
+    @property
     def rank_hosts(self) -> list[Host]:
         """The host of each rank, by the hostfile's lines, which are in the order of `hosts`."""
         counts = [int(line.rpartition(":")[2]) for line in self.hostfile.split()]
         pairs = zip(self.hosts, counts, strict=True)
         return [host for host, count in pairs for _ in range(count)]
 
-    def without(self, names: Collection[str]) -> "Launch":
-        """The same launch on fewer hosts; the head is not among those that are left out."""
-        kept = [number for number, host in enumerate(self.hosts) if host.name not in names]
-        lines = self.hostfile.splitlines()
+    def on(self, hosts: Sequence[Host]) -> "Launch":
+        """The same launch with ranks on these of `hosts` and `idle`, the head first."""
         placement = json.loads(self.env[PLACEMENT_VARIABLE])
-        kinds = [kind for kind, count in placement["hosts"] for _ in range(count)]
-        left = [list(group) for _, group in itertools.groupby(kinds[number] for number in kept)]
-        placement["hosts"] = [[group[0], len(group)] for group in left]
-        hostfile = "".join(f"{lines[number]}\n" for number in kept)
-        ranks = sum(int(lines[number].rpartition(":")[2]) for number in kept)
-        before = len(self.rank_hosts)
+        order = [*placement.get("idle", []), *placement["hosts"]]
+        kinds = [kind for kind, count in order for _ in range(count)]
+        kind_of = dict(zip((*self.idle, *self.hosts), kinds, strict=True))
+        idle = [host for host in kind_of if host not in hosts]
+        for key, some in (("hosts", hosts), ("idle", idle)):
+            placement[key] = grouped(kind_of[host] for host in some)
+        counts = [len(placement["kinds"][kind_of[host]]["ranks"]) for host in hosts]
         at = self.argv.index("-n") + 1
-        assert self.argv[at] == str(before)
+        assert self.argv[at] == str(len(self.rank_hosts))
         return replace(
             self,
-            argv=(*self.argv[:at], str(ranks), *self.argv[at + 1 :]),
+            argv=(*self.argv[:at], str(sum(counts)), *self.argv[at + 1 :]),
             env={**self.env, PLACEMENT_VARIABLE: json.dumps(placement, separators=(",", ":"))},
-            hostfile=hostfile,
-            hosts=tuple(self.hosts[number] for number in kept),
-            script_ranks=None if self.script_ranks is None else ranks,
+            hostfile=hostfile_of(hosts, counts),
+            hosts=tuple(hosts),
+            idle=tuple(idle),
+            script_ranks=None if self.script_ranks is None else sum(counts),
         )
 
     def with_stack(self, folder: Path) -> "Launch":
@@ -204,6 +224,8 @@ class Launch:
             "script_ranks": self.script_ranks,
             "restarts": self.restarts,
             "max_restarts": self.max_restarts,
+            "idle": [vars(host) for host in self.idle],
+            "spares": self.spares,
             "min_nodes": self.min_nodes,
             "wait": self.wait,
             "share_hosts": self.share_hosts,
@@ -215,5 +237,7 @@ class Launch:
 def read_launch(run_dir: Path) -> Launch:
     """Read `run_dir`/launch.json."""
     data: dict[str, Any] = json.loads((run_dir / LAUNCH_FILE).read_text(encoding="utf-8"))
-    hosts = tuple(Host(**host) for host in data.pop("hosts"))
-    return Launch(run_dir=str(run_dir), argv=tuple(data.pop("argv")), hosts=hosts, **data)
+    lists: dict[str, Any] = {
+        key: tuple(Host(**host) for host in data.pop(key)) for key in ("hosts", "idle")
+    }
+    return Launch(run_dir=str(run_dir), argv=tuple(data.pop("argv")), **lists, **data)

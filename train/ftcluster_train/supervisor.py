@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.launch import LAUNCH_FILE, RUN_VARIABLE, Launch, read_launch
+from ftcluster_common.launch import LAUNCH_FILE, RUN_VARIABLE, Host, Launch, read_launch
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
@@ -35,6 +35,7 @@ from ftcluster_train.launcher.monitors import Ending
 from ftcluster_train.launcher.processes import kill_rest
 from ftcluster_train.launcher.rank_environment import free_port as free_port  # for --dry-run's text
 from ftcluster_train.launcher.rank_launch import HostsRefused, Run, run_ranks
+from ftcluster_train.launcher.restart_hosts import change, hosts_of_restart
 from ftcluster_train.launcher.ssh_check import Refusal
 from ftcluster_train.launcher.stop_request import EXIT_CODE, SAVE_SECONDS, Stopped, StopRequest
 
@@ -81,8 +82,8 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
 def run_with_restarts(launch: Launch, run: Run, again: bool) -> Ending:
     """Start the ranks again after a failure that is not the program's own, as often as allowed.
 
-    A training resumes by itself from its newest checkpoint or snapshot. A host that was lost is
-    waited for, or left out where the launch has hosts to spare.
+    A training resumes by itself from its newest checkpoint or snapshot. A spare takes the place of
+    a host that was lost; where none is left it is left out, if the launch allows that, or awaited.
 
     Raises:
         HostsRefused, TrainError, Stopped: no rank was started at all.
@@ -117,23 +118,26 @@ def _restart(launch: Launch, run: Run) -> tuple[Launch, Ending] | None:
     """Start the ranks again, on the hosts that answer; None where these are too few.
 
     Returns:
-        The launch, without the hosts that were left out, and how it ended.
+        The launch on those hosts, and how it ended.
     """
     deadline = time.monotonic() + launch.timeouts.host_return
+    lost: set[Host] = set()
     while True:
+        hosts = hosts_of_restart(launch, lost)
+        if hosts is None:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(HOST_RETRY_SECONDS)
+            lost.clear()  # they may be back
+            continue
+        if hosts != launch.hosts:
+            run.events.write("notice", message=change(launch.hosts, hosts))
+            launch = launch.on(hosts)
+            _write(launch)
         try:
             return launch, run_ranks(launch, run)
         except HostsRefused as error:
-            lost = {refusal.host.name for refusal in error.refused}
-        left = len(launch.hosts) - len(lost) if launch.hosts[0].name not in lost else 0
-        if 0 < launch.min_nodes <= left:
-            launch = launch.without(lost)
-            _write(launch)
-            run.events.write("notice", message=f"continuing without {', '.join(sorted(lost))}")
-        elif time.monotonic() > deadline:
-            return None
-        else:
-            time.sleep(HOST_RETRY_SECONDS)
+            lost |= {refusal.host for refusal in error.refused}
 
 
 def _write(launch: Launch) -> None:

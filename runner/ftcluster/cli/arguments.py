@@ -19,8 +19,16 @@ def add_output(
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
-    """Add --nodes and --ranks-per-host."""
+    """Add --nodes, --spares and --ranks-per-host."""
     parser.add_argument("--nodes", type=_positive, metavar="N", help="use only the first N hosts")
+    parser.add_argument(
+        "--spares",
+        type=whole,
+        default=0,
+        metavar="N",
+        help="prepare the N hosts after those of --nodes, too; a restart uses them in place of "
+        "lost hosts",
+    )
     parser.add_argument("--ranks-per-host", type=_positive, metavar="N")
 
 

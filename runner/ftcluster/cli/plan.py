@@ -43,9 +43,8 @@ def run(options: argparse.Namespace) -> int:
     split_words(options.words)  # wrong usage first
     file = Path(options.facts).absolute() if options.facts else None
     cluster = Cluster(inventories=(), facts=read_facts(file)) if file else recall()
-    prepared = prepare_run(
-        options.words, cluster, options.data, options.model, options.nodes, options.ranks_per_host
-    )
+    shape = (options.nodes, options.spares, options.ranks_per_host)
+    prepared = prepare_run(options.words, cluster, options.data, options.model, *shape)
     show_plan(prepared, options.json)
     return 0
 

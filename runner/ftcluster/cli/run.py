@@ -26,6 +26,7 @@ from ftcluster.errors import UsageError
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
 from ftcluster.launch.mpirun import as_shell
+from ftcluster.launch.preview import host_document
 from ftcluster.launch.script_run import (
     ScriptRun,
     render_script,
@@ -35,7 +36,8 @@ from ftcluster.launch.script_run import (
     start_folder,
 )
 from ftcluster.planning.backends import stack_of
-from ftcluster.planning.plan import first_hosts, plan
+from ftcluster.planning.plan import first_hosts
+from ftcluster.planning.spares import next_hosts, plan_with_spares
 from ftcluster.progress.format import duration
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View, make_view
@@ -99,12 +101,13 @@ def run(options: argparse.Namespace) -> int:
     script = read_words(words, options.on_hosts, here)
     cluster = recall()
     facts = first_hosts(cluster.facts, options.nodes)
+    spares = next_hosts(cluster.facts, options.nodes, options.spares)
     notes = [
         *check_script(script, facts, options.force),
         *doubtful_paths(script, here, _here_only(facts)),
     ]
     copied = choose_files(script.folder, Path.home()) if script.folder else None
-    decided = plan(facts, None, load_stacks(), options.ranks_per_host)
+    decided = plan_with_spares(facts, spares, None, load_stacks(), options.ranks_per_host)
     run_id = new_run_id(script.name)
     launch = render_script(decided, run_id, options.hf_token)
     token = find_token() if options.hf_token else ""
@@ -191,6 +194,7 @@ def show_plan(run: ScriptRun, notes: Sequence[str], as_json: bool) -> None:
             "run": run.id,
             "state": "planned",
             "world_size": run.plan.world_size,
+            "spares": [host_document(host) for host in run.plan.spares],
             "decisions": [vars(decision) for decision in run.plan.decisions],
             "notes": notes,
             "script": {

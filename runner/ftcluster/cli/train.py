@@ -33,7 +33,8 @@ from ftcluster.launch.runs import find_job
 from ftcluster.launch.training_run import HeadLost, TrainingRun, train
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.model_size import model_size, size_from_scratch
-from ftcluster.planning.plan import first_hosts, plan
+from ftcluster.planning.plan import first_hosts
+from ftcluster.planning.spares import next_hosts, plan_with_spares
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
@@ -142,7 +143,7 @@ def carry_on(
             view.say(f"{error.message}; continuing on the other hosts")
             stepped = bool(error.details["steps"])  # else there may be nothing to resume from
         left -= 1
-        options.resume, options.nodes = run.id, None
+        options.resume, options.nodes, options.spares = run.id, None, 0  # they may be used up
         run = prepare(options, cluster, reach)
 
 
@@ -150,7 +151,7 @@ def lead(
     run: TrainingRun, options: argparse.Namespace, cluster: Cluster, reach: Sequence[str]
 ) -> None:
     """Let the head of a run start ranks on its other hosts, where setup has not done so."""
-    names = [host.name for host in run.plan.hosts]
+    names = [host.name for host in run.plan.prepared]
     usual = not options.inventories and names[0] == cluster.facts.head.name
     if run.resume and len(names) > 1 and not usual:
         hosts = ("--extra-vars", f"{HOSTS_VARIABLE}={','.join(names)}")
@@ -159,7 +160,7 @@ def lead(
 
 def prepare(options: argparse.Namespace, cluster: Cluster, reach: Sequence[str]) -> TrainingRun:
     """Prepare the run that the command line asks for."""
-    shape = (options.nodes, options.ranks_per_host)
+    shape = (options.nodes, options.spares, options.ranks_per_host)
     if options.resume:  # on a host that is left, where the head is lost
         prepared = resume_run(options.resume, *shape, cluster, reach)
     else:
@@ -185,6 +186,7 @@ def prepare_run(
     data: str | None = None,
     model: str | None = None,
     nodes: int | None = None,
+    spares: int = 0,
     ranks_per_host: int | None = None,
 ) -> TrainingRun:
     """Prepare a run without changing anything.
@@ -194,11 +196,12 @@ def prepare_run(
         cluster: where.
         data: a folder or a name, instead of the recipe's.
         model: as well.
-        nodes: number of hosts, the head first; default: all.
+        nodes: number of hosts with ranks, the head first; default: all.
+        spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: default: the plan decides.
 
     Raises:
-        UsageError: there are several recipes.
+        UsageError: there are several recipes, or too few hosts for spares.
         FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
     """
     recipe_name, overrides = split_words(words)
@@ -210,9 +213,10 @@ def prepare_run(
     recipe = with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
     check_inputs(recipe)
     facts = first_hosts(cluster.facts, nodes)
+    further = next_hosts(cluster.facts, nodes, spares)
     size = _size_of(recipe)
     recipe, folders = on_the_hosts(recipe, facts)
-    decided = plan(facts, recipe, load_stacks(), ranks_per_host, size)
+    decided = plan_with_spares(facts, further, recipe, load_stacks(), ranks_per_host, size)
     run_id = new_run_id(recipe.name)
     return TrainingRun(run_id, cluster, decided, render(decided, run_id), recipe, folders)
 
@@ -220,6 +224,7 @@ def prepare_run(
 def resume_run(
     run: str,
     nodes: int | None,
+    spares: int,
     ranks_per_host: int | None,
     cluster: Cluster,
     reach: Sequence[str] = (),
@@ -228,7 +233,8 @@ def resume_run(
 
     Args:
         run: the other one's id, or how it begins.
-        nodes: number of hosts, the head first; default: those of the other run.
+        nodes: number of hosts with ranks, the head first; default: those of the other run.
+        spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: default: the plan decides.
         cluster: where it was.
         reach: arguments of ansible-playbook that say how to reach the hosts.
@@ -240,9 +246,11 @@ def resume_run(
     facts_of = {host.name: host for host in cluster.facts.hosts}
     hosts = ClusterFacts(tuple(facts_of[name] for name in found.hosts))
     cluster = replace(cluster, facts=hosts)
-    facts = first_hosts(hosts, nodes or found.took_part)
+    nodes = nodes or found.nodes
+    facts, further = first_hosts(hosts, nodes), next_hosts(hosts, nodes, spares)
     size = _size_of(found.recipe)
-    decided = plan(facts, found.recipe, load_stacks(), ranks_per_host, size)
+    stacks = load_stacks()
+    decided = plan_with_spares(facts, further, found.recipe, stacks, ranks_per_host, size)
     run_id = new_run_id(found.recipe.name)
     launch = render(decided, run_id)
     return TrainingRun(run_id, cluster, decided, launch, found.recipe, resume=found.run)
@@ -291,7 +299,7 @@ def _with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
 def show_plan(run: TrainingRun, as_json: bool) -> None:
     """Print the plan."""
     if as_json:
-        names = {host.name for host in run.plan.hosts}
+        names = {host.name for host in run.plan.prepared}
         hosts = tuple(host for host in run.cluster.facts.hosts if host.name in names)
         print(json.dumps(as_document(run.id, run.plan, run.launch, ClusterFacts(hosts))))
     else:

@@ -132,7 +132,7 @@ def carry_out(
         FtclusterError: it was to be stopped, and may still be running.
     """
     begin_record(run.id, _record(run))
-    hosts = tuple(host.name for host in run.plan.hosts)
+    hosts = tuple(host.name for host in run.plan.prepared)
     place = Place(run.cluster.inventories, hosts, run.plan.rank_user, run.plan.prefix, reach)
     variables = {
         "train_launch": run.launch.to_dict(),
@@ -306,7 +306,7 @@ def stop(
 
 def _record(run: Run) -> dict[str, Any]:
     """Everything that is known before the launch."""
-    names = {host.name for host in run.plan.hosts}
+    names = {host.name for host in run.plan.prepared}
     facts = run.cluster.facts
     stack = stack_of(facts, load_stacks())
     return {
@@ -335,8 +335,13 @@ def failure(run: Run, followed: Followed) -> FtclusterError:
     failed = f"run {run.id} failed"
     if progress.errors:
         first, *others = progress.errors
-        number = first["rank"]
-        rank = f"rank {number} on {host_of(run.plan, number)}: " if number is not None else ""
+        number, host = (
+            first["rank"],
+            first["host"],
+        )  # after a restart maybe another one than planned
+        if host not in {one.name for one in run.plan.prepared} and number is not None:
+            host = host_of(run.plan, number)
+        rank = f"rank {number} on {host}: " if number is not None else ""
         more = [f"  also: {error['message']}" for error in others]
         message = "\n".join([f"{failed}: {rank}{first['message']}", *more])
         return FtclusterError(message, first["hint"])

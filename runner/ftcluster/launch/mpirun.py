@@ -15,7 +15,9 @@ from ftcluster_common.launch import (
     RUN_VARIABLE,
     Host,
     Launch,
+    grouped,
     head_variables,
+    hostfile_of,
     label_pattern,
     mesh_variables,
 )
@@ -69,14 +71,19 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = ()) -> Launch:
         python, "-m", "ftcluster_train.bind",
         *(program or (python, "-m", "ftcluster_train.rank", folder)),
     )  # fmt: skip
+    hosts, idle = (
+        tuple(Host(host.name, host.address) for host in some) for some in (plan.hosts, plan.spares)
+    )
     return Launch(
         run_dir=folder,
         argv=argv,
         env=env | mesh_variables(ssh_config, plan.interface),
-        hostfile="".join(f"{host.address}:{host.ranks}\n" for host in plan.hosts),
-        hosts=tuple(Host(host.name, host.address) for host in plan.hosts),
+        hostfile=hostfile_of(hosts, [host.ranks for host in plan.hosts]),
+        hosts=hosts,
         ssh_config=ssh_config,
         stack=stack_link(plan),
+        idle=idle,
+        spares=len(idle),
     )
 
 
@@ -89,11 +96,11 @@ def placement_text(plan: LaunchPlan) -> str:
             [{"cpus": "0-31", "threads": 31, "memory": [0]}, ...]}, ...],
          "hosts": [[0, 7], [1, 1]]}
 
-    are seven hosts of the first kind and then one of the second.
+    are seven hosts of the first kind and then one of the second. Spares have another list, `idle`.
     """
     kinds: list[dict[str, Any]] = []
-    hosts: list[list[int]] = []
-    for host in plan.hosts:
+
+    def number(host: HostPlan) -> int:
         kind = {
             "env": _host_variables(plan, host),
             "ranks": [
@@ -103,12 +110,12 @@ def placement_text(plan: LaunchPlan) -> str:
         }
         if kind not in kinds:
             kinds.append(kind)
-        index = kinds.index(kind)
-        if hosts and hosts[-1][0] == index:
-            hosts[-1][1] += 1
-        else:
-            hosts.append([index, 1])
-    return json.dumps({"kinds": kinds, "hosts": hosts}, separators=(",", ":"))
+        return kinds.index(kind)
+
+    placement = {"kinds": kinds, "hosts": grouped(map(number, plan.hosts))}
+    if plan.spares:
+        placement["idle"] = grouped(map(number, plan.spares))
+    return json.dumps(placement, separators=(",", ":"))
 
 
 def _host_variables(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
@@ -148,7 +155,7 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
         training = launch.script_ranks is None
         prepare = [f"{python} -m ftcluster_train.prepare {folder}"] if training else []
         lines += [f"printf %s {shlex.quote(json.dumps(job))} > {folder}/job.json", *prepare]
-        others = " ".join(shlex.quote(host.address) for host in launch.hosts[1:])
+        others = " ".join(shlex.quote(host.address) for host in launch.hosts[1:] + launch.idle)
         if others:
             here = ["umask 077", f"mkdir -p {folder}", f"cat > {folder}/job.json", *prepare]
             there = shlex.quote(" && ".join(here))

@@ -61,6 +61,17 @@ def as_text(
     return "\n".join([*lines, "", as_shell(launch, plan, job)])
 
 
+def host_document(host: HostPlan) -> dict[str, Any]:
+    """A host for `--json`."""
+    return {
+        "name": host.name,
+        "address": host.address,
+        "interface": host.interface,
+        "preload": list(host.preload),
+        "ranks": [vars(rank) for rank in host.placement],
+    }
+
+
 def as_document(run: str, plan: LaunchPlan, launch: Launch, facts: ClusterFacts) -> dict[str, Any]:
     """Everything for `--json`; `ftcluster plan --facts` reads its `facts`."""
     return {
@@ -69,16 +80,8 @@ def as_document(run: str, plan: LaunchPlan, launch: Launch, facts: ClusterFacts)
         "world_size": plan.world_size,
         "backend": plan.backend,
         "precision": plan.precision,
-        "hosts": [
-            {
-                "name": host.name,
-                "address": host.address,
-                "interface": host.interface,
-                "preload": list(host.preload),
-                "ranks": [vars(rank) for rank in host.placement],
-            }
-            for host in plan.hosts
-        ],
+        "hosts": [host_document(host) for host in plan.hosts],
+        "spares": [host_document(host) for host in plan.spares],
         "decisions": [vars(decision) for decision in plan.decisions],
         "launch": launch.shown(),
         "facts": facts.to_dict(),

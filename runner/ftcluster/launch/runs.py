@@ -60,15 +60,15 @@ class FoundJob:
     Attributes:
         run: its id.
         recipe: with folders as they are on the hosts.
-        hosts: names of the hosts that answer, those first that took part in it; else in the
+        hosts: names of the hosts that answer, those first that it was prepared on; else in the
             place's order.
-        took_part: how many of them did.
+        nodes: how many of these it had ranks on, or could have had.
     """
 
     run: str
     recipe: Recipe
     hosts: tuple[str, ...]
-    took_part: int
+    nodes: int
 
 
 def find_job(place: Place, run: str) -> FoundJob:
@@ -85,9 +85,9 @@ def find_job(place: Place, run: str) -> FoundJob:
     everywhere = {name: job for host in hosts for name, job in jobs[host].items()}
     name = _only(run, sorted(everywhere), ", ".join(hosts))
     hosts = tuple(sorted(hosts, key=lambda host: name not in jobs[host]))
-    took_part = sum(name in jobs[host] for host in hosts)
+    prepared, job = sum(name in jobs[host] for host in hosts), everywhere[name]
     try:
-        return FoundJob(name, recipe_of(everywhere[name]["recipe"]), hosts, took_part)
+        return FoundJob(name, recipe_of(job["recipe"]), hosts, min(prepared, job["nodes"]))
     except (KeyError, TypeError) as error:
         raise FtclusterError(f"{name} is no training that can be resumed", LIST) from error
 

@@ -45,7 +45,7 @@ class TrainingRun(Run):
         folder = Path(self.launch.run_dir)
         job = Job(
             self.id, folder, prefix, self.recipe, plan.precision, plan.ipex, self.resume,
-            log_samples=bool(os.environ.get(LOG_SAMPLES_VARIABLE)),
+            log_samples=bool(os.environ.get(LOG_SAMPLES_VARIABLE)), nodes=len(plan.hosts),
         )  # fmt: skip
         return job.to_dict()
 

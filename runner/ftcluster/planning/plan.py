@@ -96,6 +96,7 @@ class LaunchPlan:
         ipex: whether IPEX optimizes the model.
         rank_user: the account that ranks run as, or "" for the login user.
         decisions: every choice with its reason.
+        spares: hosts that may take the place of a lost one.
     """
 
     hosts: tuple[HostPlan, ...]
@@ -105,6 +106,12 @@ class LaunchPlan:
     ipex: bool
     rank_user: str
     decisions: tuple[Decision, ...]
+    spares: tuple[HostPlan, ...] = ()
+
+    @property
+    def prepared(self) -> tuple[HostPlan, ...]:
+        """All hosts that the run is prepared on."""
+        return self.hosts + self.spares
 
     @property
     def world_size(self) -> int:

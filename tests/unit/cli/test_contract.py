@@ -38,6 +38,7 @@ COMMANDS = (
     "plan --json --facts missing.json",
     "train quickstart --dry-run --json",
     "train quickstart --dry-run --json --nodes 9",
+    "plan quickstart --json --facts facts.json --spares 1",
     "train quickstart --dry-run no_such_key=1",
     "train unknown --dry-run",
     "train missing.yml",

@@ -15,7 +15,7 @@ from ftcluster.recipe.recipe import load_recipe
 
 PLACE = Place((Path("hosts.ini"),), ("head", "node1", "node2"), "", "/opt/ftcluster")
 RECIPE = load_recipe("quickstart")
-JOB = {"recipe": asdict(RECIPE)}
+JOB = {"recipe": asdict(RECIPE), "nodes": 2}
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
@@ -38,6 +38,13 @@ def test_a_training_is_found_without_its_head(monkeypatch: pytest.MonkeyPatch) -
     answers(monkeypatch, node1={}, node2={"r-1": JOB})
     found = runs.find_job(PLACE, "r")
     assert found == runs.FoundJob("r-1", RECIPE, ("node2", "node1"), 1)
+
+
+def test_a_training_with_a_spare_continues_on_as_many_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers(monkeypatch, **{host: {"r-1": JOB} for host in PLACE.hosts})
+    assert runs.find_job(PLACE, "r").nodes == 2
 
 
 @pytest.mark.parametrize(

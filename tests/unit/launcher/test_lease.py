@@ -257,3 +257,31 @@ def test_another_host_is_refused_by_its_name_and_the_head_is_free_again(
     assert (waits / "ranks.log").read_text().count(waits.name) == 2
     for folder in (tmp_path, *(tmp_path / host.address for host in NODES[1:])):
         assert lease.look(folder) == ""
+
+
+def test_a_spare_is_taken_with_the_hosts_and_kept_but_not_needed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", NODE_PATH)
+    ssh_on_path(tmp_path, monkeypatch, SSH.format(folder=tmp_path))
+    (tmp_path / NODES[2].address).mkdir()
+    launch = Launch(
+        str(tmp_path / "run"), (), {}, "", tuple(NODES[:2]), "/ssh_config", "",
+        idle=(NODES[2],), spares=1,
+    )  # fmt: skip
+    other = Holder(tmp_path / NODES[2].address, NAME)
+    leases = host_leases.Leases(share=False)
+    try:
+        assert other.ask() == "held"
+        [refusal] = leases.take(launch, Path(sys.prefix))
+        assert (refusal.host, refusal.in_use) == (NODES[2], True)
+        assert leases.take(replace(launch, restarts=1), Path(sys.prefix)) == []
+        leases.release()
+        other.end()
+        leases = host_leases.Leases(share=False)
+        for restarts in range(2):
+            assert leases.take(replace(launch, restarts=restarts), Path(sys.prefix)) == []
+            assert "run run is using it" in lease.look(tmp_path / NODES[2].address)
+    finally:
+        leases.release()
+        other.end()

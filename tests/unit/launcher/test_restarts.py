@@ -171,23 +171,3 @@ def test_a_port_that_was_taken_costs_a_restart(run_dir: Path) -> None:
 def test_ranks_know_the_runs_time_out(run_dir: Path) -> None:
     started(run_dir, '[ "$FTCLUSTER_TIMEOUT" = 7 ]', 0, timeout_seconds=7.0)
     assert until_end(run_dir)["state"] == "done"
-
-
-def test_a_launch_without_a_host() -> None:
-    placement = {"kinds": [{"ranks": [1, 2]}, {"ranks": [1]}], "hosts": [[0, 2], [1, 1], [0, 1]]}
-    whole = Launch(
-        run_dir="/r",
-        argv=("mpirun", "-n", "7", "x"),
-        env={"FTCLUSTER_PLACEMENT": json.dumps(placement)},
-        hostfile="10.0.0.0:2\n10.0.0.1:2\n10.0.0.2:1\n10.0.0.3:2\n",
-        hosts=tuple(Host(f"node{number}", f"10.0.0.{number}") for number in range(4)),
-        ssh_config="",
-        stack="/s",
-        script_ranks=7,
-    )
-    left = whole.without({"node2"})
-    assert left.argv == ("mpirun", "-n", "6", "x")
-    assert left.hostfile == "10.0.0.0:2\n10.0.0.1:2\n10.0.0.3:2\n"
-    assert json.loads(left.env["FTCLUSTER_PLACEMENT"])["hosts"] == [[0, 3]]
-    assert [host.name for host in left.hosts] == ["node0", "node1", "node3"]
-    assert left.script_ranks == len(left.rank_hosts) == 6

@@ -43,7 +43,8 @@ class Leases:
     ) -> list[Refusal]:
         """Hold the leases of a launch's hosts, of all or of none that was not held before.
 
-        The head comes first: of two runs that wait for the same hosts, one goes on.
+        The head comes first: of two runs that wait for the same hosts, one goes on. The first time
+        this includes the idle hosts; a restart goes on without theirs.
 
         Args:
             stack: its folder, which all of them need to have.
@@ -53,11 +54,14 @@ class Leases:
             Hosts that another run uses, or that do not answer.
         """
         said = ""
+        others = launch.hosts[1:] if self._holders else launch.hosts[1:] + launch.idle
+        needed = launch.hosts if launch.restarts else launch.hosts + launch.idle
         while True:
             before = self._held()
-            self._drop(before - set(launch.hosts))
+            self._drop(before - {*launch.hosts, *launch.idle})
             refused = self._ask(launch, launch.hosts[:1], stack)
-            refused = refused or self._ask(launch, launch.hosts[1:], stack)
+            refused = refused or self._ask(launch, others, stack)
+            refused = [one for one in refused if one.host in needed]
             if refused:
                 self._drop(self._held() - before)
             if not refused or not waiting or not all(one.in_use for one in refused):

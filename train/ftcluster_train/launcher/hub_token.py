@@ -44,4 +44,5 @@ def take_back(launch: Launch) -> None:
     path = token_file(Path(launch.run_dir))
     path.unlink(missing_ok=True)
     remove = f"rm -f {shlex.quote(str(path))}"
-    refusals(launch.hosts[1:], launch.ssh_config, remove, limit_seconds=launch.timeouts.ssh)
+    others = launch.hosts[1:] + launch.idle
+    refusals(others, launch.ssh_config, remove, limit_seconds=launch.timeouts.ssh)

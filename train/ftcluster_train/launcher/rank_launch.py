@@ -77,7 +77,8 @@ def run_ranks(launch: Launch, run: Run) -> Ending:
     def waiting(words: str) -> None:
         events.write("phase", doing=f"waiting: {words}")
 
-    patient = launch.wait or launch.restarts > 0  # a run that has begun is not lost to another one
+    # a run that has begun is not lost to another one; with idle hosts it may have the choice
+    patient = launch.wait or (launch.restarts > 0 and not launch.idle)
     _refuse(run.leases.take(launch, stack, waiting if patient else None))
     sourced = oneccl.variables_for(launch.env, host_path())
     beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous

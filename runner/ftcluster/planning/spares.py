@@ -1,0 +1,80 @@
+"""Hosts that may take the place of a lost one. Pure functions only."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.errors import PlanError, UsageError
+from ftcluster.planning.memory import ModelSize
+from ftcluster.planning.plan import Decision, LaunchPlan, plan
+from ftcluster.stacks.catalog import Stack
+from ftcluster.text.host_names import short_names
+from ftcluster.text.plural import counted
+from ftcluster_common.recipe import Recipe
+
+# what all ranks have in common: attributes of a plan with the recipe's fields that set them
+FIELDS = {"precision": "precision", "ipex": "training.use_ipex", "backend": "training.ddp_backend"}
+
+
+def next_hosts(facts: ClusterFacts, nodes: int | None, count: int) -> tuple[HostFacts, ...]:
+    """The first `count` hosts after the first `nodes`; None for all hosts.
+
+    Raises:
+        UsageError: there are fewer, or only the head is before them, whose place none can take.
+    """
+    nodes = nodes or len(facts.hosts)
+    left = facts.hosts[nodes:]
+    if count > len(left):
+        raise UsageError(
+            f"--spares {count}, but the run has {nodes} of the cluster's "
+            f"{counted(len(facts.hosts), 'host')}, which leaves {len(left)}: see --nodes"
+        )
+    if count and nodes == 1:
+        raise UsageError("--spares needs --nodes 2 or more: no spare takes the place of the head")
+    return left[:count]
+
+
+def plan_with_spares(
+    facts: ClusterFacts,
+    spares: tuple[HostFacts, ...],
+    recipe: Recipe | None,
+    stacks: Mapping[str, Stack],
+    ranks_per_host: int | None = None,
+    model: ModelSize | None = None,
+) -> LaunchPlan:
+    """Decide who runs where, also on hosts that take the place of a lost one.
+
+    Each spare is planned in the place of the last host, with as many ranks.
+
+    Args:
+        facts: the hosts with ranks; the first one is the head.
+        spares: the others.
+        recipe: see `plan`, as for all that follow.
+        stacks: all stacks by name.
+        ranks_per_host: overrides the recipe.
+        model: its size, if it is known.
+
+    Raises:
+        PlanError: see `plan`; or the run would be another one with a spare.
+    """
+    decided = plan(facts, recipe, stacks, ranks_per_host, model)
+    if not spares:
+        return decided
+    counts = {host.ranks for host in decided.hosts}
+    ranks = counts.pop() if len(counts) == 1 else ranks_per_host
+    planned = []
+    for spare in spares:
+        hosts = ClusterFacts((*facts.hosts[:-1], spare))
+        other = plan(hosts, recipe, stacks, ranks, model)
+        for what, field in FIELDS.items():
+            own, its = getattr(decided, what), getattr(other, what)
+            if own != its:
+                raise PlanError(
+                    f"{spare.name} cannot be a spare: {what} is {own}, but {its} with that host",
+                    f"set {field} in the recipe, or use fewer spares",
+                )
+        planned.append(other.hosts[-1])
+    names = short_names([spare.name for spare in spares])
+    why = "prepared, without ranks; a restart uses them in place of lost hosts"
+    decision = Decision("spares", names, why)
+    return replace(decided, decisions=(*decided.decisions, decision), spares=tuple(planned))
