@@ -14,10 +14,8 @@ class Job:
     """A training.
 
     Attributes:
-        run: its id.
         run_dir: its folder on this host.
         prefix: the cluster's folder on this host.
-        recipe: what to train.
         precision: bf16 or fp32, as the plan decided.
         ipex: whether IPEX optimizes the model, as the plan decided.
         resume: the run whose checkpoints on the head it continues from, or "".
@@ -89,7 +87,6 @@ class ScriptJob:
     """A run of a user's script.
 
     Attributes:
-        run: its id.
         prefix: the cluster's folder on the hosts.
         program: the arguments of Python.
         start: the folder that it starts in.

@@ -42,7 +42,6 @@ def mesh_variables(ssh_config: str, interface: str) -> dict[str, str]:
     """Variables that make Hydra start other hosts over the mesh.
 
     Args:
-        ssh_config: the mesh's SSH configuration, or "" for one host.
         interface: the head's network interface, or "". Without it Hydra gives the hosts the head's
             name to call back, which they may not be able to resolve.
     """
@@ -62,8 +61,6 @@ def head_variables(stack: str, path: str, port: str) -> dict[str, str]:
 
     Args:
         stack: the stack's folder; mpirun finds its own programs on PATH.
-        path: PATH of the head.
-        port: a free one of RENDEZVOUS_PORTS.
     """
     return {"PATH": f"{stack}/bin{os.pathsep}{path}", "MASTER_PORT": port}
 
@@ -102,12 +99,8 @@ class Launch:
     """What the supervisor on the head starts.
 
     Attributes:
-        run_dir: the run's folder on the head.
         argv: mpirun's command line; no shell is involved.
-        env: variables set for mpirun and every rank.
-        hostfile: the text of the hostfile.
         hosts: those with ranks, the head first.
-        ssh_config: the mesh's SSH configuration on the head, or "" for one host.
         stack: the link to the stack in use, or the stack's folder.
         script_ranks: number of ranks where they run a user's script; None for a training.
         restarts: how often the ranks have been started again so far.

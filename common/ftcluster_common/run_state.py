@@ -10,12 +10,10 @@ class RunState:
     """A run.
 
     Attributes:
-        run: its id.
         state: running, done, failed or stopped.
         recipe: the recipe's name, or that of the script.
         hosts: names of its hosts, the head first; none before the launch.
         ranks: how many it was launched with; 0 before the launch.
-        step: optimizer steps done.
         steps: optimizer steps in all; 0 where they are not known, as of a script.
         started: seconds since 1970.
         seconds: from its start to its end, or until now.

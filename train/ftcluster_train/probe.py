@@ -51,7 +51,6 @@ class ProbeRequest:
     Attributes:
         addresses: of each rank's host.
         cores: physical cores of each rank's host, 0 if unknown.
-        measure: whether to measure speeds.
         ports: to open on each rank's host for the control node.
     """
 

@@ -56,9 +56,6 @@ class Request:
 
     Attributes:
         hosts: all hosts, the head first.
-        ssh_config: the mesh's SSH configuration, or "" for one host.
-        interface: the head's network interface with its address, or "".
-        measure: whether to measure speeds as well.
         cores: physical cores by host name, as far as known.
         ports: by host name, the ports that the control node tries meanwhile.
         firewall: whether a host whose ports it reaches is a problem.

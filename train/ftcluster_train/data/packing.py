@@ -39,10 +39,6 @@ def pieces(lines: Iterable[str], size: int = PIECE) -> Iterator[Piece]:
 
     It is cut only before a line that starts with a non-blank: tokenizers that split at blanks
     first, as GPT-2's, give the same tokens as for the whole text.
-
-    Args:
-        lines: of the text, with their line ends.
-        size: in characters.
     """
     held: list[str] = []
     length = 0

@@ -20,7 +20,6 @@ class BatchSampler:
     Args:
         lengths: tokens of each sample.
         batch_size: samples of a step, of all ranks.
-        training: of the recipe.
         group_by_length: False overrides the recipe's.
 
     Attributes:
@@ -63,10 +62,6 @@ def epoch_batches(
     Each sample is in one batch; the last batch may be smaller.
 
     Args:
-        lengths: tokens of each sample.
-        batch_size: samples of a step.
-        seed: of the random order.
-        epoch: from 0; each has another order.
         group_by_length: whether a batch has samples of similar length: the samples of up to 50
             random batches are sorted, cut into batches again, and these are shuffled. The first
             batch of all has the longest samples, so that a lack of memory shows at once.

@@ -21,7 +21,6 @@ def remove_torn(folder: Path, marks: Path) -> list[str]:
     Files are read once per boot of the machine.
 
     Args:
-        folder: the snapshot, whose files are links to others that have their hash as name.
         marks: the folder for the mark that a snapshot was checked.
 
     Returns:

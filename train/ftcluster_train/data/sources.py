@@ -49,8 +49,6 @@ def load_rows(data: str, config: str | None, splits: Sequence[str]) -> dict[str,
     Args:
         data: a folder with SPLIT.jsonl, `generated:train=N,validation=N,seed=N`, or a name for
             `datasets.load_dataset`.
-        config: the configuration of a named data set.
-        splits: the required ones.
 
     Raises:
         TrainError: it cannot be loaded, or lacks a split.
@@ -185,7 +183,6 @@ def load_texts(data: str, config: str | None, column: str) -> dict[str, Texts]:
 
     Args:
         data: a folder with *.txt (validation.txt is that split), or as in `load_rows`.
-        config: the configuration of a named data set.
         column: the column with the text, if the data are rows.
 
     Raises:

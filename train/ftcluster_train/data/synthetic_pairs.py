@@ -65,11 +65,6 @@ def generate(seed: int, count: int, split: str) -> list[Row]:
 
     The splits have no sentence in common.
 
-    Args:
-        seed: of both splits.
-        count: number of rows.
-        split: "train" or "validation".
-
     Raises:
         ValueError: the split is neither.
     """

@@ -24,7 +24,6 @@ def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
     """The hash of what tokens depend on.
 
     Args:
-        settings: plain data.
         folders: with code, data and tokenizer; the names and bytes of all relevant files count.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
@@ -44,8 +43,6 @@ def cached_tokens(
     """The folder of the samples, and notices about them.
 
     Args:
-        cache: the folder of all data sets.
-        key: see token_key.
         make: writes the samples into an empty folder; returns notices.
     """
     folder = cache / key

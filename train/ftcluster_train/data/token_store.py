@@ -27,7 +27,6 @@ class SampleWriter:
     """Writes samples, with little memory.
 
     Args:
-        folder: must not exist.
         kinds: the type code of each column, as in the module array.
     """
 

@@ -23,11 +23,6 @@ def check_connections(store: Any, rank: int, addresses: Sequence[str]) -> list[l
     """For each rank the ranks that it cannot connect to; the same answer on every rank.
 
     Each rank listens at a port that the kernel chooses, as gloo does, and connects to all others.
-
-    Args:
-        store: a torch.distributed store that all ranks share.
-        rank: this one.
-        addresses: of all ranks.
     """
     everyone = range(len(addresses))
     with listen(addresses[rank], 0, len(addresses)) as listener:

@@ -50,7 +50,6 @@ def sourced_variables(setvars: Path, path: str) -> dict[str, str]:
     """The variables that a script sets or changes when bash sources it in a clean environment.
 
     Args:
-        setvars: the script.
         path: PATH, its only variable.
 
     Raises:
@@ -81,10 +80,6 @@ def sourced_variables(setvars: Path, path: str) -> dict[str, str]:
 
 def variables_for(launch: Mapping[str, str], path: str) -> dict[str, str]:
     """Further variables for the ranks of a launch; none without ccl.
-
-    Args:
-        launch: the variables of the plan.
-        path: PATH of this host.
 
     Raises:
         TrainError: as `find_setvars` and `sourced_variables`.

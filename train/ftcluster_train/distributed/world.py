@@ -74,9 +74,6 @@ def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> 
 
     Args:
         host: rank 0's address.
-        port: of rank 0.
-        rank: this one.
-        size: number of ranks.
         limit: how long a rank waits for a key.
 
     Raises:

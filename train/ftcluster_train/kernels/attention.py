@@ -107,7 +107,6 @@ class Attention:
     """Overrides `scaled_dot_product_attention` in training.
 
     Args:
-        with_dropout: whether probabilities are dropped as the model asks for.
         max_length: tokens; longer sequences go to torch's function.
     """
 

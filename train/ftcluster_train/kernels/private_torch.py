@@ -4,12 +4,7 @@ import torch
 
 
 def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """The gradient of softmax over the last dimension, in one pass.
-
-    Args:
-        grad_output: the gradient of what softmax gave.
-        output: what softmax gave, of the same shape and dtype.
-    """
+    """The gradient of softmax over the last dimension, in one pass."""
     grad_input: torch.Tensor = torch.ops.aten._softmax_backward_data(
         grad_output, output, -1, output.dtype
     )

@@ -30,16 +30,10 @@ class FlatWeights:
     the master weights: one norm weight rounded to bf16 would put the same error into every token.
     Each parameter has its part of them as attribute `master_weight`, which embeddings read.
 
-    Args:
-        model: with parameters in fp32.
-        dtype: that the model is to run in.
-
     Attributes:
         master_weights: shape (elements,), fp32; first the parameters with weight decay.
         model_weights: same shape.
         decayed: number of leading elements with weight decay.
-        slices: where each parameter is.
-        saved_buffers: those that are saved with the model.
     """
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:

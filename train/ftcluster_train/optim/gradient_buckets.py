@@ -16,10 +16,6 @@ class GradientBuckets:
     when it is complete, in the same order on every rank. A parameter's `row_gradients`, pairs of
     row numbers and fp32 gradients, are added with its gradient, or at the end if it has no other.
 
-    Args:
-        weights: of the model.
-        world_size: number of ranks.
-
     Attributes:
         flat: shape (elements,), fp32, laid out as the master weights.
         extra: shape (1,), a number that is summed with the gradients; set it before the backward

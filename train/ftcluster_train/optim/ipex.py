@@ -44,10 +44,7 @@ class IpexOptimizerStep:
 
     Args:
         model: in fp32; it is changed in place, and in training mode afterwards.
-        adamw: of its parameters.
         max_norm: to which gradients are clipped; 0 for no clipping.
-        bf16: whether the layers run in bf16.
-        world_size: number of ranks.
 
     Raises:
         TrainError: IPEX cannot be imported, or has no bf16 kernels for this CPU.

@@ -60,9 +60,6 @@ class FlatOptimizerStep:
 
     Args:
         model: in fp32; its parameters are in `dtype` afterwards.
-        training: of the recipe.
-        dtype: that the model runs in.
-        world_size: number of ranks.
     """
 
     def __init__(
@@ -147,9 +144,7 @@ def make_optimizer_step(
     """The optimizer step of a run.
 
     Args:
-        job: the run.
         model: in fp32; it is changed in place.
-        world_size: number of ranks.
         bf16_weights: False keeps the model's weights in fp32 also in bf16 training.
 
     Raises:

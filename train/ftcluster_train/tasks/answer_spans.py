@@ -50,9 +50,6 @@ def best_span(
 
     Args:
         starts: for each context token, the model's score that the answer starts there.
-        ends: the same for its end.
-        offsets: characters of each context token.
-        n_best: number of starts and ends.
         max_answer_length: in tokens.
     """
     places = range(len(offsets))
@@ -74,7 +71,6 @@ class FeatureAnswer:
     Attributes:
         example: the number of its question.
         null_score: of "no answer".
-        span: the best one, or None.
     """
 
     example: int
@@ -88,8 +84,6 @@ def choose_answers(
     """The answer to each question: the best span of all its features.
 
     Args:
-        features: of all questions, in any order.
-        contexts: of each question.
         threshold: the answer is empty if the lowest null score of the features exceeds the best
             span's score by more than this; None: never, as in SQuAD 1.1.
     """

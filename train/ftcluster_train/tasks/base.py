@@ -52,9 +52,7 @@ class Task(ABC):
         """Write the samples of each split into `folder`/SPLIT.
 
         Args:
-            data: as in the recipe.
             longest: tokens that the model takes at most, or None.
-            folder: an empty folder.
 
         Returns:
             Notices for the user, one line each: what was truncated or left out.

@@ -38,10 +38,6 @@ def read_number(label: Any, where: str) -> float:
 def count_classes(train: Collection[int], others: Mapping[str, Collection[int]]) -> int:
     """The number of classes in the training data, at least two.
 
-    Args:
-        train: classes of the training data.
-        others: classes of the other sets, by name.
-
     Raises:
         TrainError: another set has a class that the training data does not have.
     """

@@ -24,11 +24,6 @@ class FeatureWriter:
     `train`); and the number of its `question`.
 
     Args:
-        options: of the task.
-        tokenizer: a fast one.
-        kinds: the columns of tokens with their array types.
-        folder: for the samples.
-        split: its name.
         length: tokens of a feature.
     """
 

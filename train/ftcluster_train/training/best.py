@@ -12,9 +12,6 @@ PREFIX = "eval_"  # transformers' Trainer puts it before metrics; a recipe's met
 class BestEvaluation:
     """Keeps the best evaluation by one metric.
 
-    Args:
-        training: of the recipe.
-
     Attributes:
         metric: its name; "" until the first evaluation where the recipe names none.
         metrics: of the best evaluation; empty before there is one.

@@ -25,11 +25,8 @@ class Checkpoints:
     """A run's checkpoints. The first ranks of two hosts write the same, so nothing is copied.
 
     Args:
-        folder: where they are on each host.
         limit: how many are kept; None: all.
         resumed: the step after which this training goes on.
-        world: this rank among all.
-        log: where rank 0 writes progress.
     """
 
     def __init__(
@@ -109,8 +106,6 @@ class Checkpoints:
         """Give `model` the weights of a checkpoint on any host; every rank calls it.
 
         Args:
-            model: in fp32.
-            step: of the checkpoint.
             folders: where this host may have it.
 
         Returns:
@@ -162,7 +157,6 @@ def save_model(
 
     Args:
         model: in fp32.
-        tokenizer: of the model.
         folder: must not exist.
         write_more: called with the folder that is not visible yet, to write other files into it.
 

@@ -25,11 +25,8 @@ def is_due(step: int, strategy: str, interval: float, steps_per_epoch: int, last
     """Whether an action with this strategy follows `step`; the last step always counts.
 
     Args:
-        step: the one that was done.
         strategy: "steps", "epoch", or "no"; with "best" an evaluation decides and not the step.
         interval: number or share of steps, for the strategy "steps".
-        steps_per_epoch: of one pass over the training data.
-        last_step: of the whole training.
     """
     if strategy in ("no", "best"):
         return False

@@ -55,7 +55,6 @@ class TrainResult:
     Attributes:
         metrics: of the last evaluation, or of the best one where its model is loaded at the end.
         train_seconds: without evaluation and checkpoints.
-        samples_per_second: of all ranks.
     """
 
     metrics: dict[str, float]
@@ -77,13 +76,7 @@ def train(
     """Train `model`; returns it in fp32, the same on every rank.
 
     Args:
-        job: the run.
-        task: makes batches, loss and metrics.
         model: in fp32.
-        train_set: training samples.
-        validation_sets: evaluated samples, by name.
-        world: this rank among all.
-        log: where rank 0 writes progress.
         optimizations: all of them, except for measurements.
         stop_asked: whether this rank was asked to stop; once one was, all stop after a step.
 

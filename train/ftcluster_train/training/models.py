@@ -67,9 +67,7 @@ def load_config(
     From scratch, its vocabulary size and special tokens are the tokenizer's.
 
     Args:
-        recipe: has config_overrides and from_scratch.
         model: a folder, or `config:TYPE`.
-        tokenizer: of the model.
         settings: further fields; the recipe's overrides take precedence.
 
     Raises:
@@ -131,10 +129,7 @@ def load_model(
     """The model in fp32, with its own weights or, from scratch, random ones.
 
     Args:
-        model_class: transformers' AutoModelFor...
-        recipe: has from_scratch.
         model: a folder, or `config:TYPE`.
-        config: from `load_config`.
 
     Raises:
         TrainError: it cannot be loaded, or transformers has no such model for the task.

@@ -26,10 +26,7 @@ def patch_model(
 
     Args:
         model: its activations are replaced in place.
-        task: decides whether its loss needs logits.
         attention_dropout: False leaves out the attention dropout of the model's configuration.
-        optimizations: the ones to use.
-        log: for notices.
     """
     kind = f"this {model.config.model_type} model"
     overrides: dict[Any, Callable[..., Any]] = {}

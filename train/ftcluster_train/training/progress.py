@@ -9,12 +9,7 @@ TRACKED = ("loss", "grad_norm", "learning_rate", "epoch")  # of a step
 
 
 class ProgressLog:
-    """Every rank calls it alike; only rank 0 has somewhere to write.
-
-    Args:
-        events: of rank 0.
-        trackers: of rank 0.
-    """
+    """Every rank calls it alike; only rank 0 has somewhere to write."""
 
     def __init__(self, events: EventWriter | None = None, trackers: Trackers | None = None) -> None:
         self._events, self._trackers = events, trackers

@@ -45,10 +45,8 @@ class Position:
     """Where a training is.
 
     Attributes:
-        step: optimizer steps done.
         samples: training samples done, of all ranks.
         seconds: of training, without evaluations and checkpoints.
-        metrics: of the last evaluation.
         best_metric: name of the metric that the best evaluation is chosen by.
         best_metrics: of the best evaluation.
         best_step: of the best evaluation; None before there is one.
@@ -163,8 +161,6 @@ def resume(
     Args:
         folders: where this host has states.
         wanted: what has to have a state, or "".
-        optimizer: its weights are overwritten.
-        world: this rank among all.
         settings: of this training, see Position.
         notice: called on every rank with what a user should know.
 

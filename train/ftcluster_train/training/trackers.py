@@ -38,12 +38,7 @@ class Tracker(Protocol):
 
 
 class Trackers:
-    """All trackers of a run. One that raises is closed with a notice; the training goes on.
-
-    Args:
-        trackers: by their name in report_to.
-        notify: called with that notice.
-    """
+    """All trackers of a run. One that raises is closed with a notice; the training goes on."""
 
     def __init__(self, trackers: Mapping[str, Tracker], notify: Callable[[str], None]) -> None:
         self._trackers = dict(trackers)
@@ -72,12 +67,6 @@ def make_trackers(
 ) -> Trackers:
     """The trackers of the recipe's report_to, with their files in `run_dir`/reports.
 
-    Args:
-        training: of the recipe.
-        run_dir: the run's folder on this host.
-        run: the run's id, its name in MLflow unless the recipe has one.
-        notify: see Trackers.
-
     Raises:
         TrainError: a package is not installed on this host, or its server or folder fails.
     """
@@ -104,9 +93,6 @@ def tensorboard_tag(name: str) -> str:
 class TensorBoard(Tracker):
     """Writes event files.
 
-    Args:
-        folder: for the files.
-
     Raises:
         TrainError: the package tensorboard is not installed, or the folder cannot be written.
     """
@@ -131,14 +117,9 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """Logs to a run in MLflow, on the server MLFLOW_TRACKING_URI or in a folder.
+    """Logs to a run in MLflow, on the server MLFLOW_TRACKING_URI or in the folder `store`.
 
     The experiment is MLFLOW_EXPERIMENT_NAME, by default ftcluster.
-
-    Args:
-        store: the folder, used without MLFLOW_TRACKING_URI.
-        name: of the run.
-        settings: the run's parameters.
 
     Raises:
         TrainError: the package is not installed, or the server or folder fails.

@@ -37,7 +37,6 @@ def measure_speed(cores: int, bf16: bool) -> dict[str, Any]:
 
     Args:
         cores: number of threads, or 0 for one per physical core of this process.
-        bf16: whether the CPU has instructions for bf16.
     """
     import torch
 

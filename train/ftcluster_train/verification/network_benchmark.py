@@ -74,10 +74,7 @@ def next_size(size: int, repeats: int, speed: float, seconds_left: float) -> int
     """Bytes of the next message, or 0 to stop.
 
     Args:
-        size: bytes of the last message.
-        repeats: number of messages of that size so far.
         speed: bytes a second.
-        seconds_left: until the end.
     """
     larger = min(size * GROWTH, LARGEST_BYTES)
     if larger > size and larger / speed <= seconds_left:
