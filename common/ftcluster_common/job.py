@@ -37,34 +37,16 @@ class Job:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of job.json, which `read_job` reads."""
-        return {
-            "run": self.run,
-            "prefix": str(self.prefix),
-            "precision": self.precision,
-            "ipex": self.ipex,
-            "resume": self.resume,
-            "snapshot_seconds": self.snapshot_seconds,
-            "log_samples": self.log_samples,
-            "nodes": self.nodes,
-            "recipe": asdict(self.recipe),
-        }
+        data = {**asdict(self), "prefix": str(self.prefix)}
+        del data["run_dir"]
+        return data
 
 
 def read_job(run_dir: Path) -> Job:
     """Read `run_dir`/job.json of a training."""
     data: dict[str, Any] = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
-    return Job(
-        run=data["run"],
-        run_dir=run_dir,
-        prefix=Path(data["prefix"]),
-        recipe=recipe_of(data["recipe"]),
-        precision=data["precision"],
-        ipex=data["ipex"],
-        resume=data["resume"],
-        snapshot_seconds=data["snapshot_seconds"],
-        log_samples=data["log_samples"],
-        nodes=data["nodes"],
-    )
+    data |= {"prefix": Path(data["prefix"]), "recipe": recipe_of(data["recipe"])}
+    return Job(run_dir=run_dir, **data)
 
 
 def recipe_of(data: Mapping[str, Any]) -> Recipe:

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -212,19 +212,9 @@ class Launch:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of launch.json, which `read_launch` reads."""
-        return {
-            **self.shown(),
-            "script_ranks": self.script_ranks,
-            "restarts": self.restarts,
-            "max_restarts": self.max_restarts,
-            "idle": [vars(host) for host in self.idle],
-            "spares": self.spares,
-            "min_nodes": self.min_nodes,
-            "wait": self.wait,
-            "share_hosts": self.share_hosts,
-            "timeout_seconds": self.timeout_seconds,
-            "hang_seconds": self.hang_seconds,
-        }
+        data = {**asdict(self), **self.shown()}
+        del data["run_dir"]
+        return data
 
 
 def read_launch(run_dir: Path) -> Launch:
