@@ -16,13 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ftcluster_common.launch import Host
 from ftcluster_train.distributed.connectivity import (
     WAIT_SECONDS,
     check_connections,
@@ -30,7 +31,7 @@ from ftcluster_train.distributed.connectivity import (
 )
 from ftcluster_train.launcher.processes import run_of
 from ftcluster_train.verification.consistency import KERNELS
-from ftcluster_train.verification.matmul_benchmark import measure_speed, read
+from ftcluster_train.verification.matmul_benchmark import cpuinfo_field, measure_speed, read
 from ftcluster_train.verification.open_ports import accept_connections
 
 REQUEST_VARIABLE = "FTCLUSTER_PROBE_REQUEST"
@@ -45,33 +46,36 @@ TIMED_REPEATS = 5
 
 
 @dataclass(frozen=True)
-class ProbeRequest:
-    """What the ranks examine.
+class Request:
+    """What to check.
 
     Attributes:
-        addresses: of each rank's host.
-        cores: physical cores of each rank's host, 0 if unknown.
-        ports: to open on each rank's host for the control node.
+        hosts: all hosts, the head first.
+        cores: physical cores by host name, as far as known.
+        ports: by host name, the ports that the control node tries meanwhile.
+        firewall: whether a host whose ports it reaches is a problem.
     """
 
-    addresses: list[str]
-    cores: list[int]
-    measure: bool
-    ports: list[list[int]]
-
-    def write(self) -> str:
-        """As JSON."""
-        return json.dumps(asdict(self))
+    hosts: tuple[Host, ...]
+    ssh_config: str
+    interface: str
+    measure: bool = False
+    cores: dict[str, int] = field(default_factory=dict)
+    ports: dict[str, list[int]] = field(default_factory=dict)
+    firewall: bool = False
 
     @classmethod
-    def read(cls, text: str) -> "ProbeRequest":
-        """The inverse of `write`."""
-        return cls(**json.loads(text))
+    def read(cls, text: str) -> "Request":
+        """From JSON."""
+        data = json.loads(text)
+        return cls(**{**data, "hosts": tuple(Host(**host) for host in data["hosts"])})
 
 
-def examine(request: ProbeRequest, rank: int, answer: dict[str, Any]) -> None:
+def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
     """Fill the answer step by step, so that an error leaves what is known so far."""
-    answer |= describe_host(request.addresses[rank])
+    addresses = [host.address for host in request.hosts]
+    cores = request.cores.get(request.hosts[rank].name, 0)
+    answer |= describe_host(addresses[rank])
     bf16 = not {"amx_bf16", "avx512_bf16"}.isdisjoint(answer["flags"])
     answer["kernel"] = kernel_used(bf16)
 
@@ -81,11 +85,11 @@ def examine(request: ProbeRequest, rank: int, answer: dict[str, Any]) -> None:
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     limit = timedelta(seconds=WAIT_SECONDS)
-    store = open_store(address, port, rank, len(request.addresses), limit)
-    answer["unreached"] = check_connections(store, rank, request.addresses)
+    store = open_store(address, port, rank, len(addresses), limit)
+    answer["unreached"] = check_connections(store, rank, addresses)
     members = connected_ranks(answer["unreached"])
     if rank not in members:
-        answer["speed"] = measure_speed(request.cores[rank], bf16) if request.measure else None
+        answer["speed"] = measure_speed(cores, bf16) if request.measure else None
         return
     answer |= join_group(
         dist.PrefixStore("members", store), address, members.index(rank), len(members)
@@ -94,7 +98,7 @@ def examine(request: ProbeRequest, rank: int, answer: dict[str, Any]) -> None:
         from ftcluster_train.verification.network_benchmark import measure_links
 
         dist.barrier()  # all hosts compute at the same time, as in training
-        answer["speed"] = measure_speed(request.cores[rank], bf16)
+        answer["speed"] = measure_speed(cores, bf16)
         dist.barrier()
         answer["links"] = [
             {**asdict(link), "ranks": [members[end] for end in link.ranks]}
@@ -151,9 +155,8 @@ def join_group(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
 
 def cpu_flags() -> list[str]:
     """The flags of KERNELS that this CPU has."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return [flag for flag, _ in KERNELS if flag in line.split()]
+    flags = cpuinfo_field("flags").split()
+    return [flag for flag, _ in KERNELS if flag in flags]
 
 
 def other_runs(processes: Path = Path("/proc")) -> list[str]:
@@ -263,9 +266,10 @@ def main() -> int:
     gc.disable()  # collections in between are a tenth to a fifth of the import of torch
     rank = int(os.environ["PMI_RANK"])
     answer: dict[str, Any] = {"rank": rank, "error": ""}
-    request = ProbeRequest.read(os.environ[REQUEST_VARIABLE])
+    request = Request.read(os.environ[REQUEST_VARIABLE])
     try:
-        with accept_connections(request.ports[rank]) as connections:
+        ports = request.ports.get(request.hosts[rank].name, [])
+        with accept_connections(ports) as connections:
             examine(request, rank, answer)
     except Exception as error:
         answer["error"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

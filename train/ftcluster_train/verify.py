@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common.finding import Finding
-from ftcluster_common.launch import MPI_VARIABLES, RUN_VARIABLE, Host, mesh_variables
+from ftcluster_common.launch import MPI_VARIABLES, RUN_VARIABLE, mesh_variables
 from ftcluster_train.distributed.connectivity import listen
 from ftcluster_train.errors import TrainError
 from ftcluster_train.launcher.processes import end_group, kill_rest
@@ -33,7 +33,7 @@ from ftcluster_train.probe import (
     MARK,
     REQUEST_VARIABLE,
     RUN_PREFIX,
-    ProbeRequest,
+    Request,
     read_answers,
 )
 from ftcluster_train.verification.consistency import (
@@ -48,32 +48,6 @@ from ftcluster_train.verification.consistency import (
 from ftcluster_train.verification.outliers import slow_hosts, slow_links
 
 LAST_LINES = 12
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to check.
-
-    Attributes:
-        hosts: all hosts, the head first.
-        cores: physical cores by host name, as far as known.
-        ports: by host name, the ports that the control node tries meanwhile.
-        firewall: whether a host whose ports it reaches is a problem.
-    """
-
-    hosts: tuple[Host, ...]
-    ssh_config: str
-    interface: str
-    measure: bool = False
-    cores: dict[str, int] = field(default_factory=dict)
-    ports: dict[str, list[int]] = field(default_factory=dict)
-    firewall: bool = False
-
-    @classmethod
-    def read(cls, text: str) -> "Request":
-        """From JSON."""
-        data = json.loads(text)
-        return cls(**{**data, "hosts": tuple(Host(**host) for host in data["hosts"])})
 
 
 @dataclass
@@ -155,12 +129,6 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
     """Start one rank on each host; returns their answers, in the hosts' order, and problems."""
     bin_dir = Path(sys.executable).parent
     run = RUN_PREFIX + secrets.token_hex(4)
-    probe_request = ProbeRequest(
-        addresses=[host.address for host in request.hosts],
-        cores=[request.cores.get(host.name, 0) for host in request.hosts],
-        measure=request.measure,
-        ports=[request.ports.get(host.name, []) for host in request.hosts],
-    )
     with tempfile.TemporaryDirectory(prefix="ftcluster-") as scratch:
         machinefile = Path(scratch) / "machinefile"
         machinefile.write_text("".join(f"{host.address}:1\n" for host in request.hosts))
@@ -172,7 +140,7 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
         environment = rank_environment(
             {
                 RUN_VARIABLE: run,
-                REQUEST_VARIABLE: probe_request.write(),
+                REQUEST_VARIABLE: json.dumps(asdict(request)),
                 "MASTER_ADDR": request.hosts[0].address,
                 "OMP_NUM_THREADS": "1",
                 **MPI_VARIABLES,

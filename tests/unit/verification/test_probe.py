@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,6 @@ from typing import Any
 from ftcluster_train.probe import (
     MARK,
     PIECE,
-    ProbeRequest,
     has_address,
     kernel_of,
     name_and_version,
@@ -19,11 +19,6 @@ from ftcluster_train.probe import (
 from tests.programs import NODE_PATH
 
 EXECUTED = "onednn_verbose,v1,primitive,exec,cpu,matmul,{},undef,src_bf16::blocked:ab,,,256x256,0.1"
-
-
-def test_a_request_goes_through_the_environment() -> None:
-    request = ProbeRequest(["10.0.0.1", "10.0.0.2"], [32, 0], measure=True, ports=[[1], []])
-    assert ProbeRequest.read(request.write()) == request
 
 
 def test_the_kernel_is_that_of_the_last_execution() -> None:
@@ -113,9 +108,9 @@ def test_runs_at_work_are_found_by_their_environment(tmp_path: Path) -> None:
 
 def test_a_rank_that_cannot_do_it_says_so_and_ends_well(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libgomp.so.1 is missing')")
-    request = ProbeRequest(["127.0.0.1"], [1], measure=False, ports=[[]])
+    request = {"hosts": [{"name": "a", "address": "127.0.0.1"}], "ssh_config": "", "interface": ""}
     environment = {
-        **os.environ, "PMI_RANK": "0", "FTCLUSTER_PROBE_REQUEST": request.write(),
+        **os.environ, "PMI_RANK": "0", "FTCLUSTER_PROBE_REQUEST": json.dumps(request),
         "PYTHONPATH": os.pathsep.join([str(tmp_path), NODE_PATH]),
     }  # fmt: skip
     argv = [sys.executable, "-m", "ftcluster_train.probe"]

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from ftcluster_common.launch import Host
 from ftcluster_train import verify
 from ftcluster_train.launcher import rank_environment
 from ftcluster_train.launcher.ssh_check import Refusal
-from ftcluster_train.verify import Request, launch, unreachable_hosts
+from ftcluster_train.probe import Request
+from ftcluster_train.verify import launch, unreachable_hosts
 from tests.programs import NODE_PATH
 
 HOSTS = (Host("node1", "127.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))
@@ -54,6 +56,7 @@ def test_a_request_comes_as_json() -> None:
     assert Request.read(json.dumps(text)) == REQUEST
     more = Request.read(json.dumps({**text, "measure": True, "cores": {"node1": 32}}))
     assert (more.measure, more.cores) == (True, {"node1": 32})
+    assert Request.read(json.dumps(asdict(more))) == more
 
 
 def test_a_rank_that_says_nothing_is_named_with_mpiruns_words(bin_dir: Path) -> None:
