@@ -1,7 +1,15 @@
 """This machine in the place of a host, for action plugins that ask with a shell command."""
 
 import subprocess
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+
+def plugin(module: ModuleType, arguments: dict[str, Any], check: bool = False) -> Any:
+    """The action plugin of a task with these arguments."""
+    task = SimpleNamespace(args=arguments, async_val=0, check_mode=check, action="x")
+    connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="/tmp"))
+    return module.ActionModule(task, connection, None, None, None, None)
 
 
 class Action:

@@ -30,7 +30,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules import setup_lock as 
 from ansible_collections.ftcluster.cluster.plugins.modules import stack_link as stack_link_module
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import above, look
 
-from tests.unit.hosts import Action
+from tests.unit.hosts import Action, plugin
 
 USER = getpass.getuser()
 MODULE = {"the module": "was run"}
@@ -49,9 +49,7 @@ def act(monkeypatch: pytest.MonkeyPatch) -> Act:
     """Runs an action plugin on this machine; where it leaves the task to the module, says so."""
 
     def run(module: Any, check: bool = False, **arguments: Any) -> dict[str, Any]:
-        task = SimpleNamespace(args=arguments, async_val=0, check_mode=check, action="x")
-        connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="/tmp"))
-        action = module.ActionModule(task, connection, None, None, None, None)
+        action = plugin(module, arguments, check)
         monkeypatch.setattr(
             action, "_low_level_execute_command", Action()._low_level_execute_command
         )

@@ -6,7 +6,6 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules import push as module
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils import push
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files, tar_of
 
-from tests.unit.hosts import Action
+from tests.unit.hosts import Action, plugin
 
 
 @pytest.fixture
@@ -193,12 +192,7 @@ class Host(Action):
         return {"changed": changed}
 
     def push(self, source: Path, path: Path, **more: Any) -> dict[str, Any]:
-        task = SimpleNamespace(
-            args={"source": str(source), "path": str(path), **more},
-            async_val=0, check_mode=False, action="x",
-        )  # fmt: skip
-        connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="/tmp"))
-        action = action_module.ActionModule(task, connection, None, None, None, None)
+        action = plugin(action_module, {"source": str(source), "path": str(path), **more})
         action._low_level_execute_command = self._low_level_execute_command
         action._execute_module = self.execute_module
         result: dict[str, Any] = action.run(None, {})

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +20,8 @@ from ansible_collections.ftcluster.cluster.plugins.modules.setup_lock import (
     release,
     take,
 )
+
+from tests.unit.hosts import plugin
 
 NOW, LEASE = 1_000_000.0, 3600
 LOCK = {
@@ -206,12 +207,10 @@ def test_a_prefix_that_cannot_be_made_is_named(tmp_path: Path, run: Any) -> None
 
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the module is given on a host."""
-    task = SimpleNamespace(args={"prefix": "/opt"}, async_val=0, check_mode=False, action="x")
-    connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="/tmp"))
-    plugin = action.ActionModule(task, connection, None, None, None, None)
-    monkeypatch.setattr(plugin, "_done_in_shell", lambda _: False)
-    monkeypatch.setattr(plugin, "_execute_module", lambda _, arguments, **__: arguments)
-    found: dict[str, Any] = plugin.run(None, {})
+    asking = plugin(action, {"prefix": "/opt"})
+    monkeypatch.setattr(asking, "_done_in_shell", lambda _: False)
+    monkeypatch.setattr(asking, "_execute_module", lambda _, arguments, **__: arguments)
+    found: dict[str, Any] = asking.run(None, {})
     return found
 
 

@@ -4,7 +4,6 @@ import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +31,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     finish,
 )
 
+from tests.unit.hosts import plugin
 from tests.unit.wheels import write_wheel
 
 STACKS = """
@@ -52,12 +52,6 @@ HOST = {
     "free_bytes": 9 * 10**9, "stacks": [],
 }  # fmt: skip
 Act = Callable[..., dict[str, Any]]
-
-
-def plugin(module: Any, check_mode: bool, arguments: dict[str, Any]) -> Any:
-    task = SimpleNamespace(args=arguments, async_val=0, check_mode=check_mode, action="x")
-    connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="/tmp"))
-    return module.ActionModule(task, connection, None, None, None, None)
 
 
 @pytest.fixture
@@ -121,7 +115,7 @@ def choose(folder: Path, tmp_path: Path) -> Act:
             "folder": str(folder), "cache": str(tmp_path / "cache"), "allow_unverified": True,
             **arguments,
         }  # fmt: skip
-        result = plugin(choose_stack, False, given).run(None, {})
+        result = plugin(choose_stack, given).run(None, {})
         assert not result["changed"]
         found: dict[str, Any] = result["choice"]
         return found
@@ -144,12 +138,6 @@ def test_a_stack_without_a_lock(choose: Act, tmp_path: Path) -> None:
     found = choose(name="old")
     assert found["requirements"] == str(tmp_path / "cache" / "old.txt")
     assert (found["more_requirements"], found["resolve"]) == ("", True)
-
-
-def test_another_list_has_another_folder(choose: Act, folder: Path) -> None:
-    before = choose()["folder"]
-    (folder / "native-cuda.txt").write_text("nvidia-x==1.1\n")
-    assert choose()["folder"] != before
 
 
 def test_a_host_without_space_is_told_before_anything_is_downloaded(choose: Act) -> None:
@@ -269,7 +257,7 @@ def install(folder: Path, there: Host, house: Wheelhouse, monkeypatch: pytest.Mo
             "path": "/opt/x", "requirements": str(folder / "native.txt"), "allow_unverified": True,
             **arguments,
         }  # fmt: skip
-        action = plugin(environment, check, given)
+        action = plugin(environment, given, check)
         monkeypatch.setattr(action, "_execute_module", there.execute)
         monkeypatch.setattr(environment, "look", lambda *_, **__: None)  # see test_look.py
         result: dict[str, Any] = action.run(None, {})
@@ -365,16 +353,6 @@ def test_the_wheels_of_a_bundle_are_sent_without_an_index(
     (target / WHEEL).unlink()
     with pytest.raises(AnsibleActionFail, match=f"^{target} is not whole; run setup again"):
         install(wheelhouse=str(target))
-
-
-def test_wheels_that_are_not_as_they_were_downloaded_are_not_sent(
-    install: Act, there: Host, house: Wheelhouse
-) -> None:
-    house.files[0].write_bytes(b"x" * house.wheels[WHEEL].size)
-    with pytest.raises(AnsibleActionFail, match=f"{WHEEL} has changed since its download"):
-        install()
-    assert there.sent == []
-    assert not house.folder.exists()  # downloaded again next time
 
 
 @pytest.mark.parametrize(

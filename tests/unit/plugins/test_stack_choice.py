@@ -10,8 +10,6 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice imp
     StackRequest,
     choose,
     python_for,
-    space_problems,
-    version,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import read_stacks
 
@@ -305,17 +303,3 @@ def test_each_real_stack_can_be_chosen_or_says_why_not(name: str) -> None:
             choose(REAL["stacks"], REAL["warnings"], wanted, hosts)
     else:
         assert choose(REAL["stacks"], REAL["warnings"], wanted, hosts).problems == {"a": []}
-
-
-# --- parts
-
-
-def test_versions_are_compared_as_numbers() -> None:
-    assert version("3.9.20") < version("3.10") == version("3.10.12")
-    assert version("2.100") > version("2.36")
-
-
-def test_space() -> None:
-    assert space_problems(10**9, 10**9, "/opt", "native") == []
-    [problem] = space_problems(3 * 10**9, 10**9, "/opt", "native")
-    assert problem["what"] == "1.0 GB free at /opt, 3.0 GB are needed for stack native"
