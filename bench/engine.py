@@ -49,7 +49,6 @@ class Case:
 
     Attributes:
         recipe: its name and overrides; {data} and {encoder} are folders.
-        steps: of ours.
         stock_steps: of stock; fewer, because its steps take longer.
         shapes: rows, inner size and columns of the model's matrix products, for the limit.
     """
@@ -143,14 +142,7 @@ def write(path: Path | None, results: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Bench:
-    """Runs trainings.
-
-    Attributes:
-        prefix: of the cluster.
-        data: the folder with the data.
-        encoder: its folder.
-        threads: of a training.
-    """
+    """Runs trainings."""
 
     prefix: Path
     data: Path

@@ -31,12 +31,7 @@ LINKS = 40  # as many as the kernel follows
 
 
 class RefusedPath(OSError):
-    """A path that a less trusted user may have exchanged.
-
-    Attributes:
-        what: the reason.
-        hint: what to do.
-    """
+    """A path that a less trusted user may have exchanged."""
 
     def __init__(self, path, what, hint):
         super().__init__(errno.EPERM, f"{what}; {hint}", str(path))

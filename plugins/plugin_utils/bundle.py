@@ -42,7 +42,6 @@ class Bundle:
     """The contents of a bundle.
 
     Attributes:
-        stack: the stack's name.
         digest: of the stack's lock.
         target: what hosts must be.
         house: its wheels; the folder is where they are unpacked, or to be unpacked.

@@ -34,8 +34,6 @@ class Choice:
     """A stack for all hosts.
 
     Attributes:
-        stack: its name.
-        why: the reason, one line.
         pythons: the path of the Python that each host makes it from.
         problems: for each host why it cannot have the stack, as {what, hint}.
         notices: warnings about the stack.

@@ -43,7 +43,6 @@ class Wheel:
     """One file of a wheelhouse.
 
     Attributes:
-        size: its bytes.
         unpacked: the bytes of the files in it.
         sha256: its hash, as hexadecimal digits.
     """
@@ -58,8 +57,6 @@ class Wheelhouse:
     """Downloaded wheels.
 
     Attributes:
-        folder: where they are.
-        wheels: each file by name.
         notices: warnings about their sources.
     """
 

@@ -34,9 +34,7 @@ class TaskEvent:
     """One event of a playbook.
 
     Attributes:
-        kind: what happened.
         stage: the play's name in lower case: preflight, system, ...
-        task: the task's name.
         host: the host it happened on; empty for tasks.
         message: of a failed task, or of a debug task.
         action: the module, fully qualified.

@@ -9,12 +9,9 @@ class NumaNode:
     """One NUMA node that may be used.
 
     Attributes:
-        node: the kernel's number of it.
         cores: physical cores within the host's CPU set; 0 for a node of memory only.
-        memory_bytes: its memory.
         cpus: CPU numbers of the cores' first usable hardware threads, such as "0-15,32".
         near: of a node of memory only, the nearest node with cores.
-        hbm: whether it is high-bandwidth memory.
     """
 
     node: int
@@ -32,37 +29,14 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One host, as the module `ftcluster.cluster.host_facts` describes it.
+    """One host: facts that the module `ftcluster.cluster.host_facts` documents, and these.
 
     Attributes:
         name: the inventory's name for the host.
         connection: Ansible's connection plugin (local, ssh, ...).
-        cpu_model: the CPU's own name.
-        cpu_flags: the instruction-set flags that matter for training (amx_bf16, avx512_bf16, ...).
-        cores: physical cores this host may use, within its cpuset and cgroup quota.
-        threads: hardware threads this host may use.
-        numa_nodes: NUMA nodes with at least one usable core.
-        memory_bytes: memory this host may use.
-        free_bytes: free space on the file system of `prefix`.
-        prefix: the folder that the cluster lives in on this host.
-        python: version of the Python that the stack is made from, e.g. "3.11.7".
         can_become_root: whether `become` works there.
-        tcmalloc: path of the tcmalloc library, or "" where there is none.
-        network_address: the address other hosts reach it by.
-        network_interface: the interface that has this address, or "".
         rank_user: the account that ranks run as, or "" for the login user.
-        hostname: its own name.
-        os: the system's name for people.
-        kernel: the kernel's release.
-        cpu_generation: Ice Lake, Sapphire Rapids, ..., or "other".
-        amx: "usable", "refused" (by the kernel) or "absent".
-        sockets: CPU packages with at least one usable thread.
-        numa: the NUMA nodes that may be used, also those of memory only.
-        nics: the network interfaces: name, addresses, speed_mbits (None: unknown), mtu.
-        clock_offset_seconds: this host's clock minus the control node's; None where not measured.
         stack: name of the stack in use there.
-        cpu_quota: CPUs' worth of time that the cgroup allows, 0.5 is possible; None without limit.
-        openmp: path of Intel's OpenMP library, or "" where there is none.
     """
 
     name: str
@@ -109,11 +83,7 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """All hosts of a cluster, the head first.
-
-    Attributes:
-        hosts: facts of each host; the first one is the head, where rank 0 runs.
-    """
+    """All hosts of a cluster, the head first."""
 
     hosts: tuple[HostFacts, ...]
 

@@ -16,7 +16,6 @@ class Cluster:
 
     Attributes:
         inventories: what it was made from.
-        facts: of its hosts.
         options: arguments of ansible-playbook that say how to reach them.
         pattern: which hosts of the inventories it has, or "" for all.
     """

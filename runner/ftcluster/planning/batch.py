@@ -21,7 +21,6 @@ class Batch:
         predicts_tokens: whether the loss is over the vocabulary at every token.
         precision: bf16 or fp32.
         model: its size, if it is known.
-        ipex: whether IPEX optimizes it.
     """
 
     samples: int | None = None

@@ -40,11 +40,9 @@ class ModelSize:
     """The size of a model; 0 for what is unknown.
 
     Attributes:
-        parameters: their number.
         layers: of the encoder or decoder.
         features: the width of a layer, hidden_size.
         heads: of the attention of a layer.
-        vocabulary: its number of tokens.
     """
 
     parameters: int

@@ -33,7 +33,6 @@ class Decision:
     Attributes:
         what: its subject, e.g. "precision".
         value: what was chosen, as text.
-        why: the reason, one line.
         hosts: the hosts that it is about; none: the whole launch.
     """
 
@@ -91,11 +90,8 @@ class LaunchPlan:
     Attributes:
         hosts: the head first, which runs rank 0.
         prefix: the folder of the cluster on the head.
-        backend: the torch.distributed backend.
         precision: bf16 or fp32.
-        ipex: whether IPEX optimizes the model.
         rank_user: the account that ranks run as, or "" for the login user.
-        decisions: every choice with its reason.
         spares: hosts that may take the place of a lost one.
     """
 

@@ -18,12 +18,7 @@ ACROSS_SOCKETS = 0.7  # the speed of a core whose rank has memory on another soc
 
 @dataclass(frozen=True)
 class Count:
-    """The number of ranks of one host.
-
-    Attributes:
-        ranks: how many.
-        why: the reason.
-    """
+    """The number of ranks of one host."""
 
     ranks: int
     why: str

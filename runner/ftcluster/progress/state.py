@@ -13,10 +13,7 @@ class HostProgress:
 
     Attributes:
         stage: the play it is in.
-        task: the task it is in.
         ok: tasks that changed nothing.
-        changed: tasks that changed something.
-        skipped: tasks whose condition was false.
         failed: the failed task's message, or "".
         unreachable: whether Ansible could not connect.
         started: time.monotonic() of its first event.
@@ -27,7 +24,6 @@ class HostProgress:
     task: str = ""
     ok: int = 0
     changed: int = 0
-    skipped: int = 0
     failed: str = ""
     unreachable: bool = False
     started: float = 0.0
@@ -54,8 +50,6 @@ class SetupProgress:
                 host.ok += 1
             case "changed":
                 host.changed += 1
-            case "skipped":
-                host.skipped += 1
             case "failed" | "unreachable":
                 host.failed = event.message
                 host.unreachable = event.kind == "unreachable"
@@ -70,7 +64,6 @@ class RunProgress:
     """The progress of a run.
 
     Attributes:
-        run: its id.
         state: running, done, failed or stopped.
         start: the event `start`: world_size, backend, precision, steps, epochs, ...
         step: the latest event `step`.

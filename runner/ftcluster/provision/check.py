@@ -23,13 +23,11 @@ class Found:
     """The results of all hosts.
 
     Attributes:
-        inventory: the hosts.
         facts: results of the module `host_facts`, by host.
         problems: what preflight found wrong, by host.
         notices: what preflight found slow, by host.
         failures: of hosts, the task that failed.
         report: verify's, or None where no rank was started.
-        seconds: how long it took.
     """
 
     inventory: Inventory

@@ -24,13 +24,11 @@ class StagesResult:
     """The result of a playbook of stages.
 
     Attributes:
-        inventory: the hosts.
         progress: the counts of each host.
         facts: of each host by name, where a stage has gathered them.
         table: the lines of verify's table.
         stack: the name of the stack in use, or "" where no stage has looked.
         stack_why: why this one was chosen.
-        seconds: how long it took.
         locked: whether a host has given this setup its lock.
     """
 

@@ -16,9 +16,6 @@ class Key:
 
     Attributes:
         name: with its section: training.seed.
-        kind: its type.
-        limits: the range of its value.
-        required: whether it has to be given.
     """
 
     name: str

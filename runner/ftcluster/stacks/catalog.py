@@ -39,14 +39,12 @@ class Stack:
 
     Attributes:
         name: what `setup --stack` takes.
-        summary: what it is, in one line.
         state: default: what setup installs; supported: locked and tested; documented: known to
             match, neither locked nor tested.
         python: the first and the last minor version that all packages have wheels for.
         packages: exact versions by package name.
         backends: the collective backends that it supports, the preferred first.
         cpu_flags: the instruction-set flags that a CPU must have.
-        yanked: packages whose release was yanked.
         unverified: packages that its lock has no hash of.
         tried: where ftcluster itself trained with it; empty: nowhere.
         warnings: what to know before installing it.

@@ -29,7 +29,6 @@ class Copied:
     """The files of a folder that are copied.
 
     Attributes:
-        folder: the folder.
         files: names in it, sorted.
         size_bytes: of all of them.
         left_out: files and folders of tools, which are not copied.
