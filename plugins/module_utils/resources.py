@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The CPUs, NUMA nodes and memory that a process on this host may use."""
+"""The CPUs, NUMA nodes, memory and space that a process on this host may use."""
 
 from __future__ import annotations
 
@@ -20,6 +20,28 @@ def read(path):
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def exists(path):
+    """Whether this user can see that a path is there."""
+    try:
+        path.stat()
+    except OSError:  # Path.exists passes some of them on, such as for a folder not to be searched
+        return False
+    return True
+
+
+def nearest_existing(folder):
+    """The folder itself, or the nearest one above it that is there."""
+    while not exists(folder):
+        folder = folder.parent
+    return folder
+
+
+def free_bytes(folder):
+    """Space that an ordinary user may take where the folder is or would be made."""
+    state = os.statvfs(nearest_existing(folder))
+    return state.f_bavail * state.f_frsize
 
 
 def number(text):

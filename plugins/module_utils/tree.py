@@ -1,9 +1,20 @@
 # Apache-2.0 (see LICENSE)
-"""One hash of all files of a folder, the same on the control node and on a host."""
+"""Hashes of files, and of all files of a folder, the same on the control node and on a host."""
 
 from __future__ import annotations
 
 import hashlib
+
+BLOCK_BYTES = 1 << 20
+
+
+def file_sha256(path):
+    """The SHA-256 of a file, as hashlib's object; Python 3.8 has no hashlib.file_digest."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest
 
 
 def tree_sha256(files):

@@ -98,7 +98,6 @@ notices:
 
 import csv
 import ctypes
-import hashlib
 import json
 import os
 import platform
@@ -111,13 +110,14 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import free_bytes
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import without_runs
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     refuse_unguarded,
     write_text,
 )
+from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import file_sha256
 
-BLOCK_BYTES = 1 << 20
 STALE_SECONDS = 3600
 
 
@@ -184,21 +184,12 @@ def check(folder, sha256):
         different = ", ".join(sorted(found.keys() ^ sha256.keys()))
         raise ValueError(f"{different}: sent or expected, but not both; run setup again")
     for name, path in found.items():
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
+        digest = file_sha256(path)
         if digest.hexdigest() != sha256[name]:
             raise ValueError(
                 f"{name} arrived with the sha256 {digest.hexdigest()}, not {sha256[name]}; "
                 "it was changed on the way or on the control node: run setup again"
             )
-
-
-def free_bytes(path):
-    """The free space where a folder is or will be."""
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    return shutil.disk_usage(there).free
 
 
 def unpack_uv(staging):

@@ -226,7 +226,10 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list impo
 from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import listeners, local_ports
 from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import (
     cpu_quota,
+    exists,
+    free_bytes,
     memory_bytes,
+    nearest_existing,
     number,
     read,
     topology,
@@ -255,28 +258,6 @@ LIBRARY_FOLDERS = (
     "/usr/lib",
     "/usr/local/lib",
 )
-
-
-def exists(path):
-    """Whether this user can see that a path is there."""
-    try:
-        path.stat()
-    except OSError:  # Path.exists passes some of them on, such as for a folder not to be searched
-        return False
-    return True
-
-
-def nearest_existing(folder):
-    """The folder itself, or the nearest one above it that is there."""
-    while not exists(folder):
-        folder = folder.parent
-    return folder
-
-
-def free_bytes(folder):
-    """Space that an ordinary user may take where the folder is or would be made."""
-    state = os.statvfs(nearest_existing(folder))
-    return state.f_bavail * state.f_frsize
 
 
 def writable(folder, has_root=False):

@@ -52,7 +52,6 @@ files:
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -61,11 +60,10 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import tree_sha256
+from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import file_sha256, tree_sha256
 
 NEW = re.compile(r".+\.new-[0-9a-f]{8}")
 STALE_SECONDS = 24 * 3600
-BLOCK_BYTES = 1 << 20
 
 
 def found_in(folder):
@@ -74,11 +72,7 @@ def found_in(folder):
     for where, _, names in os.walk(folder):
         for name in names:
             path = Path(where, name)
-            digest = hashlib.sha256()
-            with path.open("rb") as file:
-                while block := file.read(BLOCK_BYTES):
-                    digest.update(block)
-            found[os.fsencode(path.relative_to(folder))] = digest.digest()
+            found[os.fsencode(path.relative_to(folder))] = file_sha256(path).digest()
     return found
 
 

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     with ask_passwords(vars(options)) as passwords, tempfile.TemporaryDirectory() as folder:
         place, name = find(options, passwords, newest=True)
         if options.rank is not None:
-            check_rank(name, options.rank, find_run(place, name).ranks)
+            _check_rank(name, options.rank, find_run(place, name).ranks)
         destination = Path(folder) / "log"
         destination.touch()
         with destination.open("rb") as log:
@@ -47,12 +47,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def check_rank(run: str, rank: int, ranks: int) -> None:
-    """Make sure that a run has a rank.
-
-    Raises:
-        UsageError: it has not.
-    """
+def _check_rank(run: str, rank: int, ranks: int) -> None:
     if rank >= ranks:
         known = f": 0 to {ranks - 1}" if ranks else ""
         raise UsageError(f"{run} has no rank {rank}, it has {counted(ranks, 'rank')}{known}")

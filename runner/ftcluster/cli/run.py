@@ -26,7 +26,7 @@ from ftcluster.errors import UsageError
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
 from ftcluster.launch.mpirun import as_shell
-from ftcluster.launch.preview import host_document
+from ftcluster.launch.preview import host_document, reasons
 from ftcluster.launch.script_run import (
     ScriptRun,
     render_script,
@@ -216,8 +216,8 @@ def show_plan(run: ScriptRun, notes: Sequence[str], as_json: bool) -> None:
             f"{copied.size_bytes / 1e6:.1f} MB{left_out}) to {script_folder(run.plan, copied)}, "
             f"and there to {start_folder(run.plan, run.id, script)}"
         )
-    for decision in run.plan.decisions:
-        print(f"# {decision.subject}: {decision.value} ({decision.why})")
+    for line in reasons(run.plan):
+        print(f"# {line}")
     print(as_shell(run.launch, run.plan, run.job))
 
 

@@ -111,13 +111,12 @@ def stack_variables(options: argparse.Namespace, before: Cluster | None) -> dict
         if not path.is_file():
             raise UsageError(f"bundle {options.bundle} does not exist")
         found["torch_stack_bundle"] = str(path)
-    if options.allow_yanked:
-        found["torch_stack_allow_yanked"] = True
-    if options.allow_unverified:
-        found["torch_stack_allow_unverified"] = True
-    if options.prune:
-        found["ftcluster_prune"] = True
-    return found
+    flags = {
+        "torch_stack_allow_yanked": options.allow_yanked,
+        "torch_stack_allow_unverified": options.allow_unverified,
+        "ftcluster_prune": options.prune,
+    }
+    return found | {name: True for name, given in flags.items() if given}
 
 
 def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:

@@ -1,6 +1,7 @@
 """Facts of a setup and a run as short texts."""
 
 from ftcluster.progress.state import HostProgress, RunProgress
+from ftcluster.text.plural import counted
 
 
 def duration(seconds: float) -> str:
@@ -21,11 +22,10 @@ def metrics(values: dict[str, float]) -> str:
 def shape(progress: RunProgress) -> str:
     """The ranks of a run: 2 ranks, 1 thread each, bf16, IPEX, gloo."""
     start = progress.start
-    ranks, threads = start["world_size"], start["threads_per_rank"]
-    return (
-        f"{ranks} rank{'s' * (ranks > 1)}, {threads} thread{'s' * (threads > 1)} each, "
-        f"{start['precision']}, {'IPEX, ' if start['ipex'] else ''}{start['backend']}"
-    )
+    ranks = counted(start["world_size"], "rank")
+    threads = counted(start["threads_per_rank"], "thread")
+    ipex = "IPEX, " if start["ipex"] else ""
+    return f"{ranks}, {threads} each, {start['precision']}, {ipex}{start['backend']}"
 
 
 def step_line(progress: RunProgress) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ftcluster.progress.format import duration
+from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
 MATRIX_HOSTS = 8  # more would not fit a terminal's width
@@ -63,12 +64,10 @@ def matrix(names: Sequence[str], pairs: Sequence[Document]) -> list[list[str]]:
 
 def summary(document: Document) -> str:
     """The last line."""
-    count = len(document["hosts"])
-    words = [f"{count} host{'s' * (count != 1)}"]
+    words = [counted(len(document["hosts"]), "host")]
     for key in ("problems", "warnings"):
-        number = len(document[key])
-        if number:
-            words.append(f"{number} {key[: None if number > 1 else -1]}")
+        if document[key]:
+            words.append(counted(len(document[key]), key[:-1]))
     return f"{document['state']}: {', '.join(words)}, {duration(document['seconds'])}"
 
 
