@@ -18,7 +18,8 @@ class Job:
         prefix: the cluster's folder on this host.
         precision: bf16 or fp32, as the plan decided.
         ipex: whether IPEX optimizes the model, as the plan decided.
-        resume: the run whose checkpoints on the head it continues from, or "".
+        resume: the runs whose states it continues from: the one before it, the one before that.
+        must_resume: whether it does not start where none of them has left a state.
         snapshot_seconds: between two snapshots of the training's state; 0: none.
         log_samples: whether each rank logs the samples of each step.
         nodes: number of hosts with ranks; further ones are spares.
@@ -30,7 +31,8 @@ class Job:
     recipe: Recipe
     precision: str
     ipex: bool
-    resume: str = ""
+    resume: tuple[str, ...] = ()
+    must_resume: bool = True
     snapshot_seconds: float = 30.0
     log_samples: bool = False
     nodes: int = 1
@@ -46,7 +48,7 @@ def read_job(run_dir: Path) -> Job:
     """Read `run_dir`/job.json of a training."""
     data: dict[str, Any] = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
     data |= {"prefix": Path(data["prefix"]), "recipe": recipe_of(data["recipe"])}
-    return Job(run_dir=run_dir, **data)
+    return Job(run_dir=run_dir, **_with_tuples(data))
 
 
 def recipe_of(data: Mapping[str, Any]) -> Recipe:

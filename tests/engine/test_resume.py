@@ -90,7 +90,8 @@ def test_another_run_continues_from_the_checkpoints_of_the_first(
     run(first, make_model("bert"), world)
     second = replace(
         make_job(tmp_path / "runs/later", "text-classification", "bf16", **STEPS, max_steps=6),
-        prefix=tmp_path, resume="here",
+        # the one before it has ended without a state of its own
+        prefix=tmp_path, resume=("between", "here"),
     )  # fmt: skip
     assert [e["step"] for e in run(second, make_model("bert"), world).of("step")] == [5, 6]
 

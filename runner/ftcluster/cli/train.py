@@ -23,7 +23,7 @@ from ftcluster.cli.arguments import (
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster
-from ftcluster.errors import UsageError
+from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
 from ftcluster.launch.mpirun import render
@@ -130,18 +130,18 @@ def carry_on(
     """
     limit = HEAD_SECONDS if options.watch else RECONNECT_LIMIT_SECONDS
     token = find_token() if options.hf_token else ""
-    left, stepped = options.max_restarts if options.watch else 0, True
+    left = options.max_restarts if options.watch else 0
+    must_resume = bool(options.resume)  # else it is as well if a new head starts from the beginning
     while True:
         lead(run, options, cluster, reach)
         view = make_view(options.verbose)
         try:
-            launched = replace(run, hub_token=token, resume=run.resume if stepped else "")
+            launched = replace(run, hub_token=token, must_resume=must_resume)
             return train(launched, view, tuple(reach), options.detach, limit)
         except HeadLost as error:
             if not left:
                 raise
             view.say(f"{error.message}; continuing on the other hosts")
-            stepped = bool(error.details["steps"])  # else there may be nothing to resume from
         left -= 1
         options.resume, options.nodes, options.spares = run.id, None, 0  # they may be used up
         run = prepare(options, cluster, reach)
@@ -240,7 +240,8 @@ def resume_run(
         reach: arguments of ansible-playbook that say how to reach the hosts.
 
     Raises:
-        FtclusterError: there is no such run, no host answers, or the plan is not valid.
+        FtclusterError: there is no such run, no host answers, IPEX optimizes its model, or the plan
+            is not valid.
     """
     found = find_job(replace(place_of(cluster), options=tuple(reach)), run)
     facts_of = {host.name: host for host in cluster.facts.hosts}
@@ -251,9 +252,14 @@ def resume_run(
     size = _size_of(found.recipe)
     stacks = load_stacks()
     decided = plan_with_spares(facts, further, found.recipe, stacks, ranks_per_host, size)
-    run_id = new_run_id(found.recipe.name)
+    if found.ipex or decided.ipex:
+        raise FtclusterError(
+            f"run {found.run} cannot be resumed: IPEX keeps its own copies of the weights",
+            "start it anew, with training.use_ipex=false if it shall be resumable",
+        )
+    run_id, resumed = new_run_id(found.recipe.name), (found.run, *found.resume)
     launch = render(decided, run_id)
-    return TrainingRun(run_id, cluster, decided, launch, found.recipe, resume=found.run)
+    return TrainingRun(run_id, cluster, decided, launch, found.recipe, resume=resumed)
 
 
 def _size_of(recipe: Recipe) -> ModelSize | None:

@@ -63,12 +63,16 @@ class FoundJob:
         hosts: names of the hosts that answer, those first that it was prepared on; else in the
             place's order.
         nodes: how many of these it had ranks on, or could have had.
+        resume: the runs that it has continued itself.
+        ipex: whether IPEX optimized its model.
     """
 
     run: str
     recipe: Recipe
     hosts: tuple[str, ...]
     nodes: int
+    resume: tuple[str, ...] = ()
+    ipex: bool = False
 
 
 def find_job(place: Place, run: str) -> FoundJob:
@@ -87,7 +91,10 @@ def find_job(place: Place, run: str) -> FoundJob:
     hosts = tuple(sorted(hosts, key=lambda host: name not in jobs[host]))
     prepared, job = sum(name in jobs[host] for host in hosts), everywhere[name]
     try:
-        return FoundJob(name, recipe_of(job["recipe"]), hosts, min(prepared, job["nodes"]))
+        return FoundJob(
+            name, recipe_of(job["recipe"]), hosts, min(prepared, job["nodes"]),
+            tuple(job["resume"]), job["ipex"],
+        )  # fmt: skip
     except (KeyError, TypeError) as error:
         raise FtclusterError(f"{name} is no training that can be resumed", LIST) from error
 

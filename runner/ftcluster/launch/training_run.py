@@ -28,13 +28,15 @@ class TrainingRun(Run):
     Attributes:
         recipe: what it trains.
         folders: folders of this machine and where they are copied to on the hosts.
-        resume: the run whose checkpoints it continues from, or "".
+        resume: the runs that it continues, see Job.
+        must_resume: see Job.
         hub_token: what each host downloads model and data with, or "".
     """
 
     recipe: Recipe
     folders: tuple[tuple[str, str], ...] = ()
-    resume: str = ""
+    resume: tuple[str, ...] = ()
+    must_resume: bool = True
     hub_token: str = field(default="", repr=False)
 
     playbook: ClassVar[str] = "train"
@@ -45,7 +47,8 @@ class TrainingRun(Run):
         folder = Path(self.launch.run_dir)
         job = Job(
             self.id, folder, prefix, self.recipe, plan.precision, plan.ipex, self.resume,
-            log_samples=bool(os.environ.get(LOG_SAMPLES_VARIABLE)), nodes=len(plan.hosts),
+            self.must_resume, log_samples=bool(os.environ.get(LOG_SAMPLES_VARIABLE)),
+            nodes=len(plan.hosts),
         )  # fmt: skip
         return job.to_dict()
 

@@ -47,11 +47,13 @@ def choose_ipex(
         recipe: None for a user's own script.
 
     Raises:
-        PlanError: the recipe requires it and the stack does not have it.
+        PlanError: the recipe requires it, and the stack does not have it or it is to resume.
     """
     if recipe is None:
         return False, "the script decides"
     asked = recipe.training.use_ipex
+    checkpoint = recipe.training.resume_from_checkpoint
+    resumes = f"with IPEX it cannot continue from {checkpoint}" if checkpoint else ""
     if asked is True:
         if not stack.has_ipex:
             having = [other for other in stacks.values() if other.has_ipex]
@@ -59,11 +61,15 @@ def choose_ipex(
                 f"training.use_ipex=true, but stack {stack.name} does not have IPEX",
                 install_hint(having),
             )
+        if resumes:
+            raise PlanError(f"training.use_ipex=true: {resumes}", "set it to false")
         return True, f"set in recipe {recipe.name}"
     if asked is False:
         return False, f"set in recipe {recipe.name}"
     if not stack.has_ipex:
         return False, f"stack {stack.name} does not have it; today's torch uses AMX by itself"
+    if resumes:
+        return False, resumes
     without = [host.name for host in hosts if IPEX_FLAG not in host.cpu_flags]
     if without:
         return False, f"no AVX512 on {', '.join(without)}, which its kernels need"

@@ -15,7 +15,7 @@ from ftcluster.recipe.recipe import load_recipe
 
 PLACE = Place((Path("hosts.ini"),), ("head", "node1", "node2"), "", "/opt/ftcluster")
 RECIPE = load_recipe("quickstart")
-JOB = {"recipe": asdict(RECIPE), "nodes": 2}
+JOB = {"recipe": asdict(RECIPE), "nodes": 2, "resume": ["r-0"], "ipex": False}
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
 def test_a_training_is_found_without_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, node1={}, node2={"r-1": JOB})
     found = runs.find_job(PLACE, "r")
-    assert found == runs.FoundJob("r-1", RECIPE, ("node2", "node1"), 1)
+    assert found == runs.FoundJob("r-1", RECIPE, ("node2", "node1"), 1, ("r-0",))
 
 
 def test_a_training_with_a_spare_continues_on_as_many_hosts(

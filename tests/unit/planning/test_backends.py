@@ -62,6 +62,13 @@ def test_ipex_is_off_if_a_cpu_is_too_old() -> None:
     assert plan(cluster(*new, old), recipe(use_ipex=True), STACKS).ipex
 
 
+def test_what_continues_from_a_checkpoint_does_so_without_ipex() -> None:
+    launch = decided("intel-2.8", resume_from_checkpoint="/c")
+    assert (launch.ipex, "/c" in decision(launch, "ipex")) == (False, True)
+    with pytest.raises(PlanError, match="cannot continue from /c"):
+        decided("intel-2.8", use_ipex=True, resume_from_checkpoint="/c")
+
+
 @pytest.mark.parametrize(
     ("stack", "setting", "ranks", "cores", "backend"),
     [

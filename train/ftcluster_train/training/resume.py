@@ -168,8 +168,7 @@ def resume(
         A new Position where there is no state.
 
     Raises:
-        TrainError: the state is that of another model, or of one that IPEX optimizes, or there is
-            none that is wanted.
+        TrainError: the state is that of another model, or there is none that is wanted.
     """
     damaged: list[str] = []
     found = None
@@ -217,8 +216,6 @@ def _load(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
         found = load_file(path)
     except (OSError, SafetensorError) as error:
         return f"{path} cannot be read: {error}"
-    if not tensors:
-        return "IPEX keeps its own copies of the weights"
     if {name: one.shape for name, one in found.items()} != {
         name: one.shape for name, one in tensors.items()
     }:

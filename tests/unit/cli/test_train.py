@@ -1,0 +1,73 @@
+"""The command `train`: a run that is resumed, by the user or because its head is lost."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ftcluster.cli import train
+from ftcluster.cli.main import main
+from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.launch.runs import FoundJob
+from ftcluster.launch.training_run import HeadLost, TrainingRun
+from ftcluster.recipe.recipe import load_recipe
+from tests.unit.clusters import cluster, host
+
+RECIPE = load_recipe("quickstart")
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainingRun]:
+    """The trainings that were launched on three hosts; each loses its head before a step."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    three = cluster(host("node0"), host("node1"), host("node2"))
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=three))
+    runs: list[TrainingRun] = []
+
+    def lost(run: TrainingRun, *_: object) -> None:
+        runs.append(run)
+        raise HeadLost(f"{run.plan.hosts[0].name} is lost", details={"steps": 0})
+
+    def find_job(_place: object, run: str) -> FoundJob:
+        earlier = next((one.resume for one in runs if one.id == run), ("r-0",))
+        left = ("node0", "node1", "node2")[len(runs) :]
+        return FoundJob(run, RECIPE, left, len(left), earlier)
+
+    monkeypatch.setattr(train, "train", lost)
+    monkeypatch.setattr(train, "find_job", find_job)
+    monkeypatch.setattr(train, "run_stages", lambda *_: None)
+    return runs
+
+
+def test_a_lost_head_is_replaced_also_before_the_first_step(launched: list[TrainingRun]) -> None:
+    assert main(["train", "quickstart", "--watch", "--max-restarts", "2"]) == 1
+    first, second, third = launched
+    assert [one.plan.hosts[0].name for one in launched] == ["node0", "node1", "node2"]
+    assert (second.resume, third.resume) == ((first.id,), (second.id, first.id))
+    assert [one.must_resume for one in launched] == [False] * 3  # there may be no state yet
+    assert len({one.id for one in launched}) == 3
+
+
+def test_without_watch_a_lost_head_ends_the_command(launched: list[TrainingRun]) -> None:
+    assert main(["train"]) == 1
+    assert len(launched) == 1
+
+
+def test_a_run_that_is_resumed_looks_at_all_runs_before_it(launched: list[TrainingRun]) -> None:
+    main(["train", "--resume", "r-1", "--watch", "--max-restarts", "1"])
+    first, second = launched
+    assert (first.resume, second.resume) == (("r-1", "r-0"), (first.id, "r-1", "r-0"))
+    assert list(first.job["resume"]) == ["r-1", "r-0"]
+    assert first.must_resume
+    assert second.must_resume  # of a run that has trained, not to begin again is meant
+
+
+def test_a_run_with_ipex_is_not_resumed(
+    launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], said: Callable[[object], None],
+) -> None:  # fmt: skip
+    found = FoundJob("r-1", RECIPE, ("node0",), 1, ipex=True)
+    monkeypatch.setattr(train, "find_job", lambda *_: found)
+    assert main(["train", "--resume", "r-1"]) == 1
+    said(capsys.readouterr().err)
+    assert not launched
