@@ -15,6 +15,7 @@ from tests.unit.launcher.test_supervisor import (
     errors,
     events,
     launch,
+    notices,
     parent_of,
     processes_of,
     supervisor,
@@ -48,9 +49,9 @@ def test_a_killed_supervisor_takes_the_run_up(run_dir: Path) -> None:
     assert (end["state"], end["exit_code"]) == ("done", 0)
     took = float(str(end["time"])) - float(str(events(run_dir)[0]["time"]))
     assert abs(float(str(end["seconds"])) - took) < 0.5
-    [notice] = [event["message"] for event in events(run_dir) if event["event"] == "notice"]
-    assert "restart 1 of 3: " in str(notice)
-    assert str(notice).endswith("head: the supervisor was killed")
+    [notice] = notices(run_dir)
+    assert "restart 1 of 3: " in notice
+    assert notice.endswith("head: the supervisor was killed")
     assert processes_of(run_dir.name) == []
     assert read_launch(run_dir).restarts == 1
 

@@ -1,6 +1,5 @@
 """One run a host: real processes contend for real locks; shell scripts stand in for mpirun, ssh."""
 
-import json
 import os
 import re
 import signal
@@ -10,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +20,7 @@ from tests.unit.launcher.test_supervisor import (
     NODES,
     errors,
     events,
+    launch,
     processes_of,
     ssh_on_path,
     supervisor,
@@ -177,22 +178,11 @@ def test_a_restart_keeps_the_lease_or_takes_it_again(
 # --- supervisors
 
 
-def launched(folder: Path, name: str, script: str, **more: object) -> Path:
+def launched(folder: Path, name: str, script: str, **more: Any) -> Path:
     """Have a supervisor launch a shell script as a run of a cluster; returns the run's folder."""
     run_dir = folder / f"{name}-{os.getpid()}-{time.monotonic_ns()}"
     run_dir.mkdir()
-    launch = Launch(
-        run_dir=str(run_dir),
-        argv=("/bin/bash", "-c", script),
-        env={},
-        hostfile="",
-        hosts=(Host("head", "127.0.0.1"),),
-        ssh_config="",
-        stack="/opt/ftcluster/current",
-    )
-    launch = replace(launch, **more)  # type: ignore[arg-type]
-    (run_dir / "launch.json").write_text(json.dumps(launch.to_dict()))
-    supervisor("start", run_dir)
+    launch(run_dir, script, **{"hosts": [Host("head", "127.0.0.1")], **more})
     return run_dir
 
 
@@ -242,13 +232,12 @@ def test_another_host_is_refused_by_its_name_and_the_head_is_free_again(
     other = Holder(tmp_path / NODES[2].address, NAME)
     try:
         assert other.ask() == "held"
-        more = {"hosts": tuple(NODES), "ssh_config": "/opt/mesh/ssh_config"}
-        refused = launched(tmp_path, "refused", "true", **more)
+        refused = launched(tmp_path, "refused", "true", hosts=NODES)
         assert until_end(refused)["state"] == "failed"
         [error] = errors(refused)
         assert error["host"] == "node3"
         assert str(error["message"]).startswith(f"node3: run {NAME} is using it (since ")
-        waits = launched(tmp_path, "waits", f"cat {tmp_path}/*/.lease", wait=True, **more)
+        waits = launched(tmp_path, "waits", f"cat {tmp_path}/*/.lease", wait=True, hosts=NODES)
         wait_for(lambda: "waiting: node3" in phases(waits))
         wait_for(lambda: lease.look(tmp_path) == "")
     finally:

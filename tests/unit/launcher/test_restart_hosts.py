@@ -16,7 +16,7 @@ from ftcluster_train.launcher.rank_launch import HostsRefused, Run
 from ftcluster_train.launcher.restart_hosts import change, hosts_of_restart
 from ftcluster_train.launcher.ssh_check import Refusal
 from ftcluster_train.launcher.stop_request import StopRequest
-from tests.unit.launcher.test_supervisor import events
+from tests.unit.launcher.test_supervisor import notices
 
 HOSTS = tuple(Host(f"node{number}", f"10.0.0.{number}") for number in range(5))
 PLACEMENT = {"kinds": [{"ranks": [1, 2]}, {"ranks": [1]}], "hosts": [[0, 2], [1, 1]]}
@@ -117,8 +117,7 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     assert supervisor.run_with_restarts(launch, run, again=False).state == "done"
     assert time.monotonic() - began < supervisor.HOST_RETRY_SECONDS  # nothing was waited for
     assert tried == ["012", "012", "032", "032", "012", "012", "032", "02"]
-    notices = [str(event["message"]) for event in events(tmp_path) if event["event"] == "notice"]
-    assert [one for one in notices if not one.startswith("restart ")] == [
+    assert [one for one in notices(tmp_path) if not one.startswith("restart ")] == [
         "using node3 in place of node1",
         "using node1 in place of node3",
         "using node3 in place of node1",

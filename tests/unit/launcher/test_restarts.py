@@ -13,7 +13,14 @@ from ftcluster_train.io.events import EventWriter
 from ftcluster_train.launcher.heartbeats import Trouble
 from ftcluster_train.launcher.monitors import watch_of
 from tests.programs import NODE_PATH
-from tests.unit.launcher.test_supervisor import events, processes_of, supervisor, until_end
+from tests.unit.launcher.test_supervisor import (
+    errors,
+    events,
+    launch,
+    notices,
+    processes_of,
+    until_end,
+)
 
 RANKS = [{"cpus": "0", "threads": 1, "memory": []}]
 PLACEMENT = {"kinds": [{"env": {}, "ranks": RANKS}], "hosts": [[0, 1]]}
@@ -34,20 +41,11 @@ def started(
         f"'{sys.executable}' -m ftcluster_train.bind sh -c '{program}'; "
         f"code=$?; exit $(({ends}))"
     )
-    launch = Launch(
-        run_dir=str(run_dir),
-        argv=("/bin/bash", "-c", script),
-        env={"FTCLUSTER_RUN": run_dir.name},
-        hostfile="127.0.0.1:1\n",
-        hosts=(Host("head", "127.0.0.1"),),
-        ssh_config="",
-        stack="/opt/ftcluster/current",
-        max_restarts=max_restarts,
-        **launch_fields,
-    )
     (run_dir / "guard").write_text("secret\n")
-    (run_dir / "launch.json").write_text(json.dumps(launch.to_dict()))
-    supervisor("start", run_dir, site_packages)
+    launch(
+        run_dir, script, site_packages=site_packages, hosts=[Host("head", "127.0.0.1")],
+        hostfile="127.0.0.1:1\n", max_restarts=max_restarts, **launch_fields,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -64,11 +62,9 @@ def test_a_killed_rank_is_started_again(
     started(tmp_path, program, restarts)
     assert until_end(tmp_path)["state"] == state
     killed = program != "exit 7"
-    notices = [event for event in events(tmp_path) if event["event"] == "notice"]
-    assert len(notices) == (2 if killed else 0)
-    assert all("SIGKILL" in str(notice["message"]) for notice in notices)
+    assert ["SIGKILL" in text for text in notices(tmp_path)] == [True] * (2 if killed else 0)
     if state == "failed":
-        (error,) = (event for event in events(tmp_path) if event["event"] == "error")
+        [error] = errors(tmp_path)
         assert ("SIGKILL" in str(error["message"])) == killed
 
 
@@ -83,8 +79,8 @@ def test_what_was_killed_is_named(tmp_path: Path, pids: str, cause: str) -> None
     """The end of mpirun is also that of the guardians."""
     started(tmp_path, f'[ "$FTCLUSTER_RESTART" = 1 ] || {{ kill -9 {pids}; sleep 9; }}', 1)
     assert until_end(tmp_path)["state"] == "done"
-    [notice] = [event["message"] for event in events(tmp_path) if event["event"] == "notice"]
-    assert f"{cause} was killed" in str(notice)
+    [notice] = notices(tmp_path)
+    assert f"{cause} was killed" in notice
 
 
 def test_a_clock_that_jumps_back_changes_nothing(run_dir: Path, tmp_path: Path) -> None:
@@ -131,14 +127,14 @@ def script(run_dir: Path, text: str, max_restarts: int = 0, hang_seconds: float 
 def test_a_script_that_was_killed_is_started_again(run_dir: Path) -> None:
     script(run_dir, "import os; int(os.environ['FTCLUSTER_RESTART']) or os.kill(os.getpid(), 9)", 1)
     assert until_end(run_dir)["state"] == "done"
-    (notice,) = (event for event in events(run_dir) if event["event"] == "notice")
-    assert "SIGKILL" in str(notice["message"])
+    [notice] = notices(run_dir)
+    assert "SIGKILL" in notice
 
 
 def test_a_script_that_hangs_is_named_with_its_stacks(run_dir: Path) -> None:
     script(run_dir, "import time\ndef stuck(): time.sleep(300)\nstuck()", hang_seconds=2)
     assert until_end(run_dir)["state"] == "failed"
-    (error,) = (event for event in events(run_dir) if event["event"] == "error")
+    [error] = errors(run_dir)
     assert (error["cause"], error["rank"], error["host"]) == ("hung", 0, "head")
     logs = "".join(path.read_text() for path in (run_dir / "logs").iterdir())
     assert "in stuck" in logs
@@ -148,7 +144,7 @@ def test_a_script_that_hangs_is_named_with_its_stacks(run_dir: Path) -> None:
 def test_a_script_that_is_stopped_is_named(run_dir: Path) -> None:
     script(run_dir, "import os, signal, time; os.kill(os.getpid(), 19); time.sleep(300)")
     assert until_end(run_dir)["state"] == "failed"
-    (error,) = (event for event in events(run_dir) if event["event"] == "error")
+    [error] = errors(run_dir)
     assert (error["cause"], error["rank"]) == ("stopped", 0)
     assert processes_of(run_dir.name) == []
 
@@ -164,8 +160,8 @@ def test_a_port_that_was_taken_costs_a_restart(run_dir: Path) -> None:
     line = error_line(TrainError("port 29550 is taken", restartable=True)).replace('"', '\\"')
     started(run_dir, f'[ "$FTCLUSTER_RESTART" = 1 ] || {{ echo "[0] {line}"; exit 1; }}', 3)
     assert until_end(run_dir)["state"] == "done"
-    (notice,) = (event for event in events(run_dir) if event["event"] == "notice")
-    assert "port 29550 is taken" in str(notice["message"])
+    [notice] = notices(run_dir)
+    assert "port 29550 is taken" in notice
 
 
 def test_ranks_know_the_runs_time_out(run_dir: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ftcluster_train.errors import STOPPED_LINE
 from tests.unit.launcher.test_restarts import started
 from tests.unit.launcher.test_supervisor import (
-    events,
+    notices,
     processes_of,
     supervisor,
     until_end,
@@ -46,10 +46,6 @@ def training(run_dir: Path, *words: str) -> tuple[int, int, int]:
     return int((run_dir / "supervisor.pid").read_text()), guardian, rank
 
 
-def restarts(run_dir: Path) -> list[object]:
-    return [event["message"] for event in events(run_dir) if event["event"] == "notice"]
-
-
 @pytest.mark.parametrize("who", [0, 1, 2], ids=["supervisor", "guardian", "rank"])
 def test_a_training_saves_and_ends_with_143(run_dir: Path, who: int) -> None:
     pids = training(run_dir, "7")
@@ -59,7 +55,7 @@ def test_a_training_saves_and_ends_with_143(run_dir: Path, who: int) -> None:
     end = until_end(run_dir)
     assert (end["state"], end["exit_code"]) == ("stopped", 143)
     assert STOPPED_LINE in (run_dir / "ranks.log").read_text()
-    assert restarts(run_dir) == []
+    assert notices(run_dir) == []
     assert processes_of(run_dir.name) == []
 
 
@@ -94,6 +90,6 @@ def test_before_the_first_step_there_is_nothing_to_save(run_dir: Path) -> None:
 
 def test_a_run_that_waits_for_a_restart_can_be_stopped(run_dir: Path) -> None:
     started(run_dir, "kill -9 $$", max_restarts=1000)
-    wait_for(lambda: len(restarts(run_dir)) > 1)
+    wait_for(lambda: len(notices(run_dir)) > 1)
     assert supervisor("stop", run_dir).stdout.strip() == "stopped"
     assert until_end(run_dir)["state"] == "stopped"

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,18 +53,19 @@ def launch(
     site_packages: str = "",
     env: Mapping[str, str] | None = None,
     hosts: Sequence[Host] = NODES[:1],
-    script_ranks: int | None = None,
+    hostfile: str = "",
+    **fields: Any,
 ) -> None:
     """Have the supervisor launch a shell script instead of mpirun."""
     started = Launch(
         run_dir=str(run_dir),
         argv=("/bin/bash", "-c", script),
         env={"FTCLUSTER_RUN": run_dir.name, **(env or {})},
-        hostfile="",
+        hostfile=hostfile,
         hosts=tuple(hosts),
         ssh_config="/opt/mesh/ssh_config" if len(hosts) > 1 else "",
         stack="/opt/ftcluster/current",
-        script_ranks=script_ranks,
+        **fields,
     )
     (run_dir / "launch.json").write_text(json.dumps(started.to_dict()))
     if token:
@@ -91,6 +93,10 @@ def until_end(run_dir: Path) -> dict[str, object]:
 
 def errors(run_dir: Path) -> list[dict[str, object]]:
     return [event for event in events(run_dir) if event["event"] == "error"]
+
+
+def notices(run_dir: Path) -> list[str]:
+    return [str(event["message"]) for event in events(run_dir) if event["event"] == "notice"]
 
 
 def processes_of(run: str) -> list[int]:
