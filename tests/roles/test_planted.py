@@ -174,7 +174,7 @@ def test_every_field_of_every_recipe(place: Place) -> None:
 
     everything = All(**vars(job))
     followed = carry_out(everything, make_view(False, Console(stderr=True)), ())
-    assert followed.outcome.state == "done", followed.failures
+    assert followed.outcome.state == "done", followed.outcome.failures
     written = json.loads((place.run_folder() / "job.json").read_text())
     assert written == json.loads(json.dumps(everything.job))
     assert len(written["recipes"]) == len(recipes) > 50

@@ -57,10 +57,17 @@ class Outcome:
     Attributes:
         state: done, failed, stopped (cancelled by the user) or timeout.
         output: Ansible's own messages, for a failure without a task event.
+        failures: the events of tasks that failed, and of hosts that did not answer.
     """
 
     state: Literal["done", "failed", "stopped", "timeout"]
     output: str
+    failures: tuple[TaskEvent, ...] = ()
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether a host did not answer."""
+        return any(event.kind == "unreachable" for event in self.failures)
 
 
 def run_playbook(
@@ -93,6 +100,7 @@ def run_playbook(
     scratch = Path(tempfile.mkdtemp(prefix="ftcluster-", dir=memory_dir()))
     events: queue.SimpleQueue[TaskEvent] = queue.SimpleQueue()
     messages: list[str] = []
+    failures: list[TaskEvent] = []
 
     def receive(raw: dict[str, Any]) -> bool:
         if raw.get("event") == "playbook_on_start":
@@ -144,7 +152,10 @@ def run_playbook(
         try:
             while thread.is_alive() or not events.empty():
                 with contextlib.suppress(queue.Empty):
-                    on_event(events.get(timeout=POLL_SECONDS))
+                    event = events.get(timeout=POLL_SECONDS)
+                    if event.kind in ("failed", "unreachable"):
+                        failures.append(event)
+                    on_event(event)
                 on_tick()
         except BaseException:
             ended = "stopped"
@@ -152,7 +163,7 @@ def run_playbook(
             thread.join()
             raise
         state = ended or ("done" if runner.status == "successful" else "failed")
-        return Outcome(state=state, output="\n".join(messages))
+        return Outcome(state, "\n".join(messages), tuple(failures))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -41,8 +41,8 @@ def run(options: argparse.Namespace) -> int:
         raise_if_stopped(followed, document)
     ended = followed.progress.ended or followed.detached
     if not ended or followed.progress.state not in ("done", "running"):
-        off = any(event.kind == "unreachable" for event in followed.failures)
         hint = f"continue it on the hosts that answer: ftcluster train --resume {name}"
+        off = followed.outcome.unreachable
         raise FtclusterError(reason(followed), hint if off else "", details=document)
     print_result(options, document, summary(document))
     return 0
@@ -54,7 +54,7 @@ def reason(followed: Followed) -> str:
     if state == "running":
         state = "failed"
     words = [error["message"] for error in followed.progress.errors]
-    words = words or [event.message for event in followed.failures]
+    words = words or [event.message for event in followed.outcome.failures]
     return "\n  ".join([f"run {run} {state}", *words])
 
 

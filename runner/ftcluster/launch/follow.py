@@ -83,7 +83,6 @@ class Followed:
 
     Attributes:
         progress: from its events.
-        failures: tasks of the playbook that failed.
         outcome: how the playbook ended; "stopped" means that no rank is left running, unless it is
             detached.
         detached: whether the run continues without this command.
@@ -91,7 +90,6 @@ class Followed:
     """
 
     progress: RunProgress
-    failures: list[TaskEvent]
     outcome: Outcome
     detached: bool = False
     head_lost: bool = False
@@ -175,12 +173,9 @@ def _follow(
     begin_events(run)
     progress = RunProgress(run=run)
     reader = _EventReader(events_file(run))
-    failures: list[TaskEvent] = []
     launched = False  # whether the head has written an event
 
     def on_task(event: TaskEvent) -> None:
-        if event.kind in ("failed", "unreachable"):
-            failures.append(event)
         following = event.action == FOLLOW  # the run's own events say more
         if event.kind == "task" and not launched and not following:
             take({"event": "phase", "doing": event.task[:1].lower() + event.task[1:]})
@@ -198,7 +193,6 @@ def _follow(
         view.tick()
 
     def play(name: str) -> Outcome:
-        failures.clear()
         outcome = run_playbook(
             f"ftcluster.cluster.{name}",
             place.inventories,
@@ -213,17 +207,16 @@ def _follow(
         return outcome
 
     def head_lost() -> bool:
-        off = any(event.kind == "unreachable" and event.host == place.head for event in failures)
+        off = ("unreachable", place.head) in [(one.kind, one.host) for one in outcome.failures]
         return off and launched and not progress.ended and outcome.state == "failed"
 
     def lost() -> str:
         """What keeps this command from following the run, which has not ended; "" for nothing."""
-        on_head = [event for event in failures if event.host == place.head]
         if not launched or progress.ended or outcome.state != "failed":
             return ""
         if head_lost():
             return f"{place.head} does not answer; the run continues there. Connecting again ..."
-        gone = any(event.action == FOLLOW for event in on_head)
+        gone = (FOLLOW, place.head) in [(one.action, one.host) for one in outcome.failures]
         return f"the supervisor on {place.head} is gone. Starting it again ..." if gone else ""
 
     detached = False
@@ -247,7 +240,7 @@ def _follow(
     view.close()
     if progress.ended:
         complete_record(run, end_of(progress))
-    return Followed(progress, failures, outcome, detached, head_lost())
+    return Followed(progress, outcome, detached, head_lost())
 
 
 def _wants_to_detach(run: str) -> bool:
@@ -280,25 +273,20 @@ def stop(
         FtclusterError: it may still be running; says how to end it.
     """
     begin_events(run)
-    failures: list[str] = []
-
-    def on_event(event: TaskEvent) -> None:
-        if event.kind in ("failed", "unreachable"):
-            failures.append(f"\n  {event.host}: {event.message}")
-
     outcome = run_playbook(
         "ftcluster.cluster.stop",
         place.inventories,
         {**place.variables(run), "train_events": str(events_file(run))},
-        on_event,
+        lambda _: None,
         options=(*place.limit, *place.options),
         on_tick=on_tick,
         cancelled=cancelled,
         time_limit_seconds=STOP_LIMIT_SECONDS,
     )
     if outcome.state != "done":
+        reasons = "".join(f"\n  {one.host}: {one.message}" for one in outcome.failures)
         raise FtclusterError(
-            f"run {run} could not be stopped and may still be running{''.join(failures)}",
+            f"run {run} could not be stopped and may still be running{reasons}",
             f"on {place.head}: {place.prefix}/current/bin/python "
             f"-m ftcluster_train.supervisor stop {place.runs}/{run}",
         )
@@ -331,7 +319,7 @@ def raise_if_stopped(followed: Followed, details: dict[str, Any]) -> None:
 
 def failure(run: Run, followed: Followed) -> FtclusterError:
     """Why a run failed: the ranks' errors, else those of the playbook's tasks, else Ansible's."""
-    progress, failures, outcome = followed.progress, followed.failures, followed.outcome
+    progress, outcome = followed.progress, followed.outcome
     failed = f"run {run.id} failed"
     if progress.errors:
         first, *others = progress.errors
@@ -345,10 +333,10 @@ def failure(run: Run, followed: Followed) -> FtclusterError:
         more = [f"  also: {error['message']}" for error in others]
         message = "\n".join([f"{failed}: {rank}{first['message']}", *more])
         return FtclusterError(message, first["hint"])
-    if failures:
-        reasons = [f"{event.host}: {event.task}: {event.message}" for event in failures]
-        off = any(event.kind == "unreachable" for event in failures)
-        return FtclusterError(f"{failed}\n  " + "\n  ".join(reasons), UNREACHABLE if off else "")
+    if outcome.failures:
+        reasons = [f"{event.host}: {event.task}: {event.message}" for event in outcome.failures]
+        hint = UNREACHABLE if outcome.unreachable else ""
+        return FtclusterError(f"{failed}\n  " + "\n  ".join(reasons), hint)
     if outcome.state == "timeout":
         return FtclusterError(f"run {run.id} took longer than {RUN_LIMIT_SECONDS} s")
     return FtclusterError(f"{failed}; output of ansible:\n{outcome.output}")

@@ -178,11 +178,8 @@ def _play(
         Interrupted: the user stopped it.
     """
     facts: dict[str, dict[str, Any]] = {}
-    failures: list[TaskEvent] = []
 
     def on_event(event: TaskEvent) -> None:
-        if event.kind == "failed" or (event.kind == "unreachable" and not unreachable):
-            failures.append(event)
         facts.setdefault(event.host, {}).update(event.result.get("ansible_facts", {}))
 
     with Interrupts() as interrupts:
@@ -199,9 +196,10 @@ def _play(
         on_tick()
     if outcome.state == "stopped":
         raise Interrupted("stopped")
-    if failures:
-        words = [f"{event.host}: {event.message}" for event in failures]
-        off = any(event.kind == "unreachable" for event in failures)
+    failed = [one for one in outcome.failures if one.kind == "failed" or not unreachable]
+    if failed:
+        words = [f"{event.host}: {event.message}" for event in failed]
+        off = outcome.unreachable and not unreachable
         raise FtclusterError("\n  ".join(words), UNREACHABLE if off else "")
     if outcome.state != "done":
         raise FtclusterError(f"{playbook} {outcome.state}: ansible said\n{outcome.output.strip()}")

@@ -137,7 +137,7 @@ def test_nothing_secret_is_in_a_file_while_a_playbook_runs(
     memory.mkdir()
     monkeypatch.setattr(playbook, "memory_dir", lambda: memory)
     monkeypatch.setenv("HF_TOKEN", "in-the-environment")
-    path, inventory = write_playbook(tmp_path, "test {{ planted | length }} = 15; sleep 1")
+    path, inventory = write_playbook(tmp_path, "echo {{ planted | length }} >&2; sleep 1; exit 3")
     looked: list[str] = []
 
     def look(event: TaskEvent) -> None:
@@ -147,7 +147,9 @@ def test_nothing_secret_is_in_a_file_while_a_playbook_runs(
     outcome = run_playbook(
         path, (inventory,), {"planted": "among-variables"}, look, time_limit_seconds=100
     )
-    assert outcome.state == "done", outcome.output
+    assert outcome.state == "failed", outcome.output
+    assert [(one.kind, one.message) for one in outcome.failures] == [("failed", f"{RC}\n15")]
+    assert not outcome.unreachable
     assert looked, "its settings, at least"
     assert not any("in-the-environment" in text or "among-variables" in text for text in looked)
     assert list(memory.iterdir()) == []
