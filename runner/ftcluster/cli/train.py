@@ -193,9 +193,7 @@ def prepare_run(
 
     Args:
         words: a recipe, a known one or a file, and `key=value` of its fields.
-        cluster: where.
-        data: a folder or a name, instead of the recipe's.
-        model: as well.
+        data, model: a folder or a name, instead of the recipe's.
         nodes: number of hosts with ranks, the head first; default: all.
         spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: default: the plan decides.
@@ -236,7 +234,6 @@ def resume_run(
         nodes: number of hosts with ranks, the head first; default: those of the other run.
         spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: default: the plan decides.
-        cluster: where it was.
         reach: arguments of ansible-playbook that say how to reach the hosts.
 
     Raises:

@@ -50,9 +50,6 @@ class Run(ABC):
 
     Attributes:
         id: its name, see `new_run_id`.
-        cluster: where it runs.
-        plan: who runs where.
-        launch: the command.
         playbook: the collection's playbook that launches and follows it.
     """
 
@@ -118,8 +115,6 @@ def carry_out(
     """Launch a run and follow it to its end; Ctrl-C stops it, or detaches from it.
 
     Args:
-        run: what is launched.
-        view: where the progress is shown.
         reach: arguments of ansible-playbook that say how to reach the hosts.
         on_event: called for each of the run's events.
         cancelled: called several times a second; true ends the run as Ctrl-C does.
@@ -264,8 +259,6 @@ def stop(
     """End a run on its head, and what is left of it on the other hosts.
 
     Args:
-        place: where it is.
-        run: its id.
         on_tick: called several times a second.
         cancelled: called several times a second; true returns before it has ended.
 

@@ -116,8 +116,6 @@ def run_script(
     """Launch a script and follow it to its end; with state running it is detached.
 
     Args:
-        run: what is launched.
-        view: where the progress is shown.
         reach: arguments of ansible-playbook that say how to reach the hosts.
         show: called with stream and text of rank 0's output.
         cancelled: called several times a second: whether nobody reads rank 0's output any more,

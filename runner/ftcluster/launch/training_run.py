@@ -74,8 +74,6 @@ def train(
     """Launch a training and follow it to its end; with state running it is detached.
 
     Args:
-        run: what is launched.
-        view: where the progress is shown.
         reach: arguments of ansible-playbook that say how to reach the hosts.
         detach: whether to return once it is launched.
         head_seconds: how long a head that does not answer is waited for.
