@@ -27,6 +27,7 @@ from ftcluster.text.printable import printable
 
 Kind = Literal["task", "started", "ok", "changed", "skipped", "failed", "unreachable"]
 POLL_SECONDS = 0.1
+REFUSE = "ansible.builtin.fail"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class TaskEvent:
     message: str = ""
     action: str = ""
     result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def problem(self) -> str:
+        """Why a task failed, with its name unless its only purpose is to say that."""
+        return self.message if self.action == REFUSE else f"{self.task}: {self.message}"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.run_options import add_run_options, find
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import Followed, attach, raise_if_stopped
+from ftcluster.launch.place import head_lost_hint
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.view import make_view
 
@@ -41,9 +42,8 @@ def run(options: argparse.Namespace) -> int:
         raise_if_stopped(followed, document)
     ended = followed.progress.ended or followed.detached
     if not ended or followed.progress.state not in ("done", "running"):
-        hint = f"continue it on the hosts that answer: ftcluster train --resume {name}"
-        off = followed.outcome.unreachable
-        raise FtclusterError(reason(followed), hint if off else "", details=document)
+        hint = head_lost_hint(name) if followed.outcome.unreachable else ""
+        raise FtclusterError(reason(followed), hint, details=document)
     print_result(options, document, summary(document))
     return 0
 

@@ -8,8 +8,8 @@ from ftcluster.ansible.inventory import inventory_path
 from ftcluster.ansible.options import CONNECTION, add_options, passed_on, remembered
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall
-from ftcluster.errors import UsageError
-from ftcluster.launch.place import Place, place_of
+from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.launch.place import Place, head_lost_hint, place_of
 from ftcluster.launch.record import recorded_place
 from ftcluster.launch.runs import find_run, list_runs
 from ftcluster.progress.view import make_view
@@ -88,7 +88,7 @@ def find(options: argparse.Namespace, passwords: Sequence[str], newest: bool) ->
 
     Raises:
         UsageError: there is no id.
-        FtclusterError: there is no such run.
+        FtclusterError: there is no such run, or its head does not answer.
     """
     name = options.words[0] if options.words else ""
     if not name and not newest:
@@ -98,8 +98,16 @@ def find(options: argparse.Namespace, passwords: Sequence[str], newest: bool) ->
         return reached(recorded, reach_of(options, passwords)), name
     place = cluster_place(options, passwords)
     if name:
-        return place, find_run(place, name).run
-    runs = list_runs(place)
-    if not runs:
-        raise UsageError(f"there are no runs on {place.head}", "start one: ftcluster train")
-    return place, runs[0].run
+        found = find_run(place, name)
+    else:
+        runs = list_runs(place)
+        if not runs:
+            raise UsageError(f"there are no runs on {place.head}", "start one: ftcluster train")
+        found = runs[0]
+    if not found.hosts and found.state != "running":  # only the head of a run has its launch
+        known = recorded_place(found.run)
+        message = f"run {found.run} was not launched on {place.head}"
+        if known and known.head not in place.hosts:
+            message = f"{known.head}, the head of run {found.run}, does not answer"
+        raise FtclusterError(message, head_lost_hint(found.run))
+    return place, found.run

@@ -41,6 +41,7 @@ RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only fol
 STOP_LIMIT_SECONDS = 120
 RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run continues meanwhile
 RECONNECT_PAUSE_SECONDS = 5.0
+SKIP_SECONDS = 1.0  # a task that takes longer is not skipped
 FOLLOW = "ftcluster.cluster.follow"  # the task that brings the events
 
 
@@ -169,11 +170,21 @@ def _follow(
     progress = RunProgress(run=run)
     reader = _EventReader(events_file(run))
     launched = False  # whether the head has written an event
+    task, began = "", 0.0  # that is not shown yet: all hosts may skip it
 
     def on_task(event: TaskEvent) -> None:
-        following = event.action == FOLLOW  # the run's own events say more
-        if event.kind == "task" and not launched and not following:
-            take({"event": "phase", "doing": event.task[:1].lower() + event.task[1:]})
+        nonlocal task, began
+        if event.kind == "task":  # of a run that follows, its own events say more
+            task = "" if event.action == FOLLOW else event.task[:1].lower() + event.task[1:]
+            began = time.monotonic()
+        elif event.kind in ("ok", "changed"):
+            show_task()
+
+    def show_task() -> None:
+        nonlocal task
+        if task and not launched:
+            take({"event": "phase", "doing": task})
+        task = ""
 
     def take(event: dict[str, Any]) -> None:
         progress.add(event)
@@ -185,6 +196,8 @@ def _follow(
         for event in reader.new_events():
             launched = True
             take(event)
+        if time.monotonic() - began > SKIP_SECONDS:
+            show_task()
         view.tick()
 
     def play(name: str) -> Outcome:
@@ -327,7 +340,7 @@ def failure(run: Run, followed: Followed) -> FtclusterError:
         message = "\n".join([f"{failed}: {rank}{first['message']}", *more])
         return FtclusterError(message, first["hint"])
     if outcome.failures:
-        reasons = [f"{event.host}: {event.task}: {event.message}" for event in outcome.failures]
+        reasons = [f"{event.host}: {event.problem}" for event in outcome.failures]
         hint = UNREACHABLE if outcome.unreachable else ""
         return FtclusterError(f"{failed}\n  " + "\n  ".join(reasons), hint)
     if outcome.state == "timeout":

@@ -58,6 +58,11 @@ class Place:
         }
 
 
+def head_lost_hint(run: str) -> str:
+    """What to do about a run whose head does not answer."""
+    return f"continue it on the hosts that answer: ftcluster train --resume {run}"
+
+
 def place_of(cluster: Cluster) -> Place:
     """Where a cluster's runs are."""
     head = cluster.facts.head

@@ -8,7 +8,7 @@ from typing import Any
 from ftcluster.ansible.playbook import TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.launch.place import UNREACHABLE, Place
+from ftcluster.launch.place import UNREACHABLE, Place, head_lost_hint
 from ftcluster_common.job import recipe_of
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.run_state import RunState, run_state_of
@@ -198,9 +198,15 @@ def _play(
         raise Interrupted("stopped")
     failed = [one for one in outcome.failures if one.kind == "failed" or not unreachable]
     if failed:
-        words = [f"{event.host}: {event.message}" for event in failed]
-        off = outcome.unreachable and not unreachable
-        raise FtclusterError("\n  ".join(words), UNREACHABLE if off else "")
+        off = {event.host for event in failed if event.kind == "unreachable"}
+        words = [
+            f"{event.host}{' does not answer' if event.host in off else ''}: {event.message}"
+            for event in failed
+        ]
+        hint = UNREACHABLE if off else ""
+        if place.head in off and variables["train_run"]:
+            hint = head_lost_hint(variables["train_run"])
+        raise FtclusterError("\n  ".join(words), hint)
     if outcome.state != "done":
         raise FtclusterError(f"{playbook} {outcome.state}: ansible said\n{outcome.output.strip()}")
     return facts

@@ -14,7 +14,7 @@ class HostProgress:
     Attributes:
         stage: the play it is in.
         ok: tasks that changed nothing.
-        failed: the failed task's message, or "".
+        failed: the failed task's problem, or "".
         unreachable: whether Ansible could not connect.
         started: time.monotonic() of its first event.
         ended: time.monotonic() of its latest event.
@@ -51,7 +51,7 @@ class SetupProgress:
             case "changed":
                 host.changed += 1
             case "failed" | "unreachable":
-                host.failed = event.message
+                host.failed = event.problem
                 host.unreachable = event.kind == "unreachable"
         if event.kind in ("ok", "changed", "skipped"):
             host.failed, host.unreachable = "", False  # the failure was rescued

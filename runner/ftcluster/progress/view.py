@@ -100,7 +100,7 @@ class _PlainView(View):
             self._stage = event.stage
             self.say(f"{event.stage} ...")
         if event.kind in ("failed", "unreachable"):
-            self.say(f"{event.host}: {event.kind}: {event.task}: {event.message}")
+            self.say(f"{event.host}: {event.kind}: {event.problem}")
         elif event.kind == "changed" or (self._verbose and event.kind in ("ok", "skipped")):
             self.say(f"{event.host}: {event.kind}: {event.task}")
         super().setup_event(progress, event)

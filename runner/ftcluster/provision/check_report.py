@@ -87,7 +87,7 @@ def _problems(found: Found) -> Iterator[Finding]:
             hint = "check that it is on and that ssh connects to it"
             yield Finding(name, what, hint, "unreachable")
         elif failure:
-            yield Finding(name, f"{failure.task}: {failure.message}", "", "ansible")
+            yield Finding(name, failure.problem, "", "ansible")
         for problem in found.problems.get(name, []):
             yield Finding(name, problem["what"], problem["hint"], "preflight")
         facts = found.facts.get(name)

@@ -106,7 +106,7 @@ def run_stages(
     if unreachable and result.facts and all(host.unreachable for host in failed.values()):
         return result
     if failed:
-        reasons = [f"{name}: {host.task}: {host.failed}" for name, host in failed.items()]
+        reasons = [f"{name}: {host.failed}" for name, host in failed.items()]
         lines = "\n".join(reasons).replace("\n", "\n  ")
         count = f"{len(failed)} of {len(inventory.hosts)} hosts"
         raise FtclusterError(

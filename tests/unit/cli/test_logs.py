@@ -1,12 +1,13 @@
 """The command `logs`, with a run that has two ranks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftcluster.cli import logs
+from ftcluster.cli import logs, run_options
 from ftcluster.cli.main import main
 from ftcluster.launch.place import Place
 from ftcluster_common.run_state import RunState
@@ -55,3 +56,19 @@ def test_what_is_cut_into_pieces_is_shown_whole_and_without_colours(
     written += [b"[0] \x1b[1mbo", b"ld\x1b", b"[0m \xc3", b"\xbc\x1b[2J\n[1] half"]
     assert main(["logs", "-f"]) == 0
     assert capsys.readouterr().out == "[0] bold ü\\x1b[2J\n[1] half"
+
+
+def test_the_log_of_a_run_whose_head_is_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    said: Callable[[object], None],
+) -> None:  # fmt: skip
+    """On the first host that answers there is nothing but its job."""
+    place, lost = replace(PLACE, hosts=("node1",)), replace(RUN, hosts=(), state="failed")
+    monkeypatch.setattr(run_options, "cluster_place", lambda *_: place)
+    monkeypatch.setattr(run_options, "find_run", lambda *_: lost)
+    for known in (PLACE, None):
+        monkeypatch.setattr(run_options, "recorded_place", lambda _, known=known: known)
+        assert main(["logs", "mrpc-1", "-i", "hosts.ini"]) == 1
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        said(shown.err)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
 from ftcluster.launch.place import Place
@@ -116,6 +116,36 @@ def test_a_head_that_stays_away_is_lost(
     play(monkeypatch, played, (phase, [UNREACHABLE], Outcome("failed", "")))
     assert follow.attach(PLACE, RUN, View()).head_lost
     assert len(played) == 1
+
+
+def test_a_task_is_shown_unless_all_hosts_skip_it(
+    monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
+) -> None:
+    tasks = [
+        TaskEvent(kind, "prepare", name, host)
+        for name, kind in (("Copy", "changed"), ("Refuse", "skipped"), ("Start", "ok"))
+        for kind, host in (("task", ""), ("started", "head"), (kind, "head"))
+    ]
+    play(monkeypatch, played, ("", [*tasks, TaskEvent("task", "run", "Last")], Outcome("done", "")))
+    shown: list[str] = []
+    follow.attach(PLACE, RUN, View(), lambda event: shown.append(event["doing"]))
+    assert shown == ["copy", "start"]
+    monkeypatch.setattr(follow, "SKIP_SECONDS", 0.0)  # one that takes long
+
+    def run_playbook(*arguments: Any, on_tick: Callable[[], None], **_: object) -> Outcome:
+        arguments[3](tasks[0])
+        on_tick()
+        return Outcome("failed", "")
+
+    monkeypatch.setattr(follow, "run_playbook", run_playbook)
+    follow.attach(PLACE, RUN, View(), lambda event: shown.append(event["doing"]))
+    assert shown == ["copy", "start", "copy"]
+
+
+def test_what_refuses_needs_no_name() -> None:
+    refusal = TaskEvent("failed", "prepare", "Stop if", "head", "it is used", REFUSE)
+    assert refusal.problem == "it is used"
+    assert GONE.problem == "Follow the run: its end"
 
 
 @pytest.mark.parametrize("text", ["", event("end", state="failed", seconds=1.0, exit_code=1)])

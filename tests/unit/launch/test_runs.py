@@ -47,6 +47,16 @@ def test_a_training_with_a_spare_continues_on_as_many_hosts(
     assert runs.find_job(PLACE, "r").nodes == 2
 
 
+def test_a_head_that_is_off_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: Callable[[object], None]
+) -> None:
+    off = TaskEvent("unreachable", "logs", "Copy the log", "head", "timed out")
+    monkeypatch.setattr(runs, "run_playbook", lambda *_, **__: Outcome("failed", "", (off,)))
+    with pytest.raises(FtclusterError) as caught:
+        runs.copy_log(PLACE, "r-1", "ranks.log", tmp_path, False, lambda: None)
+    said(caught.value)
+
+
 @pytest.mark.parametrize(
     ("jobs", "message"),
     [

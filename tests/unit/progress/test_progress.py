@@ -38,7 +38,7 @@ def test_setup_counts_by_host() -> None:
     progress.add(TaskEvent("ok", "stack", "t", "n1", "take note"))
     n1, n2 = progress.hosts["n1"], progress.hosts["n2"]
     assert (n1.ok, n1.changed, n1.failed) == (2, 1, "")
-    assert (n2.failed, n2.unreachable) == ("no route", True)
+    assert (n2.failed, n2.unreachable) == ("t: no route", True)
     assert progress.notices == ["n1: take note"]
 
 
