@@ -31,19 +31,12 @@ CLASSES = 3
 FIRST_WORD = len(SPECIAL)
 
 OPTIONS: dict[str, Options] = {
-    "text-classification": TextClassification(
-        text_columns=("text",), label_column="label", glue_task=None, regression=False,
-        metrics=None, validation_splits=("validation",), max_length=48,
-    ),
+    "text-classification": TextClassification(text_columns=("text",), max_length=48),
     "question-answering": QuestionAnswering(
-        question_column="question", context_column="context", answers_column="answers",
-        max_length=24, doc_stride=4, max_query_length=8, n_best_size=5, max_answer_length=6,
-        version_2_with_negative=False, null_score_diff_threshold=0.0,
+        max_length=24, doc_stride=4, max_query_length=8, n_best_size=5, max_answer_length=6
     ),
-    "causal-lm": CausalLm(
-        text_column="text", block_size=16, validation_split_percentage=10.0, vocab_size=None
-    ),
-}  # fmt: skip
+    "causal-lm": CausalLm(block_size=16, validation_split_percentage=10.0),
+}
 NO_PLACES: Sample = {"null": [0], "first": [1], "question": [0], "begins": [], "ends": []}
 
 
@@ -83,9 +76,8 @@ def make_job(
     """A recipe's defaults, but each step is logged and nothing is evaluated."""
     plain = {"logging_steps": 1, "eval_strategy": "no", "learning_rate": 1e-3}
     recipe = Recipe(
-        name="tiny", task=task, model="tiny", from_scratch=True, config_overrides={},
-        tokenizer=None, data="samples", data_config=None, options=OPTIONS[task],
-        batch_size=batch_size, ranks_per_host=None, precision=precision, attention_dropout=True,
+        name="tiny", task=task, model="tiny", from_scratch=True, data="samples",
+        options=OPTIONS[task], batch_size=batch_size, precision=precision,
         training=Training(**{**plain, **changes}),
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
