@@ -346,7 +346,7 @@ def test_the_best_model_of_the_run_before_is_kept(tmp_path: Path, world: World) 
 
     def trained(name: str, before: str, **changes: Any) -> Run:
         job = make_job(tmp_path / "runs" / name, "text-classification", "fp32", **each, **changes)
-        job = replace(job, prefix=tmp_path, resume=before)
+        job = replace(job, prefix=tmp_path, resume=(before,) if before else ())
         return run_once(job, make_model("bert"), SAMPLES, world, validation)
 
     first = trained("first", "", max_steps=4)
