@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -23,6 +25,22 @@ def write_atomically(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     partial.rename(path)
     sync(path.parent)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which gets its name when all of it is on the disk; or nothing."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for path in (*partial.rglob("*"), partial):
+            sync(path)
+        partial.rename(folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ftcluster_train.distributed.world import World, gather_over_ranks, host_led
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.io.fsync import remove, remove_leftovers, sync
+from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
 from ftcluster_train.io.permissions import GROUP_READS
 from ftcluster_train.optim.optimizer_step import OptimizerStep
 from ftcluster_train.training.progress import ProgressLog
@@ -163,20 +163,15 @@ def save_model(
     Raises:
         TrainError: the disk is full; the incomplete files are removed.
     """
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        write_more(partial)
-        for path in [*partial.rglob("*"), partial]:
-            if path.is_file():
-                path.chmod(0o666 & ~GROUP_READS)  # safetensors lets only the account read them
-            sync(path)
-        partial.rename(folder)
-        sync(folder.parent)
+        with new_folder(folder) as partial:
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+            write_more(partial)
+            for path in partial.rglob("*"):
+                if path.is_file():
+                    path.chmod(0o666 & ~GROUP_READS)  # safetensors lets only the account read them
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         if "No space left" not in str(error):
             raise
         raise TrainError(

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from safetensors.torch import load_file
 
 from ftcluster_train.distributed.world import World, gather_over_ranks, host_led
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.io.fsync import remove, remove_leftovers, sync
+from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
 from ftcluster_train.optim.optimizer_step import OptimizerStep
 
 TENSORS, POSITION, MANIFEST = "state.safetensors", "state.json", "manifest.json"
@@ -280,21 +279,14 @@ class Snapshots:
         """A full disk costs the snapshots, not the training."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST_PRIORITY)  # of this thread
         final = self._folder / f"snapshot-{position.step}"
-        partial = final.with_name(final.name + ".partial")
         try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            write_state(partial, self._copies, position)
-            for path in (*partial.iterdir(), partial):
-                sync(path)
-            partial.rename(final)
-            sync(self._folder)
+            with new_folder(final) as partial:
+                write_state(partial, self._copies, position)
             for older in self._folder.glob("snapshot-*[0-9]"):
                 if older != final:
                     remove(older)
         except OSError as error:
             self._problem = f"no snapshot of step {position.step}: {first_line(error)}"
-            shutil.rmtree(partial, ignore_errors=True)
         self.costs.append(waited + time.thread_time() / self._threads)
         self._pause = max(self._seconds, self.costs[-1] / COST_SHARE)
 
