@@ -32,13 +32,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Playbook:
-    """A playbook of the page.
-
-    Attributes:
-        title: the line above it.
-        text: its YAML.
-        files: what has to be beside it, text by name.
-    """
+    """A playbook of the page."""
 
     title: str
     text: str

@@ -17,8 +17,6 @@ class Cluster:
     """The hosts after setup.
 
     Attributes:
-        control: where they were set up from.
-        inventory: all three hosts.
         before: what each host was before, as text.
     """
 

@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from ftcluster_train.prepare import prepare
 from ftcluster_train.tasks.registry import make_task
 from tests.engine.models import make_tokenizer
 from tests.engine.runs import classes, make_whole_job, questions, write_data, write_model
+
+KINDS = {"bert": "text-classification", "gpt2": "causal-lm"}  # of models, for what
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +44,16 @@ def texts(folder: Path, count: int = 40) -> str:
     return write_data(folder / "data", {"train": classes(count, 1), "validation": classes(9, 2)})
 
 
+def job_of(
+    folder: Path, task: str, kind: str = "bert", data: str = "", model: str = "", **changes: Any
+) -> Job:
+    """A job on texts, with a model of this kind, unless other data or another model is named."""
+    model = model or write_model(folder / "model", kind, KINDS[kind])
+    return make_whole_job(folder / "run", task, data or texts(folder), model, **changes)
+
+
 def test_an_encoder_cannot_be_a_causal_model(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", "bert", "text-classification")
-    job = make_whole_job(tmp_path / "run", "causal-lm", texts(tmp_path), model)
+    job = job_of(tmp_path, "causal-lm")
     error = refusal(job, by_rank=True)
     assert "reads a text in both directions" in error.message
     assert "config_overrides.is_decoder=true" in error.hint
@@ -55,25 +65,18 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", "gpt2", "causal-lm")
     tiny = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 50}
     changes = {"tokenizer": model, "config_overrides": tiny}
-    job = make_whole_job(
-        tmp_path / "run", "causal-lm", texts(tmp_path), "config:gpt2", recipe=changes
-    )
+    job = job_of(tmp_path, "causal-lm", model="config:gpt2", recipe=changes)
     assert "belongs to another model" in refusal(job, by_rank=True).message
 
 
 def test_texts_that_fill_no_block(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", "gpt2", "causal-lm")
-    job = make_whole_job(
-        tmp_path / "run", "causal-lm", texts(tmp_path, 1), model, {"block_size": 40}
-    )
+    job = job_of(tmp_path, "causal-lm", "gpt2", data=texts(tmp_path, 1), options={"block_size": 40})
     assert "fewer than one block of 40" in refusal(job).message
 
 
 def test_fields_that_a_configuration_has_not(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", "gpt2", "causal-lm")
     wrong = {"config_overrides": {"n_layers": 2}}
-    job = make_whole_job(tmp_path / "run", "causal-lm", texts(tmp_path), model, recipe=wrong)
-    error = refusal(job)
+    error = refusal(job_of(tmp_path, "causal-lm", "gpt2", recipe=wrong))
     assert "config_overrides.n_layers is not a field of the configuration of a gpt2 model" in (
         error.message
     )
@@ -83,36 +86,31 @@ def test_fields_that_a_configuration_has_not(tmp_path: Path) -> None:
 def test_labels_that_training_has_not(tmp_path: Path) -> None:
     wrong = [*classes(8, 2), {"text": "w5", "label": 7}]
     data = write_data(tmp_path / "data", {"train": classes(40, 1), "validation": wrong})
-    model = write_model(tmp_path / "model", "bert", "text-classification")
-    error = refusal(make_whole_job(tmp_path / "run", "text-classification", data, model))
+    error = refusal(job_of(tmp_path, "text-classification", data=data))
     assert error.message == ("validation has classes [7], which the training data does not have")
 
 
 def test_a_model_name_that_the_hub_does_not_give(tmp_path: Path) -> None:
-    job = make_whole_job(tmp_path / "run", "causal-lm", texts(tmp_path), "no-such/model")
+    job = job_of(tmp_path, "causal-lm", model="no-such/model")
     assert "model 'no-such/model' is neither a local folder nor available" in refusal(job).message
 
 
 def test_a_data_name_that_the_hub_does_not_give(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", "bert", "text-classification")
-    job = make_whole_job(tmp_path / "run", "text-classification", "no-such/data", model)
+    job = job_of(tmp_path, "text-classification", data="no-such/data")
     assert "data 'no-such/data' cannot be loaded" in refusal(job).message
 
 
 def test_weights_that_are_damaged(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", "bert", "text-classification")
-    Path(model, "model.safetensors").write_bytes(b"not weights")
-    job = make_whole_job(tmp_path / "run", "text-classification", texts(tmp_path), model)
-    assert f"{model} cannot be loaded" in refusal(job, by_rank=True).message
+    job = job_of(tmp_path, "text-classification")
+    (tmp_path / "model/model.safetensors").write_bytes(b"not weights")
+    assert f"{tmp_path / 'model'} cannot be loaded" in refusal(job, by_rank=True).message
 
 
 def test_a_disk_without_space_for_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    model = write_model(tmp_path / "model", "bert", "text-classification")
-    job = make_whole_job(tmp_path / "run", "text-classification", texts(tmp_path), model)
-    error = refusal(job, by_rank=True)
+    error = refusal(job_of(tmp_path, "text-classification"), by_rank=True)
     assert "0 MB free, saving the model takes" in error.message
     assert "free some space" in error.hint
 
@@ -120,8 +118,7 @@ def test_a_disk_without_space_for_the_model(
 def test_questions_that_all_have_no_answer(tmp_path: Path) -> None:
     rows = [row for row in questions(20, 1) if not row["answers"]["text"]]
     data = write_data(tmp_path / "data", {"train": rows, "validation": rows})
-    model = write_model(tmp_path / "model", "bert", "question-answering")
-    error = refusal(make_whole_job(tmp_path / "run", "question-answering", data, model))
+    error = refusal(job_of(tmp_path, "question-answering", data=data))
     assert "train has no questions, but 5 questions without an answer" in error.message
     assert "version_2_with_negative=true" in error.message + error.hint
 

@@ -22,13 +22,7 @@ RUN_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Reference:
-    """What an undisturbed training has done.
-
-    Attributes:
-        order: the samples of each step.
-        weights: their SHA-256 at each checkpoint and at the end.
-        losses: of each step.
-    """
+    """What an undisturbed training has done, by step."""
 
     order: Order
     weights: dict[int, str]
@@ -158,10 +152,7 @@ class Campaign:
     """What is tried.
 
     Attributes:
-        place: where.
-        folder: for what the commands of the control node say.
         seed: of the order of faults, their moments and what they strike.
-        faults: how many.
         steps: of each training; there are as many trainings as the faults need.
         save_steps: between two checkpoints.
         pause_seconds: at most, between two faults, besides some steps.

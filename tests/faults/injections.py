@@ -29,7 +29,6 @@ class Struck:
         host: on which host; "": none that has to be named.
         rank: which rank; None: no single one.
         cause: a regular expression for what the run has to say of it; "": it must not notice.
-        heal: undoes it.
         heal_after: seconds from `at` to `heal`.
     """
 
@@ -46,9 +45,6 @@ class Fault:
     """A kind of fault.
 
     Attributes:
-        title: in the table.
-        strike: injects it.
-        places: where it is possible.
         ends: whether it is right that the run ends.
     """
 

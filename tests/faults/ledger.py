@@ -15,8 +15,6 @@ class Taken:
 
     Attributes:
         attempt: number of the run in a chain of resumed runs, and of its restart.
-        step: optimizer step.
-        samples: their numbers.
     """
 
     attempt: tuple[int, int]

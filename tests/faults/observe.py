@@ -30,13 +30,10 @@ class Process:
     """A process of a run.
 
     Attributes:
-        pid: its number on this machine.
-        parent: that of its parent.
         host: name of the testbed's host that it is on, or "localhost".
         kind: supervisor, mpirun, proxy, guardian, rank or other.
         restart: how often the ranks had been started again before; None: not of one attempt.
         rank: of a rank and its guardian.
-        words: its command line.
     """
 
     pid: int

@@ -29,7 +29,6 @@ class Place(ABC):
     Attributes:
         name: localhost or hosts.
         hosts: names of its hosts, the head first.
-        prefix: the cluster's folder on each host.
         launch: options of `ftcluster train` that say on which hosts and ranks.
     """
 

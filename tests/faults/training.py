@@ -33,13 +33,9 @@ class Training:
     """A training that a command of the control node follows; resumed, it is a chain of runs.
 
     Attributes:
-        place: where.
-        steps: optimizer steps in all.
         save_steps: between two checkpoints.
-        folder: what the commands say goes there.
         options: more of `ftcluster train`.
         runs: the chain's ids.
-        follower: the command that follows the last one.
     """
 
     place: Place

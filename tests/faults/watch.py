@@ -26,7 +26,6 @@ class Outcome:
         moving: until the next step was done.
         resumed: the step that it was resumed after.
         steps_lost: steps that were done a second time.
-        cause: what the run said.
         named: whether that is the right cause on the right host, and rank.
         left: what was left behind a minute later.
     """

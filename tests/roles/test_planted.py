@@ -59,8 +59,6 @@ class Place:
 
     Attributes:
         folder: where commands are called.
-        prefix: the cluster's folder.
-        inventory: of the host.
         trap: what a template that is executed makes.
     """
 

@@ -23,8 +23,6 @@ class Use:
 
     Attributes:
         role: its short name.
-        entry: its entry point.
-        given: the variables that it is given there.
     """
 
     role: str

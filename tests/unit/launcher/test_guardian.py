@@ -14,7 +14,7 @@ from ftcluster_common.timeouts import Timeouts
 from ftcluster_train.launcher.activity import process_state
 from ftcluster_train.launcher.heartbeats import Heartbeats
 from tests.programs import NODE_PATH
-from tests.unit.launcher.test_heartbeats import HOST, free_port
+from tests.unit.launcher.test_heartbeats import HOST
 
 GUARD = (
     "import sys; from ftcluster_train.launcher import guardian; guardian.GRACE_SECONDS = 0.5; "
@@ -34,16 +34,13 @@ class Guarded:
     def __init__(self, folder: Path, *program: str) -> None:
         self.pids = folder / "pids"
         rank = (sys.executable, "-c", RANK, str(self.pids))
-        port = free_port()
         (folder / "secret").write_text("secret\n")
-        self.beats = Heartbeats(
-            "127.0.0.1", port, "secret", [HOST], time.monotonic(), Timeouts(1.4)
-        )
+        self.beats = Heartbeats("127.0.0.1", 0, "secret", [HOST], time.monotonic(), Timeouts(1.4))
         self.process = subprocess.Popen(
             [sys.executable, "-c", GUARD, *(program or rank)],
             env={
                 **os.environ, "PYTHONPATH": NODE_PATH,
-                "FTCLUSTER_SUPERVISOR": f"127.0.0.1:{port}",
+                "FTCLUSTER_SUPERVISOR": self.beats.listens_at,
                 "FTCLUSTER_GUARD_FILE": str(folder / "secret"), "FTCLUSTER_TIMEOUT": "1.4",
             },
         )  # fmt: skip
