@@ -28,6 +28,7 @@ from transformers.utils import logging
 
 from ftcluster_common.job import Job, read_job
 from ftcluster_common.recipe import CausalLm
+from ftcluster_train.data.sampler import BatchSampler
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import World
 from ftcluster_train.inputs import read_inputs, write_inputs
@@ -95,9 +96,12 @@ def main() -> int:
         times, losses, model = _ours(job, task, model, train_set, options)
     counted = times[WARM_UP - 1 :]
     lengths = train_set.lengths("input_ids")
+    speed = recipe.batch_size * (len(counted) - 1) / (counted[-1] - counted[0])
+    if options["engine"] == "ours":
+        speed *= length_share(job, lengths, "group_by_length" not in options.get("leave_out", ()))
     found: dict[str, Any] = {
         "flop_per_sample": flop_per_token * sum(lengths) / len(lengths),
-        "samples_per_second": recipe.batch_size * (len(counted) - 1) / (counted[-1] - counted[0]),
+        "samples_per_second": speed,
         "losses": losses[-1:],
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
@@ -107,6 +111,22 @@ def main() -> int:
         found["profile"] = options["profile_found"]
     print(json.dumps(found))
     return 0
+
+
+def length_share(job: Job, lengths: list[int], group_by_length: bool) -> float:
+    """Padded tokens of a step that is counted, divided by those of an epoch's mean step.
+
+    The few steps of a run meet longer or shorter batches than the epoch has.
+    """
+    sampler = BatchSampler(lengths, job.recipe.batch_size, job.recipe.training, group_by_length)
+    counted = list(sampler)[WARM_UP:]
+    training = replace(job.recipe.training, max_steps=sampler.steps_per_epoch)
+    epoch = list(BatchSampler(lengths, job.recipe.batch_size, training, group_by_length))
+
+    def tokens(batches: list[list[int]]) -> float:
+        return statistics.mean(len(batch) * lengths[batch[0]] for batch in batches)
+
+    return tokens(counted) / tokens(epoch)
 
 
 def product_weights(model: torch.nn.Module) -> int:
