@@ -41,11 +41,6 @@ def test_they_are_varied() -> None:
     assert len({word for row in rows for word in words(row["sentence2"])}) > 75
 
 
-def test_a_split_that_is_none() -> None:
-    with pytest.raises(ValueError, match="no split 'test'"):
-        generate(1, 1, "test")
-
-
 def bag_of_words(row: Row) -> dict[str, float]:
     """Words of each sentence, those in one only, those in both, overlap and lengths."""
     one, two = words(row["sentence1"]), words(row["sentence2"])

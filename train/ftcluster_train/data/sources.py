@@ -1,6 +1,7 @@
 """Raw data: rows from a folder, from the Hub or generated, and texts as streams."""
 
 import io
+import itertools
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -123,21 +124,17 @@ def column_batches(
     Raises:
         TrainError: a row lacks a column.
     """
-    batch: list[Row] = []
-    for number, row in enumerate(rows, start=1):
-        missing = [name for name in columns if name not in row]
-        if missing:
-            raise TrainError(
-                f"row {number} of {where} has no column {', '.join(missing)}; "
-                f"found {', '.join(map(str, row))}",
-                "name the columns of your data, such as text_columns=[a,b] label_column=c",
-            )
-        batch.append(row)
-        if len(batch) == BATCH_ROWS:
-            yield {name: [row[name] for row in batch] for name in columns}
-            batch = []
-    if batch:
-        yield {name: [row[name] for row in batch] for name in columns}
+    numbered = enumerate(rows, start=1)
+    while batch := list(itertools.islice(numbered, BATCH_ROWS)):
+        for number, row in batch:
+            missing = [name for name in columns if name not in row]
+            if missing:
+                raise TrainError(
+                    f"row {number} of {where} has no column {', '.join(missing)}; "
+                    f"found {', '.join(map(str, row))}",
+                    "name the columns of your data, such as text_columns=[a,b] label_column=c",
+                )
+        yield {name: [row[name] for _, row in batch] for name in columns}
 
 
 @dataclass(frozen=True)

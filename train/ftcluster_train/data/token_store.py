@@ -9,7 +9,7 @@ import hashlib
 import json
 import mmap
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +119,6 @@ class Samples(Sequence[Sample]):
             name: values[self._begin(name, index) : self._ends[name][index]].tolist()
             for name, values in self._values.items()
         }
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (self[i] for i in range(self._count))
 
     def lengths(self, column: str) -> list[int]:
         """The number of values of each sample in a column."""

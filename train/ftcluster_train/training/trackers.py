@@ -81,15 +81,6 @@ def make_trackers(
     return Trackers(trackers, notify)
 
 
-def tensorboard_tag(name: str) -> str:
-    """The name of a value in TensorBoard, as in Trainer.
-
-    >>> tensorboard_tag("loss"), tensorboard_tag("eval_f1")
-    ('train/loss', 'eval/f1')
-    """
-    return f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
-
-
 class TensorBoard(Tracker):
     """Writes event files.
 
@@ -108,7 +99,8 @@ class TensorBoard(Tracker):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write values, and flush them for those who watch the run."""
         for name, value in values.items():
-            self._writer.add_scalar(tensorboard_tag(name), value, step)
+            group, _, own = name.partition("_") if name.startswith("eval_") else ("train", "", name)
+            self._writer.add_scalar(f"{group}/{own}", value, step)
         self._writer.flush()
 
     def close(self, failed: bool) -> None:  # noqa: ARG002 - event files have no field for it
