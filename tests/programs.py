@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +71,13 @@ class Home:
             if any(mark in text for mark in marks) and b"pytest" not in text.split(b"\0")[0]:
                 found.append(text.split(b"\0\0")[0].replace(b"\0", b" ").decode()[:200])
         return found
+
+
+def wait_for(found: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.03)
 
 
 def interrupt_when(process: "subprocess.Popen[str]", mark: str) -> tuple[str, str, int, str]:

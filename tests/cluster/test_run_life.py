@@ -1,12 +1,12 @@
 """The life of a run on this machine: detach, list, read, follow, stop, fetch, remove."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
+from tests.programs import wait_for
 
 
 def listed(machine: Machine, run: str) -> dict[str, Any]:
@@ -23,10 +23,7 @@ def detached(machine: Machine, *overrides: str) -> str:
 
 def until(machine: Machine, run: str, event: str = '"event": "step"') -> Path:
     folder = machine.home.prefix / "runs" / run
-    deadline = time.monotonic() + 120
-    while event not in (folder / "events.jsonl").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_for(lambda: event in (folder / "events.jsonl").read_text(), 120)
     return folder
 
 

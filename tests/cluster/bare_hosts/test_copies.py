@@ -6,14 +6,13 @@ import random
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from ftcluster.ansible.processes import descendants
 from tests.cluster.control import HEAD, Control
-from tests.programs import CONTROL
+from tests.programs import CONTROL, wait_for
 
 FOLDER = "/opt/copies"
 PLAY = f"""
@@ -71,10 +70,7 @@ def test_copies_at_once_and_broken_off(bare: Control, source: Path) -> None:
         assert names(bare) == ["data"]
 
         killed = push("other")
-        deadline = time.monotonic() + 120
-        while not any(name.startswith("other.new-") for name in names(bare)):
-            assert time.monotonic() < deadline, "it did not begin"
-            time.sleep(0.05)
+        wait_for(lambda: any(name.startswith("other.new-") for name in names(bare)), 120)
         for pid in (killed.pid, *descendants(killed.pid)):  # workers have sessions of their own
             os.kill(pid, signal.SIGKILL)
         killed.wait()

@@ -5,11 +5,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from ftcluster_train.launcher.activity import activity, descendants, sockets_of, tcp_bytes
+from tests.programs import wait_for
 
 # a child that a thread has started, which starts one itself
 TREE = (
@@ -19,13 +18,6 @@ TREE = (
 )
 
 
-def until(found: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 15
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def tree(work: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", TREE, work], start_new_session=True)
 
@@ -33,10 +25,10 @@ def tree(work: str) -> "subprocess.Popen[bytes]":
 def test_the_whole_tree_counts() -> None:
     other = tree("import time\nwhile time.process_time() < 0.5: pass")
     try:
-        until(lambda: any(pid != other.pid for pid in descendants(os.getpid())))
-        until(lambda: activity(os.getpid(), ())["cpu"] >= 0.5)
+        wait_for(lambda: any(pid != other.pid for pid in descendants(os.getpid())))
+        wait_for(lambda: activity(os.getpid(), ())["cpu"] >= 0.5)
         before = activity(os.getpid(), ())["cpu"]
-        until(lambda: descendants(os.getpid()) == [other.pid])  # the work has ended
+        wait_for(lambda: descendants(os.getpid()) == [other.pid])  # the work has ended
         assert activity(os.getpid(), ())["cpu"] >= before
     finally:
         os.killpg(other.pid, signal.SIGKILL)
@@ -46,10 +38,10 @@ def test_the_whole_tree_counts() -> None:
 def test_a_stop_is_that_of_a_main_process() -> None:
     other = tree("import time; time.sleep(60)")
     try:
-        until(lambda: len(descendants(os.getpid())) == 2)
+        wait_for(lambda: len(descendants(os.getpid())) == 2)
         (work,) = set(descendants(os.getpid())) - {other.pid}
         os.kill(work, signal.SIGSTOP)
-        until(lambda: activity(os.getpid(), (other.pid, work))["state"] == "T")
+        wait_for(lambda: activity(os.getpid(), (other.pid, work))["state"] == "T")
         assert activity(os.getpid(), (other.pid,))["state"] == "S"
     finally:
         os.killpg(other.pid, signal.SIGKILL)
@@ -71,13 +63,13 @@ def test_an_uninterruptible_sleep_is_one_until_the_process_wakes_up(tmp_path: Pa
     os.mkfifo(fifo)
     other = subprocess.Popen([sys.executable, "-c", ASLEEP, fifo], start_new_session=True)
     try:
-        until(lambda: activity(os.getpid(), (other.pid,))["sleep"])
+        wait_for(lambda: activity(os.getpid(), (other.pid,))["sleep"])
         first = activity(os.getpid(), (other.pid,))["sleep"]
         assert first[0] == other.pid
         assert activity(os.getpid(), (other.pid,))["sleep"] == first
         assert activity(os.getpid(), ())["sleep"] is None  # none of its main processes
         os.close(os.open(fifo, os.O_WRONLY))
-        until(lambda: activity(os.getpid(), (other.pid,))["sleep"] not in (None, first))
+        wait_for(lambda: activity(os.getpid(), (other.pid,))["sleep"] not in (None, first))
     finally:
         os.killpg(other.pid, signal.SIGKILL)
         other.wait()
@@ -92,12 +84,12 @@ def test_bytes_on_the_wire_are_those_of_the_processes_own_connections() -> None:
         sender = {os.fstat(ours.fileno()).st_ino}
         before, idle = tcp_bytes(sender), tcp_bytes({os.fstat(listener.fileno()).st_ino})
         ours.sendall(b"x" * 50_000)
-        until(lambda: tcp_bytes(sender) - before >= 50_000)
+        wait_for(lambda: tcp_bytes(sender) - before >= 50_000)
         assert tcp_bytes({os.fstat(listener.fileno()).st_ino}) == idle
         assert tcp_bytes(set()) == 0
         other = tree("import time; time.sleep(60)")
         try:
-            until(lambda: len(descendants(os.getpid())) == 2)
+            wait_for(lambda: len(descendants(os.getpid())) == 2)
             idle = activity(os.getpid(), ())
             assert activity(os.getpid(), (), {**idle, "wire": -1})["wire"] == idle["wire"]
             # it is not looked at while they compute

@@ -10,6 +10,7 @@ import pytest
 from ftcluster_common.launch import read_launch
 from ftcluster_train.launcher import background
 from ftcluster_train.launcher.background import supervisor_of, unit_command
+from tests.programs import wait_for
 from tests.unit.launcher.test_restarts import started
 from tests.unit.launcher.test_supervisor import (
     errors,
@@ -20,7 +21,6 @@ from tests.unit.launcher.test_supervisor import (
     processes_of,
     supervisor,
     until_end,
-    wait_for,
 )
 
 

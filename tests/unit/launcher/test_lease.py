@@ -15,7 +15,7 @@ import pytest
 
 from ftcluster_common.launch import Host, Launch
 from ftcluster_train.launcher import host_leases, lease
-from tests.programs import NODE_PATH
+from tests.programs import NODE_PATH, wait_for
 from tests.unit.launcher.test_supervisor import (
     NODES,
     errors,
@@ -25,7 +25,6 @@ from tests.unit.launcher.test_supervisor import (
     ssh_on_path,
     supervisor,
     until_end,
-    wait_for,
 )
 
 NAME = "quickstart-20260131-101500-7f3a"

@@ -14,7 +14,7 @@ from ftcluster_train.io.python_stacks import ask_for
 from ftcluster_train.launcher.mpi_output import RankEnd, read_end
 from ftcluster_train.launcher.processes import is_running
 from ftcluster_train.script import why_not
-from tests.programs import NODE_PATH
+from tests.programs import NODE_PATH, wait_for
 
 SAYS = "import os, sys; print(os.getcwd(), sys.argv[1:], os.environ['RANK'])"
 
@@ -119,10 +119,7 @@ def test_the_script_ends_with_what_started_it(tmp_path: Path) -> None:
     child = int(process.stdout.readline())
     process.kill()
     process.communicate(timeout=20)
-    deadline = time.monotonic() + 10
-    while is_running(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: not is_running(child))
 
 
 def test_what_is_imported_first_leaves_no_trace_and_hides_nothing(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from ftcluster_train.errors import STOPPED_LINE
+from tests.programs import wait_for
 from tests.unit.launcher.test_restarts import started
 from tests.unit.launcher.test_supervisor import (
     notices,
     processes_of,
     supervisor,
     until_end,
-    wait_for,
 )
 
 # takes its time, as a rank that saves does; "deaf" never ends

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 from ftcluster_common.launch import Host, Launch
 from ftcluster_train.errors import TrainError, error_line
-from tests.programs import NODE_PATH
+from tests.programs import NODE_PATH, wait_for
 
 NODES = [Host(f"node{n}", f"10.0.0.1{n}") for n in (1, 2, 3)]
 # ranks that do not end by themselves would cost a test all of the usual grace period
@@ -77,13 +77,6 @@ def launch(
 def events(run_dir: Path) -> list[dict[str, object]]:
     path = run_dir / "events.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def wait_for(found: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def until_end(run_dir: Path) -> dict[str, object]:

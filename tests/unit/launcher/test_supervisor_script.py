@@ -9,6 +9,7 @@ from ftcluster_train.io.events import EventWriter
 from ftcluster_train.launcher.heartbeats import Trouble
 from ftcluster_train.launcher.monitors import watch_of
 from ftcluster_train.launcher.mpi_output import RankEnd
+from tests.programs import wait_for
 from tests.unit.launcher import test_supervisor
 from tests.unit.launcher.test_supervisor import (
     errors,
@@ -16,7 +17,6 @@ from tests.unit.launcher.test_supervisor import (
     processes_of,
     supervisor,
     until_end,
-    wait_for,
 )
 
 

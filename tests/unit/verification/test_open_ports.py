@@ -11,6 +11,7 @@ from ansible_collections.ftcluster.cluster.plugins.filter.proof_table import gua
 from ftcluster_common.launch import Host
 from ftcluster_train.verification.consistency import open_to_outsiders
 from ftcluster_train.verification.open_ports import accept_connections
+from tests.programs import wait_for
 
 HOSTS = (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"))
 
@@ -31,9 +32,7 @@ def test_connections_are_recorded_with_their_addresses() -> None:
     ):
         for _ in range(2):
             socket.create_connection(("127.0.0.1", called), timeout=5).close()
-        deadline = time.monotonic() + 5
-        while not found.came[called] and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: found.came[called])
     assert found.came == {called: ["127.0.0.1"], silent: []}
     assert found.seconds > 0
     with pytest.raises(OSError, match="refused"):
@@ -47,9 +46,7 @@ def test_the_caller_gets_in_where_it_may_and_waits_for_the_ranks_to_listen() -> 
         with prove.Caller(hosts, {"a": [later], "b": []}) as caller:
             time.sleep(0.3)
             with accept_connections([later]) as found:
-                deadline = time.monotonic() + 5
-                while not found.came[later] and time.monotonic() < deadline:
-                    time.sleep(0.05)
+                wait_for(lambda: found.came[later])
             began = time.monotonic()
     assert time.monotonic() - began < 1.5
     assert found.came == {later: ["127.0.0.1"]}
