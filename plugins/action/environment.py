@@ -14,8 +14,8 @@ from ansible_collections.ftcluster.cluster.plugins.modules.environment import ma
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import look
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import Lists
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
-    Wanted,
     WheelhouseError,
     cache_dir,
     get_wheels,
@@ -84,14 +84,13 @@ class ActionModule(ActionBase):
 
 
 def _wanted(arguments):
-    requirements, more = Path(arguments["requirements"]), arguments.get("more_requirements")
-    return Wanted(
-        requirements.stem,
-        requirements.read_text(encoding="utf-8"),
-        Path(more).read_text(encoding="utf-8") if more else "",
+    more = arguments.get("more_requirements")
+    return Lists(
+        Path(arguments["requirements"]),
+        Path(more) if more else None,
         boolean(arguments.get("resolve", False)),
         boolean(arguments.get("allow_unverified", False)),
-    )
+    ).wanted
 
 
 def _wheels(wanted, arguments, state):

@@ -14,6 +14,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute
 
 # one that was killed is started again; its `end` event may have been written between two polls
 GONE_SECONDS = 5.0
@@ -78,18 +79,14 @@ class ActionModule(ActionBase):
             "else tell gone; fi; "
             f"tail -c +{offset + 1} {shlex.quote(name)} 2>/dev/null"
         )
-        answer = self._execute(command)
+        answer = execute(self, command)
         # after the output of login scripts
         state, _, text = answer["stdout"].partition(MARK)[2].partition("\n")
         return state.strip() == "alive", text
 
-    def _execute(self, command):
-        # with input, Ansible uses no terminal, which would add carriage returns
-        return self._low_level_execute_command(command, sudoable=True, in_data=b"\n")
-
     def _last_words(self, run_dir):
         folder = shlex.quote(run_dir)
-        answer = self._execute(f"cd {folder} && tail -n 15 supervisor.log ranks.log 2>/dev/null")
+        answer = execute(self, f"cd {folder} && tail -n 15 supervisor.log ranks.log 2>/dev/null")
         return f"the supervisor ended without an end event; its logs in {run_dir} end with:\n" + (
             answer["stdout"].strip() or "(nothing)"
         )

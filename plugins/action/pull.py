@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute
 
 PIECE_BYTES = 8 << 20  # of a file, in one answer
 
@@ -97,8 +98,7 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(f"{path} cannot be read") from None
 
     def _answer(self, command, word):
-        # with input, Ansible takes no terminal, which would end each line with a carriage return
-        answer = self._low_level_execute_command(command, sudoable=True, in_data=b"\n")
+        answer = execute(self, command)
         said, _, text = answer["stdout"].partition(MARK)[2].partition("\n")
         if said.strip() != word:
             reason = answer.get("stderr") or answer["stdout"]

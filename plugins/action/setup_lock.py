@@ -100,7 +100,7 @@ def take_script(arguments):
 
 def control_id():
     """The id of this control node's boot and container."""
-    boot, processes = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    boot, processes = Path(BOOT_ID), Path("/proc/self/ns/pid")
     text = boot.read_text(encoding="ascii") if boot.exists() else socket.gethostname()
     text += str(processes.readlink()) if processes.is_symlink() else ""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,9 +1,10 @@
 # Apache-2.0 (see LICENSE)
-"""The CPUs, NUMA nodes, memory and space that a process on this host may use."""
+"""The CPUs, NUMA nodes, memory, space and C library that a process on this host may use."""
 
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import (
@@ -42,6 +43,14 @@ def free_bytes(folder):
     """Space that an ordinary user may take where the folder is or would be made."""
     state = os.statvfs(nearest_existing(folder))
     return state.f_bavail * state.f_frsize
+
+
+def libc():
+    """The C library and its version, such as glibc 2.36."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (OSError, ValueError):
+        return " ".join(platform.libc_ver()).strip()
 
 
 def number(text):

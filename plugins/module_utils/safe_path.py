@@ -183,6 +183,13 @@ def read_text(path):
         return None
 
 
+def difference(path, before, after):
+    """What Ansible shows of a file whose text changes; None is no file."""
+    name = str(path)
+    texts = {"before": before or "", "after": after or ""}
+    return {"before_header": name, "after_header": name, **texts}
+
+
 def make_folder(path, mode=0o755):
     """Create a folder and those above it."""
     with opened_parent(path, make=True) as (folder, name):

@@ -97,7 +97,6 @@ notices:
 """
 
 import csv
-import ctypes
 import json
 import os
 import platform
@@ -110,7 +109,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
-from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import free_bytes
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import free_bytes, libc
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import without_runs
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     refuse_unguarded,
@@ -119,16 +118,6 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import file_sha256
 
 STALE_SECONDS = 3600
-
-
-def glibc():
-    """The C library's version, e.g. 2.36, or an empty string where it is another library."""
-    try:
-        call = ctypes.CDLL(None).gnu_get_libc_version
-    except (AttributeError, OSError):
-        return ""
-    call.restype = ctypes.c_char_p
-    return call().decode()
 
 
 def marker(path, layer):
@@ -313,7 +302,7 @@ def main():
         changed=False,
         digest=digest_found(path, module.params["layer"] or "", module.check_mode),
         python_version=version,
-        glibc=glibc(),
+        glibc=libc().partition("glibc ")[2],
         machine=platform.machine(),
         free_bytes=free_bytes(path),
     )

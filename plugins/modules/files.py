@@ -81,6 +81,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     AGAIN,
     RefusedPath,
+    difference,
     make_folder,
     opened,
     read_text,
@@ -209,14 +210,7 @@ def main():
             )
         if changed:
             changed_paths.append(entry["path"])
-            diff.append(
-                {
-                    "before_header": entry["path"],
-                    "after_header": entry["path"],
-                    "before": before,
-                    "after": after,
-                }
-            )
+            diff.append(difference(entry["path"], before, after))
     module.exit_json(changed=bool(changed_paths), changed_paths=changed_paths, diff=diff)
 
 

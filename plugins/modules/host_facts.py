@@ -228,6 +228,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import
     cpu_quota,
     exists,
     free_bytes,
+    libc,
     memory_bytes,
     nearest_existing,
     number,
@@ -292,14 +293,6 @@ def os_name(read_file=read):
     text = read_file("/etc/os-release") or read_file("/usr/lib/os-release")
     found = re.search("^PRETTY_NAME=(.*)$", text, re.MULTILINE)
     return found[1].strip(" \"'") if found else ""
-
-
-def libc():
-    """The C library and its version, such as glibc 2.36."""
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (OSError, ValueError):
-        return " ".join(platform.libc_ver()).strip()
 
 
 def cpu_facts(cpuinfo):

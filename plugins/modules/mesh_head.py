@@ -90,7 +90,11 @@ import socket
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import write_text
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
+    difference,
+    read_text,
+    write_text,
+)
 
 KEY = "id_ed25519"
 RECORD = "mesh.json"
@@ -177,14 +181,6 @@ def texts_of(members, folder, address):
     }
 
 
-def read(path):
-    """The text of a file, or None where there is none."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
 def make_key(module, folder):
     """Make the key pair, the private half last, so that one that is there is whole."""
     new = folder / f"{KEY}.new"
@@ -223,13 +219,13 @@ def main():
     folder = Path(module.params["folder"])
     changed, diff = False, []
     try:
-        before = json.loads(read(folder / RECORD) or "{}")
+        before = json.loads(read_text(folder / RECORD) or "{}")
         address = module.params["address"] or before.get("address", "")
         if not folder.is_dir():
             changed = True
             if not module.check_mode:
                 folder.mkdir(mode=0o700, parents=True)
-        if read(folder / KEY) is None or read(folder / f"{KEY}.pub") is None:
+        if read_text(folder / KEY) is None or read_text(folder / f"{KEY}.pub") is None:
             changed = True
             if not module.check_mode:
                 make_key(module, folder)
@@ -237,17 +233,15 @@ def main():
             known = before.get("members", [])
             members = merged(known, module.params["members"], module.params["names"])
             for name, text in texts_of(members, folder, address).items():
-                found = read(folder / name)
+                found = read_text(folder / name)
                 if found != text:
                     changed = True
-                    header = str(folder / name)
-                    diff.append({"before_header": header, "after_header": header,
-                                 "before": found or "", "after": text})  # fmt: skip
+                    diff.append(difference(folder / name, found, text))
                     if not module.check_mode:
                         write_text(folder / name, text)
     except OSError as error:
         module.fail_json(msg=f"{error.filename or folder}: {error.strerror}")
-    public_key = (read(folder / f"{KEY}.pub") or "").strip()
+    public_key = (read_text(folder / f"{KEY}.pub") or "").strip()
     module.exit_json(changed=changed, diff=diff, public_key=public_key, address=address)
 
 

@@ -93,7 +93,8 @@ def _push_large(action, path, target, make):
 def execute(action, command, data=b""):
     """Run a shell command on the host.
 
-    With input, Ansible uses no terminal, which would merge stderr into stdout.
+    With input, Ansible uses no terminal, which would merge stderr into stdout and end lines with
+    carriage returns.
     """
     return action._low_level_execute_command(command, sudoable=True, in_data=data or b"\n")
 

@@ -52,14 +52,14 @@ def add_options(
 def add_inventories(parser: argparse.ArgumentParser, words: str) -> None:
     """Add the inventories to a verb: as an argument, or with Ansible's option."""
     parser.add_argument("words", nargs="*", metavar="INVENTORY", help=words)
+    add_inventory_option(parser, "an inventory; several are read together, in this order")
+
+
+def add_inventory_option(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add Ansible's option for an inventory to a verb."""
+    names = ("-i", "--inventory")
     parser.add_argument(
-        "-i",
-        "--inventory",
-        action="append",
-        default=[],
-        metavar="INVENTORY",
-        dest="inventories",
-        help="an inventory; several are read together, in this order",
+        *names, action="append", default=[], metavar="INVENTORY", dest="inventories", help=meaning
     )
 
 

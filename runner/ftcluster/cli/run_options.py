@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftcluster.ansible.inventory import inventory_path
-from ftcluster.ansible.options import CONNECTION, add_options, passed_on, remembered
+from ftcluster.ansible.options import (
+    CONNECTION,
+    add_inventory_option,
+    add_options,
+    passed_on,
+    remembered,
+)
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import FtclusterError, UsageError
@@ -30,15 +36,10 @@ def add_run_options(parser: argparse.ArgumentParser, words: str, meaning: str) -
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the option that names a cluster."""
-    parser.add_argument(
-        "-i",
-        "--inventory",
-        action="append",
-        default=[],
-        metavar="INVENTORY",
-        dest="inventories",
-        help="a cluster that was set up from another control node; left out, the one that was set "
-        "up last from here",
+    add_inventory_option(
+        parser,
+        "a cluster that was set up from another control node; left out, the one that was set up "
+        "last from here",
     )
 
 

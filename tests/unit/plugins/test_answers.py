@@ -66,11 +66,11 @@ def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
     action: Any = ActionModule.__new__(ActionModule)
     asked = []
 
-    def execute(command: str) -> dict[str, str]:
+    def execute(command: str, **_: object) -> dict[str, str]:
         asked.append(command)
         return {"stdout": f"alive\nBECOME-SUCCESS-x\n{MARK} gone\n\n{{}}\n"}
 
-    action._execute = execute
+    action._low_level_execute_command = execute
     assert action._poll("/runs/a b", "events.jsonl", 5) == (False, "\n{}\n")
     assert TELL in asked[0]
 

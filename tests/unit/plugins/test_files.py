@@ -44,15 +44,6 @@ def test_another_mode_alone_is_a_change(tmp_path: Path) -> None:
     assert mode(path) == 0o600
 
 
-def test_a_reader_of_the_old_file_keeps_the_old_text(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_text("old")
-    with path.open() as reader:
-        settled(path, content="new")
-        assert reader.read() == "old"
-    assert path.read_text() == "new"
-
-
 def test_a_write_that_is_broken_off_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

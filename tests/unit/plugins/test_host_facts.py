@@ -11,9 +11,6 @@ from ansible_collections.ftcluster.cluster.plugins.modules import host_facts
 
 from tests.unit.plugins.test_resources import reader
 
-CPU = "/sys/devices/system/cpu/cpu"
-NODE = "/sys/devices/system/node/"
-
 
 def test_the_word_in_force() -> None:
     assert host_facts.chosen("always [madvise] never\n") == "madvise"

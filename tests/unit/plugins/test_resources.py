@@ -4,6 +4,7 @@ import pytest
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
 from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import (
     cpu_quota,
+    libc,
     memory_bytes,
     topology,
     whole_cores,
@@ -146,3 +147,9 @@ def test_the_only_node_has_all_memory() -> None:
         NODE + "node0/meminfo": "Node 0 MemTotal: 4 kB\n",
     }
     assert topology({0, 1}, 9000, "", reader(files))[2][0]["memory_bytes"] == 9000
+
+
+def test_the_c_library_has_two_numbers() -> None:
+    kind, _, version = libc().partition(" ")
+    assert kind in ("glibc", "musl")
+    assert [part.isdigit() for part in version.split(".")[:2]] == [True, True]
