@@ -13,7 +13,6 @@ A run that is in FILE is not repeated, so the command can be started again. Prin
 training loss and the validation loss, mean and standard deviation over the seeds.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -22,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.engine import ROOT, Bench, machine, run_module
+from bench.engine import ROOT, Bench, arguments, machine, run_module, write
 
 WAYS = ("fp32", "stock bf16", "ours")
 LOSSES = {"train_loss": "training loss", "eval_loss": "validation loss"}
@@ -52,20 +51,12 @@ Run = dict[str, Any]
 
 def main() -> int:
     """Do the missing runs, print the table; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
-    parser.add_argument("--data", type=Path, required=True)
+    parser = arguments(__doc__, CASES, threads=1)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--way", action="append", choices=WAYS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--prefix", type=Path, default=Path("/opt/ftcluster"))
-    parser.add_argument("--results", type=Path)
     options = parser.parse_args()
-    unknown = [name for name in options.cases if name not in CASES]
-    if unknown:
-        parser.error(f"no case {unknown[0]}; there are {', '.join(CASES)}")
     cases = options.cases or list(CASES)
     wanted = [
         {"case": case, "way": way, "seed": seed, "steps": options.steps}
@@ -88,10 +79,7 @@ def main() -> int:
             print(f"{key['case']}, {key['way']}, seed {key['seed']}: {said}", file=sys.stderr)
     found = summary([run for key in wanted for run in done(key, options.runs)])
     print(table(found))
-    if options.results:
-        document = {"machine": machine(), "steps": options.steps, "curves": found}
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        options.results.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write(options.results, {"machine": machine(), "steps": options.steps, "curves": found})
     return 0
 
 

@@ -25,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,21 +86,13 @@ TUNED_ROWS = {"mrpc": 3668, "squad": 2000}
 
 def main() -> int:
     """Measure, print the tables and write the results; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
-    parser.add_argument("--data", type=Path, required=True)
+    parser = arguments(__doc__, CASES, threads=2)
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--ablation", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--seeds", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prefix", type=Path, default=Path("/opt/ftcluster"))
-    parser.add_argument("--results", type=Path)
     options = parser.parse_args()
-    unknown = [name for name in options.cases if name not in CASES]
-    if unknown:
-        parser.error(f"no case {unknown[0]}; there are {', '.join(CASES)}")
     bench = Bench(
         options.prefix, options.data.absolute(), options.encoder.absolute(), options.threads
     )
@@ -122,6 +114,25 @@ def main() -> int:
                 write(options.results, results)
             print(quality_table(name, results["quality"][name]), flush=True)
     return 0
+
+
+def arguments(
+    description: str | None, cases: Collection[str], threads: int
+) -> argparse.ArgumentParser:
+    """What the benchmarks of trainings have in common on their command lines."""
+
+    def case(name: str) -> str:
+        if name not in cases:
+            raise argparse.ArgumentTypeError(f"no case {name}; there are {', '.join(cases)}")
+        return name
+
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("cases", nargs="*", type=case, metavar="CASE", help=", ".join(cases))
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=threads)
+    parser.add_argument("--prefix", type=Path, default=Path("/opt/ftcluster"))
+    parser.add_argument("--results", type=Path)
+    return parser
 
 
 def first_rows(source: Path, folder: Path) -> Path:
