@@ -1,9 +1,12 @@
 """Hosts for tests of what is decided about them."""
 
+import json
 from dataclasses import replace
+from typing import Any
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts, NumaNode
 from ftcluster.stacks.catalog import load_stacks
+from ftcluster_common.launch import Launch
 
 STACKS = load_stacks()
 
@@ -64,3 +67,9 @@ def nodes(cores: int, count: int, memory_bytes: int = 256 * 10**9) -> tuple[Numa
         )
         for number in range(count)
     )
+
+
+def placed(launch: Launch) -> dict[str, Any]:
+    """What the ranks read of the plan."""
+    found: dict[str, Any] = json.loads(launch.env["FTCLUSTER_PLACEMENT"])
+    return found

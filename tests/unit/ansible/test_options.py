@@ -2,11 +2,10 @@ import getpass
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ftcluster.ansible.options import ask_passwords, passed_on, remembered
+from ftcluster.ansible.options import ask_passwords, remembered
 
 
 @pytest.fixture
@@ -28,17 +27,6 @@ def answers(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
 
     monkeypatch.setattr(getpass, "getpass", answer)
     return questions
-
-
-def test_options_go_on_as_often_as_they_were_given() -> None:
-    options: dict[str, Any] = {
-        "--limit": ["a,b"], "--extra-vars": ["x=1", "@f.yml"], "--check": True, "--diff": False,
-        "words": ["i.ini"], "--ask-pass": True,
-    }  # fmt: skip
-    assert passed_on(options, ("--check", "--diff")) == (
-        "--limit", "a,b", "--extra-vars", "x=1", "--extra-vars", "@f.yml", "--check",
-    )  # fmt: skip
-    assert "--check" not in passed_on(options)
 
 
 def test_only_how_to_reach_the_hosts_is_remembered(

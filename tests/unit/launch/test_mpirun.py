@@ -2,7 +2,6 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
 from ftcluster_common.launch import Host, Launch
 from ftcluster_train.bind import find_place
-from tests.unit.clusters import STACKS, VM, cluster, host
+from tests.unit.clusters import STACKS, VM, cluster, host, placed
 
 RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")
 
@@ -41,12 +40,6 @@ def test_hosts_go_by_address_with_the_head_first() -> None:
     assert launch.hosts == (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"))
     assert launch.hostfile == "10.0.0.1:2\n10.0.0.2:1\n"
     assert launch.argv[launch.argv.index("-n") + 1] == "3"
-
-
-def placed(launch: Launch) -> dict[str, Any]:
-    """What the ranks read of the plan."""
-    found: dict[str, Any] = json.loads(launch.env["FTCLUSTER_PLACEMENT"])
-    return found
 
 
 def test_every_host_has_its_own_cores_threads_and_interface() -> None:

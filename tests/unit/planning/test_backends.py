@@ -13,7 +13,7 @@ from ftcluster.launch.mpirun import as_shell, render
 from ftcluster.planning.plan import LaunchPlan, plan
 from ftcluster.recipe.recipe import parse_recipe
 from ftcluster_common.recipe import Recipe
-from tests.unit.clusters import STACKS, cluster, host, nodes
+from tests.unit.clusters import STACKS, cluster, host, nodes, placed
 
 Said = Callable[[object], None]
 
@@ -100,7 +100,9 @@ def test_hosts_with_different_numbers_of_ranks_can_use_oneccl() -> None:
     uneven = cluster(two_nodes, host("b", stack="intel-2.7", cores=16))
     launch = plan(uneven, recipe(), STACKS)
     assert launch.backend == "ccl"
-    affinities = [kind["env"]["CCL_WORKER_AFFINITY"] for kind in placed(launch)["kinds"]]
+    affinities = [
+        kind["env"]["CCL_WORKER_AFFINITY"] for kind in placed(render(launch, "r-1"))["kinds"]
+    ]
     assert affinities == ["15,31", "15"]
 
 
@@ -113,13 +115,6 @@ def test_hosts_with_different_stacks_are_named() -> None:
 def test_a_stack_of_a_newer_version() -> None:
     with pytest.raises(PlanError, match="have the stack intel-9"):
         plan(cluster(*hosts("intel-9")), recipe(), STACKS)
-
-
-def placed(launch: LaunchPlan) -> dict[str, Any]:
-    """What the ranks read of the plan."""
-    text = render(launch, "r-1").env["FTCLUSTER_PLACEMENT"]
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -137,7 +132,7 @@ def test_cores_are_reserved_for_oneccl(
 ) -> None:
     launch = decided("intel-2.7", ranks, count=2, cores=cores, ddp_backend="ccl")
     assert render(launch, "r-1").env["CCL_WORKER_COUNT"] == "1"
-    [kind] = placed(launch)["kinds"]
+    [kind] = placed(render(launch, "r-1"))["kinds"]
     assert kind["env"]["CCL_WORKER_AFFINITY"] == affinity
     assert [rank["cpus"] for rank in kind["ranks"]] == computing
     assert {rank["threads"] for rank in kind["ranks"]} == {threads}
@@ -146,14 +141,14 @@ def test_cores_are_reserved_for_oneccl(
 
 def test_each_host_reserves_its_own_cores() -> None:
     facts = cluster(*hosts("intel-2.7", cores=32), host("b", stack="intel-2.7", cores=8))
-    kinds = placed(plan(facts, recipe(), STACKS, 2))["kinds"]
+    kinds = placed(render(plan(facts, recipe(), STACKS, 2), "r-1"))["kinds"]
     assert [kind["env"]["CCL_WORKER_AFFINITY"] for kind in kinds] == ["15,31", "3,7"]
     assert [kind["ranks"][0]["threads"] for kind in kinds] == [15, 3]
 
 
 def test_workers_of_ranks_that_share_cores_under_a_quota_have_cores_of_their_own() -> None:
     limited = host("a", stack="intel-2.7", cores=8, numa=nodes(16, 1), cpu_quota=8.0)
-    [kind] = placed(plan(cluster(limited), recipe(), STACKS, 2))["kinds"]
+    [kind] = placed(render(plan(cluster(limited), recipe(), STACKS, 2), "r-1"))["kinds"]
     assert kind["env"]["CCL_WORKER_AFFINITY"] == "15,14"
     assert [rank["cpus"] for rank in kind["ranks"]] == ["0-14", "0-13,15"]
     assert [rank["threads"] for rank in kind["ranks"]] == [3, 3]
