@@ -225,11 +225,9 @@ def timed_all_reduce() -> float:
 def has_address(address: str) -> bool:
     """Whether an interface of this host has the address, which may be a name."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[
-            0
-        ]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(place)
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(*found[:3]) as probe:
+            probe.bind(found[4])
     except OSError:
         return False
     return True

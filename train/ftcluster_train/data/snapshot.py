@@ -57,11 +57,7 @@ def _is_intact(link: Path) -> bool:
 
 
 def missing_weights(folder: Path) -> list[str]:
-    """The files of weights in a folder's index that do not exist.
-
-    >>> missing_weights(Path("/nowhere"))
-    []
-    """
+    """The files of weights in a folder's index that do not exist."""
     for suffix, index in INDEXES.items():
         if any(folder.glob(f"*{suffix}")) and (folder / index).is_file():
             named = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()

@@ -6,9 +6,6 @@ def dtype_keyword(version: str) -> str:
 
     It has to be given: transformers 5 takes the checkpoint's own type otherwise, 4 takes fp32. 4.56
     renamed it (transformers pull request 39782).
-
-    >>> dtype_keyword("4.55.4")
-    'torch_dtype'
     """
     major, minor = (int(number) for number in version.split(".")[:2])
     return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
