@@ -84,7 +84,7 @@ KINDS: dict[str, tuple[Any, Callable[[float], Settings]]] = {
         },
     ),
 }  # fmt: skip
-CLASSES = {
+MODEL_CLASSES = {
     "text-classification": AutoModelForSequenceClassification,
     "question-answering": AutoModelForQuestionAnswering,
     "causal-lm": AutoModelForCausalLM,
@@ -100,7 +100,7 @@ def make_model(
     if task == "text-classification":
         config.num_labels, config.problem_type = 3, "single_label_classification"
     torch.manual_seed(1)
-    return CLASSES[task].from_config(config, dtype=torch.float32)
+    return MODEL_CLASSES[task].from_config(config, dtype=torch.float32)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -17,13 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedModel
 
 from ftcluster_train.kernels import Optimizations
 from ftcluster_train.optim.flat_params import FlatWeights
@@ -32,6 +26,7 @@ from ftcluster_train.training.models import call_model
 from ftcluster_train.training.patch_model import patch_model
 from ftcluster_train.training.progress import ProgressLog
 from tests.engine.jobs import CLASSES, make_job, make_task_of
+from tests.engine.models import MODEL_CLASSES
 
 TIMES, LEAST = 1.5, 0.01  # of the error of plain transformers in bf16, or this
 MEDIAN = 1.15  # over all parameters
@@ -140,12 +135,7 @@ def make(name: str) -> PreTrainedModel:
         settings["num_labels"] = CLASSES
     config = AutoConfig.for_model(vocab_size=VOCABULARY, **settings)
     torch.manual_seed(1)
-    classes = {
-        "text-classification": AutoModelForSequenceClassification,
-        "question-answering": AutoModelForQuestionAnswering,
-        "causal-lm": AutoModelForCausalLM,
-    }
-    model = classes[kind.task].from_config(config, dtype=torch.float32)
+    model = MODEL_CLASSES[kind.task].from_config(config, dtype=torch.float32)
     with torch.no_grad():  # as after some learning: norms that are not all alike
         for parameter in model.parameters():
             if parameter.ndim == 1:

@@ -16,7 +16,3 @@ from ftcluster_common.cpu_list import format_cpus, parse_cpus
 def test_lists_of_cpus(text: str, cpus: tuple[int, ...]) -> None:
     assert parse_cpus(text) == cpus
     assert format_cpus(cpus) == text
-
-
-def test_a_list_as_the_kernel_writes_it() -> None:
-    assert format_cpus(parse_cpus("0,2,4,6,8\n".strip())) == "0-8:2"

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.data import packing
 from ftcluster_train.data.packing import Packer, pieces
 from ftcluster_train.data.token_store import Samples, SampleWriter, move_tail, token_kind
 
@@ -80,4 +79,3 @@ def test_long_texts_are_cut_at_the_ends_of_lines_only() -> None:
     assert [piece.text for piece in found] == ["one two\n", "three\n\n  four\n", "five\n", "six"]
     assert list(pieces(io.StringIO(""))) == []
     assert len(list(pieces(io.StringIO(text)))) == 1
-    assert packing.PIECE > 1000

@@ -27,12 +27,6 @@ def place(answer: str) -> tuple[int, int]:
     return begin, begin + len(answer)
 
 
-def test_windows_share_what_they_should() -> None:
-    features = windows(6, 3)
-    assert features[0][3:] == features[1][:3]
-    assert features[-1][-1] == WORDS[-1]
-
-
 @pytest.mark.parametrize("answer", ["October 1973", "In", "1974", "the oil crisis began"])
 def test_an_answer_goes_to_tokens_and_back(answer: str) -> None:
     begin, end = place(answer)
