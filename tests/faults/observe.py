@@ -90,20 +90,6 @@ def _process(folder: Path, run: str) -> Iterator[Process]:
     )
 
 
-def tree(pid: int) -> list[int]:
-    """A process and all that descend from it, parents first."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    found, rest = [], [pid]
-    while rest:
-        found.append(rest.pop(0))
-        rest += children.get(found[-1], [])
-    return found
-
-
 def mounts(init: int) -> set[str]:
     """Where something is mounted, as process `init` sees it."""
     lines = Path(f"/proc/{init}/mounts").read_text().splitlines()

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.processes import descendants
 from tests.faults import ledger
 from tests.faults.ledger import Order
-from tests.faults.observe import Process, processes_of, tree
+from tests.faults.observe import Process, processes_of
 from tests.faults.places import Place
 
 # A model of 1 M parameters, whose step takes 50 to 150 ms on two cores.
@@ -82,7 +83,7 @@ class Training:
 
     def abandon(self) -> None:
         """The control node is gone: SIGKILL for the command and all that it has started."""
-        for pid in tree(self.follower.pid):
+        for pid in (self.follower.pid, *descendants(self.follower.pid)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.follower.wait()
