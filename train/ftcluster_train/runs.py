@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common.run_state import RunState
+from ftcluster_train.io.events import read_events
 from ftcluster_train.io.fsync import remove
 from ftcluster_train.launcher.processes import run_of
-
-TAIL_BYTES = 64 << 10  # of events.jsonl; an event is far shorter
 
 
 def list_runs(folder: Path) -> list[RunState]:
@@ -35,7 +34,7 @@ def list_runs(folder: Path) -> list[RunState]:
 def read_run(path: Path, alive: bool) -> RunState:
     """What one run's folder says."""
     job, launch = _document(path / "job.json"), _document(path / "launch.json")
-    events = read_events(path / "events.jsonl")
+    events = read_events(path)
     last = {event["event"]: event for event in events}
     started = min((event["time"] for event in events), default=path.stat().st_mtime)
     end = last.get("end")
@@ -57,27 +56,6 @@ def read_run(path: Path, alive: bool) -> RunState:
         model=last.get("result", {}).get("model", ""),
         checkpoint=last.get("checkpoint", {}).get("folder", ""),
     )
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """The first and the last events of a run's events.jsonl."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(TAIL_BYTES)
-            size = os.fstat(file.fileno()).st_size
-            if size > TAIL_BYTES:
-                data = data[: data.rfind(b"\n") + 1]
-                file.seek(max(len(data), size - TAIL_BYTES))
-                data += file.read()
-    except OSError:
-        return []
-    found = []
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError):  # cut, or being written
-            event = json.loads(line)
-            if isinstance(event, dict) and "event" in event and "time" in event:
-                found.append(event)
-    return found
 
 
 def runs_alive() -> set[str]:

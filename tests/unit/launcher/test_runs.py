@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.runs import find_jobs, list_runs, read_events, remove_runs
+from ftcluster_train.io.events import read_events
+from ftcluster_train.runs import find_jobs, list_runs, remove_runs
 
 RUN = "quickstart-20260131-101500-7f3a"
 
@@ -74,13 +75,13 @@ def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:
 @pytest.mark.parametrize("steps", [0, 10, 5000])
 def test_both_ends_of_a_long_file_are_read(tmp_path: Path, steps: int) -> None:
     events = [{**STEP, "step": number, "more": "x" * 100} for number in range(steps)]
-    path = make_run(tmp_path, RUN, START, *events, END) / "events.jsonl"
+    path = make_run(tmp_path, RUN, START, *events, END)
     found = read_events(path)
     assert (found[0]["event"], found[-1]["event"]) == ("start", "end")
     if steps:
         assert [one["step"] for one in found if one["event"] == "step"][-1] == steps - 1
     assert len(found) == len({json.dumps(one) for one in found})
-    with path.open("a") as file:
+    with (path / "events.jsonl").open("a") as file:
         file.write('{"event": "st')
     assert read_events(path) == found
 

@@ -1,5 +1,6 @@
 """Writes events.jsonl; `ftcluster_common.events` has the kinds of events and their fields."""
 
+import contextlib
 import json
 import os
 import time
@@ -9,7 +10,7 @@ from typing import Any
 from ftcluster_common.events import is_event
 
 EVENTS = "events.jsonl"
-TAIL_BYTES = 4096  # more than the event `end` takes
+TAIL_BYTES = 64 << 10  # of a file; an event is shorter
 
 
 class EventWriter:
@@ -44,21 +45,33 @@ class EventWriter:
             os.close(descriptor)
 
 
-def has_ended(run_dir: Path) -> bool:
-    """Whether the last event of a run is its end."""
+def read_events(run_dir: Path) -> list[dict[str, Any]]:
+    """The first and the last events of a run."""
     try:
         with (run_dir / EVENTS).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
-        return bool(json.loads(last)["event"] == "end")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+            data = file.read(TAIL_BYTES)
+            size = os.fstat(file.fileno()).st_size
+            if size > TAIL_BYTES:
+                data = data[: data.rfind(b"\n") + 1]
+                file.seek(max(len(data), size - TAIL_BYTES))
+                data += file.read()
+    except OSError:
+        return []
+    found = []
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):  # cut, or being written
+            event = json.loads(line)
+            if isinstance(event, dict) and "event" in event and "time" in event:
+                found.append(event)
+    return found
+
+
+def has_ended(run_dir: Path) -> bool:
+    """Whether the last event of a run is its end."""
+    return [event["event"] for event in read_events(run_dir)[-1:]] == ["end"]
 
 
 def seconds_since_first(run_dir: Path) -> float:
     """How long ago a run's first event was; 0 where there is none."""
-    try:
-        with (run_dir / EVENTS).open(encoding="utf-8") as file:
-            return max(0.0, time.time() - float(json.loads(file.readline())["time"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0
+    events = read_events(run_dir)
+    return max(0.0, time.time() - events[0]["time"]) if events else 0.0
