@@ -19,6 +19,7 @@ from ftcluster.paths import bundled
 HEAD_GROUP = "head"
 LOCALHOST = "localhost"
 HOSTS_VARIABLE = "ftcluster_hosts"
+EXAMPLE = "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu"
 NAME = re.compile(r"\w[\w.-]*")  # of a host
 # those of ansible-playbook that ansible-inventory needs, too: they can decide which hosts there are
 INVENTORY_OPTIONS = ("--extra-vars", "--vault-password-file", "--vault-id")
@@ -90,26 +91,21 @@ def read_inventory(
     """
     for path in paths:
         if not path.exists():
-            raise InventoryError(
-                f"inventory {path} does not exist",
-                "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu",
-            )
+            raise InventoryError(f"inventory {path} does not exist", EXAMPLE)
     given = list(pairwise(options))
     more = [part for pair in given if pair[0] in INVENTORY_OPTIONS for part in pair]
     listing = _listing(paths, more)
-    pattern = _pattern(listing, paths) or remembered
-    everyone = _hosts_in_order(listing)
     where = ", ".join(map(str, paths))
+    pattern = _pattern(listing, where) or remembered
+    everyone = _hosts_in_order(listing)
     if not everyone:
-        raise InventoryError(
-            f"inventory {where} has no host",
-            "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu",
-        )
+        raise InventoryError(f"inventory {where} has no host", EXAMPLE)
     cluster = _hosts_in_order(_listing(paths, [*more, "--limit", pattern])) if pattern else everyone
     if not cluster:
+        groups = sorted(set(listing) - {"_meta", "all", "ungrouped"}) or ["none"]
         raise InventoryError(
             f"{HOSTS_VARIABLE}={pattern} names no host of inventory {where}",
-            f"its groups are {', '.join(_groups(listing))}",
+            f"its groups are {', '.join(groups)}",
         )
     _refuse_patterns(where, cluster)
     limits = [value for name, value in given if name == "--limit"]
@@ -148,7 +144,7 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> dict[str, Any]:
     return listing
 
 
-def _pattern(listing: dict[str, Any], paths: Sequence[Path]) -> str:
+def _pattern(listing: dict[str, Any], where: str) -> str:
     """The pattern in the hosts' variables, or "". Not all hosts need to have the variable."""
     found = {
         json.dumps(variables[HOSTS_VARIABLE])
@@ -158,7 +154,6 @@ def _pattern(listing: dict[str, Any], paths: Sequence[Path]) -> str:
     if not found:
         return ""
     pattern = json.loads(min(found))
-    where = ", ".join(map(str, paths))
     if len(found) > 1:
         raise InventoryError(
             f"inventory {where} has several {HOSTS_VARIABLE}: {', '.join(sorted(found))}",
@@ -171,10 +166,6 @@ def _pattern(listing: dict[str, Any], paths: Sequence[Path]) -> str:
             "write the name of a group, or as in 'xeons:!xeon3'",
         )
     return pattern
-
-
-def _groups(listing: dict[str, Any]) -> list[str]:
-    return sorted(set(listing) - {"_meta", "all", "ungrouped"}) or ["none"]
 
 
 def _refuse_patterns(where: str, hosts: Sequence[str]) -> None:

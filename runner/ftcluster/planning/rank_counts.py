@@ -1,6 +1,6 @@
 """The number of ranks of each host, and why. Pure functions only."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
@@ -109,18 +109,7 @@ def _balanced(
         return sum(counts.values()) * slowest
 
     def with_ranks_of(cores: float) -> dict[str, int]:
-        """The most ranks with so many cores each; one on a host with fewer cores."""
-        return {
-            host.name: next(
-                (
-                    count
-                    for count in possible[host.name]
-                    if count <= most[host.name] and cores_a_rank(host, count) >= cores
-                ),
-                1,
-            )
-            for host in facts.hosts
-        }
+        return _most(facts, possible, most, lambda host, n: cores_a_rank(host, n) >= cores)
 
     levels = {cores_a_rank(host, n) for host in facts.hosts for n in possible[host.name]}
     fastest = max(map(with_ranks_of, sorted(levels)), key=speed)
@@ -131,21 +120,28 @@ def _in_memory(
     facts: ClusterFacts, possible: Mapping[str, tuple[int, ...]], most: dict[str, int], batch: Batch
 ) -> dict[str, int]:
     """The most ranks that fit into the memory of each host, as far as that is known."""
+    world = 0
+
+    def fits(host: HostFacts, ranks: int) -> bool:
+        return batch.fits(host, ranks, world)
+
     found = most
     before: dict[str, int] = {}
     while found != before:  # fewer ranks have larger parts of the batch
         before, world = found, sum(found.values())
-        found = {
-            host.name: next(
-                (
-                    count
-                    for count in possible[host.name]
-                    if count <= before[host.name] and batch.fits(host, count, world)
-                ),
-                1,
-            )
-            for host in facts.hosts
-        }
+        found = _most(facts, possible, before, fits)
+    return found
+
+
+def _most(
+    facts: ClusterFacts, possible: Mapping[str, tuple[int, ...]], most: Mapping[str, int],
+    good: Callable[[HostFacts, int], bool],
+) -> dict[str, int]:  # fmt: skip
+    """The highest possible count of each host that is not above its `most` and good, else one."""
+    found = {}
+    for host in facts.hosts:
+        counts = (n for n in possible[host.name] if n <= most[host.name] and good(host, n))
+        found[host.name] = next(counts, 1)
     return found
 
 
