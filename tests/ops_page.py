@@ -1,7 +1,7 @@
 """The playbooks that docs/ops.md and the roles' pages show, as data."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ class Example:
 
 @dataclass(frozen=True)
 class RoleUse:
-    """A role that a playbook runs: its short name, its entry point, the variables it is given."""
+    """A role that is run: its short name, its entry point, the variables that it is given there."""
 
     role: str
     entry: str
@@ -84,7 +84,8 @@ def playbooks(page: str) -> list[Playbook]:
 
 def roles_used(playbook: str) -> list[RoleUse]:
     """The roles of the collection that a playbook runs, in `roles` and in tasks."""
-    return [use for play in yaml.safe_load(playbook) for use in _of_play(play)]
+    plays = [{**play, "vars": {}} for play in yaml.safe_load(playbook)]  # those are Ansible's own
+    return list(uses(plays, {}))
 
 
 def examples(role: str, page: str) -> list[Example]:
@@ -101,26 +102,31 @@ def examples(role: str, page: str) -> list[Example]:
     return found
 
 
-def _of_play(play: dict[str, Any]) -> Iterator[RoleUse]:
-    for role in play.get("roles", []):
-        entry: dict[str, Any] = {"role": role} if isinstance(role, str) else role
-        name = entry.get("role") or entry["name"]
-        if name.startswith(COLLECTION):
-            yield RoleUse(name.removeprefix(COLLECTION), "main", entry.get("vars", {}))
-    for part in ("pre_tasks", "tasks", "post_tasks"):
-        for task in play.get(part, []):
-            yield from _of_task(task)
+def uses(items: Any, given: Mapping[str, Any]) -> Iterator[RoleUse]:
+    """The roles of the collection that plays or tasks run, those in blocks too."""
+    for item in items or []:
+        has = {**given, **item.get("vars", {})}
+        for role in item.get("roles", []):
+            entry = {"role": role} if isinstance(role, str) else role
+            yield from _role(entry.get("role") or entry["name"], "main", entry.get("vars", {}))
+        for part in ("pre_tasks", "tasks", "post_tasks", "block", "rescue", "always"):
+            yield from uses(item.get(part), has)
+        for verb in ("import_role", "include_role"):
+            if used := item.get(f"ansible.builtin.{verb}"):
+                entry_point = used.get("tasks_from", "main").removesuffix(".yml")
+                yield from _role(used["name"], entry_point, has)
 
 
-def _of_task(task: dict[str, Any]) -> Iterator[RoleUse]:
-    for part in ("block", "rescue", "always"):
-        for inner in task.get(part, []):
-            yield from _of_task(inner)
-    for verb in ("import_role", "include_role"):
-        used = task.get(f"ansible.builtin.{verb}")
-        if used and used["name"].startswith(COLLECTION):
-            entry = used.get("tasks_from", "main").removesuffix(".yml")
-            yield RoleUse(used["name"].removeprefix(COLLECTION), entry, task.get("vars", {}))
+def _role(name: str, entry: str, variables: dict[str, Any]) -> Iterator[RoleUse]:
+    if name.startswith(COLLECTION):
+        yield RoleUse(name.removeprefix(COLLECTION), entry, variables)
+
+
+def options_of(role: str) -> dict[str, dict[str, Any]]:
+    """The variables of each entry point of a role."""
+    path = ROOT / f"roles/{role}/meta/argument_specs.yml"
+    specs = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
+    return {entry: spec["options"] for entry, spec in specs.items()}
 
 
 def commands(page: str, first: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from tests import ops_page
 from tests.collection import install
-from tests.roles.test_ops_page import options_of
+from tests.ops_page import options_of
 
 EXAMPLES = ops_page.read_examples()
 

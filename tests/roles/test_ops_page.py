@@ -5,13 +5,12 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from ftcluster.ansible import settings as runner
 from tests import ops_page
+from tests.ops_page import options_of
 from tests.programs import CONTROL, ROOT
 
 PAGE = ops_page.read_page()
@@ -19,13 +18,6 @@ PLAYBOOKS = ops_page.playbooks(PAGE)
 each_playbook = pytest.mark.parametrize(
     "playbook", PLAYBOOKS, ids=[f"playbook{number}" for number in range(len(PLAYBOOKS))]
 )
-
-
-def options_of(role: str) -> dict[str, dict[str, Any]]:
-    """The variables of each entry point of a role."""
-    path = ROOT / f"roles/{role}/meta/argument_specs.yml"
-    specs = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
-    return {entry: spec["options"] for entry, spec in specs.items()}
 
 
 def test_blocks_are_read_with_what_is_above_them() -> None:
