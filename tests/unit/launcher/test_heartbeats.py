@@ -57,7 +57,12 @@ def test_ranks_at_work_are_no_trouble() -> None:
         ({"rank3": {"stopped": NOW - 5}}, [("stopped", "node1", 3)]),
         ({"rank3": {"stopped": NOW - 1}}, []),
         ({"rank2": {"heard": NOW - 11}, "rank3": {"heard": NOW - 11}}, [("host", "node1", None)]),
-        # their host closed the connections, so it is there
+        # their host acknowledges what is sent to it
+        (
+            {"rank2": {"heard": NOW - 11}, "rank3": {"heard": NOW - 11, "acked": NOW - 1}},
+            [("stopped", "node1", 2), ("stopped", "node1", 3)],
+        ),
+        # it closed the connections, so it is there
         (
             {"rank2": {"lost": True}, "rank3": {"lost": True}},
             [("signal", "node1", 2), ("signal", "node1", 3)],
@@ -212,6 +217,8 @@ def test_only_who_has_the_secret_is_heard() -> None:
             polled(beats, 1.3)
             assert guardian.recv(5) == b"beat\n"
             assert (beats.lives[2].step, beats.lives[2].doing) == (5, "forward")
+            assert 0 <= time.monotonic() - beats.lives[2].acked < 1.3
+            assert beats.lives[1].acked < 0
         polled(beats, 0.2)
         assert beats.lives[2].lost
         now = time.monotonic()

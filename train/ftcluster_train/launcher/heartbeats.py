@@ -14,6 +14,7 @@ import json
 import math
 import selectors
 import socket
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from ftcluster_train.io.rank_status import SCRIPT
 from ftcluster_train.launcher.mpi_output import signal_name
 
 SIZE_LIMIT = 1 << 16  # of a line
+TCP_INFO_BYTES = 8 + 13 * 4  # see _seconds_since_ack
 IDLE_CPU = 0.02  # share of a core below which a rank waits
 IDLE_WIRE = 1000.0  # bytes a second below which it waits
 WINDOW_SECONDS = 10.0  # both are means over this long at most
@@ -42,6 +44,7 @@ class RankLife:
         host: the inventory's name of its host.
         address: the address that the head reaches the host by.
         heard: when its guardian was last heard, in the supervisor's seconds; None: never.
+        acked: when the kernel of its host last acknowledged what was sent to the guardian.
         step: the optimizer step that it is in.
         doing: what it does: starting, loading, forward, all-reduce, evaluating, saving, script.
         changed: when `step` or `doing` was last another one, or when it ended.
@@ -61,6 +64,7 @@ class RankLife:
     host: str
     address: str
     heard: float | None = None
+    acked: float = -math.inf
     step: int = 0
     doing: str = "starting"
     changed: float = 0.0
@@ -142,7 +146,7 @@ def find_trouble(
     known = [one for one in lives if one.heard is not None and one.exit is None]
     silent = [one for one in known if now - (one.heard or 0) > timeouts.silence or one.lost]
     if silent:
-        return _silent(silent, lives)
+        return _silent(silent, lives, now - timeouts.silence / 2)
     stopped = [
         one for one in known if one.stopped is not None and now - one.stopped > timeouts.stopped
     ]
@@ -171,12 +175,14 @@ def _ended(one: RankLife) -> Trouble:
     return _trouble(one, "exit", f"ended with exit code {code}")
 
 
-def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife]) -> list[Trouble]:
+def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife], acked: float) -> list[Trouble]:
+    """A host whose kernel has acknowledged nothing since `acked` is lost."""
     found = []
     for host in dict.fromkeys(one.host for one in silent):
         there = [one for one in lives if one.host == host]
         gone = [one for one in silent if one.host == host]
-        if len(gone) == len(there) and not all(one.lost for one in gone):
+        up = all(one.lost for one in gone) or any(one.acked > acked for one in gone)
+        if len(gone) == len(there) and not up:
             message = f"{host} ({gone[0].address}) was lost{_at_step(gone[0])}: no answer"
             hint = "check that it is on and that the head reaches it: ftcluster check"
             found.append(Trouble(host, None, gone[0].step, "host", message, hint))
@@ -248,6 +254,20 @@ class _Connection:
     life: RankLife | None = None
 
 
+def _seconds_since_ack(connection: socket.socket) -> float:
+    """For how long the other end's kernel has acknowledged nothing.
+
+    tcpi_last_ack_recv, in ms, of struct tcp_info (Linux, include/uapi/linux/tcp.h): after 8 fields
+    of a byte the 13th of 4 bytes.
+    """
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    except OSError:
+        return math.inf
+    (milliseconds,) = struct.unpack_from("=I", info, TCP_INFO_BYTES - 4)
+    return milliseconds / 1000
+
+
 class Heartbeats:
     """The supervisor's end of the guardians' connections.
 
@@ -303,6 +323,9 @@ class Heartbeats:
         if now - self._sent >= BEAT_SECONDS:
             self._sent = now
             self.send(b"beat\n")
+            for connection in self._connections:
+                if connection.life:
+                    connection.life.acked = now - _seconds_since_ack(connection.socket)
 
     def trouble(self, now: float) -> list[Trouble]:
         """What is wrong with the ranks, see `find_trouble`, or was with the supervisor."""
