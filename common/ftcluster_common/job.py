@@ -37,6 +37,11 @@ class Job:
     log_samples: bool = False
     nodes: int = 1
 
+    @property
+    def run_dirs(self) -> tuple[Path, ...]:
+        """The folders of this run and of those that it continues from, the newest first."""
+        return (self.run_dir, *(self.prefix / "runs" / run for run in self.resume))
+
     def to_dict(self) -> dict[str, Any]:
         """The content of job.json, which `read_job` reads."""
         data = {**asdict(self), "prefix": str(self.prefix)}

@@ -58,7 +58,10 @@ def prepared(folder: Path, kind: Kind, ranks: int) -> Job:
         gradient_accumulation_steps=ranks, adam_epsilon=1e-6,
     )  # fmt: skip
     write_inputs(job.run_dir, prepare(job))
-    return replace(job, log_samples=True)
+    job = replace(job, log_samples=True, resume=("stopped",), must_resume=False)
+    for run in job.run_dirs:
+        (run / "snapshots").mkdir(parents=True, exist_ok=True)
+    return job
 
 
 def _rank(rank: int, jobs: Sequence[Job], ports: Sequence[int], size: int) -> None:
@@ -87,6 +90,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Even
         arguments = (list(jobs.values()), free_ports(len(jobs)), size)
         mp.start_processes(_rank, arguments, size, start_method="forkserver")
         for name, job in jobs.items():
+            assert not any((run / "snapshots").exists() for run in job.run_dirs)
             lines = (job.run_dir / "events.jsonl").read_text().splitlines()
             logs = (path.read_text() for path in (job.run_dir / "samples").iterdir())
             logged = [{"event": "samples", **json.loads(line)}

@@ -96,7 +96,8 @@ def run(job: Job) -> None:
         )
     gather_over_ranks("saved")  # until then a restart needs the snapshots
     if host_led(world.rank) is not None:
-        shutil.rmtree(job.run_dir / "snapshots", ignore_errors=True)
+        for run in job.run_dirs:
+            shutil.rmtree(run / "snapshots", ignore_errors=True)
     leave_world()
 
 

@@ -14,7 +14,7 @@ import json
 import math
 import selectors
 import socket
-import struct
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -264,7 +264,7 @@ def _seconds_since_ack(connection: socket.socket) -> float:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
     except OSError:
         return math.inf
-    (milliseconds,) = struct.unpack_from("=I", info, TCP_INFO_BYTES - 4)
+    milliseconds = int.from_bytes(info[-4:], sys.byteorder)
     return milliseconds / 1000
 
 

@@ -126,10 +126,7 @@ def train(
     period = 0 if host_led(world.rank) is None else job.snapshot_seconds
     snapshots = Snapshots(job.run_dir / "snapshots", period, notice)
     start = str(settings.resume_from_checkpoint or "")
-    earlier = [job.prefix / "runs" / run for run in job.resume]
-    states = [
-        run / name for run in (job.run_dir, *earlier) for name in ("checkpoints", "snapshots")
-    ]
+    states = [run / name for run in job.run_dirs for name in ("checkpoints", "snapshots")]
     wanted = f"run {job.resume[0]}" if job.resume and job.must_resume else ""
     position = resume(
         [*states, *([Path(start)] if start else [])],
