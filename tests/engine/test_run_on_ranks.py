@@ -59,8 +59,8 @@ def prepared(folder: Path, kind: Kind, ranks: int) -> Job:
     )  # fmt: skip
     write_inputs(job.run_dir, prepare(job))
     job = replace(job, log_samples=True, resume=("stopped",), must_resume=False)
-    for run in job.run_dirs:
-        (run / "snapshots").mkdir(parents=True, exist_ok=True)
+    for folder_of_run in job.run_dirs:
+        (folder_of_run / "snapshots").mkdir(parents=True, exist_ok=True)
     return job
 
 
