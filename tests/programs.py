@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +73,12 @@ class Home:
             if any(mark in text for mark in marks) and b"pytest" not in text.split(b"\0")[0]:
                 found.append(text.split(b"\0\0")[0].replace(b"\0", b" ").decode()[:200])
         return found
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in taken]
 
 
 def wait_for(found: Callable[[], object], seconds: float = 30) -> None:

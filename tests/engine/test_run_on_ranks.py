@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from tests.engine.runs import (
     write_data,
     write_model,
 )
+from tests.programs import free_ports
 
 STEPS = 8
 BATCH = 9  # odd, so that ranks and the parts of their batches have unequal shares
@@ -69,14 +69,6 @@ def _rank(rank: int, jobs: Sequence[Job], ports: Sequence[int], size: int) -> No
     for job, port in zip(jobs, ports, strict=True):
         os.environ |= {"PMI_RANK": str(rank), "PMI_SIZE": str(size), "MASTER_PORT": str(port)}
         run(job)
-
-
-def free_ports(count: int) -> list[int]:
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    return ports
 
 
 @pytest.fixture(scope="module")

@@ -11,17 +11,9 @@ from ansible_collections.ftcluster.cluster.plugins.filter.proof_table import gua
 from ftcluster_common.launch import Host
 from ftcluster_train.verification.consistency import open_to_outsiders
 from ftcluster_train.verification.open_ports import accept_connections
-from tests.programs import wait_for
+from tests.programs import free_ports, wait_for
 
 HOSTS = (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"))
-
-
-def free_ports(count: int) -> list[int]:
-    with socket.socket() as one, socket.socket() as other:
-        taken = [one, other][:count]
-        for probe in taken:
-            probe.bind(("", 0))
-        return [probe.getsockname()[1] for probe in taken]
 
 
 def test_connections_are_recorded_with_their_addresses() -> None:
