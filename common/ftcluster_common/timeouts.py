@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 TIMEOUT_VARIABLE = "FTCLUSTER_TIMEOUT"  # the setting, for ranks and guardians
 DEFAULT_SECONDS = 10.0
 BEAT_SECONDS = 1.0  # between two signs of life
 
 
-def _times(factor: float) -> Any:
-    return property(lambda timeouts: timeouts.silence * factor)
+def _times(factor: float) -> float:
+    return property(lambda timeouts: timeouts.silence * factor)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
