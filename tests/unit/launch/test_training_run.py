@@ -12,7 +12,6 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import known_recipes, load_recipe
 from ftcluster_common.job import Job, read_job
-from ftcluster_train.training.compat import dtype_keyword
 from tests.unit.clusters import STACKS, VM, cluster, host
 
 
@@ -48,18 +47,3 @@ def test_samples_are_logged_where_it_is_asked_for(
     assert written_and_read(tmp_path, "native").log_samples is False
     monkeypatch.setenv("FTCLUSTER_LOG_SAMPLES", "1")
     assert written_and_read(tmp_path, "native").log_samples is True
-
-
-@pytest.mark.parametrize(
-    ("version", "keyword"),
-    [
-        ("4.51.3", "torch_dtype"),
-        ("4.55.4", "torch_dtype"),
-        ("4.56.0", "dtype"),
-        ("4.57.6", "dtype"),
-        ("5.23.0", "dtype"),
-        ("5.24.0.dev0", "dtype"),
-    ],
-)
-def test_each_transformers_is_asked_for_fp32_in_its_own_words(version: str, keyword: str) -> None:
-    assert dtype_keyword(version) == keyword
