@@ -158,6 +158,7 @@ class Campaign:
         pause_seconds: at most, between two faults, besides some steps.
         only: names of faults; () for all that are possible at the place.
         compare: whether an undisturbed training is carried out first, to compare with.
+        launch: more options of `ftcluster train`.
     """
 
     place: Place
@@ -169,8 +170,10 @@ class Campaign:
     pause_seconds: float = 8.0
     only: tuple[str, ...] = ()
     compare: bool = True
+    launch: tuple[str, ...] = ()
 
     def training(self, *options: str) -> Training:
+        options = (*self.launch, *options)
         return Training(self.place, self.steps, self.save_steps, self.folder, options)
 
 

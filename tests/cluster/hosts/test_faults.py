@@ -4,18 +4,24 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.control import OTHER, THIRD
 from tests.faults.campaign import Campaign, carry_out, problems
 from tests.faults.places import Hosts
 
+SPARE = ("--nodes", "2", "--spares", "1")
 
-def test_a_training_survives_the_loss_of_a_host(cluster: Cluster, tmp_path: Path) -> None:
+
+def test_a_spare_takes_the_place_of_a_lost_host(cluster: Cluster, tmp_path: Path) -> None:
     results: list[dict[str, Any]] = []
     campaign = Campaign(
         Hosts(cluster.control), tmp_path, seed=2, faults=1, steps=50, save_steps=10,
-        pause_seconds=0.5, only=("worker-off",), compare=False,
+        pause_seconds=0.5, only=("worker-off",), compare=False, launch=SPARE,
     )  # fmt: skip
     carry_out(campaign, results.append)
     fault, run = results
     assert (fault["kind"], run["kind"]) == ("fault", "run")
+    assert fault["host"] == OTHER
     assert fault["noticed"] < 18  # mpirun would wait for the host
     assert problems(results) == []
+    [said] = tmp_path.glob("*-train.err")
+    assert f"using {THIRD} in place of {OTHER}" in said.read_text()
