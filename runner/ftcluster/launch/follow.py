@@ -329,12 +329,9 @@ def failure(run: Run, followed: Followed) -> FtclusterError:
     failed = f"run {run.id} failed"
     if progress.errors:
         first, *others = progress.errors
-        number, host = (
-            first["rank"],
-            first["host"],
-        )  # after a restart maybe another one than planned
-        if host not in {one.name for one in run.plan.prepared} and number is not None:
-            host = host_of(run.plan, number)
+        number, host = first["rank"], first["host"]
+        if number is not None and host not in {one.name for one in run.plan.prepared}:
+            host = host_of(run.plan, number)  # the error has the hostname
         rank = f"rank {number} on {host}: " if number is not None else ""
         more = [f"  also: {error['message']}" for error in others]
         message = "\n".join([f"{failed}: {rank}{first['message']}", *more])
