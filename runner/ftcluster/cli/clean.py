@@ -6,10 +6,10 @@ from typing import Any
 
 from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import add_dry_run, add_output, print_result
-from ftcluster.cli.run_options import add_run_options, cluster_place
+from ftcluster.cli.run_options import add_run_options, all_runs, cluster_place
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.record import record_dir
-from ftcluster.launch.runs import clean_runs, list_runs
+from ftcluster.launch.runs import clean_runs
 
 
 def add_parser(commands: Any) -> None:
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     with ask_passwords(vars(options)) as passwords:
         place = cluster_place(options, passwords)
-        state_of = {one.run: one.state for one in list_runs(place)}
+        state_of = {one.run: one.state for one in all_runs(place)}
         _check(options.words, state_of, place.head)
         states = ("failed", "stopped", *(("done",) if options.done else ()))
         chosen = tuple(options.words) or tuple(

@@ -7,10 +7,9 @@ from typing import Any
 
 from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import add_output, print_result
-from ftcluster.cli.run_options import add_run_options, cluster_place
+from ftcluster.cli.run_options import add_run_options, all_runs, cluster_place
 from ftcluster.errors import UsageError
 from ftcluster.launch.record import complete_from
-from ftcluster.launch.runs import list_runs
 from ftcluster.progress.format import duration
 from ftcluster.text.host_names import short_names
 from ftcluster.text.table import aligned
@@ -37,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     if options.words:
         raise UsageError(f"ps takes no {options.words[0]}", "one run: ftcluster attach RUN")
     with ask_passwords(vars(options)) as passwords:
-        runs = list_runs(cluster_place(options, passwords))
+        runs = all_runs(cluster_place(options, passwords))
     for one in runs:
         complete_from(one)
     text = "\n".join(table(runs)) if runs else "no runs"

@@ -16,10 +16,11 @@ from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.place import Place, head_lost_hint, place_of
-from ftcluster.launch.record import recorded_place
+from ftcluster.launch.record import other_heads, recorded_place, recorded_runs
 from ftcluster.launch.runs import find_run, list_runs
 from ftcluster.progress.view import make_view
 from ftcluster.provision.stages import run_stages
+from ftcluster_common.run_state import RunState
 
 
 def add_run_options(parser: argparse.ArgumentParser, words: str, meaning: str) -> None:
@@ -79,6 +80,23 @@ def reached(place: Place, reach: Sequence[str]) -> Place:
     return replace(place, options=(*place.options, *reach))
 
 
+def all_runs(place: Place) -> list[RunState]:
+    """The runs of a cluster's head, and of other heads that this control node has started.
+
+    Raises:
+        FtclusterError: the first head does not answer.
+    """
+    runs = {one.run: one for one in list_runs(place)}
+    for other in other_heads(place):
+        try:
+            found = list_runs(replace(other, options=place.options))
+        except FtclusterError as error:
+            make_view(False).say(error.message)
+        else:
+            runs |= {one.run: one for one in found if one.hosts}
+    return sorted(runs.values(), key=lambda one: one.started, reverse=True)
+
+
 def find(options: argparse.Namespace, passwords: Sequence[str], newest: bool) -> tuple[Place, str]:
     """The run that is meant: where it is, and its id.
 
@@ -94,17 +112,22 @@ def find(options: argparse.Namespace, passwords: Sequence[str], newest: bool) ->
     name = options.words[0] if options.words else ""
     if not name and not newest:
         raise UsageError("name the run", "list them: ftcluster ps")
-    recorded = recorded_place(name) if name and not options.inventories else None
-    if recorded:
-        return reached(recorded, reach_of(options, passwords)), name
+    recorded = recorded_runs(name) if name and not options.inventories else []
+    if name in recorded or len(recorded) == 1:
+        run = name if name in recorded else recorded[0]
+        known = recorded_place(run)
+        assert known
+        return reached(known, reach_of(options, passwords)), run
     place = cluster_place(options, passwords)
     if name:
         found = find_run(place, name)
     else:
-        runs = list_runs(place)
+        runs = all_runs(place)
         if not runs:
             raise UsageError(f"there are no runs on {place.head}", "start one: ftcluster train")
         found = runs[0]
+        known = recorded_place(found.run)
+        place = reached(known, reach_of(options, passwords)) if known else place
     if not found.hosts and found.state != "running":  # only the head of a run has its launch
         known = recorded_place(found.run)
         message = f"run {found.run} was not launched on {place.head}"

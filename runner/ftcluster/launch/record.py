@@ -1,5 +1,6 @@
 """The record of a run on this control node: run.json, and a copy of the run's events."""
 
+import contextlib
 import json
 import sys
 import time
@@ -100,6 +101,26 @@ def shown_command(words: Sequence[str]) -> list[str]:
             word = f"{name}=..."
         found.append(word)
     return found
+
+
+def recorded_runs(beginning: str = "") -> list[str]:
+    """The ids of this control node's runs that begin like that."""
+    names = (path.parent.name for path in (state_dir() / "runs").glob("*/run.json"))
+    return sorted(name for name in names if name.startswith(beginning))
+
+
+def other_heads(place: Place) -> list[Place]:
+    """Where this control node's runs are whose head is another of the cluster's hosts.
+
+    The first host is not the head of a run that continues another one after that host was lost.
+    """
+    heads = {}
+    for run in recorded_runs():
+        with contextlib.suppress(FtclusterError):  # damaged
+            one = recorded_place(run)
+            if one and one.prefix == place.prefix:
+                heads[one.head] = one
+    return [heads[host] for host in place.hosts[1:] if host in heads]
 
 
 def recorded_place(run: str) -> Place | None:
