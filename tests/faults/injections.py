@@ -164,9 +164,10 @@ def second_run(training: Training, _draw: random.Random) -> Struck:
 def full_disk(training: Training, _draw: random.Random) -> Struck:
     """Leave half of the space that a checkpoint takes."""
     folder = training.path(training.head)
-    newest = next((folder / "checkpoints").glob("checkpoint-*[0-9]"))
+    while not (found := list((folder / "checkpoints").glob("checkpoint-*[0-9]"))):
+        time.sleep(0.2)  # until there is one to measure
     assert os.path.ismount(folder.parent), "it would fill the disk of this machine"
-    size = sum(path.stat().st_size for path in newest.rglob("*"))
+    size = sum(path.stat().st_size for path in found[-1].rglob("*"))
     filler = folder.parent / "filler"
     at = time.time()
     with filler.open("wb") as file:
