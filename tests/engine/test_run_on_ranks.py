@@ -79,7 +79,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Even
     events = {}
     for size in (1, 2):
         jobs = {name: prepared(folder / name, kind, size) for name, kind in KINDS.items()}
-        arguments = (list(jobs.values()), free_ports(len(jobs)), size)
+        # as if its ranks had been started again after they had saved the model
+        again = prepared(folder / "again", KINDS["classes"], size)
+        order = [again, again, *jobs.values()]
+        arguments = (order, free_ports(len(order)), size)
         mp.start_processes(_rank, arguments, size, start_method="forkserver")
         for name, job in jobs.items():
             assert not any((run / "snapshots").exists() for run in job.run_dirs)

@@ -29,7 +29,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write into, which gets its name when all of it is on the disk; or nothing."""
+    """A folder to write into, which gets its name when all of it is on the disk; or nothing.
+
+    What has the name is replaced: the same from ranks that were started again after they wrote it,
+    or something damaged.
+    """
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -37,6 +41,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
         yield partial
         for path in (*partial.rglob("*"), partial):
             sync(path)
+        if folder.exists():
+            remove(folder)
         partial.rename(folder)
         sync(folder.parent)
     finally:

@@ -80,8 +80,6 @@ class Checkpoints:
         state = optimizer.state()
         try:
             folder.parent.mkdir(exist_ok=True)
-            if folder.exists():  # damaged, else the training would have resumed after it
-                remove(folder)
             model = optimizer.detach()
             check_space(folder.parent, [*state.values(), *model.parameters()])
             save_model(
@@ -157,7 +155,7 @@ def save_model(
 
     Args:
         model: in fp32.
-        folder: must not exist.
+        folder: what is there is replaced.
         write_more: called with the folder that is not visible yet, to write other files into it.
 
     Raises:
