@@ -1,10 +1,14 @@
 """How setup logs in, and that one command at a time changes the hosts."""
 
+import contextlib
 import json
+import os
 import re
+import signal
 import time
 from pathlib import Path
 
+from ftcluster.ansible.processes import descendants
 from tests.cluster.cluster import PREFIX, Cluster
 from tests.cluster.control import ADDRESS, HEAD, OTHER
 
@@ -58,7 +62,15 @@ def test_the_second_of_two_setups_is_refused_by_name(cluster: Cluster) -> None:
     for line in first.stderr:
         if line.startswith("system ..."):
             break
-    second = control.run("setup", cluster.inventory, "--tags", "mesh")
+    waiting = (first.pid, *descendants(first.pid))  # so that it is not over too soon
+    for pid in waiting:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        second = control.run("setup", cluster.inventory, "--tags", "mesh")
+    finally:
+        for pid in waiting:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
     _, said = first.communicate(timeout=120)
     assert first.returncode == 0, said
     assert second.returncode == 1
