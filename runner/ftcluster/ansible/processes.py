@@ -15,14 +15,7 @@ PR_SET_CHILD_SUBREAPER = 36  # Linux, include/uapi/linux/prctl.h
 
 def descendants(root: int) -> list[int]:
     """Process ids of children, grandchildren, ... of `root`, also in sessions of their own."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = stat.read_text()
-        except OSError:
-            continue  # it has ended
-        parent = int(text.rpartition(")")[2].split()[1])
-        children.setdefault(parent, []).append(int(stat.parent.name))
+    children = _children()
     found: list[int] = []
     pending = [root]
     while pending:
@@ -32,22 +25,43 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def _children() -> dict[int, list[int]]:
+    """Process ids of each process's children, by its own."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue  # it has ended
+        parent = int(text.rpartition(")")[2].split()[1])
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    return children
+
+
 def end_descendants() -> None:
     """End all descendants of this process: SIGTERM, a grace period, SIGKILL."""
-    asked: set[int] = set()
+    own = _children().get(os.getpid(), [])
     with _adopting_orphans():
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + GRACE_SECONDS
-            while time.monotonic() < deadline:
-                # again each time, because one of them may have just started another
-                running = {pid for pid in descendants(os.getpid()) if is_running(pid)}
-                if not running:
-                    return
-                for pid in running - asked if number == signal.SIGTERM else running:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, number)
-                asked |= running
-                time.sleep(POLL_SECONDS)
+        _end_descendants()
+    for pid in set(_children().get(os.getpid(), [])) - set(own):
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def _end_descendants() -> None:
+    asked: set[int] = set()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline:
+            # again each time, because one of them may have just started another
+            running = {pid for pid in descendants(os.getpid()) if is_running(pid)}
+            if not running:
+                return
+            for pid in running - asked if number == signal.SIGTERM else running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            asked |= running
+            time.sleep(POLL_SECONDS)
 
 
 @contextlib.contextmanager

@@ -91,7 +91,8 @@ def test_what_a_process_starts_as_it_ends_is_ended_too() -> None:
     end_descendants()
     child = int(parent.stdout.readline())
     parent.stdout.close()
-    assert not is_running(child)
+    assert not Path(f"/proc/{child}").exists()
+    parent.wait()
 
 
 def write_playbook(folder: Path, script: str) -> tuple[str, Path]:
