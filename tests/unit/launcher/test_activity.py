@@ -53,7 +53,7 @@ def test_a_stop_is_that_of_a_main_process() -> None:
 ASLEEP = (
     "import os, sys\n"
     "opens = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)\n"
-    "for _ in range(2):\n"
+    "while True:\n"
     "    os.waitpid(os.posix_spawn('/bin/true', ['true'], {}, file_actions=[opens]), 0)\n"
 )
 
