@@ -35,7 +35,7 @@ from ftcluster_train.launcher.monitors import Ending
 from ftcluster_train.launcher.processes import kill_rest
 from ftcluster_train.launcher.rank_environment import free_port as free_port  # for --dry-run's text
 from ftcluster_train.launcher.rank_launch import HostsRefused, Run, run_ranks
-from ftcluster_train.launcher.restart_hosts import change, hosts_of_restart
+from ftcluster_train.launcher.restart_hosts import change_notice, hosts_of_restart
 from ftcluster_train.launcher.ssh_check import Refusal
 from ftcluster_train.launcher.stop_request import EXIT_CODE, SAVE_SECONDS, Stopped, StopRequest
 
@@ -131,7 +131,7 @@ def _restart(launch: Launch, run: Run) -> tuple[Launch, Ending] | None:
             lost.clear()  # they may be back
             continue
         if hosts != launch.hosts:
-            run.events.write("notice", message=change(launch.hosts, hosts))
+            run.events.write("notice", message=change_notice(launch.hosts, hosts))
             launch = launch.on(hosts)
             _write(launch)
         try:

@@ -131,7 +131,7 @@ def carry_on(
     limit = HEAD_SECONDS if options.watch else RECONNECT_LIMIT_SECONDS
     token = find_token() if options.hf_token else ""
     left = options.max_restarts if options.watch else 0
-    must_resume = bool(options.resume)  # else it is as well if a new head starts from the beginning
+    must_resume = bool(options.resume)  # else a new head may start from the beginning
     while True:
         lead(run, options, cluster, reach)
         view = make_view(options.verbose)
@@ -252,7 +252,7 @@ def resume_run(
     if found.ipex or decided.ipex:
         raise FtclusterError(
             f"run {found.run} cannot be resumed: IPEX keeps its own copies of the weights",
-            "start it anew, with training.use_ipex=false if it shall be resumable",
+            "train again from the beginning; with training.use_ipex=false a run can be resumed",
         )
     run_id, resumed = new_run_id(found.recipe.name), (found.run, *found.resume)
     launch = render(decided, run_id)

@@ -49,10 +49,7 @@ def plan_with_spares(
     Args:
         facts: the hosts with ranks; the first one is the head.
         spares: the others.
-        recipe: see `plan`, as for all that follow.
-        stacks: all stacks by name.
-        ranks_per_host: overrides the recipe.
-        model: its size, if it is known.
+        recipe, ranks_per_host, model: see `plan`.
 
     Raises:
         PlanError: see `plan`; or the run would be another one with a spare.

@@ -52,47 +52,35 @@ def test_other_events_are_ignored() -> None:
     assert read_event({"event": "verbose", "stdout": "hello"}) is None
 
 
-def test_processes_are_ended_also_in_sessions_of_their_own() -> None:
-    script = (
-        "import os, subprocess, sys, time\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
-        " start_new_session=True)\n"
-        "print('up', flush=True)\n"
-        "time.sleep(60)\n"
+def parent_of_a_child(script: str) -> "subprocess.Popen[str]":
+    """A process whose script can start a child; it is up."""
+    begin = (
+        "import signal, subprocess, sys, time\n"
+        "def start():\n"
+        "    sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "    return subprocess.Popen(sleep, start_new_session=True).pid\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", f"{begin}{script}\nprint('up', flush=True)\ntime.sleep(60)"]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    parent.stdout.readline()
-    pids = descendants(parent.pid)
-    assert len(pids) == 1
-    assert {parent.pid, *pids} <= set(descendants(os.getpid()))
-    end_descendants()
-    parent.wait(5)
-    parent.stdout.close()
-    for pid in pids:
-        assert not os.path.exists(f"/proc/{pid}") or "Z" in open(f"/proc/{pid}/stat").read()  # noqa: PTH110, PTH123, SIM115
+    assert parent.stdout.readline() == "up\n"
+    return parent
+
+
+def test_processes_are_ended_also_in_sessions_of_their_own() -> None:
+    with parent_of_a_child("start()") as parent:
+        [child] = descendants(parent.pid)
+        assert {parent.pid, child} <= set(descendants(os.getpid()))
+        end_descendants()
+    assert not is_running(child)
 
 
 def test_what_a_process_starts_as_it_ends_is_ended_too() -> None:
-    script = (
-        "import signal, subprocess, sys, time\n"
-        "def end(*_):\n"
-        "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
-        " start_new_session=True)\n"
-        "    print(child.pid, flush=True)\n"
-        "    sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, end)\n"
-        "print('up', flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    parent.stdout.readline()
-    end_descendants()
-    child = int(parent.stdout.readline())
-    parent.stdout.close()
-    assert not Path(f"/proc/{child}").exists()
-    parent.wait()
+    script = "signal.signal(signal.SIGTERM, lambda *_: (print(start(), flush=True), sys.exit()))"
+    with parent_of_a_child(script) as parent:
+        end_descendants()
+        child = parent.communicate()[0]
+    assert not Path(f"/proc/{int(child)}").exists()
 
 
 def write_playbook(folder: Path, script: str) -> tuple[str, Path]:

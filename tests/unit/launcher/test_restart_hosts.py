@@ -13,7 +13,7 @@ from ftcluster_train.io.events import EventWriter
 from ftcluster_train.launcher.host_leases import Leases
 from ftcluster_train.launcher.monitors import Ending
 from ftcluster_train.launcher.rank_launch import HostsRefused, Run
-from ftcluster_train.launcher.restart_hosts import change, hosts_of_restart
+from ftcluster_train.launcher.restart_hosts import change_notice, hosts_of_restart
 from ftcluster_train.launcher.ssh_check import Refusal
 from ftcluster_train.launcher.stop_request import StopRequest
 from tests.unit.launcher.test_supervisor import notices
@@ -67,10 +67,10 @@ def test_hosts_of_a_restart(
     assert hosts_of_restart(launch, gone) == (wanted or None)
 
 
-def test_what_users_are_told() -> None:
-    assert change(HOSTS[:3], HOSTS[:2]) == "continuing without node2"
-    assert change(HOSTS[:2], HOSTS[:3]) == "using node2 again"
-    assert change(HOSTS[:2], (HOSTS[0], HOSTS[3])) == "using node3 in place of node1"
+def test_the_notice_of_other_hosts() -> None:
+    assert change_notice(HOSTS[:3], HOSTS[:2]) == "continuing without node2"
+    assert change_notice(HOSTS[:2], HOSTS[:3]) == "using node2 again"
+    assert change_notice(HOSTS[:2], (HOSTS[0], HOSTS[3])) == "using node3 in place of node1"
 
 
 def test_a_launch_on_other_hosts() -> None:

@@ -87,6 +87,6 @@ def test_a_rank_that_failed_on_a_spare_is_named_with_it(named: str, host_name: s
     run = TrainingRun("r-1", Cluster((), RUN), found, render(found, "r-1"), RECIPE)
     progress = RunProgress(run="r-1")
     progress.add({"event": "error", "message": "m", "hint": "", "host": named, "rank": 2})
-    error = failure(run, Followed(progress, [], Outcome("failed", "")))
+    error = failure(run, Followed(progress, Outcome("failed", "")))
     assert str(error) == f"run r-1 failed: rank 2 on {host_name}: m"
     assert run.job["nodes"] == 2

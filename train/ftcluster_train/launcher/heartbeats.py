@@ -2,8 +2,7 @@
 
 A guardian (see `guardian`) connects and sends lines of JSON: first `secret` and `rank`; each second
 the `activity` of its rank, with `step` and `doing` as the rank has reported them; last `exit` and
-`oom`. The supervisor sends a line a second, `beat`, or `end`, `stop` or
-`stack`.
+`oom`. The supervisor sends a line a second, `beat`, or `end`, `stop` or `stack`.
 
 Standard library only: the supervisor uses it.
 """

@@ -30,8 +30,8 @@ def hosts_of_restart(launch: Launch, lost: Collection[Host]) -> tuple[Host, ...]
     return None
 
 
-def change(before: Sequence[Host], after: Sequence[Host]) -> str:
-    """What users are told of a change of hosts."""
+def change_notice(before: Sequence[Host], after: Sequence[Host]) -> str:
+    """The notice that a restart uses other hosts."""
     gone = ", ".join(host.name for host in before if host not in after)
     new = ", ".join(host.name for host in after if host not in before)
     if not new:
