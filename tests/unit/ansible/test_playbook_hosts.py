@@ -14,7 +14,7 @@ PLAYBOOKS = ROOT / "playbooks"
 # they are given the hosts of one run by --limit
 OF_A_RUN = (
     "attach.yml", "clean.yml", "fetch.yml", "jobs.yml", "launch.yml", "logs.yml", "run.yml",
-    "runs.yml", "stop.yml", "train.yml",
+    "runs.yml", "stop.yml", "tidy.yml", "train.yml",
 )  # fmt: skip
 COMPANY = """
 [databases]
