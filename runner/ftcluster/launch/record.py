@@ -134,7 +134,7 @@ def recorded_place(run: str) -> Place | None:
         plan = record["plan"]
         return Place(
             inventories=tuple(map(Path, record["inventories"])),
-            hosts=tuple(host["name"] for host in plan["hosts"]),
+            hosts=tuple(host["name"] for host in (*plan["hosts"], *plan["spares"])),
             rank_user=plan["rank_user"],
             prefix=plan["prefix"],
             options=tuple(record.get("options", ())),

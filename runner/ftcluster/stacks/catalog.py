@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice import unverified
 from packaging.utils import canonicalize_name
 
 from ftcluster.errors import StacksError, UsageError
@@ -86,10 +87,7 @@ class Stack:
     @property
     def missing_hashes(self) -> str:
         """The packages without a hash, as a text; "" if all have one."""
-        if self.state == "documented":
-            return "no lock with the hashes of its packages"
-        packages = ", ".join(f"{package} {self.packages[package]}" for package in self.unverified)
-        return f"no hash of {packages}" if packages else ""
+        return str(unverified(vars(self)))
 
     def fits_python(self, version: str) -> bool:
         """Whether all packages have wheels for a Python, given as 3.11 or 3.11.7."""

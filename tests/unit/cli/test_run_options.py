@@ -24,6 +24,7 @@ def records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for run in (FIRST, SECOND):
         plan = {
             "hosts": [{"name": host} for host in run.hosts],
+            "spares": [],
             "rank_user": PLACE.rank_user,
             "prefix": PLACE.prefix,
         }

@@ -202,8 +202,8 @@ def test_a_record_says_where_a_run_is(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert recorded_place(RUN) is None
     path = record_dir(RUN) / "run.json"
     path.parent.mkdir(parents=True)
-    hosts = [{"name": "head"}, {"name": "node1"}]
-    plan = {"hosts": hosts, "rank_user": "ftcluster", "prefix": "/opt/ftcluster"}
+    hosts, spares = [{"name": "head"}], [{"name": "node1"}]  # which may have taken a place
+    plan = {"hosts": hosts, "spares": spares, "rank_user": "ftcluster", "prefix": "/opt/ftcluster"}
     record = {"inventories": ["hosts.ini"], "options": ["-u", "me"], "plan": plan}
     path.write_text(json.dumps(record))
     assert recorded_place(RUN) == PLACE
