@@ -41,10 +41,9 @@ def started(
         f"'{sys.executable}' -m ftcluster_train.bind sh -c '{program}'; "
         f"code=$?; exit $(({ends}))"
     )
-    (run_dir / "guard").write_text("secret\n")
     launch(
         run_dir, script, site_packages=site_packages, hosts=[Host("head", "127.0.0.1")],
-        hostfile="127.0.0.1:1\n", max_restarts=max_restarts, **launch_fields,
+        max_restarts=max_restarts, **launch_fields,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from ftcluster_common.launch import Host, Launch
 from ftcluster_train.errors import TrainError, error_line
 from tests.programs import NODE_PATH, wait_for
 
-NODES = [Host(f"node{n}", f"10.0.0.1{n}") for n in (1, 2, 3)]
+NODES = [Host("node1", "127.0.0.1"), Host("node2", "10.0.0.12"), Host("node3", "10.0.0.13")]
 # ranks that do not end by themselves would cost a test all of the usual grace period
 IMPATIENT = """
 import sys
@@ -53,7 +53,6 @@ def launch(
     site_packages: str = "",
     env: Mapping[str, str] | None = None,
     hosts: Sequence[Host] = NODES[:1],
-    hostfile: str = "",
     **fields: Any,
 ) -> None:
     """Have the supervisor launch a shell script instead of mpirun."""
@@ -61,16 +60,16 @@ def launch(
         run_dir=str(run_dir),
         argv=("/bin/bash", "-c", script),
         env={"FTCLUSTER_RUN": run_dir.name, **(env or {})},
-        hostfile=hostfile,
+        hostfile="".join(f"{host.address}:1\n" for host in hosts),
         hosts=tuple(hosts),
         ssh_config="/opt/mesh/ssh_config" if len(hosts) > 1 else "",
         stack="/opt/ftcluster/current",
         **fields,
     )
     (run_dir / "launch.json").write_text(json.dumps(started.to_dict()))
-    if token:
-        (run_dir / "hub_token").write_text(token)
-        (run_dir / "hub_token").chmod(0o600)
+    for name, text in {"guard": "secret\n", **({"hub_token": token} if token else {})}.items():
+        (run_dir / name).write_text(text)
+        (run_dir / name).chmod(0o600)
     supervisor("start", run_dir, site_packages)
 
 

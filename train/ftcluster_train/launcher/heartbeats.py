@@ -336,6 +336,11 @@ class Heartbeats:
             return [Trouble(self.lives[0].host, None, first.step, "stopped", message, hint)]
         return find_trouble(self.lives, now, self._timeouts, self._hang_seconds)
 
+    @property
+    def all_done(self) -> bool:
+        """Whether all ranks have ended well."""
+        return all(one.exit == 0 for one in self.lives)
+
     def all_gone(self, now: float) -> bool:
         """Whether no rank is left that the supervisor hears of."""
         oldest = now - self._timeouts.silence

@@ -68,11 +68,16 @@ def is_running(pid: int) -> bool:
 def end_group(process: "subprocess.Popen[bytes]") -> None:
     """End a process and its group: SIGTERM, a grace period, SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+        signal_group(process, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
             return
+
+
+def signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
+    """Send a process and its group a signal."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def wait_for_end(run: str) -> None:

@@ -9,10 +9,11 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from ftcluster_common.launch import GUARD_FILE, RESTART_VARIABLE, RUN_VARIABLE, Launch
 from ftcluster_train.distributed import oneccl
@@ -23,6 +24,7 @@ from ftcluster_train.launcher.heartbeats import Heartbeats, RankLife, Trouble
 from ftcluster_train.launcher.host_leases import Leases
 from ftcluster_train.launcher.hub_token import give
 from ftcluster_train.launcher.monitors import Ending, Watch, watch_of
+from ftcluster_train.launcher.mpi_output import Stream
 from ftcluster_train.launcher.rank_environment import (
     free_port,
     host_path,
@@ -84,8 +86,7 @@ def run_ranks(launch: Launch, run: Run) -> Ending:
     beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
     environment = rank_environment(launch.variables, launch.stack, sourced)
     environment[RESTART_VARIABLE] = str(launch.restarts)
-    if beats:
-        environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
+    environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
     if run.hub_token:
         _refuse(give(run.hub_token, launch))
     watch = watch_of(launch, events)
@@ -106,9 +107,8 @@ def run_ranks(launch: Launch, run: Run) -> Ending:
         trouble = _read(process, watch, beats, request)
         heard_out = True
         code = process.wait()
-        if beats and all(one.exit == 0 for one in beats.lives):
-            code = 0  # whatever became of mpirun after its ranks had ended well
-        ending = watch.ending(code)
+        # whatever became of mpirun after its ranks had ended well
+        ending = watch.ending(0 if beats.all_done else code)
         if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
             errors = [dict(vars(one)) for one in watch.blame(trouble)]
             ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
@@ -119,8 +119,7 @@ def run_ranks(launch: Launch, run: Run) -> Ending:
     finally:
         request.holding = True
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if beats:
-            beats.close()  # guardians that are left end their ranks, on every host
+        beats.close()  # guardians that are left end their ranks, on every host
         processes.end_group(process)
         if ending.state != "done":
             processes.wait_for_end(launch.run)
@@ -135,23 +134,16 @@ def _refuse(refused: list[Refusal]) -> None:
         raise HostsRefused(refused)
 
 
-def listen_for_guardians(launch: Launch) -> Heartbeats | None:
+def listen_for_guardians(launch: Launch) -> Heartbeats:
     """The supervisor's end of the connections to the ranks' guardians.
-
-    Returns:
-        None where the run's folder has no GUARD_FILE: the ranks then have no guardians.
 
     Raises:
         TrainError: no port is free.
     """
-    path = Path(launch.run_dir) / GUARD_FILE
-    if not path.exists():
-        return None
-    secret = path.read_text(encoding="ascii").strip()
-    address = launch.hosts[0].address
+    secret = (Path(launch.run_dir) / GUARD_FILE).read_text(encoding="ascii").strip()
     return Heartbeats(
-        address, free_port(), secret, launch.rank_hosts, time.monotonic(), launch.timeouts,
-        launch.hang_seconds,
+        launch.hosts[0].address, free_port(), secret, launch.rank_hosts, time.monotonic(),
+        launch.timeouts, launch.hang_seconds,
     )  # fmt: skip
 
 
@@ -169,11 +161,22 @@ def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife])
     return [Trouble(lives[0].host, None, step, "signal", message)]
 
 
+def _find_trouble(process: "subprocess.Popen[bytes]", beats: Heartbeats) -> list[Trouble]:
+    """What is wrong with mpirun, else with its ranks, which are then ended by their guardians."""
+    trouble = beats.trouble(time.monotonic())
+    if trouble:  # mpirun's end is also that of the guardians
+        time.sleep(PAUSE_SECONDS)
+    trouble = launcher_gone(process, beats.lives) or trouble
+    if any(one.cause == "hung" for one in trouble):
+        beats.send(b"stack\n")
+        time.sleep(PAUSE_SECONDS)  # they are written before SIGTERM comes
+    if trouble:
+        beats.send(b"end\n")
+    return trouble
+
+
 def _read(
-    process: "subprocess.Popen[bytes]",
-    watch: Watch,
-    beats: Heartbeats | None,
-    request: StopRequest,
+    process: "subprocess.Popen[bytes]", watch: Watch, beats: Heartbeats, request: StopRequest
 ) -> list[Trouble]:
     """Hand mpirun's output to the watch until it ends; returns why the ranks had to be ended.
 
@@ -184,10 +187,8 @@ def _read(
     def end_ranks(_number: int, _frame: FrameType | None) -> None:
         if process.poll() is None and not asked:
             asked.append(True)
-            if beats:  # SIGTERM would have a training's ranks stop at their next step
-                beats.send(b"end\n")
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+            beats.send(b"end\n")  # SIGTERM would have a training's ranks stop at their next step
+            processes.signal_group(process, signal.SIGTERM)
             signal.setitimer(signal.ITIMER_REAL, processes.GRACE_SECONDS)
         else:
             processes.kill_rest(os.environ[RUN_VARIABLE])
@@ -197,42 +198,30 @@ def _read(
     armed = False
     signal.signal(signal.SIGALRM, end_ranks)
     with selectors.DefaultSelector() as selector:
-        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
-            if pipe:
-                selector.register(pipe, selectors.EVENT_READ, name)
+        for name, pipe in _pipes(process):
+            selector.register(pipe, selectors.EVENT_READ, name)
         while selector.get_map():
             for key, _ in selector.select(PAUSE_SECONDS):
-                data = os.read(key.fd, 65536)
-                if data:
+                if data := os.read(key.fd, 65536):
                     watch.feed(key.data, data)
                 else:
                     selector.unregister(key.fileobj)
             watch.pause()
             request.check()
-            if beats:
-                beats.poll(time.monotonic())
-            if beats and not (watch.over or trouble):
-                trouble = beats.trouble(time.monotonic())
-                if trouble:  # mpirun's end is also that of the guardians
-                    time.sleep(PAUSE_SECONDS)
-                trouble = launcher_gone(process, beats.lives) or trouble
-                if any(one.cause == "hung" for one in trouble):
-                    beats.send(b"stack\n")
-                    time.sleep(PAUSE_SECONDS)  # they are written before SIGTERM comes
-                if trouble:
-                    beats.send(b"end\n")
-            if beats and all(one.exit == 0 for one in beats.lives):  # mpirun may be stopped
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGCONT)
+            beats.poll(time.monotonic())
+            if not (watch.over or trouble):
+                trouble = _find_trouble(process, beats)
+            if beats.all_done:  # mpirun may be stopped
+                processes.signal_group(process, signal.SIGCONT)
             silent = any(one.cause in ("host", "stopped") for one in trouble)
             if (watch.over or trouble) and not armed:
                 armed = True
                 delay = PAUSE_SECONDS if trouble else processes.GRACE_SECONDS / 2
                 signal.setitimer(signal.ITIMER_REAL, delay)
-            elif silent and beats and beats.all_gone(time.monotonic()):
+            elif silent and beats.all_gone(time.monotonic()):
                 processes.kill_rest(os.environ[RUN_VARIABLE])  # mpirun would wait
     watch.close()
-    if beats and not (watch.over or trouble) and process.wait() != 0:  # between two looks
+    if not (watch.over or trouble) and process.wait() != 0:  # between two looks
         for _ in range(3):  # who has connected, what it has said, and that it has hung up
             beats.poll(time.monotonic())
         trouble = launcher_gone(process, beats.lives) or beats.trouble(time.monotonic())
@@ -241,10 +230,17 @@ def _read(
 
 def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
     """Hand over what mpirun had written before it was ended."""
-    for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
-        if pipe:
-            os.set_blocking(pipe.fileno(), False)
-            with contextlib.suppress(BlockingIOError):  # another process has it open
-                while data := os.read(pipe.fileno(), 65536):
-                    watch.feed(name, data)  # type: ignore[arg-type]
+    for name, pipe in _pipes(process):
+        os.set_blocking(pipe.fileno(), False)
+        with contextlib.suppress(BlockingIOError):  # another process has it open
+            while data := os.read(pipe.fileno(), 65536):
+                watch.feed(name, data)
     watch.close()
+
+
+def _pipes(process: "subprocess.Popen[bytes]") -> Iterator[tuple[Stream, IO[bytes]]]:
+    """mpirun's output; of a training stdout has all of it."""
+    if process.stdout:
+        yield "stdout", process.stdout
+    if process.stderr:
+        yield "stderr", process.stderr
