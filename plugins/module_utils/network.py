@@ -7,6 +7,12 @@ import ipaddress
 import json
 import socket
 
+from ansible_collections.ftcluster.cluster.plugins.module_utils.links import (
+    INTERFACES,
+    drivers,
+    link_speed,
+)
+
 # RFC 5737 and RFC 3849: documentation addresses, which only a default route leads to
 FAR_AWAY = ((socket.AF_INET, "203.0.113.1"), (socket.AF_INET6, "2001:db8::1"))
 
@@ -28,11 +34,11 @@ def is_loopback(text):
     return bool(plain(text)) and ipaddress.ip_address(plain(text)).is_loopback
 
 
-def interfaces(text_of_ip_json, read):
+def interfaces(text_of_ip_json, folder=INTERFACES):
     """The network interfaces but loopback, with IPv4 and global IPv6 addresses.
 
-    Takes the output of `ip -json address`, and a function that reads a file of /sys. The link's
-    speed is None where the driver does not know it, as those of virtual machines mostly do not.
+    Takes the output of `ip -json address`. The link's speed is None where the driver does not know
+    it, as those of virtual machines mostly do not.
     """
     try:
         links = json.loads(text_of_ip_json)
@@ -46,8 +52,9 @@ def interfaces(text_of_ip_json, read):
                 for entry in link.get("addr_info", [])
                 if entry.get("local") and reachable(entry)
             ],
-            "speed_mbits": link_speed(link["ifname"], read),
+            "speed_mbits": link_speed(folder / link["ifname"]),
             "mtu": link.get("mtu", 0),
+            "driver": drivers(folder / link["ifname"]),
         }
         for link in links
         if link.get("ifname") and "LOOPBACK" not in link.get("flags", [])
@@ -59,16 +66,6 @@ def reachable(entry):
     if entry.get("tentative") or entry.get("dadfailed"):
         return False
     return entry.get("family") == "inet" or entry.get("scope") == "global"
-
-
-def link_speed(name, read):
-    """The speed of a link in Mbit/s, or None."""
-    try:
-        speed = int(read(f"/sys/class/net/{name}/speed"))
-    except (OSError, ValueError):
-        return None
-    # unknown is -1, and that as an unsigned number in some drivers
-    return speed if 0 < speed < 2**32 - 1 else None
 
 
 def resolve(name):

@@ -128,17 +128,41 @@ facts:
        type: bool, sample: false}
     nics:
       description:
-        - The network interfaces but loopback, each with its IPv4 and global IPv6 addresses. The
-          speed is none where the driver does not know it.
+        - The network interfaces but loopback, each with its IPv4 and global IPv6 addresses.
+        - The speed is none where the driver does not know it and for interfaces without hardware;
+          of bonds, bridges and VLANs it is that of the fastest interface below.
       type: list
       elements: dict
       sample:
-        - {name: eth0, addresses: [10.0.0.13], speed_mbits: 25000, mtu: 1500}
+        - {name: eth0, addresses: [10.0.0.13], speed_mbits: 25000, mtu: 1500, driver: ice}
       contains:
         name: {description: The kernel's name of it., type: str}
         addresses: {description: Its addresses., type: list, elements: str}
         speed_mbits: {description: The link's speed in Mbit/s., type: int}
         mtu: {description: Bytes of its largest packet., type: int}
+        driver: {description: The driver of its hardware., type: str}
+    rdma:
+      description: The RDMA devices of C(/sys/class/infiniband).
+      type: list
+      elements: dict
+      sample:
+        - {name: mlx5_0, driver: mlx5_core, iwarp: false, active: true, interfaces: [eth0],
+           opens: true}
+      contains:
+        name: {description: The kernel's name of it., type: str}
+        driver: {description: The driver of its hardware., type: str}
+        iwarp: {description: "Whether it is iWARP, and not InfiniBand or RoCE.", type: bool}
+        active: {description: Whether one of its ports is active., type: bool}
+        interfaces:
+          {description: "Its network interfaces, and bonds and VLANs over them.",
+           type: list, elements: str}
+        opens:
+          {description: "Whether its files in C(/dev) can be opened, by any account.", type: bool}
+    rdma_libraries:
+      {description: Those libraries of the host that libfabric's RDMA providers need.,
+       type: list, elements: str, sample: [libibverbs.so.1, librdmacm.so.1]}
+    locks_memory:
+      {description: Whether the user that ran this may lock all memory., type: bool, sample: false}
     network_address:
       {description: The address that other hosts reach it by., type: str, sample: 10.0.0.13}
     network_interface:
@@ -209,6 +233,7 @@ import os
 import platform
 import pwd
 import re
+import resource
 import shutil
 import socket
 import sys
@@ -216,6 +241,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import amx_state, generation
+from ansible_collections.ftcluster.cluster.plugins.module_utils.links import rdma_devices
 from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
     choose_address,
     default_source,
@@ -251,6 +277,11 @@ MINORS = range(8, 16)  # Python 3.8 is the oldest that Ansible runs with on a ho
 # with the profiler or without it; where the distributions' packages put them
 TCMALLOC = ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 OPENMP = ("libiomp5.so",)
+# what the providers of Intel MPI's libfabric are linked with and the stack does not have
+RDMA_LIBRARIES = (
+    "libibverbs.so.1", "librdmacm.so.1", "libefa.so.1", "libpsm2.so.2", "libnuma.so.1",
+    "libuuid.so.1",
+)  # fmt: skip
 OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -314,7 +345,7 @@ def network_facts(module):
     """The interfaces, and the address that other hosts reach this one by."""
     program = module.get_bin_path("ip")
     listing = module.run_command([program, "-json", "address"])[1] if program else ""
-    nics = interfaces(listing, read)
+    nics = interfaces(listing)
     connection = find_ssh_connection(os.environ, os.getppid(), read)
     address, interface = choose_address(
         module.params["address"],
@@ -457,6 +488,9 @@ def main():
         "user": user_name(os.geteuid()),
         "rank_user_exists": has_user(module.params["rank_user"]),
         "is_root": os.geteuid() == 0,
+        "rdma": rdma_devices(),
+        "rdma_libraries": [name for name in RDMA_LIBRARIES if library((name,))],
+        "locks_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY,
         "tcmalloc": library(TCMALLOC),
         "openmp": library(OPENMP, (prefix / "current" / "lib", *LIBRARY_FOLDERS)),
     }

@@ -18,6 +18,8 @@ FORMS = {
     "cpu_flags": r"\w+",
     "cpus": r"[0-9,-]*",
     "current": NAME,
+    "driver": r"[\w+-]*",
+    "interfaces": r"[^\s/]+",
     "local_ports": r"\d{1,5}(-\d{1,5})?",
     "machine": r"\w+",
     "name": r"[^\s/]+",  # of an interface
@@ -26,6 +28,7 @@ FORMS = {
     "openmp": PATH,
     "prefix": f"(?=/){PATH}",
     "python": NAME,
+    "rdma_libraries": NAME,
     "stacks": NAME,
     "tcmalloc": PATH,
     "version": NAME,  # of a Python

@@ -31,7 +31,7 @@ from ftcluster_train.distributed.connectivity import (
 )
 from ftcluster_train.launcher.processes import run_of
 from ftcluster_train.verification.consistency import KERNELS
-from ftcluster_train.verification.matmul_benchmark import cpuinfo_field, measure_speed, read
+from ftcluster_train.verification.matmul_benchmark import cpuinfo_field, measure_speed
 from ftcluster_train.verification.open_ports import accept_connections
 
 REQUEST_VARIABLE = "FTCLUSTER_PROBE_REQUEST"
@@ -52,6 +52,8 @@ class Request:
     Attributes:
         hosts: all hosts, the head first.
         cores: physical cores by host name, as far as known.
+        mbits: nominal speeds of network interfaces by host and interface, those that are known.
+            Links are measured where there are any, also without `measure`.
         ports: by host name, the ports that the control node tries meanwhile.
         firewall: whether a host whose ports it reaches is a problem.
     """
@@ -61,6 +63,7 @@ class Request:
     interface: str
     measure: bool = False
     cores: dict[str, int] = field(default_factory=dict)
+    mbits: dict[str, dict[str, int]] = field(default_factory=dict)
     ports: dict[str, list[int]] = field(default_factory=dict)
     firewall: bool = False
 
@@ -94,11 +97,15 @@ def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
     answer |= join_group(
         dist.PrefixStore("members", store), address, members.index(rank), len(members)
     )
+    answer["interface_mbits"] = request.mbits.get(request.hosts[rank].name, {}).get(
+        answer["interface"]
+    )
     if request.measure:
-        from ftcluster_train.verification.network_benchmark import measure_links
-
         dist.barrier()  # all hosts compute at the same time, as in training
         answer["speed"] = measure_speed(cores, bf16)
+    if request.measure or any(request.mbits.values()):
+        from ftcluster_train.verification.network_benchmark import measure_links
+
         dist.barrier()
         answer["links"] = [
             {**asdict(link), "ranks": [members[end] for end in link.ranks]}
@@ -138,7 +145,6 @@ def join_group(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
     from ftcluster_train.distributed.world import interface_towards, sum_over_ranks
 
     interface = interface_towards(head)
-    speed = read(Path(f"/sys/class/net/{interface}/speed"))
     # else gloo uses the interface that the hostname resolves to, often the loopback
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit = timedelta(seconds=COLLECTIVE_SECONDS)
@@ -146,8 +152,6 @@ def join_group(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
     found = sum_over_ranks([float(rank + 1), 0.5])
     return {
         "interface": interface,
-        # unknown is -1, in some drivers as an unsigned number
-        "interface_mbits": int(speed) if speed.isdigit() and 0 < int(speed) < 2**32 - 1 else None,
         "sum_right": found == [size * (size + 1) / 2, 0.5 * size],
         "all_reduce_ms": timed_all_reduce() if size > 1 else None,
     }

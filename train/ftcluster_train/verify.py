@@ -90,7 +90,7 @@ def verify(request: Request) -> Report:
     mbits = {row["name"]: row["interface_mbits"] for row in report.hosts}
     report.warnings = [
         *([] if request.firewall else open_hosts),
-        *(busy_hosts(request.hosts, answers) if request.measure else []),
+        *(busy_hosts(request.hosts, answers) if request.measure or report.links else []),
         *slow_hosts(report.hosts),
         *slow_links(report.links, mbits),
     ]

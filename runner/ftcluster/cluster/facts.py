@@ -28,6 +28,24 @@ class NumaNode:
 
 
 @dataclass(frozen=True)
+class RdmaDevice:
+    """One RDMA device, as the module `ftcluster.cluster.host_facts` documents it."""
+
+    name: str
+    driver: str
+    iwarp: bool
+    active: bool
+    interfaces: tuple[str, ...]
+    opens: bool
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "RdmaDevice":
+        """Read a device as the module returned it; unknown keys are ignored."""
+        known = {key.name: data[key.name] for key in fields(cls) if key.name in data}
+        return cls(**{**known, "interfaces": tuple(known["interfaces"])})
+
+
+@dataclass(frozen=True)
 class HostFacts:
     """One host: facts that the module `ftcluster.cluster.host_facts` documents, and these.
 
@@ -37,6 +55,7 @@ class HostFacts:
         can_become_root: whether `become` works there.
         rank_user: the account that ranks run as, or "" for the login user.
         stack: name of the stack in use there.
+        network_provider: libfabric's provider that the inventory asks for, or "auto".
     """
 
     name: str
@@ -67,6 +86,10 @@ class HostFacts:
     stack: str = "native"
     cpu_quota: float | None = None
     openmp: str = ""
+    rdma: tuple[RdmaDevice, ...] = ()
+    rdma_libraries: tuple[str, ...] = ()
+    locks_memory: bool = False
+    network_provider: str = "auto"
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HostFacts":
@@ -76,9 +99,12 @@ class HostFacts:
             KeyError, TypeError: these are no facts.
         """
         known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        lists = {name: tuple(known[name]) for name in ("cpu_flags", "nics")}
-        numa = tuple(NumaNode.from_dict(node) for node in known["numa"])
-        return cls(**{**known, **lists, "numa": numa})
+        lists = {
+            name: tuple(known.get(name, ())) for name in ("cpu_flags", "nics", "rdma_libraries")
+        }
+        lists["numa"] = tuple(NumaNode.from_dict(node) for node in known["numa"])
+        lists["rdma"] = tuple(RdmaDevice.from_dict(device) for device in known.get("rdma", ()))
+        return cls(**{**known, **lists})
 
 
 @dataclass(frozen=True)

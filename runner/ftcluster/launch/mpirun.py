@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftcluster.planning.backends import oneccl_host_variables, oneccl_variables
+from ftcluster.planning.network import network_variables
 from ftcluster.planning.plan import HostPlan, LaunchPlan
 from ftcluster_common.launch import (
     BACKEND_VARIABLE,
@@ -61,6 +62,8 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = ()) -> Launch:
     }
     if plan.rank_user:  # the stack is not the account's to write
         env["PYTHONPYCACHEPREFIX"] = f"{plan.prefix}/cache"
+    if plan.provider:
+        env["FI_PROVIDER"] = plan.provider
     if plan.backend == CCL:
         env |= oneccl_variables()
     argv = (
@@ -129,8 +132,7 @@ def _host_variables(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
         variables["KMP_BLOCKTIME"] = "1"
     if host.interface:
         variables["GLOO_SOCKET_IFNAME"] = host.interface
-        if len(plan.hosts) > 1:
-            variables["FI_TCP_IFACE"] = host.interface  # libfabric's, fi_tcp(7)
+    variables |= network_variables(plan.provider, host.interface, host.device)
     if plan.backend == CCL:
         variables |= oneccl_host_variables([rank.workers for rank in host.placement])
     return variables

@@ -4,6 +4,7 @@ Each function returns the value of a decision and its reason.
 """
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.planning.network import TCP, Network
 from ftcluster.planning.placement import COMMUNICATION_FROM, SYSTEM_FROM, Layout
 from ftcluster.text.plural import counted
 from ftcluster_common.launch import RENDEZVOUS_PORTS
@@ -108,6 +109,14 @@ def interface(host: HostFacts, hosts: int) -> Reason:
             "host's name resolves to"
         )
     return host.network_interface, "all ranks are on this host, and no other host can connect"
+
+
+def provider(network: Network, backend: str) -> Reason:
+    """libfabric's provider between hosts."""
+    only_mpi = (
+        "; for MPI only, gloo uses TCP" if backend == "gloo" and network.provider != TCP else ""
+    )
+    return network.provider, network.why + only_mpi
 
 
 def rendezvous(facts: ClusterFacts) -> Reason:

@@ -10,6 +10,7 @@ from ftcluster.planning import explain
 from ftcluster.planning.backends import WORKERS, choose_backend, choose_ipex, stack_of
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.memory import ModelSize
+from ftcluster.planning.network import Network, choose_network
 from ftcluster.planning.placement import Layout, RankPlan, lay_out
 from ftcluster.planning.rank_counts import choose_counts, requested_count
 from ftcluster.stacks.catalog import Stack
@@ -55,6 +56,7 @@ class HostPlan:
         name: in the inventory.
         address: for mpirun and the ranks.
         interface: its network interface with that address, or "".
+        device: its RDMA device on that network, or "".
         placement: of each of its ranks, by local rank.
         allocator: the allocator's library for LD_PRELOAD, or "".
         openmp: Intel's OpenMP library for LD_PRELOAD, or "".
@@ -66,6 +68,7 @@ class HostPlan:
     placement: tuple[RankPlan, ...]
     allocator: str
     openmp: str
+    device: str = ""
 
     @property
     def ranks(self) -> int:
@@ -92,6 +95,7 @@ class LaunchPlan:
         prefix: the folder of the cluster on the head.
         precision: bf16 or fp32.
         rank_user: the account that ranks run as, or "" for the login user.
+        provider: libfabric's, for MPI between hosts; "" for one host.
         spares: hosts that may take the place of a lost one.
     """
 
@@ -102,6 +106,7 @@ class LaunchPlan:
     ipex: bool
     rank_user: str
     decisions: tuple[Decision, ...]
+    provider: str = ""
     spares: tuple[HostPlan, ...] = ()
 
     @property
@@ -156,9 +161,10 @@ def plan(
         model: its size, if it is known; the plan then makes sure that it fits.
 
     Raises:
-        PlanError: hosts have different stacks, or addresses that others cannot use; a host has
-            fewer cores than ranks, or too little memory; the batch has fewer samples than ranks;
-            the stack does not have what the recipe requires. Names all problems with their hosts.
+        PlanError: hosts have different stacks or network providers, or addresses that others
+            cannot use; a host has fewer cores than ranks, or too little memory; the batch has
+            fewer samples than ranks; the stack does not have what the recipe requires. Names all
+            problems with their hosts.
     """
     facts = _by_loopback(facts)
     problems: list[PlanError] = []
@@ -178,6 +184,9 @@ def plan(
         for host in facts.hosts
         if host.name in counts
     }
+    network = Network("", "", {})
+    if len(facts.hosts) > 1:
+        network = _attempt(problems, choose_network, facts.hosts) or network
     backend = None
     if layouts:
         _attempt(problems, batch.check_samples, world, len(facts.hosts))
@@ -214,6 +223,7 @@ def plan(
                 placement=placement,
                 allocator=host.tcmalloc,
                 openmp=host.openmp,
+                device=network.devices.get(host.name, ""),
             )
         )
     of_all = {
@@ -221,6 +231,8 @@ def plan(
         "ipex": ("on" if ipex[0] else "off", ipex[1]),
         "backend": backend,
     }
+    if network.provider:
+        of_all["network provider"] = explain.provider(network, backend[0])
     if batch.samples is not None:
         of_all["batch"] = batch.decision(batch.samples, world)
         of_all["memory per rank"] = batch.memory_decision(world)
@@ -237,6 +249,7 @@ def plan(
         ipex=ipex[0],
         rank_user=facts.head.rank_user,
         decisions=_grouped(decisions),
+        provider=network.provider,
     )
 
 

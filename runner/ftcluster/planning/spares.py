@@ -6,14 +6,20 @@ from dataclasses import replace
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError, UsageError
 from ftcluster.planning.memory import ModelSize
+from ftcluster.planning.network import ASKED
 from ftcluster.planning.plan import Decision, LaunchPlan, plan
 from ftcluster.stacks.catalog import Stack
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster_common.recipe import Recipe
 
-# what all ranks have in common: attributes of a plan with the recipe's fields that set them
-FIELDS = {"precision": "precision", "ipex": "training.use_ipex", "backend": "training.ddp_backend"}
+# what all ranks have in common: attributes of a plan, and where they are set
+COMMON = {
+    "precision": "precision in the recipe",
+    "ipex": "training.use_ipex in the recipe",
+    "backend": "training.ddp_backend in the recipe",
+    "provider": f"{ASKED} in the inventory",
+}
 
 
 def next_hosts(facts: ClusterFacts, nodes: int | None, count: int) -> tuple[HostFacts, ...]:
@@ -63,12 +69,12 @@ def plan_with_spares(
     for spare in spares:
         hosts = ClusterFacts((*facts.hosts[:-1], spare))
         other = plan(hosts, recipe, stacks, ranks, model)
-        for what, field in FIELDS.items():
+        for what, place in COMMON.items():
             own, its = getattr(decided, what), getattr(other, what)
             if own != its:
                 raise PlanError(
                     f"{spare.name} cannot be a spare: {what} is {own}, but {its} with that host",
-                    f"set {field} in the recipe, or use fewer spares",
+                    f"set {place}, or use fewer spares",
                 )
         planned.append(other.hosts[-1])
     names = short_names([spare.name for spare in spares])

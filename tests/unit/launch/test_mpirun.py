@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ftcluster.cluster.facts import RdmaDevice
 from ftcluster.launch.mpirun import as_shell, render
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
@@ -52,6 +53,24 @@ def test_every_host_has_its_own_cores_threads_and_interface() -> None:
     assert second["env"]["GLOO_SOCKET_IFNAME"] == "ens5"
     assert second["env"]["LD_PRELOAD"] == VM.tcmalloc
     assert "LD_PRELOAD" not in launch_of_two().env  # mpirun and Hydra do without
+
+
+def test_mpi_uses_the_network_of_the_run() -> None:
+    device = RdmaDevice("mlx5_0", "mlx5_core", False, True, ("eth0", "ens5"), True)
+    libraries = ("libibverbs.so.1", "librdmacm.so.1")
+    hosts = [
+        host(name, network_interface=interface, rdma=(device,), rdma_libraries=libraries,
+             locks_memory=True)
+        for name, interface in (("node1", "eth0"), ("node2", "ens5"))
+    ]  # fmt: skip
+    launch = render(plan(cluster(*hosts), RECIPE, STACKS), "r-1")
+    assert launch.env["FI_PROVIDER"] == "verbs;ofi_rxm"
+    kinds = placed(launch)["kinds"]
+    assert [kind["env"]["FI_VERBS_IFACE"] for kind in kinds] == ["eth0", "ens5"]
+    assert "FI_TCP_IFACE" not in str(kinds)
+    assert launch_of_two().env["FI_PROVIDER"] == "tcp"
+    alone = render(plan(cluster(hosts[0]), RECIPE, STACKS), "r-1")
+    assert "FI_" not in str(alone.env)
 
 
 def test_intels_openmp_is_preloaded_after_the_allocator_and_sleeps_soon() -> None:

@@ -169,8 +169,15 @@ def test_one_pair_is_compared_with_its_nominal_speed() -> None:
     links = mesh(2, a_b={"mb_per_second": 11.8})
     assert slow_links(links, MBITS) == []
     (finding,) = slow_links(links, {"a": 1000, "b": 10000})
-    assert finding.what.endswith("12 MB/s, 40 us; nominal are 125 MB/s")
-    assert slow_links(mesh(2, a_b={"mb_per_second": 110.0}), {"a": 1000, "b": 1000}) == []
+    assert finding.what == (
+        "its link to b is slow: 12 MB/s, 40 us; the interfaces have 1 Gbit/s, of which a "
+        "stream can take 125 MB/s"
+    )
+    for words in ("duplex and autonegotiation", "MTU", "ftcluster_address"):
+        assert words in finding.hint
+    for speed, slow in ((62.0, True), (63.0, False)):
+        found = slow_links(mesh(2, a_b={"mb_per_second": speed}), {"a": 1000, "b": 1000})
+        assert bool(found) == slow
     assert slow_links(links, {"a": 1000, "b": None}) == []
 
 
@@ -185,8 +192,14 @@ def test_if_all_links_are_slow_there_is_one_finding() -> None:
     slow = {f"{one}_{other}": {"mb_per_second": 20.0} for one, other in combinations("abc", 2)}
     (finding,) = slow_links(mesh(3, **slow), dict.fromkeys("abc", 10_000))
     assert finding.host == ""
-    assert finding.what == "all 3 links are slow: 20 to 20 MB/s, 40 to 40 us; nominal are 1250 MB/s"
+    assert finding.what == (
+        "all 3 links are slow, most of all a to b: 20 to 20 MB/s, 40 to 40 us; the interfaces have "
+        "10 Gbit/s, of which a stream can take 1250 MB/s"
+    )
 
 
 def test_one_stream_does_not_fill_a_very_fast_interface() -> None:
     assert slow_links(mesh(3), dict.fromkeys("abc", 400_000)) == []
+    links = mesh(3, a_b={"mb_per_second": 600.0})
+    [finding] = slow_links(links, dict.fromkeys("abc", 400_000))
+    assert "have 400 Gbit/s, of which a stream can take 1250 MB/s; usual here" in finding.what

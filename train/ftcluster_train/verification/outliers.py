@@ -13,13 +13,12 @@ STOLEN_SHARE = 0.03  # of CPU time, by the hypervisor
 LOW_FREQUENCY = 0.9  # of the other hosts'
 SLOW_LINK = 2.0  # times worse than usual
 IGNORED_LATENCY_US = 500.0  # above the usual; collectives take milliseconds
-# One TCP stream carries 10 Gbit/s at most, and a busy CPU reaches a part of it.
-STREAM_MBITS, LOW_SHARE_OF_NOMINAL = 10_000, 0.25
-GOOD_SHARE_OF_NOMINAL = 0.5  # is not slow, however fast other links are
+SLOW_SHARE_OF_NOMINAL = 0.5
+STREAM_MBITS = 10_000  # one TCP stream carries that at most
 MAX_LINKS = 5  # that get a finding each
 CHECK_LINK = (
-    "check cable and switch port, the speed that the interface has negotiated (ethtool), other "
-    "traffic, and whether ftcluster_address names the fastest network"
+    "check duplex and autonegotiation (ethtool), cable and switch port, that hosts and switch have "
+    "the same MTU, other traffic, and whether ftcluster_address names the fastest network"
 )
 
 Row = Mapping[str, Any]
@@ -108,12 +107,13 @@ def _measured_reasons(speed: Row, others: Sequence[Row]) -> Iterator[str]:
 def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Finding]:
     """Links that all-reduces wait for, slowest first; one finding for a host with slow links only.
 
-    Usual is the median over the hosts of each one's best link: of three hosts with one slow host,
-    most links are slow.
+    A link is slow if it has less than half of the speed of its two interfaces, or of what is usual
+    if that speed is unknown. Usual is the median over the hosts of each one's best link: of three
+    hosts with one slow host, most links are slow.
 
     Args:
         links: hosts (two names), latency_us and mb_per_second of each.
-        mbits: the nominal speed of each host's interface, None if its driver does not report it.
+        mbits: the nominal speed of each host's interface, None if it is unknown.
     """
     if not links:
         return []
@@ -124,31 +124,36 @@ def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Fi
 
     def badness(link: Row) -> float:
         """How many times worse than the limit; above 1 the link is slow."""
-        nominal = _nominal([mbits.get(host) for host in link["hosts"]])
+        nominal = _nominal(link, mbits)
+        limit = SLOW_SHARE_OF_NOMINAL * nominal if nominal else speed / SLOW_LINK
         late = link["latency_us"] / (SLOW_LINK * latency)
-        slow = max(speed / SLOW_LINK, nominal * LOW_SHARE_OF_NOMINAL) / link["mb_per_second"]
-        if nominal and link["mb_per_second"] >= GOOD_SHARE_OF_NOMINAL * nominal:
-            slow = 0
-        return float(max(slow, late if link["latency_us"] > latency + IGNORED_LATENCY_US else 0))
+        return float(max(
+            limit / link["mb_per_second"],
+            late if link["latency_us"] > latency + IGNORED_LATENCY_US else 0,
+        ))  # fmt: skip
 
     bad = sorted((link for link in links if badness(link) > 1), key=badness, reverse=True)
-    if len(bad) == len(links) > 1:  # no link is usual
-        nominal = max(_nominal([mbits.get(host) for host in link["hosts"]]) for link in links)
-        promised = f"nominal are {_mb(nominal)}"
-        what = f"all {len(links)} links are slow: {_range(links)}; {promised}"
-        return [Finding("", what, CHECK_LINK, "link")]
     usual = f"usual here are {_mb(speed)} and {latency:.0f} us"
-    if len(links) == 1:
-        usual = f"nominal are {_mb(_nominal([mbits.get(host) for host in hosts]))}"
+
+    def compared(some: Sequence[Row]) -> str:
+        """What links have, worst first, and what they should have."""
+        expected = [_promised(some[0], mbits), "" if len(some) == len(links) else usual]
+        return "; ".join([_range(some), *filter(None, expected)])
+
+    if len(bad) == len(links) > 1:  # no link is usual
+        worst = " to ".join(bad[0]["hosts"])
+        what = f"all {len(links)} links are slow, most of all {worst}: {compared(bad)}"
+        return [Finding("", what, CHECK_LINK, "link")]
+    findings = []
     whole = [host for host in hosts if len(of[host]) > 1 and all(link in bad for link in of[host])]
-    findings = [
-        Finding(host, f"all of its links are slow: {_range(of[host])}; {usual}", CHECK_LINK, "link")
-        for host in whole
-    ]
+    for host in whole:
+        own = [link for link in bad if host in link["hosts"]]
+        what = f"all of its links are slow: {compared(own)}"
+        findings.append(Finding(host, what, CHECK_LINK, "link"))
     rest = [link for link in bad if not any(host in link["hosts"] for host in whole)]
     for link in rest[:MAX_LINKS]:
         one, other = link["hosts"]
-        what = f"its link to {other} is slow: {_range([link])}; {usual}"
+        what = f"its link to {other} is slow: {compared([link])}"
         findings.append(Finding(one, what, CHECK_LINK, "link"))
     if len(rest) > MAX_LINKS:
         what = f"{len(rest) - MAX_LINKS} more links of {len(links)} are slow"
@@ -177,10 +182,19 @@ def _per_core(host: Row, precision: str) -> float:
     return float(host["speed"][f"{precision}_gflops"]) / int(host["speed"]["threads"])
 
 
-def _nominal(mbits: Sequence[int | None]) -> float:
-    """MB/s of one stream between two interfaces; 0 if unknown."""
-    known = [min(speed, STREAM_MBITS) for speed in mbits if speed]
-    return min(known) / 8 if len(known) == len(mbits) else 0.0
+def _nominal(link: Row, mbits: Mapping[str, int | None]) -> float:
+    """MB/s that one stream has between the two interfaces of a link; 0 if unknown."""
+    speeds = [mbits.get(host) or 0 for host in link["hosts"]]
+    return min(STREAM_MBITS, *speeds) / 8
+
+
+def _promised(link: Row, mbits: Mapping[str, int | None]) -> str:
+    """What the interfaces of a link have, "" if unknown."""
+    stream = _nominal(link, mbits)
+    if not stream:
+        return ""
+    slower = min(mbits[host] or 0 for host in link["hosts"])
+    return f"the interfaces have {slower / 1000:g} Gbit/s, of which a stream can take {_mb(stream)}"
 
 
 def _range(links: Sequence[Row]) -> str:

@@ -1,0 +1,133 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ftcluster.cluster.facts import HostFacts, RdmaDevice
+from ftcluster.errors import PlanError
+from ftcluster.planning.network import EFA, PSM2, PSM3, TCP, VERBS, choose_network
+from ftcluster.planning.network import network_variables as variables
+from ftcluster.planning.plan import plan
+from ftcluster.planning.spares import plan_with_spares
+from ftcluster.recipe.recipe import parse_recipe
+from tests.unit.clusters import STACKS, cluster, host
+
+RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")
+ALL_LIBRARIES = (
+    "libibverbs.so.1", "librdmacm.so.1", "libefa.so.1", "libpsm2.so.2", "libnuma.so.1",
+    "libuuid.so.1",
+)  # fmt: skip
+
+
+def with_rdma(name: str, driver: str = "mlx5_core", **changes: Any) -> HostFacts:
+    """A host with a device that can be used, but for these changes of the device."""
+    device = RdmaDevice("rdma0", driver, False, True, ("eth0",), True)
+    return host(
+        name, rdma=(replace(device, **changes),), rdma_libraries=ALL_LIBRARIES, locks_memory=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("driver", "provider"),
+    [
+        ("mlx5_core", VERBS), ("mlx4_core", VERBS), ("bnxt_en", VERBS), ("ice", PSM3),
+        ("hfi1", PSM2), ("efa", EFA),
+    ],
+)  # fmt: skip
+def test_by_the_device_that_every_host_has(driver: str, provider: str) -> None:
+    network = choose_network([with_rdma("a", driver), with_rdma("b", driver)])
+    assert (network.provider, network.devices) == (provider, {"a": "rdma0", "b": "rdma0"})
+    assert network.why.endswith("rdma0 on a, b")
+
+
+def test_efa_has_no_network_interface() -> None:
+    hosts = [with_rdma(name, "efa", interfaces=()) for name in "ab"]
+    assert choose_network(hosts).provider == EFA
+
+
+def test_tcp_without_rdma() -> None:
+    network = choose_network([host("a"), host("b")])
+    assert (network.provider, network.why) == (TCP, "no host has an RDMA device")
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"active": False}, "no port of rdma0 is active"),
+        ({"opens": False}, "may open rdma0"),
+        ({"interfaces": ("eth1",)}, "no RDMA device at eth0"),
+        ({"driver": "ice", "iwarp": True}, "no provider for rdma0 (iWARP)"),
+        ({"driver": "vendor"}, "no provider for rdma0 (driver vendor)"),
+        ({"driver": ""}, "no provider for rdma0 (driver of software)"),
+        ({"driver": "ice"}, "providers differ: verbs;ofi_rxm on a, psm3 on b"),
+    ],
+)
+def test_tcp_where_one_host_cannot_use_its_device(changes: dict[str, Any], word: str) -> None:
+    network = choose_network([with_rdma("a"), with_rdma("b", **changes)])
+    assert (network.provider, network.devices) == (TCP, {})
+    assert word in network.why
+    assert network.why.endswith(" on b")
+
+
+def test_tcp_where_something_of_the_host_is_missing() -> None:
+    good = with_rdma("a")
+    for changes, word in (
+        ({"rdma": ()}, "no RDMA device on b"),
+        ({"rdma_libraries": ("libibverbs.so.1",)}, "verbs;ofi_rxm needs librdmacm.so.1 on b"),
+        ({"locks_memory": False}, "limit of locked memory"),
+    ):
+        network = choose_network([good, replace(with_rdma("b"), **changes)])  # type: ignore[arg-type]
+        assert network.provider == TCP
+        assert word in network.why
+    # setup raises the limit of the account that it makes
+    account = replace(with_rdma("b"), locks_memory=False, rank_user="ftcluster")
+    assert choose_network([good, account]).provider == VERBS
+
+
+def test_of_several_devices_one_that_can_be_used() -> None:
+    [one] = with_rdma("a").rdma
+    both = host("a", rdma=(replace(one, active=False), replace(one, name="rdma1")))
+    both = replace(both, rdma_libraries=ALL_LIBRARIES, locks_memory=True)
+    assert choose_network([both]).devices == {"a": "rdma1"}
+
+
+@pytest.mark.parametrize(("asked", "value"), [("tcp", TCP), ("verbs", VERBS), ("mlx", "mlx")])
+def test_the_inventory_overrides(asked: str, value: str) -> None:
+    hosts = [replace(with_rdma(name), network_provider=asked) for name in "ab"]
+    network = choose_network(hosts)
+    assert network.provider == value
+    assert "ftcluster_network_provider" in network.why
+
+
+def test_the_inventory_asks_for_several() -> None:
+    hosts = cluster(host("a", network_provider="tcp"), host("b"))
+    with pytest.raises(PlanError, match="the inventory gives tcp on a, auto on b"):
+        plan(hosts, RECIPE, STACKS)
+
+
+def test_variables_that_bind_a_provider_to_the_network() -> None:
+    assert variables(TCP, "eth0", "") == {"FI_TCP_IFACE": "eth0"}
+    assert variables(VERBS, "ib0", "mlx5_0") == {"FI_VERBS_IFACE": "ib0"}
+    assert variables(PSM3, "eth0", "irdma0") == {"PSM3_NIC": "irdma0"}
+    for provider in (EFA, PSM2, ""):
+        assert variables(provider, "eth0", "one") == {}
+    assert variables(TCP, "", "") == variables(VERBS, "", "") == variables(PSM3, "", "") == {}
+
+
+def test_in_a_plan() -> None:
+    launch = plan(cluster(with_rdma("a"), with_rdma("b")), RECIPE, STACKS)
+    [decision] = [one for one in launch.decisions if one.what == "network provider"]
+    assert decision.value == launch.provider == VERBS
+    assert decision.why.endswith("for MPI only, gloo uses TCP")
+    alone = plan(cluster(with_rdma("a")), RECIPE, STACKS)
+    assert alone.provider == ""
+    assert not [one for one in alone.decisions if one.what == "network provider"]
+
+
+def test_a_spare_has_to_have_the_same() -> None:
+    facts = cluster(with_rdma("a"), with_rdma("b"))
+    assert plan_with_spares(facts, (with_rdma("c"),), RECIPE, STACKS).spares[0].device == "rdma0"
+    with pytest.raises(PlanError) as refused:
+        plan_with_spares(facts, (host("c"),), RECIPE, STACKS)
+    assert "provider is verbs;ofi_rxm, but tcp with that host" in str(refused.value)
+    assert "ftcluster_network_provider in the inventory" in str(refused.value)
