@@ -59,17 +59,7 @@ def cache(tmp_path: Path) -> Path:
 
 def left(cache: Path) -> list[str]:
     """What is in the cache besides locks."""
-    return [path.name for path in cache.glob("*") if not path.name.endswith(".lock")] + [
-        path.name for path in cache.glob(".*") if not path.name.endswith(".lock")
-    ]
-
-
-def head_of(path: Path) -> dict[str, Any]:
-    with tarfile.open(path) as tar:
-        file = tar.extractfile(HEAD)
-        assert file
-        head: dict[str, Any] = json.load(file)
-        return head
+    return [path.name for path in cache.glob("*") if not path.name.endswith(".lock")]
 
 
 def rewrite(
