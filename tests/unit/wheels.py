@@ -42,6 +42,11 @@ def write_wheel(
     return path
 
 
+def left(cache: Path) -> list[str]:
+    """What is in a cache of wheels besides locks."""
+    return [path.name for path in cache.glob("*") if not path.name.endswith(".lock")]
+
+
 class Indexes(ThreadingHTTPServer):
     """Package indexes (PEP 503): a folder below `root` each, and some that misbehave.
 

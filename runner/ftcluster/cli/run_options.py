@@ -113,10 +113,8 @@ def find(options: argparse.Namespace, passwords: Sequence[str], newest: bool) ->
     if not name and not newest:
         raise UsageError("name the run", "list them: ftcluster ps")
     recorded = recorded_runs(name) if name and not options.inventories else []
-    if name in recorded or len(recorded) == 1:
-        run = name if name in recorded else recorded[0]
-        known = recorded_place(run)
-        assert known
+    run = name if name in recorded else recorded[0] if len(recorded) == 1 else ""
+    if run and (known := recorded_place(run)):
         return reached(known, reach_of(options, passwords)), run
     place = cluster_place(options, passwords)
     if name:

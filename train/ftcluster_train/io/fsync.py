@@ -16,6 +16,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_tree(folder: Path) -> None:
+    """Write a folder and all that is in it to the disk."""
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a file that is never seen half-written, also after a crash."""
     partial = path.with_name(f".{path.name}.partial")
@@ -39,8 +45,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        for path in (*partial.rglob("*"), partial):
-            sync(path)
+        sync_tree(partial)
         if folder.exists():
             remove(folder)
         partial.rename(folder)

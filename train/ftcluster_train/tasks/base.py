@@ -61,9 +61,9 @@ class Task(ABC):
             TrainError: the data are not as the task needs them.
         """
 
-    @abstractmethod
-    def model_settings(self, train_set: Samples) -> dict[str, Any]:
+    def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
         """Fields of the model's configuration that depend on the data."""
+        return {}
 
     def check_model(self, model: PreTrainedModel) -> None:  # noqa: B027 - optional
         """Make sure that a loaded model can be trained for this task.

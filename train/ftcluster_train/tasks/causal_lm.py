@@ -73,9 +73,6 @@ class CausalLmTask(Task):
             for piece, ids in zip(batch, encoded["input_ids"], strict=True):
                 yield [*ids, end] if piece.last and end is not None else ids
 
-    def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
-        return {}
-
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def check_model(self, model: PreTrainedModel) -> None:
         """Reject encoders: they see the token to predict, so their loss is near 0."""

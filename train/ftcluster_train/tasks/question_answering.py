@@ -62,9 +62,6 @@ class QuestionAnsweringTask(Task):
             notices += writer.close()
         return notices
 
-    def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
-        return {}
-
     def collate(self, samples: Sequence[Sample]) -> Batch:
         # padded on the right, so that positions in a feature stay as they are
         targets = {
