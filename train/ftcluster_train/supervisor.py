@@ -121,6 +121,7 @@ def _restart(launch: Launch, run: Run) -> tuple[Launch, Ending] | None:
         The launch on those hosts, and how it ended.
     """
     deadline = time.monotonic() + launch.timeouts.host_return
+    before = launch.hosts
     lost: set[Host] = set()
     while True:
         hosts = hosts_of_restart(launch, lost)
@@ -131,11 +132,10 @@ def _restart(launch: Launch, run: Run) -> tuple[Launch, Ending] | None:
             lost.clear()  # they may be back
             continue
         if hosts != launch.hosts:
-            run.events.write("notice", message=change_notice(launch.hosts, hosts))
             launch = launch.on(hosts)
             _write(launch)
         try:
-            return launch, run_ranks(launch, run)
+            return launch, run_ranks(launch, run, change_notice(before, hosts))
         except HostsRefused as error:
             lost |= {refusal.host for refusal in error.refused}
 

@@ -16,7 +16,7 @@ from ftcluster_train.launcher.rank_launch import HostsRefused, Run
 from ftcluster_train.launcher.restart_hosts import change_notice, hosts_of_restart
 from ftcluster_train.launcher.ssh_check import Refusal
 from ftcluster_train.launcher.stop_request import StopRequest
-from tests.unit.launcher.test_supervisor import notices
+from tests.unit.launcher.test_supervisor import NODES, launch, notices, ssh_on_path, until_end
 
 HOSTS = tuple(Host(f"node{number}", f"10.0.0.{number}") for number in range(5))
 PLACEMENT = {"kinds": [{"ranks": [1, 2]}, {"ranks": [1]}], "hosts": [[0, 2], [1, 1]]}
@@ -70,6 +70,7 @@ def test_hosts_of_a_restart(
 def test_the_notice_of_other_hosts() -> None:
     assert change_notice(HOSTS[:3], HOSTS[:2]) == "continuing without node2"
     assert change_notice(HOSTS[:2], HOSTS[:3]) == "using node2 again"
+    assert change_notice(HOSTS[:2], HOSTS[:2]) == ""
     assert change_notice(HOSTS[:2], (HOSTS[0], HOSTS[3])) == "using node3 in place of node1"
 
 
@@ -96,12 +97,14 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     """Each start ends with the loss of a worker; the hosts that are off do not answer."""
     off: set[Host] = set()
     tried: list[str] = []
+    announced: list[str] = []
     after = [{HOSTS[1]}, {HOSTS[3]}, {HOSTS[1], HOSTS[3]}]  # off after each start
 
-    def run_ranks(launch: Launch, _run: Run) -> Ending:
+    def run_ranks(launch: Launch, _run: Run, notice: str = "") -> Ending:
         tried.append("".join(host.name[-1] for host in launch.hosts))
         if refused := [Refusal(host, "off", True) for host in launch.hosts if host in off]:
             raise HostsRefused(refused)
+        announced.append(notice)
         assert supervisor.read_launch(tmp_path).hosts == launch.hosts
         if not after:
             return Ending("done", 0, [])
@@ -117,9 +120,24 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     assert supervisor.run_with_restarts(launch, run, again=False).state == "done"
     assert time.monotonic() - began < supervisor.HOST_RETRY_SECONDS  # nothing was waited for
     assert tried == ["012", "012", "032", "032", "012", "012", "032", "02"]
-    assert [one for one in notices(tmp_path) if not one.startswith("restart ")] == [
+    assert announced == [
+        "",
         "using node3 in place of node1",
         "using node1 in place of node3",
-        "using node3 in place of node1",
-        "continuing without node3",
+        "continuing without node1",
     ]
+
+
+def test_a_restart_without_a_host_says_so(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = tmp_path / "off"
+    ssh = f"while read -r _; do [ -e {off} ] && exit 255; echo held; done"
+    ssh_on_path(tmp_path, monkeypatch, ssh)
+    placement = {"kinds": [{"ranks": [1]}], "hosts": [[0, 2]]}
+    launch(
+        run_dir, f'[ "$2" = 1 ] || {{ touch {off}; kill -9 $$; }}', hosts=NODES[:2], min_nodes=1,
+        max_restarts=1, env={"FTCLUSTER_PLACEMENT": json.dumps(placement)},
+    )  # fmt: skip
+    assert until_end(run_dir)["state"] == "done"
+    assert notices(run_dir)[1:] == ["continuing without node2"]

@@ -58,7 +58,7 @@ def launch(
     """Have the supervisor launch a shell script instead of mpirun."""
     started = Launch(
         run_dir=str(run_dir),
-        argv=("/bin/bash", "-c", script),
+        argv=("/bin/bash", "-c", script, "mpirun", "-n", str(len(hosts))),
         env={"FTCLUSTER_RUN": run_dir.name, **(env or {})},
         hostfile="".join(f"{host.address}:1\n" for host in hosts),
         hosts=tuple(hosts),

@@ -60,8 +60,11 @@ class Run:
     request: StopRequest
 
 
-def run_ranks(launch: Launch, run: Run) -> Ending:
+def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     """Start mpirun and wait until nothing of the run is left on this host.
+
+    Args:
+        notice: for users, once the hosts are known to answer; "" for none.
 
     Raises:
         HostsRefused, TrainError: no rank was started.
@@ -82,6 +85,8 @@ def run_ranks(launch: Launch, run: Run) -> Ending:
     # a run that has begun is not lost to another one; with idle hosts it may have the choice
     patient = launch.wait or (launch.restarts > 0 and not launch.idle)
     _refuse(run.leases.take(launch, stack, waiting if patient else None))
+    if notice:
+        events.write("notice", message=notice)
     sourced = oneccl.variables_for(launch.env, host_path())
     beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
     environment = rank_environment(launch.variables, launch.stack, sourced)

@@ -31,9 +31,9 @@ def hosts_of_restart(launch: Launch, lost: Collection[Host]) -> tuple[Host, ...]
 
 
 def change_notice(before: Sequence[Host], after: Sequence[Host]) -> str:
-    """The notice that a restart uses other hosts."""
+    """The notice that a restart uses other hosts; "" where it does not."""
     gone = ", ".join(host.name for host in before if host not in after)
     new = ", ".join(host.name for host in after if host not in before)
     if not new:
-        return f"continuing without {gone}"
+        return f"continuing without {gone}" if gone else ""
     return f"using {new} in place of {gone}" if gone else f"using {new} again"
