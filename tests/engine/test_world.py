@@ -1,5 +1,6 @@
 """The store that the ranks meet at, and what they tell each other."""
 
+import doctest
 import math
 import socket
 from datetime import timedelta
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ftcluster_train.distributed import world
 from ftcluster_train.distributed.world import gather_over_ranks, open_store
 from ftcluster_train.errors import TrainError
 from ftcluster_train.supervisor import free_port
@@ -58,3 +60,7 @@ def test_what_the_ranks_have_is_the_same_on_all(tmp_path: Path) -> None:
         [[[0, 0.1], [1, math.inf]], []],
     ]
     assert on_ranks(say, 2, tmp_path) == [expected, expected]
+
+
+def test_the_examples_in_docstrings() -> None:
+    assert doctest.testmod(world).failed == 0

@@ -17,6 +17,7 @@ from ftcluster.launch.record import (
     complete_from,
     record_dir,
     recorded_place,
+    shown_command,
 )
 from ftcluster.progress.state import RunProgress
 from ftcluster_common.run_state import RunState
@@ -210,6 +211,18 @@ def test_a_record_says_where_a_run_is(monkeypatch: pytest.MonkeyPatch, tmp_path:
     path.write_text("{")
     with pytest.raises(FtclusterError, match="cannot be read"):
         recorded_place(RUN)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("train -e a=x -ea=x --extra-vars a=x", "train -e ... -e... --extra-vars ..."),
+        ("train --extra-vars=a=x -n 1", "train --extra-vars=... -n 1"),
+        ("run -- script.py -e 5", "run -- script.py -e 5"),
+    ],
+)
+def test_extra_variables_are_not_in_a_record(words: str, shown: str) -> None:
+    assert shown_command(words.split()) == ["ftcluster", *shown.split()]
 
 
 def test_a_run_that_nobody_followed_gets_its_end_from_the_head(

@@ -28,7 +28,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules import mesh_head as m
 from ansible_collections.ftcluster.cluster.plugins.modules import mesh_member as mesh_member_module
 from ansible_collections.ftcluster.cluster.plugins.modules import setup_lock as setup_lock_module
 from ansible_collections.ftcluster.cluster.plugins.modules import stack_link as stack_link_module
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import above, look
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import look
 
 from tests.unit.hosts import Action, plugin
 
@@ -357,7 +357,3 @@ def test_the_module_decides_where_a_stack_is_going_to_change(act: Act, guarded: 
     (stack / setup_lock.COMPLETE).write_text(f"{sha256(b'a wheel').hexdigest()} boot\n")
     assert act(setup_lock, **arguments) == {"changed": False}
     assert guarded.exists()
-
-
-def test_all_folders_above() -> None:
-    assert above("/a/b/c") == ["/a/b", "/a", "/"]

@@ -64,8 +64,8 @@ def partners(rank: int, size: int) -> list[int]:
 def seconds_per_pair(size: int) -> float:
     """How long a pair may measure, so that all rounds take seconds.
 
-    >>> seconds_per_pair(4), seconds_per_pair(61)
-    (0.3, 0.1)
+    >>> seconds_per_pair(4), round(seconds_per_pair(61), 3)
+    (0.3, 0.098)
     """
     return min(PAIR_SECONDS, ALL_SECONDS / max(1, len(rounds(size))))
 
