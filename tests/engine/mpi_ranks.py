@@ -1,0 +1,354 @@
+"""What the tests of the backend over MPI do on each rank.
+
+mpirun -n 3 python -m tests.engine.mpi_ranks CASE...
+"""
+
+import importlib.metadata
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import ftcluster_train.mpi  # noqa: F401 - registers the backend
+
+RANK = int(os.environ.get("PMI_RANK") or os.environ["RANK"])
+SIZE = int(os.environ.get("PMI_SIZE") or os.environ["WORLD_SIZE"])
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+TYPES = (*FLOATS, torch.int64, torch.int32, torch.int8, torch.uint8)
+ALL_TYPES = (*TYPES, torch.int16, torch.bool, torch.complex64)
+ROUNDS = 40
+Group = dist.ProcessGroup
+
+
+def join(seconds: float = 30) -> None:
+    store = dist.TCPStore(
+        "127.0.0.1", int(os.environ["MASTER_PORT"]), SIZE, RANK == 0, wait_for_workers=False
+    )
+    limit = timedelta(seconds=seconds)
+    dist.init_process_group("impi", store=store, rank=RANK, world_size=SIZE, timeout=limit)
+
+
+class Draw:
+    """Tensors that are the same on every rank in shape, and differ in their values.
+
+    Args:
+        contiguous: gloo needs that all are.
+    """
+
+    def __init__(self, seed: int, contiguous: bool) -> None:
+        self.contiguous = contiguous
+        self.common, self.own = random.Random(seed), random.Random(seed * 1000 + RANK)
+
+    def dtype(self, among: Sequence[torch.dtype]) -> torch.dtype:
+        return self.common.choice(among)
+
+    def rank(self, group: Group) -> int:
+        return self.common.choice(dist.get_process_group_ranks(group))
+
+    def shape(self) -> list[int]:
+        most = self.common.choice((3, 9, 60))
+        return [self.common.randrange(most + 1) for _ in range(self.common.randrange(1, 4))]
+
+    def tensor(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        torch.manual_seed(self.own.randrange(1 << 30))
+        values = torch.randint(-3 if dtype.is_signed else 0, 4, tuple(shape)).to(dtype)
+        layout = self.common.randrange(3)
+        if self.contiguous:
+            return values
+        if layout == 1 and values.dim() > 1:
+            return values.transpose(0, 1).contiguous().transpose(0, 1)
+        if layout == 2:
+            return torch.stack([values, values], dim=-1)[..., 1]  # with gaps
+        return values
+
+
+def all_reduce(draw: Draw, group: Group) -> list[torch.Tensor]:
+    kinds = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT]
+    tensor, kind = draw.tensor(draw.dtype(TYPES), draw.shape()), draw.common.choice(kinds)
+    dist.all_reduce(tensor, kind, group)
+    return [tensor]
+
+
+def reduce(draw: Draw, group: Group) -> list[torch.Tensor]:
+    tensor, root = draw.tensor(draw.dtype(TYPES), draw.shape()), draw.rank(group)
+    dist.reduce(tensor, root, group=group)
+    return [tensor] if dist.get_rank() == root else []
+
+
+def broadcast(draw: Draw, group: Group) -> list[torch.Tensor]:
+    tensor = draw.tensor(draw.dtype(TYPES), draw.shape())
+    dist.broadcast(tensor, draw.rank(group), group)
+    return [tensor]
+
+
+def all_gather(draw: Draw, group: Group) -> list[torch.Tensor]:
+    tensor = draw.tensor(draw.dtype(TYPES), draw.shape())
+    found = [torch.zeros_like(tensor) for _ in range(group.size())]
+    dist.all_gather(found, tensor, group)
+    whole = tensor.new_empty(group.size() * tensor.numel())
+    dist.all_gather_into_tensor(whole, tensor.contiguous().view(-1), group)
+    return [*found, whole]
+
+
+def gather(draw: Draw, group: Group) -> list[torch.Tensor]:
+    tensor, root = draw.tensor(draw.dtype(TYPES), draw.shape()), draw.rank(group)
+    found = [torch.zeros_like(tensor) for _ in range(group.size())] if root == RANK else None
+    dist.gather(tensor, found, root, group)
+    return found or []
+
+
+def scatter(draw: Draw, group: Group) -> list[torch.Tensor]:
+    dtype, shape, root = draw.dtype(TYPES), draw.shape(), draw.rank(group)
+    parts = [draw.tensor(dtype, shape) for _ in range(group.size())]
+    found = torch.zeros_like(parts[0])
+    dist.scatter(found, parts if root == RANK else None, root, group)
+    return [found]
+
+
+def all_to_all(draw: Draw, group: Group) -> list[torch.Tensor]:
+    dtype, width = draw.dtype(TYPES), draw.common.randrange(1, 5)
+    rows = [[draw.common.randrange(4) for _ in range(group.size())] for _ in range(group.size())]
+    own = group.rank()
+    sends, receives = rows[own], [row[own] for row in rows]
+    source = draw.tensor(dtype, (sum(sends), width)).contiguous()
+    found = source.new_zeros(sum(receives), width)
+    dist.all_to_all_single(found, source, receives, sends, group)
+    return [found]
+
+
+COMPARED: Sequence[Callable[[Draw, Group], list[torch.Tensor]]] = (
+    all_reduce, reduce, broadcast, all_gather, gather, scatter, all_to_all,
+)  # fmt: skip
+
+
+def compare() -> None:
+    """Each collective on random tensors against gloo, in the whole world and in sub-groups."""
+    join()
+    groups = [(dist.group.WORLD, dist.new_group(backend="gloo"))]
+    for ranks in [list(range(SIZE - 1)), [SIZE - 1, 0]]:
+        groups.append((dist.new_group(ranks), dist.new_group(ranks, backend="gloo")))
+    for seed in range(ROUNDS):
+        for ours, gloos in groups:
+            if RANK not in dist.get_process_group_ranks(ours):
+                continue
+            for collective in COMPARED:
+                found = collective(Draw(seed, contiguous=False), ours)
+                expected = collective(Draw(seed, contiguous=True), gloos)
+                torch.testing.assert_close(
+                    found,
+                    expected,
+                    rtol=0,
+                    atol=0,
+                    msg=(
+                        lambda text, seed=seed, name=collective.__name__: f"{name} {seed}: {text}"
+                    ),
+                )
+
+
+def beyond_gloo() -> None:
+    """What gloo does not have, by what it is."""
+    join()
+    mean = torch.full((5,), float(RANK))
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    assert mean.tolist() == [(SIZE - 1) / 2] * 5
+    for dtype in FLOATS:
+        source = torch.arange(SIZE * 7).to(dtype).view(7, SIZE).t() * (RANK + 1)
+        part = torch.empty(7, dtype=dtype)
+        dist.reduce_scatter_tensor(part, source.contiguous().view(-1))
+        whole = source.contiguous().view(-1)
+        dist.all_reduce(whole)
+        assert torch.equal(part, whole.view(SIZE, 7)[RANK])
+        dist.reduce_scatter(part, list(source))
+        assert torch.equal(part, whole.view(SIZE, 7)[RANK])
+    for dtype in ALL_TYPES:
+        tensor = torch.tensor([RANK == 0, True, False]).to(dtype)
+        dist.broadcast(tensor, 0)
+        assert tensor.tolist() == [1, 1, 0]
+    flags = torch.tensor([RANK == 1, False])
+    dist.all_reduce(flags)
+    assert flags.tolist() == [True, False]
+    lists = [torch.full((rank + 1,), RANK) for rank in range(SIZE)]
+    found = [torch.zeros(RANK + 1, dtype=torch.int64) for _ in range(SIZE)]
+    dist.all_to_all(found, lists)
+    assert [tensor.tolist() for tensor in found] == [[rank] * (RANK + 1) for rank in range(SIZE)]
+    things: list[object] = [None] * SIZE
+    dist.all_gather_object(things, {"rank": RANK})
+    assert things == [{"rank": rank} for rank in range(SIZE)]
+
+
+def messages() -> None:
+    """Between two ranks: in any order, from any rank, and beside a collective."""
+    join()
+    after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    sum_of_ranks = torch.tensor([RANK])
+    if RANK == 0:  # called before the message that the others wait for
+        reduced = dist.all_reduce(sum_of_ranks, async_op=True)
+    sent = [dist.isend(torch.full((3,), 10 * RANK + tag), after, tag=tag) for tag in (1, 2)]
+    got = [torch.zeros(3, dtype=torch.int64) for _ in (1, 2)]
+    dist.recv(got[1], before, tag=2)
+    assert dist.recv(got[0], tag=1) == before
+    assert [int(one[0]) for one in got] == [10 * before + 1, 10 * before + 2]
+    for work in sent:
+        work.wait()
+    if RANK:
+        reduced = dist.all_reduce(sum_of_ranks, async_op=True)
+    reduced.wait()
+    assert sum_of_ranks.item() == SIZE * (SIZE - 1) // 2
+    received = torch.zeros(2)
+    ops = [
+        dist.P2POp(dist.isend, torch.full((2,), float(RANK)), after),
+        dist.P2POp(dist.irecv, received, before),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert received.tolist() == [before] * 2
+
+
+def in_flight() -> None:
+    """Many at once, in two groups, waited for in another order."""
+    join()
+    other = dist.new_group(list(range(SIZE)))
+    tensors = [torch.full((1000 + i,), float(i)) for i in range(100)]
+    works = [
+        dist.all_reduce(tensor, group=other if i % 3 else None, async_op=True)
+        for i, tensor in enumerate(tensors)
+    ]
+    for i in reversed(range(100)):
+        works[i].wait()
+        assert works[i].is_success()
+        assert torch.equal(tensors[i], torch.full((1000 + i,), float(i * SIZE)))
+    future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+    assert future.then(lambda done: done.value()[0].sum()).wait() == 3 * SIZE
+    with dist.distributed_c10d._coalescing_manager() as _:
+        together = [torch.ones(4) for _ in range(3)]
+        for tensor in together:
+            dist.all_reduce(tensor)
+    assert [int(tensor[0]) for tensor in together] == [SIZE] * 3
+
+
+def losses(wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> list[float]:
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(40, 300), torch.nn.GELU(), torch.nn.Linear(300, 7)]
+    model = wrap(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(RANK + 10)
+    found = []
+    for _ in range(5):
+        loss = torch.nn.functional.cross_entropy(model(torch.randn(8, 40)), torch.arange(8) % 7)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        dist.all_reduce(total := loss.detach().clone())
+        found.append(round(float(total), 4))
+    return found
+
+
+def ddp(model: torch.nn.Module) -> torch.nn.Module:
+    return DistributedDataParallel(model, bucket_cap_mb=0.02)
+
+
+def fsdp(model: torch.nn.Module) -> torch.nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def accelerate(model: torch.nn.Module) -> torch.nn.Module:
+    from accelerate import Accelerator
+
+    prepared: torch.nn.Module = Accelerator(cpu=True).prepare(model)
+    assert isinstance(prepared, DistributedDataParallel)
+    return prepared
+
+
+def libraries() -> None:
+    """DDP, FSDP2 and Accelerate learn with this backend what DDP learns with gloo."""
+    os.environ |= {"RANK": str(RANK), "WORLD_SIZE": str(SIZE), "LOCAL_RANK": str(RANK)}
+    join()
+    found = [losses(wrap) for wrap in (ddp, fsdp, accelerate)]
+    gloo = dist.new_group(backend="gloo")
+    expected = losses(lambda model: DistributedDataParallel(model, process_group=gloo))
+    assert found == [expected] * len(found), found
+
+
+def other_calls() -> None:
+    """A call that differs between the ranks fails on each, and the next one succeeds."""
+    join()
+    for call in (
+        lambda: dist.all_reduce(torch.ones(3 + RANK)),
+        lambda: dist.all_reduce(torch.ones(3, dtype=(torch.float32, torch.float64)[RANK % 2])),
+        lambda: dist.broadcast(torch.ones(3), 0) if RANK else dist.all_reduce(torch.ones(3)),
+        lambda: dist.all_to_all_single(
+            torch.ones(SIZE), torch.ones(SIZE + RANK), [1] * SIZE, [1] * (SIZE - 1) + [1 + RANK]
+        ),
+    ):
+        try:
+            call()
+        except dist.DistBackendError as error:
+            print(f"rank {RANK}: {error}", flush=True)
+        else:
+            raise AssertionError("no error")
+    dist.all_reduce(tensor := torch.ones(3))
+    assert tensor.tolist() == [SIZE] * 3
+
+
+def fails() -> None:
+    join()
+    if RANK == 1:
+        raise KeyError("of rank 1")
+    dist.all_reduce(torch.ones(3))
+
+
+def exits() -> None:
+    join()
+    if RANK == 1:
+        sys.exit(7)
+    dist.all_reduce(torch.ones(3))
+
+
+def is_killed() -> None:
+    join()
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(3))
+
+
+def is_stopped() -> None:
+    join(3)
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(1 << 20))
+
+
+def ends_late() -> None:
+    """Rank 0 still has work to do when the others have ended, and no rank destroys the group."""
+    join()
+    dist.all_reduce(torch.ones(3))
+    if RANK == 0:
+        time.sleep(1)
+        print("saved")
+
+
+def has_another_torch() -> None:
+    if RANK == 1:
+        importlib.metadata.version = lambda name: f"another {name}"
+    join()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for case in sys.argv[1:]:
+        globals()[case]()
+        if len(sys.argv) > 2:
+            dist.destroy_process_group()
+            os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    print(f"rank {RANK} is done")
