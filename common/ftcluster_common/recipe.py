@@ -169,7 +169,7 @@ class Training:
     ) = "none"
     run_name: str | None = None
     use_ipex: Literal["auto", True, False] = "auto"
-    ddp_backend: Literal["auto", "gloo", "ccl"] = "auto"
+    ddp_backend: Literal["auto", "impi", "gloo", "ccl"] = "auto"
 
 
 TaskName = Literal["text-classification", "question-answering", "causal-lm"]

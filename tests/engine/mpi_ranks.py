@@ -178,6 +178,11 @@ def beyond_gloo() -> None:
     found = [torch.zeros(RANK + 1, dtype=torch.int64) for _ in range(SIZE)]
     dist.all_to_all(found, lists)
     assert [tensor.tolist() for tensor in found] == [[rank] * (RANK + 1) for rank in range(SIZE)]
+    with torch.inference_mode():
+        gathered = [torch.zeros(2) for _ in range(SIZE)]
+        dist.all_gather(gathered, torch.full((2,), float(RANK)))
+        dist.all_reduce(gathered[0], dist.ReduceOp.AVG)
+    assert [int(one[0]) for one in gathered] == list(range(SIZE))
     things: list[object] = [None] * SIZE
     dist.all_gather_object(things, {"rank": RANK})
     assert things == [{"rank": rank} for rank in range(SIZE)]

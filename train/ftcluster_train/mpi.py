@@ -3,12 +3,10 @@
     import ftcluster_train.mpi
     torch.distributed.init_process_group("impi")
 
-The ranks have to be started by mpirun.
+The ranks have to be started by mpirun. torch 2.5 and newer imports this module by itself, by its
+entry point.
 """
 
-import torch.distributed as dist
+from ftcluster_train.distributed.mpi_backend import register
 
-from ftcluster_train.distributed.mpi_group import NAME, MpiGroup
-
-if NAME not in dist.Backend.backend_list:
-    dist.Backend.register_backend(NAME, MpiGroup, devices=["cpu"])
+register()

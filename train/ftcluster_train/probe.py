@@ -23,12 +23,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ftcluster_common.launch import Host
+from ftcluster_common.launch import GLOO, IMPI, Host
 from ftcluster_train.distributed.connectivity import (
     WAIT_SECONDS,
     check_connections,
     connected_ranks,
 )
+from ftcluster_train.errors import first_line
 from ftcluster_train.launcher.processes import run_of
 from ftcluster_train.verification.consistency import KERNELS
 from ftcluster_train.verification.matmul_benchmark import cpuinfo_field, measure_speed
@@ -43,6 +44,7 @@ PIECE = 3000  # of one line: the kernel does not mix writes of up to 4096 bytes 
 PRODUCT = 256  # rows and columns of the product whose kernel is examined
 TIMED_BYTES = 4 << 20
 TIMED_REPEATS = 5
+PRINT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
             {**asdict(link), "ranks": [members[end] for end in link.ranks]}
             for link in measure_links(members.index(rank), len(members))
         ]
+    if len(members) > 1:
+        answer["backends"] = {GLOO: answer["all_reduce_ms"], **time_impi(answer)}
     dist.barrier()  # until here the others need the store, which the head has
     dist.destroy_process_group()
 
@@ -153,7 +157,7 @@ def join_group(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
     return {
         "interface": interface,
         "sum_right": found == [size * (size + 1) / 2, 0.5 * size],
-        "all_reduce_ms": timed_all_reduce() if size > 1 else None,
+        "all_reduce_ms": time_all_reduce(None) if size > 1 else None,
     }
 
 
@@ -211,8 +215,8 @@ def kernel_of(log: str) -> str:
     return names[-1] if names else ""
 
 
-def timed_all_reduce() -> float:
-    """Median milliseconds of an all-reduce of TIMED_BYTES in fp32."""
+def time_all_reduce(group: Any) -> float:
+    """Median milliseconds of an all-reduce of TIMED_BYTES in fp32; None: the default group."""
     import torch
     import torch.distributed as dist
 
@@ -221,9 +225,26 @@ def timed_all_reduce() -> float:
     for _ in range(TIMED_REPEATS):
         dist.barrier()
         began = time.perf_counter()
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=group)
         times.append((time.perf_counter() - began) * 1000)
     return median(times)
+
+
+def time_impi(answer: dict[str, Any]) -> dict[str, float]:
+    """The same over the backend impi, where all ranks can use it; else the answer says why not."""
+    import torch.distributed as dist
+
+    from ftcluster_train.distributed.mpi_backend import register
+    from ftcluster_train.distributed.world import gather_over_ranks
+
+    register()
+    times = {}
+    limit = timedelta(seconds=COLLECTIVE_SECONDS)
+    try:
+        times[IMPI] = time_all_reduce(dist.new_group(backend=IMPI, timeout=limit))
+    except Exception as error:
+        answer["impi_error"] = first_line(error)
+    return times if all(gather_over_ranks(bool(times))) else {}
 
 
 def has_address(address: str) -> bool:
@@ -279,6 +300,8 @@ def main() -> int:
     for line in pieces(rank, answer):
         sys.stdout.write(line)
         sys.stdout.flush()  # one write each, so that the lines of several ranks do not mix
+    if IMPI not in answer.get("backends", [IMPI]):  # mpirun ends the others when one ends
+        time.sleep(PRINT_SECONDS)
     return 0
 
 

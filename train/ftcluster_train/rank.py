@@ -17,6 +17,7 @@ from ftcluster_common.cpu_list import format_cpus
 from ftcluster_common.job import Job, read_job
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import (
+    abandon_world,
     check_equal_samples,
     gather_over_ranks,
     host_led,
@@ -140,9 +141,11 @@ def main() -> int:
         leave_world()
     except TrainError as error:
         print(error_line(error), flush=True)
+        abandon_world()
         return 1
     except OSError as error:
         traceback.print_exc()
+        abandon_world()
         if error.errno == errno.ENOSPC:
             print(error_line(disk_full(run_dir)), flush=True)
         return 1

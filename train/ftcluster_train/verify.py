@@ -44,6 +44,7 @@ from ftcluster_train.verification.consistency import (
     host_rows,
     link_rows,
     open_to_outsiders,
+    without_impi,
 )
 from ftcluster_train.verification.outliers import slow_hosts, slow_links
 
@@ -61,7 +62,9 @@ class Report:
         problems: none if the hosts can train together.
         warnings: what makes them slower than they could be.
         packages: number of packages, which are the same on every host.
-        all_reduce_ms: median time of an all-reduce of 4 MiB over all hosts, None for one host.
+        all_reduce_ms: median time of an all-reduce of 4 MiB over all hosts by gloo, None for one
+            host.
+        backends: this time by backend.
         links: a row for each pair that was measured: hosts, latency_us, mb_per_second.
     """
 
@@ -70,6 +73,7 @@ class Report:
     warnings: list[Finding] = field(default_factory=list)
     packages: int = 0
     all_reduce_ms: float | None = None
+    backends: dict[str, float] = field(default_factory=dict)
     links: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -93,10 +97,12 @@ def verify(request: Request) -> Report:
         *(busy_hosts(request.hosts, answers) if request.measure or report.links else []),
         *slow_hosts(report.hosts),
         *slow_links(report.links, mbits),
+        *without_impi(request.hosts, answers),
     ]
     if answers and not report.problems:
         report.packages = len(answers[0]["packages"])
     report.all_reduce_ms = next((answer.get("all_reduce_ms") for answer in answers), None)
+    report.backends = next((answer.get("backends", {}) for answer in answers), {})
     return report
 
 

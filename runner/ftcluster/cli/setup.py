@@ -158,7 +158,7 @@ def _with_stack(cluster: Cluster, result: StagesResult) -> Cluster:
         replace(host, stack=result.stack) if host.name in result.inventory.hosts else host
         for host in cluster.facts.hosts
     )
-    return replace(cluster, facts=ClusterFacts(hosts))
+    return replace(cluster, facts=replace(cluster.facts, hosts=hosts))
 
 
 def _save(result: StagesResult, options: tuple[str, ...]) -> None:
@@ -171,7 +171,8 @@ def _save(result: StagesResult, options: tuple[str, ...]) -> None:
     if before:
         known = {host.name: host for host in before.facts.hosts} | known
     hosts = tuple(known[name] for name in inventory.cluster if name in known)
-    remember(Cluster(inventory.paths, ClusterFacts(hosts), remembered(options), inventory.pattern))
+    facts = ClusterFacts(hosts, result.all_reduce_ms)
+    remember(Cluster(inventory.paths, facts, remembered(options), inventory.pattern))
 
 
 def result_document(result: StagesResult) -> dict[str, Any]:

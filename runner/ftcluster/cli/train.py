@@ -242,7 +242,7 @@ def resume_run(
     """
     found = find_job(replace(place_of(cluster), options=tuple(reach)), run)
     facts_of = {host.name: host for host in cluster.facts.hosts}
-    hosts = ClusterFacts(tuple(facts_of[name] for name in found.hosts))
+    hosts = replace(cluster.facts, hosts=tuple(facts_of[name] for name in found.hosts))
     cluster = replace(cluster, facts=hosts)
     nodes = nodes or found.nodes
     facts, further = first_hosts(hosts, nodes), next_hosts(hosts, nodes, spares)

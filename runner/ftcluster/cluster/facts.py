@@ -1,6 +1,6 @@
 """The facts of each host, which preflight gathers and plan() decides by. Plain data."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 
@@ -98,7 +98,7 @@ class HostFacts:
         Raises:
             KeyError, TypeError: these are no facts.
         """
-        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        known = {key.name: data[key.name] for key in fields(cls) if key.name in data}
         lists = {
             name: tuple(known.get(name, ())) for name in ("cpu_flags", "nics", "rdma_libraries")
         }
@@ -109,9 +109,14 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """All hosts of a cluster, the head first."""
+    """All hosts of a cluster, the head first.
+
+    Attributes:
+        all_reduce_ms: of 4 MiB over all hosts, by backend; empty where it was not measured.
+    """
 
     hosts: tuple[HostFacts, ...]
+    all_reduce_ms: dict[str, float] = field(default_factory=dict)
 
     @property
     def head(self) -> HostFacts:
@@ -125,4 +130,5 @@ class ClusterFacts:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "ClusterFacts":
         """The inverse of `to_dict`."""
-        return cls(hosts=tuple(HostFacts.from_dict(host) for host in data["hosts"]))
+        hosts = tuple(HostFacts.from_dict(host) for host in data["hosts"])
+        return cls(hosts, dict(data.get("all_reduce_ms", {})))

@@ -1,4 +1,4 @@
-"""Whether a run uses IPEX and oneCCL. Pure functions only.
+"""Whether a run uses IPEX, and its backend of torch.distributed. Pure functions only.
 
 oneCCL runs collectives in threads of its own, the workers, which poll all the time. Its guide asks
 for cores that do not compute (oneCCL Developer Guide, Execution of Communication Operations). Each
@@ -10,11 +10,16 @@ from collections.abc import Mapping, Sequence
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.stacks.catalog import Stack, install_hint
-from ftcluster_common.launch import CCL
+from ftcluster_common.launch import CCL, GLOO, IMPI
 from ftcluster_common.recipe import Recipe
 
 IPEX_FLAG = "avx512f"  # IPEX's kernels for training need it
 WORKERS = 1  # of oneCCL, for each rank
+NO_WORKER = "; not ccl: a rank with one core has none for oneCCL's worker"
+WHY = {
+    IMPI: "Intel MPI adds gradients in half of gloo's time, see docs/plan.md",
+    GLOO: "the backend that every torch for CPUs has",
+}
 
 
 def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
@@ -77,13 +82,19 @@ def choose_ipex(
 
 
 def choose_backend(
-    recipe: Recipe | None, world: int, cores: int, stack: Stack, stacks: Mapping[str, Stack]
+    recipe: Recipe | None,
+    world: int,
+    cores: int,
+    stack: Stack,
+    stacks: Mapping[str, Stack],
+    measured: Mapping[str, float],
 ) -> tuple[str, str]:
     """The torch.distributed backend, and why.
 
     Args:
         recipe: None for a user's own script.
         cores: of the rank with the fewest.
+        measured: milliseconds of an all-reduce over the hosts, by backend.
 
     Raises:
         PlanError: the recipe requires one that the stack does not have.
@@ -98,13 +109,19 @@ def choose_backend(
                 install_hint(having),
             )
         return asked, f"set in recipe {recipe.name}"
-    if stack.backends[0] != CCL:
-        return "gloo", "the backend that every torch for CPUs has"
     if world == 1:
-        return "gloo", "not ccl: there is only one rank"
-    if cores <= WORKERS:
-        return "gloo", "not ccl: a rank with one core has none for oneCCL's worker"
-    return CCL, f"stack {stack.name} has oneccl_bind_pt"
+        return GLOO, "there is only one rank"
+    usable = [name for name in stack.backends if name != CCL or cores > WORKERS]
+    left_out = "" if len(usable) == len(stack.backends) else NO_WORKER
+    if usable[0] == CCL:
+        return CCL, f"stack {stack.name} has oneccl_bind_pt"
+    times = {name: measured[name] for name in usable if name in measured}
+    if len(times) > 1:
+        fastest = min(times, key=lambda name: times[name])
+        others = ", ".join(f"{name} {times[name]:.1f} ms" for name in times if name != fastest)
+        why = f"the fastest between these hosts: an all-reduce takes {times[fastest]:.1f} ms"
+        return fastest, f"{why}, {others}{left_out}"
+    return usable[0], f"{WHY[usable[0]]}{left_out}"
 
 
 def oneccl_variables() -> dict[str, str]:

@@ -142,7 +142,7 @@ def first_hosts(facts: ClusterFacts, count: int | None) -> ClusterFacts:
             f"--nodes {count}, but the cluster has {counted(len(facts.hosts), 'host')}: {there}",
             "use fewer, or add hosts with ftcluster setup",
         )
-    return ClusterFacts(hosts=facts.hosts[:count])
+    return replace(facts, hosts=facts.hosts[:count])
 
 
 def plan(
@@ -193,7 +193,10 @@ def plan(
         _attempt(problems, batch.check_memory, facts, counts)
         if stack:
             fewest = min(layout.cores for layout in layouts.values())
-            backend = _attempt(problems, choose_backend, recipe, world, fewest, stack, stacks)
+            measured = facts.all_reduce_ms if len(facts.hosts) > 1 else {}
+            backend = _attempt(
+                problems, choose_backend, recipe, world, fewest, stack, stacks, measured
+            )
     if problems or not ipex or not backend:
         raise _together(problems)
 
@@ -258,7 +261,7 @@ def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
     if len(facts.hosts) > 1:
         return facts
     head = replace(facts.head, network_address=LOOPBACK, network_interface="lo")
-    return ClusterFacts((head,))
+    return replace(facts, hosts=(head,))
 
 
 def _of_host(

@@ -67,7 +67,7 @@ def plan_with_spares(
     ranks = counts.pop() if len(counts) == 1 else ranks_per_host
     planned = []
     for spare in spares:
-        hosts = ClusterFacts((*facts.hosts[:-1], spare))
+        hosts = replace(facts, hosts=(*facts.hosts[:-1], spare))
         other = plan(hosts, recipe, stacks, ranks, model)
         for what, place in COMMON.items():
             own, its = getattr(decided, what), getattr(other, what)

@@ -27,6 +27,7 @@ class StagesResult:
         progress: the counts of each host.
         facts: of each host by name, where a stage has gathered them.
         table: the lines of verify's table.
+        all_reduce_ms: see ClusterFacts.
         stack: the name of the stack in use, or "" where no stage has looked.
         stack_why: why this one was chosen.
         locked: whether a host has given this setup its lock.
@@ -36,6 +37,7 @@ class StagesResult:
     progress: SetupProgress = field(default_factory=SetupProgress)
     facts: dict[str, HostFacts] = field(default_factory=dict)
     table: list[str] = field(default_factory=list)
+    all_reduce_ms: dict[str, float] = field(default_factory=dict)
     stack: str = ""
     stack_why: str = ""
     seconds: float = 0.0
@@ -57,6 +59,8 @@ class StagesResult:
         if event.action.endswith(".stack_link") and "current" in event.result:
             self.stack = stack_name(event.result["current"])
         self.table = found.get("verify_table", self.table)
+        if found.get("verify_report"):
+            self.all_reduce_ms = found["verify_report"].get("backends") or {}
 
 
 def run_stages(

@@ -12,7 +12,7 @@ from ftcluster.user_script.source import Argument, Import, Source
 
 BF16_NEEDS_USE_CPU = (4, 55)  # of transformers
 NO_IPEX = 'torch uses AMX by itself; for bfloat16: torch.autocast("cpu", dtype=torch.bfloat16)'
-NO_CCL = 'use the backend "gloo", or os.environ["FTCLUSTER_BACKEND"]'
+NO_CCL = 'use the backend "impi" or "gloo", or os.environ["FTCLUSTER_BACKEND"]'
 # the first release of transformers whose TrainingArguments do not have an argument, and what to
 # write instead; tests/engine compares it with the transformers of the stack in use
 REMOVED: Mapping[str, tuple[tuple[int, ...], str]] = {
@@ -93,7 +93,7 @@ def _of_arguments(
         why = hint = ""
         if one.name in ("ddp_backend", "xpu_backend") and one.value == "ccl" and not stack.has_ccl:
             why = f"stack {stack.name} does not have oneccl_bind_pt"
-            hint = f"leave it out: gloo is the default; {_stack_with((CCL,), stacks)}"
+            hint = f"--ddp_backend impi, or leave it out for gloo; {_stack_with((CCL,), stacks)}"
         elif instead and version >= removed:
             why, hint = f"{transformers} does not have it", instead
         elif one.name == "use_ipex" and not off and not stack.has_ipex:

@@ -61,7 +61,7 @@ def test_the_json_document_can_be_planned_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = document(capsys, "mrpc", "--nodes", "1", "--ranks-per-host", "4")
-    assert (first["state"], first["world_size"], first["backend"]) == ("planned", 4, "gloo")
+    assert (first["state"], first["world_size"], first["backend"]) == ("planned", 4, "impi")
     assert [rank["cpus"] for rank in first["hosts"][0]["ranks"]] == [
         "0-15", "16-31", "32-47", "48-63",
     ]  # fmt: skip

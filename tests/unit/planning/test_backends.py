@@ -72,13 +72,15 @@ def test_what_continues_from_a_checkpoint_does_so_without_ipex() -> None:
 @pytest.mark.parametrize(
     ("stack", "setting", "ranks", "cores", "backend"),
     [
-        ("native", "auto", 2, 16, "gloo"),
+        ("native", "auto", 2, 16, "impi"),
+        ("native", "auto", 1, 16, "gloo"),
         ("native", "gloo", 2, 16, "gloo"),
-        ("intel-2.8", "auto", 2, 16, "gloo"),
+        ("intel-2.8", "auto", 2, 16, "impi"),
+        ("intel-2.7", "impi", 2, 16, "impi"),
         ("intel-2.7", "auto", 2, 16, "ccl"),
         ("intel-2.7", "gloo", 2, 16, "gloo"),
         ("intel-2.7", "auto", 1, 16, "gloo"),
-        ("intel-2.7", "auto", 2, 2, "gloo"),
+        ("intel-2.7", "auto", 2, 2, "impi"),
         ("intel-2.7", "ccl", 2, 2, "ccl"),
     ],
 )
@@ -86,6 +88,23 @@ def test_backend(stack: str, setting: str, ranks: int, cores: int, backend: str)
     launch = decided(stack, ranks, cores=cores, ddp_backend=setting)
     assert launch.backend == render(launch, "r-1").env["FTCLUSTER_BACKEND"] == backend
     assert decision(launch, "backend").startswith(backend)
+
+
+@pytest.mark.parametrize(
+    ("measured", "backend"),
+    [
+        ({"gloo": 3.0, "impi": 9.0}, "gloo"),
+        ({"gloo": 9.0, "impi": 3.0}, "impi"),
+        ({"gloo": 3.0}, "impi"),
+    ],
+)
+def test_the_backend_is_the_one_that_was_measured_fastest(
+    measured: dict[str, float], backend: str, said: Said
+) -> None:
+    facts = replace(cluster(*hosts("native", 2)), all_reduce_ms=measured)
+    launch = plan(facts, recipe(), STACKS)
+    assert launch.backend == backend
+    said(decision(launch, "backend"))
 
 
 @pytest.mark.parametrize("training", [{"use_ipex": True}, {"ddp_backend": "ccl"}])

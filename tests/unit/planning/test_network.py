@@ -118,6 +118,10 @@ def test_in_a_plan() -> None:
     launch = plan(cluster(with_rdma("a"), with_rdma("b")), RECIPE, STACKS)
     [decision] = [one for one in launch.decisions if one.what == "network provider"]
     assert decision.value == launch.provider == VERBS
+    assert "gloo" not in decision.why
+    by_gloo = replace(RECIPE, training=replace(RECIPE.training, ddp_backend="gloo"))
+    launch = plan(cluster(with_rdma("a"), with_rdma("b")), by_gloo, STACKS)
+    [decision] = [one for one in launch.decisions if one.what == "network provider"]
     assert decision.why.endswith("for MPI only, gloo uses TCP")
     alone = plan(cluster(with_rdma("a")), RECIPE, STACKS)
     assert alone.provider == ""

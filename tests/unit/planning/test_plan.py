@@ -82,7 +82,7 @@ def test_decisions_that_are_the_same_on_several_hosts_are_made_once() -> None:
 
 def test_a_users_script_has_no_batch() -> None:
     launch = plan(cluster(host("a", cores=8, numa_nodes=4)), None, STACKS)
-    assert (launch.world_size, launch.backend, launch.ipex) == (4, "gloo", False)
+    assert (launch.world_size, launch.backend, launch.ipex) == (4, "impi", False)
     assert not about(launch, "batch")
     assert {rank.samples for rank in launch.hosts[0].placement} == {0}
 
@@ -337,7 +337,7 @@ def test_the_launch_of_this_machine() -> None:
     assert launch.hostfile == "127.0.0.1:2\n"
     assert launch.env == {
         "FTCLUSTER_RUN": "r-1",
-        "FTCLUSTER_BACKEND": "gloo",
+        "FTCLUSTER_BACKEND": "impi",
         "FTCLUSTER_PLACEMENT": '{"kinds":[{"env":{"LD_PRELOAD":"/usr/lib/x86_64-linux-gnu/'
         'libtcmalloc_minimal.so.4","GLOO_SOCKET_IFNAME":"lo"},"ranks":[{"cpus":"0","threads":1,'
         '"memory":[]},{"cpus":"1","threads":1,"memory":[]}]}],"hosts":[[0,1]]}',

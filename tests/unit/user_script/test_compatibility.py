@@ -84,7 +84,7 @@ def test_nothing_is_certain_of_a_script_that_is_only_on_the_hosts() -> None:
         ("native", IPEX, "--stack intel-2.8"),
         ("native", CCL, "--stack intel-2.7"),
         ("native", "import torch_ipex", "intel-1.9"),
-        ("intel-2.8", CCL, 'backend "gloo"'),
+        ("intel-2.8", CCL, 'backend "impi" or "gloo"'),
         ("intel-2.7", "import torch_ccl", "import oneccl_bindings_for_pytorch"),
         ("intel-2.7", f"{IPEX}\n{CCL}", ""),
     ],

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ftcluster_common.launch import IMPI
 from ftcluster_train.distributed import mpi_job
 from ftcluster_train.distributed.mpi_library import MPI
 from ftcluster_train.distributed.mpi_progress import Operation
@@ -27,7 +28,6 @@ from ftcluster_train.distributed.mpi_types import (
 )
 from ftcluster_train.distributed.mpi_work import MpiWork
 
-NAME = "impi"
 LEAVE = "nothing, it has left the group"
 CALLS = [
     LEAVE, "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter",
@@ -59,7 +59,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         mpi_job.leave_at_exit(self._channel, self._leave)
 
     def getBackendName(self) -> str:
-        return NAME
+        return IMPI
 
     def setGroupName(self, name: str) -> None:
         self._name = name

@@ -141,9 +141,10 @@ class Channel:
             except MPI.Exception as error:
                 raise dist.DistBackendError(f"{one.name}: {error}") from error
             if complete:
-                self._moving.remove(pair)
                 one.source = status.source
-                one.finish()
+                with torch.inference_mode():  # the caller's tensors may be of that mode
+                    one.finish()
+                self._moving.remove(pair)
                 one.end()
 
     def _agreed(self) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ftcluster_common.launch import BACKEND_VARIABLE, CCL
+from ftcluster_common.launch import BACKEND_VARIABLE, CCL, IMPI
 from ftcluster_common.timeouts import timeouts_of
-from ftcluster_train.distributed import oneccl
+from ftcluster_train.distributed import mpi_backend, oneccl
 from ftcluster_train.distributed.connectivity import listen
 from ftcluster_train.errors import TrainError
 
@@ -50,6 +50,8 @@ def join_world() -> World:
     backend = os.environ.get(BACKEND_VARIABLE, "gloo")
     if backend == CCL:
         oneccl.register()
+    elif backend == IMPI:
+        mpi_backend.register()
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
     # else gloo uses the interface that the hostname resolves to, often the loopback
@@ -120,6 +122,14 @@ def host_led(rank: int) -> int | None:
 def leave_world() -> None:
     """Destroy the process group."""
     dist.destroy_process_group()
+
+
+def abandon_world() -> None:
+    """End without the other ranks, which may wait for this one."""
+    if dist.is_initialized() and dist.get_backend() == IMPI:
+        from ftcluster_train.distributed.mpi_job import abandon  # loads MPI
+
+        abandon()
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:

@@ -150,6 +150,20 @@ def link_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str
     ]
 
 
+def without_impi(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+    """Hosts on which the backend over Intel MPI failed, so that training uses gloo."""
+    return [
+        Finding(
+            hosts[answer["rank"]].name,
+            f"the backend impi fails there, so gloo is used: {answer['impi_error']}",
+            "gloo takes twice as long; set all hosts up together: ftcluster setup",
+            "backend",
+        )
+        for answer in answers
+        if answer.get("impi_error")
+    ]
+
+
 def busy_hosts(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
     """Hosts on which another run was running during the measurement."""
     return [
