@@ -45,10 +45,10 @@ class ActionModule(ActionBase):
             document = read_stacks(Path(arguments["folder"]))
             bundle = _bundle(arguments, cache)
             allow_yanked = boolean(arguments.get("allow_yanked", False))
-            wanted = StackRequest(
+            request = StackRequest(
                 arguments.get("name") or "", bundle, allow_yanked, allow_unverified
             )
-            choice = choose(document["stacks"], document["warnings"], wanted, hosts)
+            choice = choose(document["stacks"], document["warnings"], request, hosts)
             folder = Path(arguments["folder"])
             lists = lists_of(folder, document, choice.stack, cache, allow_unverified)
             wanted = lists.wanted

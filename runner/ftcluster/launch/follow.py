@@ -11,14 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
-from ftcluster.launch.events import read_event_line
+from ftcluster.launch.events import EventReader
 from ftcluster.launch.place import UNREACHABLE, Place
 from ftcluster.launch.record import (
     begin_events,
@@ -168,7 +167,7 @@ def _follow(
 ) -> Followed:
     begin_events(run)
     progress = RunProgress(run=run)
-    reader = _EventReader(events_file(run))
+    reader = EventReader(events_file(run))
     launched = False  # whether the head has written an event
     task, began = "", 0.0  # that is not shown yet: all hosts may skip it
 
@@ -349,24 +348,3 @@ def host_of(plan: LaunchPlan, rank: int) -> str:
     """The inventory's name of a rank's host; ranks are numbered in the order of hosts."""
     names = [host.name for host in plan.hosts for _ in range(host.ranks)]
     return names[rank] if 0 <= rank < len(names) else "an unknown host"
-
-
-class _EventReader:
-    """Returns each object of a growing JSONL file once.
-
-    Attributes:
-        offset: how many bytes have been read.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.offset = 0
-
-    def new_events(self) -> list[dict[str, Any]]:
-        """Objects of the lines that were completed since the last call."""
-        with self._path.open("rb") as file:
-            file.seek(self.offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        return [read_event_line(line) for line in whole.splitlines()]

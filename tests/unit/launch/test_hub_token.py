@@ -62,7 +62,7 @@ def test_no_record_of_a_run_has_it() -> None:
     recipe = parse_recipe("{task: causal-lm, data: 'a/b', model: c}", "r.yml")
     decided = plan(cluster(VM), recipe, load_stacks())
     launch = render(decided, "r-1")
-    where = Cluster(Path("/i.ini"), cluster(VM))
+    where = Cluster((Path("/i.ini"),), cluster(VM))
     training = TrainingRun("r-1", where, decided, launch, recipe, hub_token=TOKEN)
     script = Script("a", ("a.py",), (), None, None)
     own = ScriptRun("r-1", where, decided, launch, script, None, hub_token=TOKEN)

@@ -82,18 +82,18 @@ def test_bytes_on_the_wire_are_those_of_the_processes_own_connections() -> None:
         inodes = sockets_of([os.getpid()])
         assert os.fstat(ours.fileno()).st_ino in inodes
         sender = {os.fstat(ours.fileno()).st_ino}
-        before, idle = tcp_bytes(sender), tcp_bytes({os.fstat(listener.fileno()).st_ino})
+        sent, idle = tcp_bytes(sender), tcp_bytes({os.fstat(listener.fileno()).st_ino})
         ours.sendall(b"x" * 50_000)
-        wait_for(lambda: tcp_bytes(sender) - before >= 50_000)
+        wait_for(lambda: tcp_bytes(sender) - sent >= 50_000)
         assert tcp_bytes({os.fstat(listener.fileno()).st_ino}) == idle
         assert tcp_bytes(set()) == 0
         other = tree("import time; time.sleep(60)")
         try:
             wait_for(lambda: len(descendants(os.getpid())) == 2)
-            idle = activity(os.getpid(), ())
-            assert activity(os.getpid(), (), {**idle, "wire": -1})["wire"] == idle["wire"]
+            before = activity(os.getpid(), ())
+            assert activity(os.getpid(), (), {**before, "wire": -1})["wire"] == before["wire"]
             # it is not looked at while they compute
-            assert activity(os.getpid(), (), {"cpu": idle["cpu"] - 1, "wire": -1})["wire"] == -1
+            assert activity(os.getpid(), (), {"cpu": before["cpu"] - 1, "wire": -1})["wire"] == -1
         finally:
             os.killpg(other.pid, signal.SIGKILL)
             other.wait()
