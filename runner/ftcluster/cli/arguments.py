@@ -2,11 +2,24 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from typing import Any
 
 from ftcluster_common.timeouts import DEFAULT_SECONDS
 
 MIN_TIMEOUT = 4  # seconds: a sign of life comes every second
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an argument that is a whole number."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            limit = f" of at least {least}" if least else ""
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number{limit}")
+        return int(text)
+
+    return number
 
 
 def add_output(
@@ -20,16 +33,16 @@ def add_output(
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
     """Add --nodes, --spares and --ranks-per-host."""
-    parser.add_argument("--nodes", type=_positive, metavar="N", help="use only the first N hosts")
+    parser.add_argument("--nodes", type=at_least(1), metavar="N", help="use only the first N hosts")
     parser.add_argument(
         "--spares",
-        type=whole,
+        type=at_least(0),
         default=0,
         metavar="N",
         help="prepare the N hosts after those of --nodes, too; a restart uses them in place of "
         "lost hosts",
     )
-    parser.add_argument("--ranks-per-host", type=_positive, metavar="N")
+    parser.add_argument("--ranks-per-host", type=at_least(1), metavar="N")
 
 
 def add_detach(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +56,7 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
     """Add --timeout, --min-nodes, and --max-restarts with its default."""
     parser.add_argument(
         "--timeout",
-        type=_timeout,
+        type=at_least(MIN_TIMEOUT),
         default=DEFAULT_SECONDS,
         metavar="SECONDS",
         dest="timeout_seconds",
@@ -52,7 +65,7 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
     )
     parser.add_argument(
         "--max-restarts",
-        type=whole,
+        type=at_least(0),
         default=default,
         metavar="N",
         help="start the ranks again at most N times after one was killed, stopped or hung, or a "
@@ -60,7 +73,7 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
     )
     parser.add_argument(
         "--min-nodes",
-        type=_positive,
+        type=at_least(1),
         default=0,
         metavar="N",
         help="restart without lost hosts as long as N hosts are left; without it a restart waits "
@@ -112,28 +125,3 @@ def print_result(options: argparse.Namespace, document: object, text: str) -> No
 def print_detached(options: argparse.Namespace, run: str) -> None:
     """Print the id of a run that continues without this command."""
     print_result(options, {"run": run, "state": "running"}, run)
-
-
-def whole(text: str) -> int:
-    """An argument that is 0 or more.
-
-    Raises:
-        ArgumentTypeError: it is not.
-    """
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
-    return int(text)
-
-
-def _timeout(text: str) -> float:
-    if not text.isdecimal() or int(text) < MIN_TIMEOUT:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is not a whole number of at least {MIN_TIMEOUT}"
-        )
-    return float(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
-    return int(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ftcluster.ansible.options import ask_passwords
-from ftcluster.cli.arguments import whole
+from ftcluster.cli.arguments import at_least
 from ftcluster.cli.run_options import add_run_options, find
 from ftcluster.errors import UsageError
 from ftcluster.launch.runs import copy_log, find_run
@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
     )
     add_run_options(parser, "RUN", "its id, or how that begins; left out, the newest run")
     parser.add_argument("-f", "--follow", action="store_true", help="until the run ends")
-    parser.add_argument("--rank", type=whole, metavar="N", help="of one rank only")
+    parser.add_argument("--rank", type=at_least(0), metavar="N", help="of one rank only")
     parser.set_defaults(run=run, json=False)
 
 

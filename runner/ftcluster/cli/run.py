@@ -16,9 +16,9 @@ from ftcluster.cli.arguments import (
     add_output,
     add_restarts,
     add_sharing,
+    at_least,
     launch_options,
     print_detached,
-    whole,
 )
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import recall
@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
     add_restarts(parser, default=0)  # a script may not resume
     parser.add_argument(
         "--hang-seconds",
-        type=whole,
+        type=at_least(0),
         default=HANG_SECONDS,
         metavar="N",
         help="end the script when no rank has used its CPU, a disk or the network for N seconds; "
