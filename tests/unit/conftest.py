@@ -1,4 +1,4 @@
-"""What the tests of the collection's own code share."""
+"""What the unit tests share."""
 
 import io
 import json
@@ -23,6 +23,12 @@ for name, path in (
     package = ModuleType(name)
     package.__path__ = path
     sys.modules[name] = package
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control node has a state of its own in each test; nothing has been set up from it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture

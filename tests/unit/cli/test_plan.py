@@ -20,7 +20,6 @@ TWO = cluster(
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=TWO))
 

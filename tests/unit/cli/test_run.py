@@ -22,7 +22,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "train.py").write_text("import torch\n")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(folder)
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(VM)))
     return folder

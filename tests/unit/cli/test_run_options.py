@@ -19,8 +19,7 @@ SECOND = replace(FIRST, run="mrpc-2", state="running", hosts=HOSTS[1:], started=
 
 
 @pytest.fixture(autouse=True)
-def records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def records(monkeypatch: pytest.MonkeyPatch) -> None:
     for run in (FIRST, SECOND):
         plan = {
             "hosts": [{"name": host} for host in run.hosts],

@@ -24,9 +24,8 @@ Given = tuple[str, Paths, tuple[str, ...], dict[str, Any]]
 
 
 @pytest.fixture
-def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
     """`setup` of the hosts a, b, c whose stages find the hosts given."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def run(
         *found: HostFacts,
@@ -126,9 +125,8 @@ def test_a_damaged_saved_cluster_is_overwritten(setup: Setup, tmp_path: Path) ->
 
 
 @pytest.fixture
-def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Given]:
+def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Given]:
     """What the stages are given by `ftcluster setup` with the words."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def run(*words: str) -> Given:
         calls: list[Given] = []
@@ -267,8 +265,7 @@ def stack_after(monkeypatch: pytest.MonkeyPatch, stack: str, *words: str) -> dic
     return {one.name: one.stack for one in recall().facts.hosts}
 
 
-def test_the_stack_in_use_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def test_the_stack_in_use_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     both = {"a": "intel-2.8", "b": "intel-2.8"}
     assert stack_after(monkeypatch, "intel-2.8") == both
     assert stack_after(monkeypatch, "native", "--check") == both

@@ -17,9 +17,8 @@ RECIPE = load_recipe("quickstart")
 
 
 @pytest.fixture(autouse=True)
-def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainingRun]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
     """The trainings that were launched on three hosts; each loses its head before a step."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     three = cluster(host("node0"), host("node1"), host("node2"))
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=three))
     runs: list[TrainingRun] = []

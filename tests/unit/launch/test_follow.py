@@ -53,9 +53,8 @@ UNREACHABLE = TaskEvent("unreachable", "attach", "Follow the run", "head", "time
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, dict[str, Any]]]:
+def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """The playbooks that were run; each pops what it does from `scenes`."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(follow, "RECONNECT_PAUSE_SECONDS", 0.0)
     return []
 
@@ -198,8 +197,7 @@ def test_ctrl_c_on_a_terminal_asks(
     assert [name for name, _ in played] == ["attach", *([] if detached else ["stop"])]
 
 
-def test_a_record_says_where_a_run_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_a_record_says_where_a_run_is() -> None:
     assert recorded_place(RUN) is None
     path = record_dir(RUN) / "run.json"
     path.parent.mkdir(parents=True)
@@ -225,10 +223,7 @@ def test_extra_variables_are_not_in_a_record(words: str, shown: str) -> None:
     assert shown_command(words.split()) == ["ftcluster", *shown.split()]
 
 
-def test_a_run_that_nobody_followed_gets_its_end_from_the_head(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_a_run_that_nobody_followed_gets_its_end_from_the_head() -> None:
     ended = RunState(RUN, "done", "quickstart", ("head",), 1, 20, 20, 100.0, 5.0, "/m")
     complete_from(ended)
     assert not record_dir(RUN).exists()  # it is another control node's

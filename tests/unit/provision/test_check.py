@@ -110,7 +110,6 @@ Asked = list[tuple[tuple[Path, ...], Sequence[str]]]
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What the hosts were asked; they are without a fault."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     calls: Asked = []
 

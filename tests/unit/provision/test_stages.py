@@ -27,9 +27,8 @@ def read_inventory(paths: tuple[Path, ...], _: object, pattern: str) -> Inventor
 
 
 @pytest.fixture
-def playbooks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Playbooks:
+def playbooks(monkeypatch: pytest.MonkeyPatch) -> Playbooks:
     """Playbooks that have these events and end so; tells with what they were run."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
     def prepare(*events: TaskEvent, state: Any = "done") -> Ran:
         ran: Ran = []
