@@ -24,18 +24,14 @@ from ansible_collections.ftcluster.cluster.plugins.modules import (
     setup_lock,
     stack_link,
 )
-from ansible_collections.ftcluster.cluster.plugins.modules.files import settle
+
+from tests.unit.plugins.test_files import settled
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root, to plant what belongs to another user"
 )
-EMPTY = {"state": "file", "content": None, "mode": None, "owner": "", "group": ""}
 STRANGER = pwd.getpwnam("nobody")
 ACCOUNT = {"owner": STRANGER.pw_name, "mode": "0700"}
-
-
-def settled(path: Path, check: bool = False, **entry: Any) -> bool:
-    return bool(settle({**EMPTY, "path": str(path), **entry}, check)[0])
 
 
 def facts(path: Path) -> list[tuple[int, int, int, int, str]]:
