@@ -110,13 +110,6 @@ class Training:
         """What the follower has written to stderr."""
         return self._log.with_suffix(".err").read_text(errors="replace")
 
-    def result(self) -> dict[str, Any]:
-        """The follower's document; {} before its end."""
-        with contextlib.suppress(ValueError):
-            found = json.loads(self._log.with_suffix(".out").read_text())
-            return found if isinstance(found, dict) else {}
-        return {}
-
     def _listed(self) -> set[str]:
         runs = self.place.path(self.head, self.place.prefix / "runs")
         return {path.name for path in runs.glob("*-*-*-*")}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent
 from ftcluster.errors import FtclusterError
@@ -19,26 +20,19 @@ from ftcluster.launch.record import (
     recorded_place,
     shown_command,
 )
-from ftcluster.progress.state import RunProgress
+from ftcluster.progress.view import View
 from ftcluster_common.run_state import RunState
 
 RUN = "quickstart-20260131-101500-7f3a"
 PLACE = Place((Path("hosts.ini"),), ("head", "node1"), "ftcluster", "/opt/ftcluster", ("-u", "me"))
 
 
-class View:
+class Said(View):
     """Keeps what it is asked to say."""
 
     def __init__(self) -> None:
+        super().__init__(Console())
         self.said: list[str] = []
-
-    def run_event(self, progress: RunProgress, kind: str) -> None: ...
-
-    def setup_event(self, progress: object, event: TaskEvent) -> None: ...
-
-    def tick(self) -> None: ...
-
-    def close(self) -> None: ...
 
     def say(self, text: str) -> None:
         self.said.append(text)
@@ -94,16 +88,17 @@ def test_a_lost_connection_is_taken_up_again(
         ("", [GONE], lost),
         (step + end, [], Outcome("done", "")),
     )  # fmt: skip
-    view = View()
+    view = Said()
     begin_record(RUN, {})
     followed = follow.attach(PLACE, RUN, view)
     record = json.loads((record_dir(RUN) / "run.json").read_text())
     assert {"command", "started", "ftcluster"} < record.keys()
     assert record["end"].items() > {"state": "done", "exit_code": 0, "seconds": 9.0}.items()
     assert [name for name, _ in played] == ["attach"] * 3
-    assert len(view.said) == 2
-    assert "head does not answer" in view.said[0]
-    assert "the supervisor on head is gone" in view.said[1]
+    away, gone, saved = view.said
+    assert "head does not answer" in away
+    assert "the supervisor on head is gone" in gone
+    assert "checkpoint of step 1" in saved
     assert (followed.progress.state, followed.detached) == ("done", False)
     assert played[0][1]["train_run_dir"] == f"/opt/ftcluster/runs/{RUN}"
 
@@ -114,7 +109,7 @@ def test_a_head_that_stays_away_is_lost(
     monkeypatch.setattr(follow, "RECONNECT_LIMIT_SECONDS", 0.0)
     phase = event("phase", doing="starting the ranks")
     play(monkeypatch, played, (phase, [UNREACHABLE], Outcome("failed", "")))
-    assert follow.attach(PLACE, RUN, View()).head_lost
+    assert follow.attach(PLACE, RUN, Said()).head_lost
     assert len(played) == 1
 
 
@@ -128,7 +123,7 @@ def test_a_task_is_shown_unless_all_hosts_skip_it(
     ]
     play(monkeypatch, played, ("", [*tasks, TaskEvent("task", "run", "Last")], Outcome("done", "")))
     shown: list[str] = []
-    follow.attach(PLACE, RUN, View(), lambda event: shown.append(event["doing"]))
+    follow.attach(PLACE, RUN, Said(), lambda event: shown.append(event["doing"]))
     assert shown == ["copy", "start"]
     monkeypatch.setattr(follow, "SKIP_SECONDS", 0.0)  # one that takes long
 
@@ -138,7 +133,7 @@ def test_a_task_is_shown_unless_all_hosts_skip_it(
         return Outcome("failed", "")
 
     monkeypatch.setattr(follow, "run_playbook", run_playbook)
-    follow.attach(PLACE, RUN, View(), lambda event: shown.append(event["doing"]))
+    follow.attach(PLACE, RUN, Said(), lambda event: shown.append(event["doing"]))
     assert shown == ["copy", "start", "copy"]
 
 
@@ -153,7 +148,7 @@ def test_what_was_not_launched_or_has_ended_is_not_taken_up(
     monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]], text: str
 ) -> None:
     play(monkeypatch, played, (text, [UNREACHABLE], Outcome("failed", "")))
-    assert follow.attach(PLACE, RUN, View()).outcome.state == "failed"
+    assert follow.attach(PLACE, RUN, Said()).outcome.state == "failed"
     assert len(played) == 1
 
 
@@ -193,7 +188,7 @@ def test_ctrl_c_on_a_terminal_asks(
         (event("phase", doing="starting the ranks"), [], Outcome("stopped", "")),
         ("", [], Outcome("done", "")),
     )  # fmt: skip
-    assert follow.attach(PLACE, RUN, View()).detached is detached
+    assert follow.attach(PLACE, RUN, Said()).detached is detached
     assert [name for name, _ in played] == ["attach", *([] if detached else ["stop"])]
 
 
