@@ -224,7 +224,7 @@ def show_plan(run: ScriptRun, notes: Sequence[str], as_json: bool) -> None:
 def say_result(run: ScriptRun, progress: RunProgress, view: View, as_json: bool) -> None:
     """Print the result of a script that succeeded."""
     if as_json:
-        print(json.dumps(script_result(run, progress, 0)))
+        print(json.dumps(script_result(run, progress)))
         return
     head = run.cluster.facts.head
     where = "" if head.connection == "local" else f"{head.name}:"

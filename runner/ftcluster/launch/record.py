@@ -70,14 +70,9 @@ def complete_from(listed: RunState) -> None:
 def end_of(progress: RunProgress) -> dict[str, Any]:
     """What a record says of the end of a run that was followed."""
     return {
-        "state": progress.state,
+        **progress.document(),
         "exit_code": progress.end.get("exit_code"),
         "ended": progress.end.get("time"),
-        "seconds": progress.seconds,
-        "steps": progress.step.get("step", 0),
-        "metrics": progress.result.get("metrics", {}),
-        "samples_per_second": progress.result.get("samples_per_second"),
-        "model": progress.result.get("model"),
         "errors": progress.errors,
     }
 

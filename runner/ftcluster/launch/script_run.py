@@ -128,37 +128,34 @@ def run_script(
         Interrupted: the user stopped it, or it was stopped elsewhere; no rank is left running.
         BrokenPipeError: nobody reads rank 0's output any more.
     """
-    codes: list[int] = []
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "output":
             show(event["stream"], event["text"])
-        elif event["event"] == "end":
-            codes.append(int(event["exit_code"]))
 
     followed = carry_out(run, view, reach, on_event, cancelled, detach)
     progress = followed.progress
     if followed.detached:
         return progress
-    known = script_result(run, progress, codes[-1] if codes else None)
+    known = script_result(run, progress)
     if followed.outcome.state == "stopped" and cancelled():
         raise BrokenPipeError
     raise_if_stopped(followed, known)
     if progress.state != "done":
         error = failure(run, followed)
-        if progress.errors and progress.errors[0]["rank"] is not None and codes:
-            error = ScriptFailed(error, codes[-1])
+        if progress.errors and progress.errors[0]["rank"] is not None and progress.ended:
+            error = ScriptFailed(error, progress.end["exit_code"])
         error.details = known
         raise error
     return progress
 
 
-def script_result(run: ScriptRun, progress: RunProgress, exit_code: int | None) -> dict[str, Any]:
+def script_result(run: ScriptRun, progress: RunProgress) -> dict[str, Any]:
     """The result of `run --json`; exit_code is None where no rank was started."""
     return {
         "run": run.id,
         "state": progress.state,
-        "exit_code": exit_code,
+        "exit_code": progress.end.get("exit_code"),
         "world_size": run.plan.world_size,
         "seconds": progress.seconds,
         "logs": run.logs,
