@@ -19,21 +19,23 @@ from pathlib import Path
 import torch
 
 from ftcluster_common.job import Job
+from ftcluster_train.distributed.world import World
+from ftcluster_train.optim.state import State
 from ftcluster_train.training import resume
 
 PARAMETERS = 124_440_000
 
 
-class State:
+class Optimizer:
     """Stands for an optimizer step."""
 
     def __init__(self) -> None:
         names = ("master_weights", "exp_avg_0", "exp_avg_sq_0")
-        self._tensors = {name: torch.randn(PARAMETERS) for name in names}
+        self._state = State.of({name: torch.randn(PARAMETERS) for name in names})
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> State:
         """As OptimizerStep.state."""
-        return self._tensors
+        return self._state
 
 
 def main() -> int:
@@ -45,11 +47,11 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     resume.COST_SHARE, resume.MEMORY_SHARE = float("inf"), 1.0
-    state = State()
+    optimizer = Optimizer()
     with tempfile.TemporaryDirectory() as folder:
-        snapshots = resume.Snapshots(Path(folder), 1e-9, print)
+        snapshots = resume.Snapshots(Path(folder), 1e-9, False, World(0, 1, "gloo"), print)
         for step in range(1 + options.turns):  # the first one also allocates the memory
-            snapshots.take(state, lambda: resume.Position(step))  # type: ignore[arg-type]  # noqa: B023
+            snapshots.take(optimizer, lambda: resume.Position(step))  # type: ignore[arg-type]  # noqa: B023
             snapshots.wait()
     cost = statistics.median(snapshots.costs[1:])
     every = max(Job.snapshot_seconds, 100 * cost)

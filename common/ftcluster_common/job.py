@@ -23,6 +23,7 @@ class Job:
         snapshot_seconds: between two snapshots of the training's state; 0: none.
         log_samples: whether each rank logs the samples of each step.
         nodes: number of hosts with ranks; further ones are spares.
+        shard_optimizer: whether each rank has a part of the optimizer's state, as the plan decided.
     """
 
     run: str
@@ -36,6 +37,7 @@ class Job:
     snapshot_seconds: float = 30.0
     log_samples: bool = False
     nodes: int = 1
+    shard_optimizer: bool = False
 
     @property
     def run_dirs(self) -> tuple[Path, ...]:

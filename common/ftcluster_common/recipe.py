@@ -170,6 +170,9 @@ class Training:
     run_name: str | None = None
     use_ipex: Literal["auto", True, False] = "auto"
     ddp_backend: Literal["auto", "impi", "gloo", "ccl"] = "auto"
+    # ftcluster's own
+    shard_optimizer: Literal["auto", True, False] = "auto"
+    gradient_dtype: Literal["auto", "fp32", "bf16"] = "auto"
 
 
 TaskName = Literal["text-classification", "question-answering", "causal-lm"]

@@ -1,10 +1,12 @@
-"""Two processes that share their gradients, and what they have learned."""
+"""Processes that share their gradients, and what they have learned."""
 
+import contextlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -12,8 +14,12 @@ import torch.multiprocessing as mp
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.data.sampler import micro_batches, share_of_rank
+from ftcluster_train.kernels import residuals
+from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.optim import gradient_buckets
-from ftcluster_train.optim.optimizer_step import FlatOptimizerStep
+from ftcluster_train.optim.flat_step import FlatOptimizerStep
+from ftcluster_train.optim.sharded_step import ShardedOptimizerStep
+from ftcluster_train.optim.state import State
 from tests.engine.models import VOCABULARY, make_model
 
 Work = Callable[..., Any]  # gets rank and size first
@@ -31,6 +37,10 @@ class Case:
         parts: that a rank's share is computed in.
         dtype: that the model computes with.
         unused: layers that rank 1 does without, as an architecture may that chooses its way.
+        sharded: whether the optimizer is.
+        sent: the dtype of gradients on the wire.
+        rows: whether embeddings have gradients of rows only.
+        frozen: whether a layer of the model is not trained.
     """
 
     batches: Sequence[Sequence[int]]
@@ -38,22 +48,40 @@ class Case:
     parts: int = 1
     dtype: torch.dtype = torch.float32
     unused: bool = False
+    sharded: bool = False
+    sent: Literal["auto", "fp32", "bf16"] = "auto"
+    rows: bool = False
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What a rank has after a case."""
+    """What a rank has after a case.
 
-    master_weights: torch.Tensor
+    Attributes:
+        tensors: the whole state, by name.
+        own_bytes: of the state on this rank.
+        buffers: memory for gradients on their way, in buckets.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    losses: list[float]
     norms: list[float]
     digest: str
     buckets: int
+    own_bytes: int
+    buffers: int = 0
+
+    @property
+    def master_weights(self) -> torch.Tensor:
+        return self.tensors["master_weights"]
 
 
 def learn(case: Case, rank: int, size: int) -> Learned:
     """Learn the steps of a case as one of `size` ranks."""
     usual = gradient_buckets.BUCKET
     gradient_buckets.BUCKET = case.bucket or usual
+    residuals.MANY_ELEMENTS = 0
     try:
         model = make_model("gpt2", "causal-lm")
         spare = torch.nn.Linear(5, 3)
@@ -62,27 +90,55 @@ def learn(case: Case, rank: int, size: int) -> Learned:
         model.spare = spare
         # so large an epsilon that rounding is not enlarged where the exact gradient is 0
         settings = Training(
-            learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5, adam_epsilon=1e-3
+            learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5, adam_epsilon=1e-3,
+            gradient_dtype=case.sent,
+        )  # fmt: skip
+        if case.frozen:
+            model.transformer.h[0].requires_grad_(False)
+        update = (
+            ShardedOptimizerStep(model, settings, case.dtype, case.parts)
+            if case.sharded
+            else FlatOptimizerStep(model, settings, case.dtype, size)
         )
-        update = FlatOptimizerStep(model, settings, case.dtype, size)
     finally:
         gradient_buckets.BUCKET = usual
     tokens = torch.randint(
         VOCABULARY, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(3)
     )
     model.eval()
-    norms = []
+    norms, losses = [], []
+    overrides = FunctionOverrides() if case.rows else contextlib.nullcontext()
     for batch in case.batches:
+        losses.append(0.0)
         parts = micro_batches(share_of_rank(batch, rank, size), case.parts)
         for part in parts:
             own = tokens[part]
-            loss = model(input_ids=own, labels=own).loss * len(part) / len(batch)
-            if case.unused and rank == 0:
-                loss = loss + model.spare.weight.sum() * 1e-3
-            update.backward(loss, last=part is parts[-1])
+            with overrides:
+                loss = model(input_ids=own, labels=own).loss * len(part) / len(batch)
+                if case.unused and rank == 0:
+                    loss = loss + model.spare.weight.sum() * 1e-3
+                update.backward(loss, last=part is parts[-1])
+            losses[-1] += loss.item()
         norms.append(update.step())
-    master_weights = update.weights.master_weights.clone()
-    return Learned(master_weights, norms, update.digest(), len(update.gradients.buckets))
+    sharded = isinstance(update, ShardedOptimizerStep)
+    buckets = update.weights.buckets if sharded else update.gradients.buckets
+    buffers = sum(map(len, update.gradients._free.values())) if sharded else 0
+    state = update.state()
+    return Learned(
+        whole_tensors(state), losses, norms, update.digest(), len(buckets), state.own_nbytes,
+        buffers,
+    )  # fmt: skip
+
+
+def whole_tensors(state: State) -> dict[str, torch.Tensor]:
+    """Copies of the tensors of a state; every rank calls it."""
+    flat = torch.cat([piece.flatten().double() for piece in state.pieces()])
+    sizes = [math.prod(shape) for _, shape in state.header.values()]
+    parts = flat.split(sizes)
+    return {
+        name: part.to(dtype).view(shape)
+        for (name, (dtype, shape)), part in zip(state.header.items(), parts, strict=True)
+    }
 
 
 def _rank(rank: int, size: int, folder: Path, work: Work, arguments: tuple[Any, ...]) -> None:

@@ -186,7 +186,7 @@ def ours(model: PreTrainedModel, task: Any, batch: Any) -> Gradients:
         gradients.start_backward(last=True)
         loss.backward()
     flat = gradients.wait()
-    return {names[p]: flat[place].view(p.shape) for p, place in weights.slices.items()}
+    return {names[p]: flat[place].view(p.shape) for p, place in weights.layout.slices.items()}
 
 
 def errors(found: Sequence[Gradients], exact: Sequence[Gradients]) -> dict[str, float]:

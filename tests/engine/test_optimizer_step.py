@@ -16,7 +16,7 @@ from torch.nn import functional
 from ftcluster_common.recipe import Training
 from ftcluster_train.kernels import residuals
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
-from ftcluster_train.optim.optimizer_step import NORM_BLOCK, FlatOptimizerStep, norm_of
+from ftcluster_train.optim.flat_step import NORM_BLOCK, FlatOptimizerStep, norm_of
 from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors
 
 FP32 = ROUNDOFF[torch.float32]

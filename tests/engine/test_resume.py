@@ -22,6 +22,7 @@ from ftcluster_common.job import Job
 from ftcluster_train.distributed.world import World
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io import fsync
+from ftcluster_train.optim.state import State
 from ftcluster_train.training import checkpoints, loop, resume
 from ftcluster_train.training.stopping import TrainingStopped, listen
 from tests.engine.jobs import Run, make_job, make_samples
@@ -164,12 +165,12 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
     written: list[int] = []
     write_state = checkpoints.write_state
 
-    def full(partial: Path, tensors: Any, position: resume.Position) -> None:
+    def full(partial: Path, header: Any, pieces: Any, position: resume.Position) -> None:
         written.append(position.step)
         if position.step == 8:
             assert {path.name for path in folder.iterdir()} == {"checkpoint-4", partial.name}
             raise OSError(28, "No space left on device")
-        write_state(partial, tensors, position)
+        write_state(partial, header, pieces, position)
 
     monkeypatch.setattr(checkpoints, "write_state", full)
     done = run(job, make_model("bert"), world)
@@ -225,7 +226,8 @@ def test_ranks_that_are_asked_to_stop_save_on_two_hosts_and_resume_to_the_last_b
     (step,) = {int(path.name.removeprefix("checkpoint-")) for path in left}
     assert step in (3, 4)  # the signal came while rank 1 began step 3
     states = [json.loads((path / "manifest.json").read_text()) for path in left]
-    assert states[0]["state.safetensors"] == states[1]["state.safetensors"]
+    for name in ("state.safetensors", "model.safetensors"):
+        assert states[0][name] == states[1][name]
     assert resumed.of("notice")[-1]["message"] == f"resumed after step {step}"
     assert resumed.digests[-1] == whole.digests[-1]
 
@@ -277,10 +279,14 @@ def _save_until(folder: Path, stop_before: int) -> None:
 
 
 def save(folder: Path, step: int) -> None:
-    state = {"master_weights": torch.full((10_000,), float(step)), "buffer_0": torch.tensor(step)}
+    state = State.of(
+        {"master_weights": torch.full((10_000,), float(step)), "buffer_0": torch.tensor(step)}
+    )
     checkpoints.save_model(
         *MODEL, folder / f"checkpoint-{step}",
-        lambda partial: resume.write_state(partial, state, resume.Position(step)),
+        lambda partial: resume.write_state(
+            partial, state.header, state.pieces(), resume.Position(step)
+        ),
     )  # fmt: skip
 
 
@@ -320,18 +326,20 @@ def test_snapshots_cost_a_hundredth_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Optimizer:
-        def state(self) -> dict[str, torch.Tensor]:
-            return {"master_weights": torch.zeros(2_000_000)}
+        def state(self) -> State:
+            return State.of({"master_weights": torch.zeros(2_000_000)})
 
     seconds = [0.0]
     monkeypatch.setattr(resume.time, "monotonic", lambda: seconds[0])
-    taken = resume.Snapshots(tmp_path, 1e-9, notice=pytest.fail)
+    taken = resume.Snapshots(tmp_path, 1e-9, False, World(0, 1, "gloo"), notice=pytest.fail)
     for _ in range(3):
         seconds[0] += 1e-6
-        taken.take(Optimizer(), lambda: resume.Position(1))  # type: ignore[arg-type]
+        if not taken.is_pausing():
+            taken.take(Optimizer(), lambda: resume.Position(1))  # type: ignore[arg-type]
         taken.wait()
     assert len(taken.costs) == 1
     seconds[0] += 101 * taken.costs[0]
+    assert not taken.is_pausing()
     taken.take(Optimizer(), lambda: resume.Position(2))  # type: ignore[arg-type]
     taken.wait()
     assert len(taken.costs) == 2

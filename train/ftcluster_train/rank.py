@@ -68,7 +68,7 @@ def run(job: Job) -> None:
     task.check_model(model)
     trackers = None
     if events:
-        check_space(job.run_dir, model.parameters())
+        check_space(job.run_dir, sum(p.nbytes for p in model.parameters()))
         trackers = make_trackers(
             job.recipe.training,
             job.run_dir,

@@ -48,7 +48,7 @@ class TrainingRun(Run):
         job = Job(
             self.id, folder, prefix, self.recipe, plan.precision, plan.ipex, self.resume,
             self.must_resume, log_samples=bool(os.environ.get(LOG_SAMPLES_VARIABLE)),
-            nodes=len(plan.hosts),
+            nodes=len(plan.hosts), shard_optimizer=plan.shard_optimizer,
         )  # fmt: skip
         return job.to_dict()
 

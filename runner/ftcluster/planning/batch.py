@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
-from ftcluster.planning.memory import BYTES_A_PARAMETER, USABLE, ModelSize, Need, gigabytes, need
+from ftcluster.planning.memory import (
+    BYTES_A_PARAMETER,
+    USABLE,
+    ModelSize,
+    Need,
+    gigabytes,
+    need,
+    sharded_bytes,
+)
 from ftcluster.text.plural import counted
 from ftcluster_common.recipe import CausalLm, Recipe
 
@@ -21,6 +29,7 @@ class Batch:
         predicts_tokens: whether the loss is over the vocabulary at every token.
         precision: bf16 or fp32.
         model: its size, if it is known.
+        sharded: whether the optimizer is sharded over the ranks.
     """
 
     samples: int | None = None
@@ -30,6 +39,7 @@ class Batch:
     precision: str = "fp32"
     model: ModelSize | None = None
     ipex: bool = False
+    sharded: bool = False
 
     @classmethod
     def of(cls, recipe: Recipe, precision: str, model: ModelSize | None, ipex: bool) -> "Batch":
@@ -62,8 +72,9 @@ class Batch:
             return None
         samples = self.at_once(world)
         return need(
-            self.model, self.precision, samples, self.tokens, self.predicts_tokens, self.ipex
-        )
+            self.model, self.precision, samples, self.tokens, self.predicts_tokens, self.ipex,
+            world if self.sharded else None,
+        )  # fmt: skip
 
     def fits(self, host: HostFacts, ranks: int, world: int) -> bool:
         """Whether so many ranks fit into the memory of a host, as far as that is known."""
@@ -108,9 +119,10 @@ class Batch:
         if self.at_once(world) > 1:
             parts = 2 * self.parts
             advice.append(f"smaller micro-batches (training.gradient_accumulation_steps={parts})")
-        advice += ["shorter samples", "hosts with more memory"]
+        better = ["more hosts"] * self.sharded + ["hosts with more memory"]
+        advice += ["shorter samples", *better]
         if any(needed.states + needed.runtime > USABLE * host.memory_bytes for host in full):
-            advice = ["a smaller model", "hosts with more memory"]
+            advice = ["a smaller model", *better]
         raise PlanError(
             f"not enough memory: a rank needs {self.explain(needed, world)}, and ranks may use "
             f"{USABLE:.0%} of a host's memory\n  " + "\n  ".join(lines),
@@ -120,17 +132,24 @@ class Batch:
     def explain(self, needed: Need, world: int) -> str:
         """The memory of a rank as text, with its parts."""
         assert self.model is not None
-        what = "weights, gradients and AdamW's two states in fp32"
-        if self.precision == "bf16":
-            what += ", and weights in bf16"
-        each = needed.states // self.model.parameters
+        if self.sharded:
+            fp32 = "fp32 weights, gradients" if self.precision == "bf16" else "gradients"
+            what = f"weights in {self.precision}, and 1/{world} of {fp32} and AdamW's two states"
+            each = sharded_bytes(self.precision, world)
+        else:
+            what = "weights, gradients and AdamW's two states in fp32"
+            if self.precision == "bf16":
+                what += ", and weights in bf16"
+            each = needed.states // self.model.parameters
         words = (
-            f"{gigabytes(needed.total)}: {each} bytes ({what}) for each of "
+            f"{gigabytes(needed.total)}: {each:.3g} bytes ({what}) for each of "
             f"{self.model.parameters / 1e6:,.0f} million parameters, "
             f"{gigabytes(needed.runtime)} for Python with its libraries"
         )
         samples = self.at_once(world)
-        if needed.activations:
+        if needed.saving > needed.activations:
+            words += f", {gigabytes(needed.saving)} to load and save all weights in fp32"
+        elif needed.activations:
             words += (
                 f", {gigabytes(needed.activations)} for the activations of "
                 f"{counted(samples, 'sample')} of {self.tokens} tokens"

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 # weights, gradients and AdamW's two states in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1)
 BYTES_A_PARAMETER = 16
 BF16_COPY = 2  # bytes of each weight that the model computes with
+FP32 = 4  # bytes
+# of a rank with a sharded optimizer, for gradients that are sent: a few buckets of 25 MB in fp32
+BUFFERS = 7 * 25 * 2**20
 
 
 @dataclass(frozen=True)
@@ -60,16 +63,18 @@ class Need:
         states: weights, gradients and optimizer.
         activations: values of the forward pass that the backward pass needs, at most.
         runtime: Python with its libraries.
+        saving: weights that are loaded or saved, when there are no activations.
     """
 
     states: int
     activations: int
     runtime: int
+    saving: int = 0
 
     @property
     def total(self) -> int:
         """The sum."""
-        return self.states + self.activations + self.runtime
+        return self.states + max(self.activations, self.saving) + self.runtime
 
 
 def need(
@@ -79,21 +84,40 @@ def need(
     tokens: int,
     predicts_tokens: bool,
     ipex: bool = False,
+    shards: int | None = None,
 ) -> Need:
     """The memory for a forward and a backward pass.
 
     Args:
+        shards: ranks that the optimizer is sharded over; None: each has all of it.
         samples: of a rank at once.
         tokens: the most that a sample has; others are padded to it.
         predicts_tokens: whether the loss is over the vocabulary at every token.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
-    a_parameter = BYTES_A_PARAMETER + (BF16_COPY if precision == "bf16" else 0)
     a_layer = size.features * costs.activations + size.heads * tokens * costs.attention
     a_token = size.layers * a_layer
     if predicts_tokens:
         a_token += size.vocabulary * costs.logits
-    return Need(size.parameters * a_parameter, samples * tokens * a_token, costs.runtime)
+    activations = samples * tokens * a_token
+    if shards is None:
+        a_parameter = BYTES_A_PARAMETER + (BF16_COPY if precision == "bf16" else 0)
+        return Need(size.parameters * a_parameter, activations, costs.runtime)
+    states = int(size.parameters * sharded_bytes(precision, shards))
+    buffers = min(BUFFERS, 2 * FP32 * size.parameters)
+    # at the start each rank has all weights in fp32, for a checkpoint the first ones of two hosts
+    return Need(states + buffers, activations, costs.runtime, FP32 * size.parameters)
+
+
+def sharded_bytes(precision: str, shards: int) -> float:
+    """Bytes a parameter of a rank with a sharded optimizer, without buffers.
+
+    The weights that the model computes with, and this rank's part of gradients and AdamW's states;
+    of fp32 weights too, where the model computes with others.
+    """
+    if precision == "bf16":
+        return BF16_COPY + BYTES_A_PARAMETER / shards
+    return FP32 + (BYTES_A_PARAMETER - FP32) / shards
 
 
 def gigabytes(size: float) -> str:

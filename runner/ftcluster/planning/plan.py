@@ -13,6 +13,7 @@ from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.network import Network, choose_network
 from ftcluster.planning.placement import Layout, RankPlan, lay_out
 from ftcluster.planning.rank_counts import choose_counts, requested_count
+from ftcluster.planning.sharding import choose_sharding
 from ftcluster.stacks.catalog import Stack
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
@@ -96,6 +97,7 @@ class LaunchPlan:
         precision: bf16 or fp32.
         rank_user: the account that ranks run as, or "" for the login user.
         provider: libfabric's, for MPI between hosts; "" for one host.
+        shard_optimizer: whether each rank has only a part of the optimizer.
         spares: hosts that may take the place of a lost one.
     """
 
@@ -107,6 +109,7 @@ class LaunchPlan:
     rank_user: str
     decisions: tuple[Decision, ...]
     provider: str = ""
+    shard_optimizer: bool = False
     spares: tuple[HostPlan, ...] = ()
 
     @property
@@ -177,6 +180,12 @@ def plan(
         batch = Batch.of(recipe, precision, model, ipex=bool(ipex and ipex[0]))
     requested = requested_count(recipe, ranks_per_host)
     chosen = _attempt(problems, choose_counts, facts, requested, batch) or {}
+    sharding = None
+    if chosen:
+        sharding = _attempt(problems, choose_sharding, recipe, facts, requested, batch, chosen)
+    if sharding and sharding[0]:
+        batch = replace(batch, sharded=True)
+        chosen = choose_counts(facts, requested, batch)
     counts = {name: count.ranks for name, count in chosen.items()}
     world = sum(counts.values())
     layouts = {
@@ -197,7 +206,7 @@ def plan(
             backend = _attempt(
                 problems, choose_backend, recipe, world, fewest, stack, stacks, measured
             )
-    if problems or not ipex or not backend:
+    if problems or not ipex or not backend or not sharding:
         raise _together(problems)
 
     workers = WORKERS if backend[0] == CCL else 0
@@ -237,6 +246,8 @@ def plan(
     if network.provider:
         of_all["network provider"] = explain.provider(network, backend[0])
     if batch.samples is not None:
+        spread = f"sharded over {world} ranks" if sharding[0] else "whole on each rank"
+        of_all["optimizer"] = (spread, sharding[1])
         of_all["batch"] = batch.decision(batch.samples, world)
         of_all["memory per rank"] = batch.memory_decision(world)
     of_all["rendezvous"] = explain.rendezvous(facts)
@@ -250,6 +261,7 @@ def plan(
         backend=backend[0],
         precision=precision,
         ipex=ipex[0],
+        shard_optimizer=sharding[0],
         rank_user=facts.head.rank_user,
         decisions=_grouped(decisions),
         provider=network.provider,

@@ -18,6 +18,7 @@ COMMON = {
     "precision": "precision in the recipe",
     "ipex": "training.use_ipex in the recipe",
     "backend": "training.ddp_backend in the recipe",
+    "shard_optimizer": "training.shard_optimizer in the recipe",
     "provider": f"{ASKED} in the inventory",
 }
 

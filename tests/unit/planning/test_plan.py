@@ -248,12 +248,15 @@ def test_a_model_that_fits_says_so_with_its_numbers() -> None:
     assert about(decided(VM), "memory per rank")[0].value == "not estimated"
 
 
+WHOLE = replace(RECIPE, training=replace(RECIPE.training, shard_optimizer=False))
+
+
 def test_fewer_ranks_where_all_of_them_would_not_fit() -> None:
     small = host("a", cores=32, numa_nodes=4, memory_bytes=7 * 10**9)
-    launch = plan(cluster(small), RECIPE, STACKS, model=BERT)
+    launch = plan(cluster(small), WHOLE, STACKS, model=BERT)
     assert launch.world_size == 1
     assert "4 NUMA nodes each: its memory is too small" in about(launch, "ranks")[0].why
-    parts = replace(RECIPE, training=replace(RECIPE.training, gradient_accumulation_steps=4))
+    parts = replace(WHOLE, training=replace(WHOLE.training, gradient_accumulation_steps=4))
     assert plan(cluster(small), parts, STACKS, model=BERT).world_size == 2
 
 
@@ -262,7 +265,7 @@ def test_a_model_that_does_not_fit_names_the_hosts_with_the_numbers(
 ) -> None:
     small = host("small", memory_bytes=4 * 10**9)
     with pytest.raises(PlanError) as caught:
-        plan(cluster(host("large"), small), RECIPE, STACKS, ranks_per_host=2, model=BERT)
+        plan(cluster(host("large"), small), WHOLE, STACKS, ranks_per_host=2, model=BERT)
     said(caught.value)
     parts = replace(RECIPE, training=replace(RECIPE.training, gradient_accumulation_steps=8))
     assert plan(cluster(small), parts, STACKS, model=BERT).world_size == 1
@@ -287,7 +290,7 @@ def test_hosts_need_addresses_that_others_can_use(said: Callable[[object], None]
 
 def test_all_problems_are_reported_at_once(said: Callable[[object], None]) -> None:
     facts = cluster(host("a"), host("b", stack="intel-2.8"), host("c", network_address="localhost"))
-    recipe = replace(RECIPE, batch_size=2)
+    recipe = replace(WHOLE, batch_size=2)
     with pytest.raises(PlanError) as caught:
         plan(facts, recipe, STACKS, ranks_per_host=2, model=replace(BERT, parameters=10**9))
     said(caught.value)

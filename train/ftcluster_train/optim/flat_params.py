@@ -1,6 +1,7 @@
 """A model's weights in one flat tensor, in fp32, and a copy in the dtype that the model runs in."""
 
 import hashlib
+from collections.abc import Iterable, Mapping
 
 import torch
 from transformers.trainer_pt_utils import get_parameter_names
@@ -22,71 +23,125 @@ def split_by_decay(
     ]
 
 
-class FlatWeights:
-    """Makes the parameters of a model views into flat tensors.
+class FlatLayout:
+    """The places of a model's trainable parameters in a flat tensor.
 
-    The model runs on `model_weights`, in bf16 or fp32, without casting a weight; the optimizer
-    updates `master_weights`, in fp32 (the same tensor where the model runs in fp32). Norms run on
-    the master weights: one norm weight rounded to bf16 would put the same error into every token.
-    Each parameter has its part of them as attribute `master_weight`, which embeddings read.
+    Args:
+        multiple: of which each group has its length, by padding at its end.
 
     Attributes:
-        master_weights: shape (elements,), fp32; first the parameters with weight decay.
-        model_weights: same shape.
-        decayed: number of leading elements with weight decay.
+        slices: by parameter.
+        groups: of the parameters with weight decay, and of those without.
+        lengths: of the groups without the padding.
     """
 
-    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, model: torch.nn.Module, multiple: int = ALIGNMENT) -> None:
         self.slices: dict[torch.nn.Parameter, slice] = {}
-        ends = [0]
+        self.groups: list[slice] = []
+        self.lengths: list[int] = []
+        end = 0
         for parameters in split_by_decay(model):
-            end = ends[-1]
+            start = end
             for parameter in parameters:
                 self.slices[parameter] = slice(end, end + parameter.numel())
-                end += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
-            ends.append(end)
-        _, self.decayed, end = ends
-        self.master_weights = torch.zeros(end)
+                end += _round_up(parameter.numel(), ALIGNMENT)
+            self.lengths.append(end - start)
+            end = start + _round_up(end - start, multiple)
+            self.groups.append(slice(start, end))
+
+    @property
+    def decayed(self) -> int:
+        """Number of leading elements with weight decay."""
+        return int(self.groups[0].stop)
+
+    @property
+    def elements(self) -> int:
+        """Of the flat tensor."""
+        return int(self.groups[-1].stop)
+
+
+class ModelWeights:
+    """Makes the parameters of a model views into a flat tensor.
+
+    The model runs on `model_weights`, in bf16 or fp32, without casting a weight; norms in fp32: one
+    norm weight rounded to bf16 would put the same error into every token.
+
+    Attributes:
+        model_weights: shape (elements,).
+        fp32_weights: of norms; of embeddings too, where they are to read them. A parameter has its
+            own as attribute `master_weight`.
+        saved_buffers: those that are saved with the model.
+        attached: whether the parameters are views.
+    """
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype, layout: FlatLayout) -> None:
+        self.layout = layout
+        self.model_weights = torch.zeros(layout.elements, dtype=dtype)
         saved = model.state_dict().keys()
         self.saved_buffers = [b for name, b in model.named_buffers() if name in saved]
         self._frozen = {p: p.data for p in model.parameters() if not p.requires_grad}
-        self._norms = _norm_parameters(model)
-        for parameter, place in self.slices.items():
-            self.master_weights[place] = parameter.data.flatten()
-        fp32 = dtype == torch.float32
-        self.model_weights = self.master_weights if fp32 else self.master_weights.to(dtype)
-        self._attached = False
-        self.attach()
+        self.norms = _norm_parameters(model)
+        self.fp32_weights: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self.attached = False
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def attach(self) -> None:
-        """Make the parameters views into the flat tensors; no effect where they are."""
-        if self._attached:
+        """Make the parameters views into the flat tensor; no effect where they are."""
+        if self.attached:
             return
-        self._attached = True
-        for parameter, place in self.slices.items():
-            parameter.master_weight = self.master_weights[place].view(parameter.shape)
-            if parameter in self._norms:
-                parameter.data = parameter.master_weight
-            else:
-                parameter.data = self.model_weights[place].view(parameter.shape)
+        self.attached = True
+        for parameter in self.layout.slices:
+            self.attach_parameter(parameter)
         for parameter, data in self._frozen.items():
-            cast = data.is_floating_point() and parameter not in self._norms
+            cast = data.is_floating_point() and parameter not in self.norms
             parameter.master_weight = data
             parameter.data = data.to(self.model_weights.dtype) if cast else data
+
+    def attach_parameter(self, parameter: torch.nn.Parameter) -> None:
+        """Make a trainable parameter a view."""
+        if parameter in self.fp32_weights:
+            parameter.master_weight = self.fp32_weights[parameter]
+        if parameter in self.norms:
+            parameter.data = self.fp32_weights[parameter]
+        else:
+            place = self.layout.slices[parameter]
+            parameter.data = self.model_weights[place].view(parameter.shape)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def give(self, weights: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
+        """Undo `attach`: give the trainable parameters tensors of their own, in fp32."""
+        self.attached = False
+        for parameter, data in {**weights, **self._frozen}.items():
+            parameter.data = data
+            if hasattr(parameter, "master_weight"):
+                del parameter.master_weight
+
+
+class FlatWeights(ModelWeights):
+    """All weights in fp32 on each rank, and a copy in the dtype that the model runs in.
+
+    The optimizer updates `master_weights`, the same tensor as `model_weights` where the model runs
+    in fp32. Norms and embeddings read them.
+
+    Attributes:
+        master_weights: shape (elements,), fp32.
+    """
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        super().__init__(model, dtype, FlatLayout(model))
+        fp32 = dtype == torch.float32
+        self.master_weights = self.model_weights if fp32 else torch.zeros(self.layout.elements)
+        for parameter, place in self.layout.slices.items():
+            self.master_weights[place] = parameter.data.flatten()
+            self.fp32_weights[parameter] = self.master_weights[place].view(parameter.shape)
+        self.copy_to_model()
+        self.attach()
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def detach(self) -> None:
         """Give the parameters tensors of their own, in fp32; no effect where they have them."""
-        if not self._attached:
-            return
-        self._attached = False
-        for parameter, place in self.slices.items():
-            parameter.data = self.master_weights[place].view(parameter.shape).clone()
-            del parameter.master_weight
-        for parameter, data in self._frozen.items():
-            parameter.data = data
-            del parameter.master_weight
+        if self.attached:
+            self.give({p: weights.clone() for p, weights in self.fp32_weights.items()})
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def copy_to_model(self) -> None:
@@ -97,9 +152,18 @@ class FlatWeights:
     def digest(self) -> str:
         """SHA-256 of the master weights and of the buffers that are saved with the model."""
         digest = hashlib.sha256(self.master_weights.numpy())
-        for buffer in self.saved_buffers:
-            digest.update(buffer.contiguous().flatten().view(torch.uint8).numpy())
+        add_buffers(digest, self.saved_buffers)
         return digest.hexdigest()
+
+
+def add_buffers(digest: "hashlib._Hash", buffers: Iterable[torch.Tensor]) -> None:
+    """Add the bytes of tensors to a hash."""
+    for buffer in buffers:
+        digest.update(buffer.contiguous().flatten().view(torch.uint8).numpy())
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def _norm_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:

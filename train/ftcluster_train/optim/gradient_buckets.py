@@ -1,10 +1,15 @@
 """A model's gradients in one flat tensor, all-reduced in buckets during the backward pass."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
+from ftcluster_train.distributed.pieces import Bf16AllReduces
 from ftcluster_train.optim.flat_params import FlatWeights
 
+EXTRA = 2  # numbers that are summed with the gradients
 BUCKET = 25 << 18  # elements; 25 MB in fp32, as in torch's DDP
 
 
@@ -18,16 +23,20 @@ class GradientBuckets:
 
     Attributes:
         flat: shape (elements,), fp32, laid out as the master weights.
-        extra: shape (1,), a number that is summed with the gradients; set it before the backward
-            pass.
+        extra: shape (EXTRA,), numbers that are summed with the gradients; set them before the
+            backward pass.
+
+    Args:
+        bf16: whether gradients are sent in bf16.
     """
 
-    def __init__(self, weights: FlatWeights, world_size: int) -> None:
-        elements = len(weights.master_weights)
-        self._all = torch.zeros(elements + 1)
+    def __init__(self, weights: FlatWeights, world_size: int, bf16: bool = False) -> None:
+        elements = weights.layout.elements
+        self._all = torch.zeros(elements + EXTRA)
         self.flat, self.extra = self._all[:elements], self._all[elements:]
-        self._world_size, self._slices = world_size, weights.slices
-        self.buckets = bucket_slices(weights.decayed, len(self._all))
+        self._world_size, self._slices = world_size, weights.layout.slices
+        self._bf16 = Bf16AllReduces() if bf16 and world_size > 1 else None
+        self.buckets = bucket_slices(weights.layout.decayed, len(self._all))
         self._buckets_of = {
             parameter: [
                 number
@@ -41,7 +50,7 @@ class GradientBuckets:
             for number in numbers:
                 self._parameters_in[number] += 1
         self._seen: set[torch.nn.Parameter] = set()  # have a gradient in this step
-        self._works: list[dist.Work] = []
+        self._waits: list[Callable[[], Any]] = []  # for the buckets that were sent
         self._missing: list[int] = []  # parameters that each bucket waits for; empty: do not send
         for parameter in self._slices:
             parameter.row_gradients = []
@@ -59,9 +68,9 @@ class GradientBuckets:
         self._seen.clear()
         self._missing = [0] * len(self.buckets)
         self._send_complete_buckets()
-        for work in self._works:
-            work.wait()
-        self._works.clear()
+        for wait in self._waits:
+            wait()
+        self._waits.clear()
         return self.flat
 
     def _add_gradient(self, parameter: torch.nn.Parameter) -> None:
@@ -85,17 +94,27 @@ class GradientBuckets:
         parameter.row_gradients.clear()
 
     def _send_complete_buckets(self) -> None:
-        while self._world_size > 1 and len(self._works) < len(self.buckets):
-            number = len(self._works)
+        while self._world_size > 1 and len(self._waits) < len(self.buckets):
+            number = len(self._waits)
             if self._missing[number]:
                 break
-            self._works.append(dist.all_reduce(self._all[self.buckets[number]], async_op=True))
+            self._waits.append(self._start_all_reduce(self._all[self.buckets[number]]))
+
+    def _start_all_reduce(self, bucket: torch.Tensor) -> Callable[[], Any]:
+        """Returns what waits for it."""
+        if self._bf16:
+            return self._bf16.start(bucket).result
+        return dist.all_reduce(bucket, async_op=True).wait  # type: ignore[no-any-return]
 
 
-def bucket_slices(decayed: int, end: int) -> list[slice]:
+def bucket_slices(decayed: int, end: int, multiple: int = 1) -> list[slice]:
     """In the order in which they fill: the backward pass starts with the last layers.
 
     Biases and norms come last, because every layer has some.
+
+    Args:
+        multiple: of which each has its length, where `decayed` and `end` are multiples of it.
     """
-    matrices = [slice(b, min(b + BUCKET, decayed)) for b in range(0, decayed, BUCKET)]
-    return matrices[::-1] + [slice(b, min(b + BUCKET, end)) for b in range(decayed, end, BUCKET)]
+    size = max(BUCKET // multiple, 1) * multiple
+    matrices = [slice(b, min(b + size, decayed)) for b in range(0, decayed, size)]
+    return matrices[::-1] + [slice(b, min(b + size, end)) for b in range(decayed, end, size)]

@@ -13,7 +13,10 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
+from ftcluster_common.recipe import Training
+from ftcluster_train.distributed.pieces import all_reduce_bf16
 from ftcluster_train.errors import TrainError
+from ftcluster_train.optim.gradient_buckets import EXTRA
 
 HINT = "train without it: training.use_ipex=false; the stacks that have it: ftcluster stacks"
 
@@ -44,7 +47,6 @@ class IpexOptimizerStep:
 
     Args:
         model: in fp32; it is changed in place, and in training mode afterwards.
-        max_norm: to which gradients are clipped; 0 for no clipping.
 
     Raises:
         TrainError: IPEX cannot be imported, or has no bf16 kernels for this CPU.
@@ -54,7 +56,7 @@ class IpexOptimizerStep:
         self,
         model: PreTrainedModel,
         adamw: torch.optim.Optimizer,
-        max_norm: float,
+        training: Training,
         bf16: bool,
         world_size: int,
     ) -> None:
@@ -68,9 +70,10 @@ class IpexOptimizerStep:
         except AssertionError as error:  # how IPEX reports what it does not support
             raise TrainError(f"IPEX cannot optimize this model here: {error}", HINT) from error
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
-        self._max_norm, self._world_size = max_norm, world_size
+        self._max_norm, self._world_size = training.max_grad_norm, world_size
+        self._all_reduce = all_reduce_bf16 if training.gradient_dtype == "bf16" else dist.all_reduce
         self._norm = 0.0
-        self.extra = torch.zeros(1)
+        self.extra = torch.zeros(EXTRA)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - reduced in `step`
         loss.backward()
@@ -83,7 +86,7 @@ class IpexOptimizerStep:
         if self._world_size > 1:
             shared = [*gradients, self.extra]
             flat = torch.cat([tensor.flatten() for tensor in shared])
-            dist.all_reduce(flat)
+            self._all_reduce(flat)
             parts = flat.split([tensor.numel() for tensor in shared])
             for gradient, part in zip(shared, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
@@ -107,14 +110,13 @@ class IpexOptimizerStep:
         """Their norm: the gradients themselves are gone after the step."""
         return self._norm.hex()
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Nothing: IPEX keeps packed copies of the weights, so such a run cannot be resumed."""
-        return {}
+    def state(self) -> None:
+        """None: IPEX keeps packed copies of the weights, so such a run cannot be resumed."""
 
     def state_loaded(self, step: int) -> None:
-        """Never called, because `state` is empty."""
+        """Never called, because there is no state."""
 
-    def detach(self) -> PreTrainedModel:
+    def detach(self, wanted: bool = True) -> PreTrainedModel:  # noqa: ARG002 - all ranks may
         """Another model with the same weights.
 
         IPEX's `state_dict` has fp32 weights in their usual layout; its layers have not, and

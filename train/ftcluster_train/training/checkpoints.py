@@ -1,7 +1,7 @@
 """Saved models: a folder that exists is complete, also after a crash."""
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
 from ftcluster_train.io.permissions import GROUP_READS
 from ftcluster_train.optim.optimizer_step import OptimizerStep
+from ftcluster_train.optim.state import State, exhaust
 from ftcluster_train.training.progress import ProgressLog
 from ftcluster_train.training.resume import Position, write_state
 
@@ -57,9 +58,10 @@ class Checkpoints:
             Its folder; None where no host could save it.
         """
         folder = self.of(position.step)
-        problem = None
-        if self._writes and folder not in self._saved:
-            problem = self._write(folder, optimizer, tokenizer, position)
+        writes = self._writes and folder not in self._saved
+        if True not in gather_over_ranks(writes):
+            return folder
+        problem = self._write(folder, optimizer, tokenizer, position, writes)
         problems: list[str | None] = gather_over_ranks(problem)
         for rank, text in enumerate(problems):
             if text:
@@ -67,7 +69,7 @@ class Checkpoints:
                 self._log.write("notice", message=f"{what}: {text}")
         if problems[0] == "":
             self._log.write("checkpoint", step=position.step, folder=str(folder))
-        return None if any(problems) and "" not in problems else folder
+        return folder if "" in problems else None
 
     def _write(
         self,
@@ -75,24 +77,33 @@ class Checkpoints:
         optimizer: OptimizerStep,
         tokenizer: PreTrainedTokenizerBase,
         position: Position,
-    ) -> str:
-        """Returns why it could not be saved, or ""."""
-        state = optimizer.state()
+        writes: bool,
+    ) -> str | None:
+        """Write on some ranks; the others send them their pieces of the state.
+
+        Returns:
+            Why it could not be saved, or ""; None on a rank that does not write.
+        """
+        state = optimizer.state() or State({})
+        pieces = state.pieces()
+
+        def write_more(partial: Path) -> None:
+            if state.header:
+                write_state(partial, state.header, pieces, position)
+
         try:
+            model = optimizer.detach(writes)
+            if not writes:
+                return None
             folder.parent.mkdir(exist_ok=True)
-            model = optimizer.detach()
-            check_space(folder.parent, [*state.values(), *model.parameters()])
-            save_model(
-                model,
-                tokenizer,
-                folder,
-                lambda partial: write_state(partial, state, position) if state else None,
-            )
+            check_space(folder.parent, state.nbytes + sum(p.nbytes for p in model.parameters()))
+            save_model(model, tokenizer, folder, write_more)
         except TrainError as error:
             return error.message
         except (OSError, SafetensorError) as error:
             return first_line(error)
         finally:
+            exhaust(pieces)
             optimizer.attach()
         self._saved.append(folder)
         if self._limit is not None:
@@ -104,6 +115,7 @@ class Checkpoints:
         """Give `model` the weights of a checkpoint on any host; every rank calls it.
 
         Args:
+            model: in fp32 on the ranks that have a use for it.
             folders: where this host may have it.
 
         Returns:
@@ -115,10 +127,14 @@ class Checkpoints:
         if True not in held:
             return False
         source = held.index(True)
+        found: Mapping[str, torch.Tensor] = {}
         if own and self._world.rank == source:
-            model.load_state_dict(type(model).from_pretrained(own).state_dict())
-        for tensor in model.state_dict().values():
-            dist.broadcast(tensor, source)
+            found = type(model).from_pretrained(own).state_dict()
+        for name, tensor in model.state_dict().items():
+            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            values = found.get(name, torch.empty_like(tensor, dtype=dtype))
+            dist.broadcast(values, source)
+            tensor.copy_(values)
         return True
 
     def keep_only(self, step: int) -> None:
@@ -128,13 +144,13 @@ class Checkpoints:
                 remove(folder)
 
 
-def check_space(folder: Path, tensors: Iterable[torch.Tensor]) -> None:
+def check_space(folder: Path, nbytes: int) -> None:
     """Make sure that the disk has space for a model, or a checkpoint, before it is written.
 
     Raises:
         TrainError: it has not.
     """
-    needed = MARGIN * sum(tensor.nbytes for tensor in tensors)
+    needed = MARGIN * nbytes
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise TrainError(
@@ -162,6 +178,7 @@ def save_model(
         TrainError: the disk is full; the incomplete files are removed.
     """
     try:
+        model.should_save_on_this_rank = _always
         with new_folder(folder) as partial:
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
@@ -176,6 +193,11 @@ def save_model(
             f"the disk of {folder.parent} is full, so the model could not be saved",
             "free some space there and train again",
         ) from error
+
+
+def _always(_: bool) -> bool:
+    """Instead of the method of transformers 5.23, with which rank 0 alone saves; here two do."""
+    return True
 
 
 def keep_newest(saved: Sequence[Path], limit: int, best: Path | None) -> list[Path]:

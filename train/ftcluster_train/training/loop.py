@@ -24,7 +24,6 @@ from ftcluster_train.distributed.world import (
     World,
     check_equal_on_ranks,
     gather_over_ranks,
-    host_led,
     sum_over_ranks,
 )
 from ftcluster_train.errors import TrainError
@@ -73,7 +72,7 @@ def train(
     optimizations: Optimizations = ALL_OPTIMIZATIONS,
     stop_asked: Callable[[], bool] = lambda: False,
 ) -> tuple[TrainResult, PreTrainedModel]:
-    """Train `model`; returns it in fp32, the same on every rank.
+    """Train `model`; returns it in fp32 on rank 0.
 
     Args:
         model: in fp32.
@@ -123,8 +122,9 @@ def train(
     def notice(text: str) -> None:
         log.write("notice", message=text)
 
-    period = 0 if host_led(world.rank) is None else job.snapshot_seconds
-    snapshots = Snapshots(job.run_dir / "snapshots", period, notice)
+    snapshots = Snapshots(
+        job.run_dir / "snapshots", job.snapshot_seconds, job.shard_optimizer, world, notice
+    )
     start = str(settings.resume_from_checkpoint or "")
     states = [run / name for run in job.run_dirs for name in ("checkpoints", "snapshots")]
     wanted = f"run {job.resume[0]}" if job.resume and job.must_resume else ""
@@ -187,7 +187,7 @@ def train(
     remaining = itertools.islice(sampler, position.step, None)
     for step, batch in enumerate(remaining, start=first_step):  # indices of all ranks' samples
         report(step, "forward")
-        optimizer.extra.fill_(stop_asked())
+        optimizer.extra.copy_(torch.tensor([stop_asked(), snapshots.is_pausing()]))
         torch.manual_seed(dropout_seed(settings.seed, step, world.rank))
         share = share_of_rank(batch, world.rank, world.size)
         parts = micro_batches(share, settings.gradient_accumulation_steps)
@@ -216,7 +216,8 @@ def train(
             raise not_finite_error(step, losses[-1], share, kept)
         schedule.step()
         trained_samples += len(batch)
-        stopping = bool(optimizer.extra.item()) and step < last_step
+        asked, pausing = map(bool, optimizer.extra)  # whether any rank was, and whether any is
+        stopping = asked and step < last_step
 
         # once: do all ranks have the same gradients and weights? (0 at the start of a warm-up)
         if learning_rate > 0 and not checked:
@@ -259,14 +260,16 @@ def train(
                 checkpoints.save(optimizer, task.tokenizer, position_after(step))
             paused += time.perf_counter() - pause
             if stopping:
+                snapshots.wait()
                 raise TrainingStopped
-        snapshots.take(optimizer, lambda: position_after(step))  # noqa: B023 - called at once
+        if not pausing:
+            snapshots.take(optimizer, lambda: position_after(step))  # noqa: B023 - called at once
 
     train_seconds = position_after(last_step).seconds
     report(last_step, "saving")
     check_equal_weights(last_step)
     snapshots.wait()
-    trained = optimizer.detach()
+    trained = optimizer.detach(wanted=world.rank == 0)
     if settings.load_best_model_at_end and best.step is not None:
         if checkpoints.load_best(trained, best.step, states):
             metrics = best.metrics

@@ -2,16 +2,19 @@
 
 A state is a folder: `state.safetensors` (flat fp32 weights and what AdamW keeps of the gradients,
 and saved buffers), `state.json`, and last `manifest.json` with the SHA-256 of every file of the
-folder. All ranks have the same state, so one rank's files are enough: it sends them to the others.
+folder. It is that of all ranks, however many there are and whether each has all of it or pieces
+(see `ftcluster_train.optim.state`), so one rank's files are enough: it sends them to the others.
 """
 
 import contextlib
 import hashlib
+import itertools
 import json
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from ftcluster_train.distributed.world import World, gather_over_ranks, host_led
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
 from ftcluster_train.optim.optimizer_step import OptimizerStep
+from ftcluster_train.optim.state import Header, State, exhaust
 
 TENSORS, POSITION, MANIFEST = "state.safetensors", "state.json", "manifest.json"
 COST_SHARE = 0.01  # of the training's time
@@ -62,37 +66,39 @@ class Position:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def write_state(folder: Path, tensors: Mapping[str, torch.Tensor], position: Position) -> None:
-    """Write a state into a folder that is not visible yet; the manifest covers all its files."""
+def write_state(
+    folder: Path, header: Header, pieces: Iterable[torch.Tensor], position: Position
+) -> None:
+    """Write a state into a folder that is not visible yet; the manifest covers all its files.
+
+    Args:
+        header: see State.
+        pieces: the elements of all tensors, in that order.
+    """
     others = sorted(path for path in folder.rglob("*") if path.is_file())
-    manifest = {TENSORS: _write_tensors(folder / TENSORS, tensors)}
+    manifest = {TENSORS: _write_tensors(folder / TENSORS, header, pieces)}
     (folder / POSITION).write_text(json.dumps(asdict(position)) + "\n", encoding="utf-8")
     for path in (*others, folder / POSITION):
         manifest[str(path.relative_to(folder))] = _sha256(path)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+def _write_tensors(path: Path, header: Header, pieces: Iterable[torch.Tensor]) -> str:
     """Write a file in the format safetensors; returns its SHA-256.
 
-    Piece by piece, because safetensors makes a copy of every tensor first, and holds up the other
-    threads.
+    Piece by piece, because safetensors needs all tensors at once, and holds up the other threads.
     """
-    header: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header).encode()
+    for name, (dtype, shape) in header.items():
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
     with path.open("wb") as file:
         head = memoryview(len(text).to_bytes(8, "little") + text)
-        for data in (head, *map(_bytes_of, tensors.values())):
+        for data in itertools.chain([head], map(_bytes_of, pieces)):
             for start in range(0, len(data), PIECE):
                 piece = data[start : start + PIECE]
                 digest.update(piece)
@@ -187,16 +193,17 @@ def resume(
     if max(steps) == 0:
         return Position(settings=dict(settings))
     source = steps.index(max(steps))
-    tensors = optimizer.state()
+    state = optimizer.state()
+    assert state is not None  # the control node does not resume with IPEX
     problem, text = "", "{}"
+    values: dict[str, torch.Tensor] = {}
     if world.rank == source and path:
-        problem = _load(path / TENSORS, tensors)
+        values, problem = _read(path / TENSORS, state.header)
         text = (path / POSITION).read_text(encoding="utf-8")
     problem, text = gather_over_ranks((problem, text))[source]
     if problem:
         raise TrainError(f"the training cannot be resumed: {problem}", "start it anew")
-    for tensor in tensors.values():
-        dist.broadcast(tensor, source)
+    state.load(values, source)
     position = Position(**json.loads(text))
     optimizer.state_loaded(position.step)
     changed = [
@@ -209,86 +216,113 @@ def resume(
     return replace(position, settings=dict(settings))
 
 
-def _load(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Copy the tensors of a file into others of the same names; returns why not, or ""."""
+def _read(path: Path, header: Header) -> tuple[dict[str, torch.Tensor], str]:
+    """The tensors of a file, read when they are used; and why it cannot be used, or ""."""
     try:
         found = load_file(path)
     except (OSError, SafetensorError) as error:
-        return f"{path} cannot be read: {error}"
-    if {name: one.shape for name, one in found.items()} != {
-        name: one.shape for name, one in tensors.items()
+        return {}, f"{path} cannot be read: {error}"
+    if {name: list(one.shape) for name, one in found.items()} != {
+        name: shape for name, (_, shape) in header.items()
     }:
-        return f"{path} is of another model"
-    for name, tensor in tensors.items():
-        tensor.copy_(found[name])
-    return ""
+        return {}, f"{path} is of another model"
+    return found, ""
 
 
 class Snapshots:
     """Recent states of a host's own, written beside the training.
 
-    The training waits for the copy in memory only; a thread writes it to the disk.
+    The training waits for the copy in memory only; a thread writes it to the disk. Where ranks have
+    different pieces, the thread gathers them, so that each host writes the whole state.
 
     Args:
         folder: where they are; the newest one stays.
         seconds: between two, or longer so that they cost at most COST_SHARE of the time; 0: none.
+        sharded: whether ranks have different pieces; each rank makes it at the same time then.
         notice: called with what a user should know.
 
     Attributes:
-        costs: seconds by which each has made the training longer: that it waited, and the writer's
-            CPU time over the threads of this rank.
+        costs: seconds by which each has made the training longer: that it waited, the writer's CPU
+            time over the threads of this rank, and what it waited for the other ranks' pieces.
     """
 
-    def __init__(self, folder: Path, seconds: float, notice: Callable[[str], None]) -> None:
-        self._folder, self._seconds, self._notice = folder, seconds, notice
+    def __init__(
+        self, folder: Path, seconds: float, sharded: bool, world: World,
+        notice: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._folder, self._notice = folder, notice
+        self._writes = host_led(world.rank) is not None
+        self._seconds = seconds if self._writes or sharded else 0.0
         self._problem = ""  # why the last one could not be written
         self._pause, self._threads = seconds, torch.get_num_threads()
         self.costs: list[float] = []
-        if seconds:
+        if seconds and self._writes:
             remove_leftovers(folder)
+        # beside the collectives of the training, so not on the same connections
+        self._group = dist.new_group(backend="gloo") if seconds and sharded else None
         self._last = time.monotonic()
         self._writer: threading.Thread | None = None
-        self._copies: dict[str, torch.Tensor] = {}
+        self._copy: State | None = None
+
+    def is_pausing(self) -> bool:
+        """Whether it is too early for the next one on this rank, or one is being written."""
+        if not self._seconds:
+            return False
+        early = time.monotonic() - self._last < self._pause
+        return early or (self._writer is not None and self._writer.is_alive())
 
     def take(self, optimizer: OptimizerStep, position: Callable[[], Position]) -> None:
-        """Take a snapshot where one is due and the one before is written."""
-        if not self._seconds or time.monotonic() - self._last < self._pause:
-            return
-        if self._writer and self._writer.is_alive():
+        """Take a snapshot; every rank calls it, once no rank is pausing."""
+        if not self._seconds:
             return
         self._last = time.monotonic()
-        tensors = optimizer.state()
-        size = sum(tensor.nbytes for tensor in tensors.values())
         self._tell()
-        if not tensors or (not self._copies and size > MEMORY_SHARE * _free_memory()):
+        state = optimizer.state()
+        if not state or not (self._copy or self._fits(state)):
             self._seconds = 0.0
-            if tensors:
-                share = f"{size / 1e6:.0f} MB are more than {MEMORY_SHARE:.0%} of the free memory"
-                self._notice(f"no snapshots are taken: {share}; training.save_strategy saves")
             return
-        if not self._copies:  # written, so that each later one costs as much as the first
-            self._copies = {name: torch.empty_like(one).zero_() for name, one in tensors.items()}
+        self._copy = self._copy or state.like()
         began = time.monotonic()
-        for name, tensor in tensors.items():
-            self._copies[name].copy_(tensor)
-        work = (position(), time.monotonic() - began)
+        self._copy.copy(state)
+        work = (self._copy, position(), time.monotonic() - began)
         self._writer = threading.Thread(target=self._write, args=work, daemon=True)
         self._writer.start()
 
-    def _write(self, position: Position, waited: float) -> None:
+    def _fits(self, state: State) -> bool:
+        """Whether there is memory for the copy."""
+        size = state.own_nbytes
+        fits = size <= MEMORY_SHARE * _free_memory()
+        if state.sharded:
+            fits = all(gather_over_ranks(fits))
+        if not fits:
+            share = f"{size / 1e6:.0f} MB are more than {MEMORY_SHARE:.0%} of the free memory"
+            self._notice(f"no snapshots are taken: {share}; training.save_strategy saves")
+        return fits
+
+    def _write(self, copy: State, position: Position, waited: float) -> None:
         """A full disk costs the snapshots, not the training."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST_PRIORITY)  # of this thread
-        final = self._folder / f"snapshot-{position.step}"
+        gathered = copy.gather_seconds
         try:
-            with new_folder(final) as partial:
-                write_state(partial, self._copies, position)
-            for older in self._folder.glob("snapshot-*[0-9]"):
-                if older != final:
-                    remove(older)
-        except OSError as error:
+            self._write_files(copy, position)
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError where a rank is lost
             self._problem = f"no snapshot of step {position.step}: {first_line(error)}"
-        self.costs.append(waited + time.thread_time() / self._threads)
+        gathering = copy.gather_seconds - gathered
+        self.costs.append(waited + time.thread_time() / self._threads + gathering)
         self._pause = max(self._seconds, self.costs[-1] / COST_SHARE)
+
+    def _write_files(self, copy: State, position: Position) -> None:
+        final = self._folder / f"snapshot-{position.step}"
+        pieces = copy.pieces(self._group)
+        try:
+            if self._writes:
+                with new_folder(final) as partial:
+                    write_state(partial, copy.header, pieces, position)
+                for older in self._folder.glob("snapshot-*[0-9]"):
+                    if older != final:
+                        remove(older)
+        finally:
+            exhaust(pieces)
 
     def wait(self) -> None:
         """Until the one that is being written is on the disk."""

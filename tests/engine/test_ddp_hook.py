@@ -1,0 +1,68 @@
+"""DDP with bf16 on the wire learns what plain DDP learns."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from ftcluster_train.ddp import bf16_hook
+from ftcluster_train.distributed.pieces import all_reduce_bf16
+from tests.engine.ranks import on_ranks
+
+STEPS = 20
+BF16 = 2**-8  # unit roundoff, relative
+
+
+def _train(rank: int, _: int) -> dict[str, torch.Tensor]:
+    found = {}
+    for name in ("plain", "hook"):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(
+            torch.nn.Linear(37, 129), torch.nn.Tanh(), torch.nn.Linear(129, 11)
+        )
+        model = DistributedDataParallel(net, bucket_cap_mb=0.01)  # several buckets
+        if name == "hook":
+            model.register_comm_hook(None, bf16_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        draw = torch.Generator().manual_seed(rank)
+        for _ in range(STEPS):
+            inputs, labels = (
+                torch.randn(8, 37, generator=draw),
+                torch.randint(11, (8,), generator=draw),
+            )
+            optimizer.zero_grad()
+            functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        found[name] = torch.cat([p.detach().flatten() for p in net.parameters()])
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_hook_is_plain_ddp_to_rounding(tmp_path: Path, size: int) -> None:
+    of_ranks = on_ranks(_train, size, tmp_path)
+    plain, hook = of_ranks[0]["plain"], of_ranks[0]["hook"]
+    assert all(torch.equal(found["hook"], hook) for found in of_ranks)
+    assert float((hook - plain).abs().max()) < 1e-2
+    assert float((hook - plain).norm() / plain.norm()) < 1e-3
+    assert not torch.equal(hook, plain)  # that it is used
+
+
+def _sums(rank: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    found = []
+    for shape in ((), (1,), (5,), (3, 7), (2000,)):
+        values = [
+            torch.randn(shape, generator=torch.Generator().manual_seed(r)) for r in range(size)
+        ]
+        own = values[rank].clone()
+        all_reduce_bf16(own)
+        found.append((own, torch.stack([v.bfloat16().double() for v in values]).sum(0)))
+    return found
+
+
+def test_values_are_rounded_before_and_after_the_sum_only(tmp_path: Path) -> None:
+    for found in on_ranks(_sums, 3, tmp_path):
+        for ours, exact in found:
+            assert ours.shape == exact.shape
+            assert torch.all((ours - exact).abs() <= BF16 * exact.abs() + 1e-6)

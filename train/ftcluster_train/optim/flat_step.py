@@ -1,0 +1,115 @@
+"""One optimizer on each rank, with all weights: every rank takes the same steps."""
+
+import hashlib
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ftcluster_common.recipe import Training
+from ftcluster_train.optim.flat_params import FlatWeights
+from ftcluster_train.optim.gradient_buckets import GradientBuckets
+from ftcluster_train.optim.state import State
+
+NORM_BLOCK = 1 << 16  # elements whose squares are summed at once
+
+
+class FlatOptimizerStep:
+    """AdamW on one flat fp32 tensor with all weights; methods as in OptimizerStep.
+
+    Args:
+        model: in fp32; its parameters are in `dtype` afterwards.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, training: Training, dtype: torch.dtype, world_size: int
+    ) -> None:
+        self._model = model
+        self.weights = FlatWeights(model, dtype)
+        self.gradients = GradientBuckets(
+            self.weights, world_size, training.gradient_dtype == "bf16"
+        )
+        self.extra = self.gradients.extra
+        self._max_norm = training.max_grad_norm
+        flat, border = self.weights.master_weights, self.weights.layout.decayed
+        groups = []
+        for weights, gradients, decay in (
+            (flat[:border], self.gradients.flat[:border], training.weight_decay),
+            (flat[border:], self.gradients.flat[border:], 0.0),
+        ):
+            if len(weights):
+                weights.grad = gradients
+                groups.append({"params": [weights], "weight_decay": decay})
+        self.adamw = torch.optim.AdamW(groups, **adamw_arguments(training))
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        self.gradients.start_backward(last)
+        loss.backward()
+
+    def step(self) -> float:
+        norm = norm_of(self.gradients.wait())
+        if not norm.isfinite():
+            return float(norm)
+        if self._max_norm > 0:  # fused AdamW divides gradients by grad_scale while it reads them
+            self.adamw.grad_scale = (norm / self._max_norm).clamp(min=1.0)
+        self.adamw.step()
+        self.weights.copy_to_model()
+        return float(norm)
+
+    def digest(self) -> str:
+        return self.weights.digest()
+
+    def gradients_digest(self) -> str:
+        return hashlib.sha256(self.gradients.flat.numpy()).hexdigest()
+
+    def state(self) -> State:
+        found = {"master_weights": self.weights.master_weights}
+        for number, group in enumerate(self.adamw.param_groups):
+            (weights,) = group["params"]
+            moments = moments_of(self.adamw, weights)
+            found |= {f"{name}_{number}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
+        buffers = enumerate(self.weights.saved_buffers)
+        return State.of(found | {f"buffer_{number}": buffer for number, buffer in buffers})
+
+    def state_loaded(self, step: int) -> None:
+        for moments in self.adamw.state.values():
+            moments["step"].fill_(step)
+        self.weights.copy_to_model()
+
+    def detach(self, wanted: bool = True) -> PreTrainedModel:  # noqa: ARG002 - it costs nothing
+        self.weights.detach()
+        return self._model
+
+    def attach(self) -> None:
+        self.weights.attach()
+
+
+def norm_of(flat: torch.Tensor) -> torch.Tensor:
+    """The 2-norm of a long fp32 tensor, from the norms of its blocks.
+
+    torch's single sum of squares loses 0.15 % at 22 million elements, 2.3 % at 355 million.
+    """
+    whole = len(flat) // NORM_BLOCK * NORM_BLOCK
+    blocks = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_BLOCK), dim=1)
+    rest = torch.linalg.vector_norm(flat[whole:]).unsqueeze(0)
+    return torch.linalg.vector_norm(torch.cat([blocks, rest]))
+
+
+def moments_of(adamw: torch.optim.Optimizer, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What AdamW keeps of the gradients; it would make them in its first step."""
+    moments: dict[str, torch.Tensor] = adamw.state[weights]
+    if not moments:
+        moments["step"] = torch.tensor(0.0)
+        moments["exp_avg"] = torch.zeros_like(weights)
+        moments["exp_avg_sq"] = torch.zeros_like(weights)
+    return moments
+
+
+def adamw_arguments(training: Training) -> dict[str, Any]:
+    """Of torch's AdamW."""
+    return {
+        "lr": training.learning_rate,
+        "betas": (training.adam_beta1, training.adam_beta2),
+        "eps": training.adam_epsilon,
+        "fused": True,
+    }
