@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from tests.cluster.control import NAMES, Control
 
 TWO = ("--nodes", "2", "--ranks-per-host", "1")
-# 20 steps: all that they learn is tested by test_ordinary_user.py and by tests/engine
-FEW_PAIRS = "data=generated:train=640,validation=40,seed=1"
+# 20 steps of a quarter of the batch: what quickstart learns is tested by ordinary_user/test_demo.py
+FEW_PAIRS = ("data=generated:train=160,validation=40,seed=1", "batch_size=8")
 PREFIX = "/opt/ftcluster"
 STACK = f"{PREFIX}/current"
 MESH = f"{PREFIX}/mesh"

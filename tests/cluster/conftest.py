@@ -56,7 +56,7 @@ def machine(home: Home) -> Iterator[Machine]:
     done = home.run("setup", "localhost", "--json", "-e", f"ftcluster_prefix={home.prefix}")
     assert done.returncode == 0, done.stderr
     # fetches the model that the tests use
-    trained = home.run("train", "quickstart", FEW_PAIRS, "--json")
+    trained = home.run("train", "quickstart", *FEW_PAIRS, "--json")
     assert trained.returncode == 0, trained.stderr
     yield Machine(home, json.loads(done.stdout), trained)
     assert home.left_running() == []

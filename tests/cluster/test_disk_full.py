@@ -46,7 +46,7 @@ def test_a_disk_that_fills_up_meanwhile(
     machine: Machine, small_disk: Callable[[Path, int], Path]
 ) -> None:
     runs = small_disk(machine.home.prefix / "runs", 120)
-    process = machine.home.start("train", "quickstart", FEW_PAIRS)
+    process = machine.home.start("train", "quickstart", *FEW_PAIRS, "training.max_steps=40")
     assert process.stderr is not None
     said = ""
     for line in process.stderr:

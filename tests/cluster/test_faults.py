@@ -13,7 +13,7 @@ FAULTS = ("kill-rank", "kill-supervisor", "term-rank")  # the last one ends it; 
 def test_a_training_survives_and_counts_each_sample_once(machine: Machine, tmp_path: Path) -> None:
     results: list[dict[str, Any]] = []
     campaign = Campaign(
-        Localhost(machine.home), tmp_path, faults=len(FAULTS), steps=200, save_steps=20,
+        Localhost(machine.home), tmp_path, faults=len(FAULTS), steps=100, save_steps=10,
         pause_seconds=0.5, only=FAULTS, compare=False,
     )  # fmt: skip
     carry_out(campaign, results.append)

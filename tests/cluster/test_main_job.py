@@ -68,7 +68,7 @@ def test_real_data_of_the_users(machine: Machine, test_data: Path) -> None:
 
 
 def test_ctrl_c_during_training(machine: Machine) -> None:
-    process = machine.home.start("train", FEW_PAIRS, "training.num_train_epochs=50", "--json")
+    process = machine.home.start("train", *FEW_PAIRS, "training.num_train_epochs=50", "--json")
     _, last, code, out = interrupt_when(process, "step 10/")
     assert code == 130
     result = json.loads(out)

@@ -8,6 +8,8 @@ from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
 from tests.programs import wait_for
 
+SCRIPTS = Path(__file__).with_name("scripts")
+
 
 def listed(machine: Machine, run: str) -> dict[str, Any]:
     done = machine.home.run("ps", "--json")
@@ -15,20 +17,14 @@ def listed(machine: Machine, run: str) -> dict[str, Any]:
     return next(one for one in json.loads(done.stdout) if one["run"] == run)
 
 
-def detached(machine: Machine, *overrides: str) -> str:
-    done = machine.home.run("train", "quickstart", FEW_PAIRS, "--detach", *overrides)
+def detached(machine: Machine, *command: str) -> str:
+    done = machine.home.run(*command)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def until(machine: Machine, run: str, event: str = '"event": "step"') -> Path:
-    folder = machine.home.prefix / "runs" / run
-    wait_for(lambda: event in (folder / "events.jsonl").read_text(), 120)
-    return folder
-
-
 def test_a_detached_run_is_followed_read_and_fetched(machine: Machine, tmp_path: Path) -> None:
-    run = detached(machine)
+    run = detached(machine, "train", "quickstart", *FEW_PAIRS, "--detach")
     assert listed(machine, run)["state"] == "running"
     attached = machine.home.run("attach", run, "--json")
     assert attached.returncode == 0, attached.stderr
@@ -48,9 +44,11 @@ def test_a_detached_run_is_followed_read_and_fetched(machine: Machine, tmp_path:
 
 
 def test_a_stopped_run_is_removed(machine: Machine) -> None:
-    run = detached(machine, "training.max_steps=5000")
-    until(machine, run)
-    second = machine.home.run("train", "quickstart", FEW_PAIRS)
+    waits = ("--", str(SCRIPTS / "ends.py"), "0", "9")
+    run = detached(machine, "run", "--detach", "--ranks-per-host", "2", *waits)
+    folder = machine.home.prefix / "runs" / run
+    wait_for((folder / "logs/rank-1.log").exists, 120)
+    second = machine.home.run("train", "quickstart", *FEW_PAIRS)
     assert (second.returncode, f"run {run} is using it (since " in second.stderr) == (1, True)
     refused = machine.home.run("clean", run)
     assert (refused.returncode, "is running" in refused.stderr) == (1, True)
@@ -59,4 +57,4 @@ def test_a_stopped_run_is_removed(machine: Machine) -> None:
     assert machine.home.left_running() == []
     cleaned = machine.home.run("clean", run, "--json")
     assert json.loads(cleaned.stdout)["removed"] == [run]
-    assert not (machine.home.prefix / "runs" / run).exists()
+    assert not folder.exists()

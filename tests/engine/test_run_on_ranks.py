@@ -33,20 +33,27 @@ Events = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of task: its model, its data, the fields that it changes."""
+    """A kind of task: its model, its data, the fields that it changes, the names of its metrics."""
 
     task: str
     model: str
     rows: Callable[[int, int], Sequence[Row]]
     options: dict[str, Any]
+    metrics: tuple[str, ...]
 
 
 KINDS = {
-    "classes": Kind("text-classification", "bert", classes, {}),
-    "numbers": Kind("text-classification", "bert", numbers, {"regression": True}),
-    "answers": Kind("question-answering", "bert", questions, {"version_2_with_negative": True}),
-    "texts": Kind("causal-lm", "gpt2", classes, {}),
-}
+    "classes": Kind("text-classification", "bert", classes, {}, ("accuracy", "loss")),
+    "numbers": Kind(
+        "text-classification", "bert", numbers, {"regression": True},
+        ("pearson", "spearman", "loss"),
+    ),
+    "answers": Kind(
+        "question-answering", "bert", questions, {"version_2_with_negative": True},
+        ("exact_match", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"),
+    ),
+    "texts": Kind("causal-lm", "gpt2", classes, {}, ("loss", "perplexity")),
+}  # fmt: skip
 
 
 def prepared(folder: Path, kind: Kind, ranks: int) -> Job:
@@ -54,7 +61,7 @@ def prepared(folder: Path, kind: Kind, ranks: int) -> Job:
     model = write_model(folder / "model", kind.model, kind.task)
     job = make_whole_job(
         folder / f"run-{ranks}", kind.task, data, model, kind.options, {"batch_size": BATCH},
-        max_steps=STEPS,
+        max_steps=STEPS, eval_strategy="epoch",
         gradient_accumulation_steps=ranks, adam_epsilon=1e-6,
     )  # fmt: skip
     write_inputs(job.run_dir, prepare(job))
@@ -107,6 +114,7 @@ def test_two_ranks_follow_the_same_loss_as_one(
     [alone], [shared] = found(1, "result"), found(2, "result")
     assert (alone["world_size"], shared["world_size"]) == (1, 2)
     assert shared["metrics"] == pytest.approx(alone["metrics"], rel=1e-3)
+    assert tuple(shared["metrics"]) == KINDS[name].metrics
     for step in range(1, STEPS + 1):
         batch, *shares = (
             one["samples"]

@@ -6,6 +6,7 @@ from tests import ops_page
 from tests.cluster.control import HEAD, OTHER, Control
 from tests.cluster.examples import ADVISED, Empty, changes, empty_folder
 
+pytestmark = pytest.mark.long
 # Those of the other roles need a stack: test_examples.py has them.
 HOSTS = (HEAD, OTHER)
 ROLES = ("account", "firewall", "os_package", "ssh_mesh", "tcmalloc", "tuning", "virtualenv")

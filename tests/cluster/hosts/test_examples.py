@@ -12,6 +12,7 @@ from tests.cluster.control import HEAD, NAMES, OTHER
 from tests.cluster.examples import ADVISED, Empty, changes, empty_folder
 from tests.programs import CONTROL
 
+pytestmark = pytest.mark.long
 PAIR = (HEAD, OTHER)
 # The others would change the cluster, or have been carried out on bare hosts.
 ROLES = ("node_agent", "preflight", "torch_stack", "verify")

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.cluster import Cluster
 from tests.cluster.control import OTHER, THIRD
 from tests.faults.campaign import Campaign, carry_out, problems
@@ -11,6 +13,7 @@ from tests.faults.places import Hosts
 SPARE = ("--nodes", "2", "--spares", "1")
 
 
+@pytest.mark.long
 def test_a_spare_takes_the_place_of_a_lost_host(cluster: Cluster, tmp_path: Path) -> None:
     results: list[dict[str, Any]] = []
     campaign = Campaign(

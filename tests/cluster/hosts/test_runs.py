@@ -15,8 +15,8 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def test_two_hosts_learn_from_the_users_own_data(cluster: Cluster, tmp_path: Path) -> None:
-    control, data = cluster.control, write_rows(tmp_path / "pairs", pair, train=640, validation=40)
-    options = ("--data", str(data), "training.max_steps=20", "--json")
+    control, data = cluster.control, write_rows(tmp_path / "pairs", pair, train=160, validation=40)
+    options = ("--data", str(data), "batch_size=8", "--json")  # 20 steps
     done = control.run("train", "quickstart", *TWO, *options)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -118,7 +118,7 @@ def test_a_changed_host_key_is_refused_by_name(cluster: Cluster) -> None:
             new = control.shell(OTHER, f"cat {key}.pub")
             others = [line for line in before.splitlines() if not line.startswith(OTHER)]
             Path(trusted).write_text("\n".join([*others, f"{OTHER},{ADDRESS[OTHER]} {new}"]))
-            refused = control.run("train", "quickstart", *TWO, FEW_PAIRS, "training.max_steps=2")
+            refused = control.run("train", "quickstart", *TWO, *FEW_PAIRS)
     finally:
         Path(trusted).write_text(before)
     assert refused.returncode == 1

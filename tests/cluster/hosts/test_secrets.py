@@ -28,7 +28,7 @@ HUB = ROOT / "tests/cluster/scripts/hub.py"
 HUB_PORT = 8080
 # Where a run could leave something on a host. Not the stacks, which setup has made.
 PLACES = "/opt/ftcluster/*/ /tmp /var /home /root /run /dev/shm /etc"
-STACKS = "--exclude-dir=stacks --exclude-dir=dpkg --exclude-dir=apt"
+STACKS = "--exclude-dir=stacks --exclude-dir=current --exclude-dir=dpkg --exclude-dir=apt"
 TELL = """\
 import hashlib, os, sys, time
 from huggingface_hub import get_token
@@ -297,7 +297,7 @@ def test_hosts_keep_of_the_secrets_what_they_need_and_only_for_the_account(left:
     planted, cluster = left.planted, left.cluster
     words = " ".join(f"-e {secret}" for door, secret in vars(planted).items() if door != "head")
     for name in NAMES:
-        grep = f"grep -rlaF {STACKS} {words} {PLACES} 2>/dev/null"
+        grep = f"LC_ALL=C grep -rlaF {STACKS} {words} {PLACES} 2>/dev/null"
         kept = set(as_root(cluster, name, grep).split())
         jobs = {path for path in kept if re.fullmatch(r"\S*/runs/tell-[^/]+/job\.json", path)}
         data = {path for path in kept if re.fullmatch(r"\S*/data/data-[^/]+/train\.jsonl", path)}

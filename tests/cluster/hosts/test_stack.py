@@ -8,6 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.cluster import MESH, PREFIX, STACK, Cluster
 from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, SECONDS, Completed
 from tests.programs import ROOT
@@ -87,6 +89,7 @@ def write_bundle(cluster: Cluster, folder: Path) -> tuple[str, str]:
     return str(good), str(damaged)
 
 
+@pytest.mark.long
 def test_another_stack_from_a_bundle_becomes_current_on_all_hosts_or_on_none(
     cluster: Cluster, tmp_path: Path
 ) -> None:
