@@ -24,6 +24,12 @@ from statistics import median
 from typing import Any
 
 from ftcluster_common.launch import GLOO, IMPI, Host
+from ftcluster_common.network import (
+    PROVIDER_VARIABLE,
+    HostNetwork,
+    choose_provider,
+    network_variables,
+)
 from ftcluster_train.distributed.connectivity import (
     WAIT_SECONDS,
     check_connections,
@@ -56,6 +62,7 @@ class Request:
         cores: physical cores by host name, as far as known.
         mbits: nominal speeds of network interfaces by host and interface, those that are known.
             Links are measured where there are any, also without `measure`.
+        networks: the facts that HostNetwork is made of by host name, as far as known.
         ports: by host name, the ports that the control node tries meanwhile.
         firewall: whether a host whose ports it reaches is a problem.
     """
@@ -66,6 +73,7 @@ class Request:
     measure: bool = False
     cores: dict[str, int] = field(default_factory=dict)
     mbits: dict[str, dict[str, int]] = field(default_factory=dict)
+    networks: dict[str, dict[str, Any]] = field(default_factory=dict)
     ports: dict[str, list[int]] = field(default_factory=dict)
     firewall: bool = False
 
@@ -114,9 +122,26 @@ def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
             for link in measure_links(members.index(rank), len(members))
         ]
     if len(members) > 1:
+        os.environ.update(mpi_variables(request, rank, answer["interface"]))
         answer["backends"] = {GLOO: answer["all_reduce_ms"], **time_impi(answer)}
     dist.barrier()  # until here the others need the store, which the head has
     dist.destroy_process_group()
+
+
+def mpi_variables(request: Request, rank: int, interface: str) -> dict[str, str]:
+    """Variables that make MPI use the same network as in a run.
+
+    Args:
+        interface: of a host whose facts are not known.
+    """
+    networks = [
+        HostNetwork.from_dict(request.networks[host.name])
+        if host.name in request.networks
+        else HostNetwork(interface)
+        for host in request.hosts
+    ]
+    provider = choose_provider(networks)
+    return {PROVIDER_VARIABLE: provider, **network_variables(provider, networks[rank])}
 
 
 def describe_host(address: str) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from ftcluster_common.network import AUTO, HostNetwork, RdmaDevice
+
 
 @dataclass(frozen=True)
 class NumaNode:
@@ -25,24 +27,6 @@ class NumaNode:
     def from_dict(cls, data: dict[str, Any]) -> "NumaNode":
         """Read a node as the module returned it; unknown keys are ignored."""
         return cls(**{key.name: data[key.name] for key in fields(cls) if key.name in data})
-
-
-@dataclass(frozen=True)
-class RdmaDevice:
-    """One RDMA device, as the module `ftcluster.cluster.host_facts` documents it."""
-
-    name: str
-    driver: str
-    iwarp: bool
-    active: bool
-    interfaces: tuple[str, ...]
-    opens: bool
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "RdmaDevice":
-        """Read a device as the module returned it; unknown keys are ignored."""
-        known = {key.name: data[key.name] for key in fields(cls) if key.name in data}
-        return cls(**{**known, "interfaces": tuple(known["interfaces"])})
 
 
 @dataclass(frozen=True)
@@ -89,7 +73,12 @@ class HostFacts:
     rdma: tuple[RdmaDevice, ...] = ()
     rdma_libraries: tuple[str, ...] = ()
     locks_memory: bool = False
-    network_provider: str = "auto"
+    network_provider: str = AUTO
+
+    @property
+    def network(self) -> HostNetwork:
+        """What it has for MPI."""
+        return HostNetwork.from_dict(asdict(self))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HostFacts":

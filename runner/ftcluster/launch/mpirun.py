@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftcluster.planning.backends import oneccl_host_variables, oneccl_variables
-from ftcluster.planning.network import network_variables
 from ftcluster.planning.plan import HostPlan, LaunchPlan
 from ftcluster_common.launch import (
     BACKEND_VARIABLE,
@@ -22,6 +21,7 @@ from ftcluster_common.launch import (
     label_pattern,
     mesh_variables,
 )
+from ftcluster_common.network import PROVIDER_VARIABLE, network_variables
 
 FREE_PORT = "from ftcluster_train.supervisor import free_port; print(free_port())"
 SETVARS = "oneccl_bindings_for_pytorch/env/setvars.sh"  # what oneccl_bind_pt's libraries need
@@ -63,7 +63,7 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = ()) -> Launch:
     if plan.rank_user:  # the stack is not the account's to write
         env["PYTHONPYCACHEPREFIX"] = f"{plan.prefix}/cache"
     if plan.provider:
-        env["FI_PROVIDER"] = plan.provider
+        env[PROVIDER_VARIABLE] = plan.provider
     if plan.backend == CCL:
         env |= oneccl_variables()
     argv = (
@@ -132,7 +132,7 @@ def _host_variables(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
         variables["KMP_BLOCKTIME"] = "1"
     if host.interface:
         variables["GLOO_SOCKET_IFNAME"] = host.interface
-    variables |= network_variables(plan.provider, host.interface, host.device)
+    variables |= network_variables(plan.provider, host.network)
     if plan.backend == CCL:
         variables |= oneccl_host_variables([rank.workers for rank in host.placement])
     return variables

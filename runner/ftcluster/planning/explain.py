@@ -4,10 +4,10 @@ Each function returns the value of a decision and its reason.
 """
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
-from ftcluster.planning.network import TCP, Network
 from ftcluster.planning.placement import COMMUNICATION_FROM, SYSTEM_FROM, Layout
 from ftcluster.text.plural import counted
-from ftcluster_common.launch import RENDEZVOUS_PORTS
+from ftcluster_common.launch import GLOO, RENDEZVOUS_PORTS
+from ftcluster_common.network import TCP
 
 Reason = tuple[str, str]
 
@@ -111,12 +111,11 @@ def interface(host: HostFacts, hosts: int) -> Reason:
     return host.network_interface, "all ranks are on this host, and no other host can connect"
 
 
-def provider(network: Network, backend: str) -> Reason:
-    """libfabric's provider between hosts."""
-    only_mpi = (
-        "; for MPI only, gloo uses TCP" if backend == "gloo" and network.provider != TCP else ""
-    )
-    return network.provider, network.why + only_mpi
+def provider(network: Reason, backend: str) -> Reason:
+    """libfabric's provider between hosts, which gloo does not use."""
+    value, why = network
+    only_mpi = "; for MPI only, gloo uses TCP" if backend == GLOO and value != TCP else ""
+    return value, why + only_mpi
 
 
 def rendezvous(facts: ClusterFacts) -> Reason:

@@ -1,50 +1,17 @@
-"""How MPI's messages go from host to host: libfabric's provider. Pure functions only.
-
-The providers are those of the libfabric that comes with Intel MPI (impi_rt 2021.18), and the
-libraries are those that it takes from the host.
-"""
+"""libfabric's provider for MPI between hosts, and the reason. Pure functions only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from ftcluster.cluster.facts import HostFacts, RdmaDevice
+from ftcluster.cluster.facts import HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.text.host_names import short_names
+from ftcluster_common.network import AUTO, TCP, best_device, choose_provider, provider_of
 
-ASKED, AUTO = "ftcluster_network_provider", "auto"  # the inventory's variable
-TCP, VERBS, PSM3, PSM2, EFA = "tcp", "verbs;ofi_rxm", "psm3", "psm2", "efa"
-LIBRARIES = {
-    VERBS: ("libibverbs.so.1", "librdmacm.so.1"),
-    PSM3: ("libibverbs.so.1", "libnuma.so.1", "libuuid.so.1"),
-    PSM2: ("libpsm2.so.2",),
-    EFA: ("libibverbs.so.1", "libefa.so.1"),
-}
-PROVIDERS = {  # by the device's driver
-    "efa": EFA,
-    "hfi1": PSM2,  # Omni-Path
-    "ice": PSM3,  # Intel's Ethernet
-    "bnxt_en": VERBS,
-    "mlx4_core": VERBS,
-    "mlx5_core": VERBS,
-}
+ASKED = "ftcluster_network_provider"  # the inventory's variable
 
 
-@dataclass(frozen=True)
-class Network:
-    """What MPI uses between hosts.
-
-    Attributes:
-        provider: the value of FI_PROVIDER.
-        devices: names of RDMA devices by host name, of hosts that have one on the run's network.
-    """
-
-    provider: str
-    why: str
-    devices: dict[str, str]
-
-
-def choose_network(hosts: Sequence[HostFacts]) -> Network:
-    """RDMA where every host can use the same provider, else TCP.
+def choose_network(hosts: Sequence[HostFacts]) -> tuple[str, str]:
+    """The value of FI_PROVIDER, and why.
 
     Raises:
         PlanError: the inventory asks for several providers.
@@ -55,68 +22,21 @@ def choose_network(hosts: Sequence[HostFacts]) -> Network:
             f"all hosts need the same {ASKED}; the inventory gives {_shown(asked)}",
             "set it for all hosts and run ftcluster setup again",
         )
-    found = {host.name: _best_device(host) for host in hosts}
-    devices = {name: device.name for name, (device, _) in found.items() if device}
-    [value] = asked
-    if value != AUTO:
-        provider = VERBS if value == "verbs" else value
-        return Network(provider, f"set in the inventory, {ASKED}", devices)
+    provider = choose_provider([host.network for host in hosts])
+    if AUTO not in asked:
+        return provider, f"set in the inventory, {ASKED}"
     if not any(host.rdma for host in hosts):
-        return Network(TCP, "no host has an RDMA device", {})
+        return provider, "no host has an RDMA device"
+    found = {host.name: best_device(host.network) for host in hosts}
     problems = _by_value({name: problem for name, (_, problem) in found.items() if problem})
     if problems:
-        return Network(TCP, f"not RDMA: {_shown(problems)}", {})
-    kinds = _by_value({name: _provider(device) for name, (device, _) in found.items() if device})
-    if len(kinds) > 1:
-        return Network(TCP, f"not RDMA, whose providers differ: {_shown(kinds)}", {})
-    [provider] = kinds
-    why = f"every host has a device for it on the run's network: {_shown(_by_value(devices))}"
-    return Network(provider, why, devices)
-
-
-def network_variables(provider: str, interface: str, device: str) -> dict[str, str]:
-    """Variables of one host's ranks that make a provider use the run's network."""
-    if provider == TCP and interface:
-        return {"FI_TCP_IFACE": interface}  # fi_tcp(7)
-    if provider == VERBS and interface:
-        return {"FI_VERBS_IFACE": interface}  # fi_verbs(7)
-    if provider == PSM3 and device:
-        return {"PSM3_NIC": device}  # fi_psm3(7)
-    return {}
-
-
-def _best_device(host: HostFacts) -> tuple[RdmaDevice | None, str]:
-    """The host's device for the run's network, and why it cannot be used, or ""."""
-    # EFA has no network interface
-    near = [
-        one for one in host.rdma if one.driver == EFA or host.network_interface in one.interfaces
-    ]
-    if not near:
-        where = f" at {host.network_interface}" if host.rdma else ""
-        return None, f"no RDMA device{where}"
-    return min(((one, _problem(host, one)) for one in near), key=lambda pair: bool(pair[1]))
-
-
-def _problem(host: HostFacts, device: RdmaDevice) -> str:
-    """Why a device cannot be used, or ""."""
-    provider = _provider(device)
-    if not provider:
-        kind = "iWARP" if device.iwarp else f"driver {device.driver or 'of software'}"
-        return f"no provider for {device.name} ({kind})"
-    if not device.active:
-        return f"no port of {device.name} is active"
-    missing = [name for name in LIBRARIES[provider] if name not in host.rdma_libraries]
-    if missing:
-        return f"{provider} needs {' and '.join(missing)}"
-    if not device.opens:
-        return f"not every account may open {device.name}"
-    if not host.rank_user and not host.locks_memory:  # setup raises the limit of its account
-        return "the limit of locked memory (ulimit -l) is not unlimited"
-    return ""
-
-
-def _provider(device: RdmaDevice) -> str:
-    return "" if device.iwarp else PROVIDERS.get(device.driver, "")
+        return provider, f"not RDMA: {_shown(problems)}"
+    devices = {name: device for name, (device, _) in found.items() if device}
+    if provider == TCP:
+        kinds = _by_value({name: provider_of(device) for name, device in devices.items()})
+        return provider, f"not RDMA, whose providers differ: {_shown(kinds)}"
+    names = _by_value({name: device.name for name, device in devices.items()})
+    return provider, f"every host has a device for it on the run's network: {_shown(names)}"
 
 
 def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from ftcluster.planning import explain
 from ftcluster.planning.backends import WORKERS, choose_backend, choose_ipex, stack_of
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.memory import ModelSize
-from ftcluster.planning.network import Network, choose_network
+from ftcluster.planning.network import choose_network
 from ftcluster.planning.placement import Layout, RankPlan, lay_out
 from ftcluster.planning.rank_counts import choose_counts, requested_count
 from ftcluster.planning.sharding import choose_sharding
@@ -18,6 +18,7 @@ from ftcluster.stacks.catalog import Stack
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster_common.launch import CCL
+from ftcluster_common.network import HostNetwork
 from ftcluster_common.recipe import Recipe
 
 BF16_FLAG, AMX_FLAG = "avx512_bf16", "amx_bf16"
@@ -57,7 +58,7 @@ class HostPlan:
         name: in the inventory.
         address: for mpirun and the ranks.
         interface: its network interface with that address, or "".
-        device: its RDMA device on that network, or "".
+        network: what it has for MPI.
         placement: of each of its ranks, by local rank.
         allocator: the allocator's library for LD_PRELOAD, or "".
         openmp: Intel's OpenMP library for LD_PRELOAD, or "".
@@ -69,7 +70,7 @@ class HostPlan:
     placement: tuple[RankPlan, ...]
     allocator: str
     openmp: str
-    device: str = ""
+    network: HostNetwork
 
     @property
     def ranks(self) -> int:
@@ -193,9 +194,9 @@ def plan(
         for host in facts.hosts
         if host.name in counts
     }
-    network = Network("", "", {})
+    network = None
     if len(facts.hosts) > 1:
-        network = _attempt(problems, choose_network, facts.hosts) or network
+        network = _attempt(problems, choose_network, facts.hosts)
     backend = None
     if layouts:
         _attempt(problems, batch.check_samples, world, len(facts.hosts))
@@ -235,7 +236,7 @@ def plan(
                 placement=placement,
                 allocator=host.tcmalloc,
                 openmp=host.openmp,
-                device=network.devices.get(host.name, ""),
+                network=host.network,
             )
         )
     of_all = {
@@ -243,7 +244,7 @@ def plan(
         "ipex": ("on" if ipex[0] else "off", ipex[1]),
         "backend": backend,
     }
-    if network.provider:
+    if network:
         of_all["network provider"] = explain.provider(network, backend[0])
     if batch.samples is not None:
         spread = f"sharded over {world} ranks" if sharding[0] else "whole on each rank"
@@ -264,7 +265,7 @@ def plan(
         shard_optimizer=sharding[0],
         rank_user=facts.head.rank_user,
         decisions=_grouped(decisions),
-        provider=network.provider,
+        provider=network[0] if network else "",
     )
 
 

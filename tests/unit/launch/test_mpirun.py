@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.cluster.facts import RdmaDevice
 from ftcluster.launch.mpirun import as_shell, render
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
 from ftcluster_common.launch import Host, Launch
+from ftcluster_common.network import RdmaDevice
 from ftcluster_train.bind import find_place
 from tests.unit.clusters import STACKS, VM, cluster, host, placed
 

@@ -3,13 +3,22 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cluster.facts import HostFacts, RdmaDevice
+from ftcluster.cluster.facts import HostFacts
 from ftcluster.errors import PlanError
-from ftcluster.planning.network import EFA, PSM2, PSM3, TCP, VERBS, choose_network
-from ftcluster.planning.network import network_variables as variables
+from ftcluster.planning.network import choose_network
 from ftcluster.planning.plan import plan
 from ftcluster.planning.spares import plan_with_spares
 from ftcluster.recipe.recipe import parse_recipe
+from ftcluster_common.network import (
+    EFA,
+    PSM2,
+    PSM3,
+    TCP,
+    VERBS,
+    HostNetwork,
+    RdmaDevice,
+    network_variables,
+)
 from tests.unit.clusters import STACKS, cluster, host
 
 RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")
@@ -35,19 +44,18 @@ def with_rdma(name: str, driver: str = "mlx5_core", **changes: Any) -> HostFacts
     ],
 )  # fmt: skip
 def test_by_the_device_that_every_host_has(driver: str, provider: str) -> None:
-    network = choose_network([with_rdma("a", driver), with_rdma("b", driver)])
-    assert (network.provider, network.devices) == (provider, {"a": "rdma0", "b": "rdma0"})
-    assert network.why.endswith("rdma0 on a, b")
+    chosen, why = choose_network([with_rdma("a", driver), with_rdma("b", driver)])
+    assert chosen == provider
+    assert why.endswith("rdma0 on a, b")
 
 
 def test_efa_has_no_network_interface() -> None:
     hosts = [with_rdma(name, "efa", interfaces=()) for name in "ab"]
-    assert choose_network(hosts).provider == EFA
+    assert choose_network(hosts)[0] == EFA
 
 
 def test_tcp_without_rdma() -> None:
-    network = choose_network([host("a"), host("b")])
-    assert (network.provider, network.why) == (TCP, "no host has an RDMA device")
+    assert choose_network([host("a"), host("b")]) == (TCP, "no host has an RDMA device")
 
 
 @pytest.mark.parametrize(
@@ -63,10 +71,10 @@ def test_tcp_without_rdma() -> None:
     ],
 )
 def test_tcp_where_one_host_cannot_use_its_device(changes: dict[str, Any], word: str) -> None:
-    network = choose_network([with_rdma("a"), with_rdma("b", **changes)])
-    assert (network.provider, network.devices) == (TCP, {})
-    assert word in network.why
-    assert network.why.endswith(" on b")
+    provider, why = choose_network([with_rdma("a"), with_rdma("b", **changes)])
+    assert provider == TCP
+    assert word in why
+    assert why.endswith(" on b")
 
 
 def test_tcp_where_something_of_the_host_is_missing() -> None:
@@ -76,27 +84,25 @@ def test_tcp_where_something_of_the_host_is_missing() -> None:
         ({"rdma_libraries": ("libibverbs.so.1",)}, "verbs;ofi_rxm needs librdmacm.so.1 on b"),
         ({"locks_memory": False}, "limit of locked memory"),
     ):
-        network = choose_network([good, replace(with_rdma("b"), **changes)])  # type: ignore[arg-type]
-        assert network.provider == TCP
-        assert word in network.why
+        provider, why = choose_network([good, replace(with_rdma("b"), **changes)])  # type: ignore[arg-type]
+        assert provider == TCP
+        assert word in why
     # setup raises the limit of the account that it makes
     account = replace(with_rdma("b"), locks_memory=False, rank_user="ftcluster")
-    assert choose_network([good, account]).provider == VERBS
+    assert choose_network([good, account])[0] == VERBS
 
 
 def test_of_several_devices_one_that_can_be_used() -> None:
     [one] = with_rdma("a").rdma
     both = host("a", rdma=(replace(one, active=False), replace(one, name="rdma1")))
     both = replace(both, rdma_libraries=ALL_LIBRARIES, locks_memory=True)
-    assert choose_network([both]).devices == {"a": "rdma1"}
+    assert choose_network([both])[1].endswith("rdma1 on a")
 
 
 @pytest.mark.parametrize(("asked", "value"), [("tcp", TCP), ("verbs", VERBS), ("mlx", "mlx")])
 def test_the_inventory_overrides(asked: str, value: str) -> None:
     hosts = [replace(with_rdma(name), network_provider=asked) for name in "ab"]
-    network = choose_network(hosts)
-    assert network.provider == value
-    assert "ftcluster_network_provider" in network.why
+    assert choose_network(hosts) == (value, "set in the inventory, ftcluster_network_provider")
 
 
 def test_the_inventory_asks_for_several() -> None:
@@ -106,12 +112,15 @@ def test_the_inventory_asks_for_several() -> None:
 
 
 def test_variables_that_bind_a_provider_to_the_network() -> None:
-    assert variables(TCP, "eth0", "") == {"FI_TCP_IFACE": "eth0"}
-    assert variables(VERBS, "ib0", "mlx5_0") == {"FI_VERBS_IFACE": "ib0"}
-    assert variables(PSM3, "eth0", "irdma0") == {"PSM3_NIC": "irdma0"}
+    own = with_rdma("a").network
+    nowhere = HostNetwork("")
+    assert network_variables(TCP, own) == {"FI_TCP_IFACE": "eth0"}
+    assert network_variables(VERBS, own) == {"FI_VERBS_IFACE": "eth0"}
+    assert network_variables(PSM3, own) == {"PSM3_NIC": "rdma0"}
     for provider in (EFA, PSM2, ""):
-        assert variables(provider, "eth0", "one") == {}
-    assert variables(TCP, "", "") == variables(VERBS, "", "") == variables(PSM3, "", "") == {}
+        assert network_variables(provider, own) == {}
+    for provider in (TCP, VERBS, PSM3):
+        assert network_variables(provider, nowhere) == {}
 
 
 def test_in_a_plan() -> None:
@@ -130,7 +139,8 @@ def test_in_a_plan() -> None:
 
 def test_a_spare_has_to_have_the_same() -> None:
     facts = cluster(with_rdma("a"), with_rdma("b"))
-    assert plan_with_spares(facts, (with_rdma("c"),), RECIPE, STACKS).spares[0].device == "rdma0"
+    spare = with_rdma("c")
+    assert plan_with_spares(facts, (spare,), RECIPE, STACKS).spares[0].network == spare.network
     with pytest.raises(PlanError) as refused:
         plan_with_spares(facts, (host("c"),), RECIPE, STACKS)
     assert "provider is verbs;ofi_rxm, but tcp with that host" in str(refused.value)

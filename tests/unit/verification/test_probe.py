@@ -6,11 +6,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.launch import Host
 from ftcluster_train.probe import (
     MARK,
     PIECE,
+    Request,
     has_address,
     kernel_of,
+    mpi_variables,
     name_and_version,
     other_runs,
     pieces,
@@ -52,6 +55,33 @@ def test_names_and_versions_are_those_of_importlib() -> None:
     for package in metadata.distributions():
         expected = (package.metadata["Name"].lower(), package.version)
         assert name_and_version(package) == expected
+
+
+def test_mpi_uses_the_network_of_a_run() -> None:
+    device = {
+        "name": "mlx5_0", "driver": "mlx5_core", "iwarp": False, "active": True,
+        "interfaces": ["eth0", "eth1"], "opens": True,
+    }  # fmt: skip
+
+    def facts(interface: str, **more: Any) -> dict[str, Any]:
+        return {
+            "network_interface": interface, "network_provider": "auto", "rdma": [device],
+            "rdma_libraries": ["libibverbs.so.1", "librdmacm.so.1"], "locks_memory": True,
+            "rank_user": "", **more,
+        }  # fmt: skip
+
+    hosts = (Host("a", "10.0.0.1"), Host("b", "10.0.0.2"))
+
+    def variables(**networks: dict[str, Any]) -> dict[str, str]:
+        return mpi_variables(Request(hosts, "", "", networks=networks), 1, "eth7")
+
+    verbs = {"FI_PROVIDER": "verbs;ofi_rxm", "FI_VERBS_IFACE": "eth1"}
+    assert variables(a=facts("eth0"), b=facts("eth1")) == verbs
+    tcp = {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth1"}
+    assert variables(a=facts("eth0", rdma=[]), b=facts("eth1")) == tcp
+    # --limit leaves the head out, and then the other one
+    assert variables(b=facts("eth1")) == tcp
+    assert variables(a=facts("eth0")) == {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth7"}
 
 
 # --- what the ranks print

@@ -1,0 +1,132 @@
+"""How MPI's messages go from host to host: libfabric's provider. Standard library only.
+
+A run and verify choose by the same functions. The providers are those of the libfabric that comes
+with Intel MPI (impi_rt 2021.18), and the libraries are those that it takes from the host.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+AUTO = "auto"
+TCP, VERBS, PSM3, PSM2, EFA = "tcp", "verbs;ofi_rxm", "psm3", "psm2", "efa"
+PROVIDER_VARIABLE = "FI_PROVIDER"  # libfabric's
+LIBRARIES = {
+    VERBS: ("libibverbs.so.1", "librdmacm.so.1"),
+    PSM3: ("libibverbs.so.1", "libnuma.so.1", "libuuid.so.1"),
+    PSM2: ("libpsm2.so.2",),
+    EFA: ("libibverbs.so.1", "libefa.so.1"),
+}
+PROVIDERS = {  # by the device's driver
+    "efa": EFA,
+    "hfi1": PSM2,  # Omni-Path
+    "ice": PSM3,  # Intel's Ethernet
+    "bnxt_en": VERBS,
+    "mlx4_core": VERBS,
+    "mlx5_core": VERBS,
+}
+
+
+@dataclass(frozen=True)
+class RdmaDevice:
+    """One RDMA device, as the module `ftcluster.cluster.host_facts` documents it."""
+
+    name: str
+    driver: str
+    iwarp: bool
+    active: bool
+    interfaces: tuple[str, ...]
+    opens: bool
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "RdmaDevice":
+        """Read a device as the module returned it; unknown keys are ignored."""
+        known = {key.name: data[key.name] for key in fields(cls) if key.name in data}
+        return cls(**{**known, "interfaces": tuple(known["interfaces"])})
+
+
+@dataclass(frozen=True)
+class HostNetwork:
+    """What a host has for MPI.
+
+    Attributes:
+        interface: its network interface in the cluster, or "".
+        asked: the inventory's ftcluster_network_provider.
+        libraries: those of LIBRARIES that it has.
+        locks_memory: whether the ranks' account may lock all memory, as RDMA needs.
+    """
+
+    interface: str
+    asked: str = AUTO
+    devices: tuple[RdmaDevice, ...] = ()
+    libraries: tuple[str, ...] = ()
+    locks_memory: bool = False
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> "HostNetwork":
+        """Of the facts of a host; older ones have no RDMA."""
+        return cls(
+            interface=facts["network_interface"],
+            asked=facts.get("network_provider", AUTO),
+            devices=tuple(RdmaDevice.from_dict(device) for device in facts.get("rdma", ())),
+            libraries=tuple(facts.get("rdma_libraries", ())),
+            # setup raises the limit of the account that it makes
+            locks_memory=bool(facts["rank_user"]) or facts.get("locks_memory", False),
+        )
+
+
+def choose_provider(hosts: Sequence[HostNetwork]) -> str:
+    """The inventory's, which the first host has; or RDMA where all can use the same; or TCP."""
+    asked = hosts[0].asked
+    if asked != AUTO:
+        return VERBS if asked == "verbs" else asked
+    kinds = set()
+    for host in hosts:
+        device, problem = best_device(host)
+        kinds.add(provider_of(device) if device and not problem else TCP)
+    return kinds.pop() if len(kinds) == 1 else TCP
+
+
+def best_device(host: HostNetwork) -> tuple[RdmaDevice | None, str]:
+    """The host's RDMA device on the cluster's network, and why it cannot be used, or ""."""
+    # EFA has no network interface
+    near = [one for one in host.devices if one.driver == EFA or host.interface in one.interfaces]
+    if not near:
+        where = f" at {host.interface}" if host.devices else ""
+        return None, f"no RDMA device{where}"
+    return min(((one, _problem(host, one)) for one in near), key=lambda pair: bool(pair[1]))
+
+
+def provider_of(device: RdmaDevice) -> str:
+    """The provider for a device, or ""."""
+    return "" if device.iwarp else PROVIDERS.get(device.driver, "")
+
+
+def network_variables(provider: str, host: HostNetwork) -> dict[str, str]:
+    """Variables of one host's ranks that make a provider use the cluster's network."""
+    device, _ = best_device(host)
+    if provider == TCP and host.interface:
+        return {"FI_TCP_IFACE": host.interface}  # fi_tcp(7)
+    if provider == VERBS and host.interface:
+        return {"FI_VERBS_IFACE": host.interface}  # fi_verbs(7)
+    if provider == PSM3 and device:
+        return {"PSM3_NIC": device.name}  # fi_psm3(7)
+    return {}
+
+
+def _problem(host: HostNetwork, device: RdmaDevice) -> str:
+    """Why a device cannot be used, or ""."""
+    provider = provider_of(device)
+    if not provider:
+        kind = "iWARP" if device.iwarp else f"driver {device.driver or 'of software'}"
+        return f"no provider for {device.name} ({kind})"
+    if not device.active:
+        return f"no port of {device.name} is active"
+    missing = [name for name in LIBRARIES[provider] if name not in host.libraries]
+    if missing:
+        return f"{provider} needs {' and '.join(missing)}"
+    if not device.opens:
+        return f"not every account may open {device.name}"
+    if not host.locks_memory:
+        return "the limit of locked memory (ulimit -l) is not unlimited"
+    return ""
