@@ -1,0 +1,102 @@
+"""Whether the optimizer is sharded over the ranks, and the memory that it leaves."""
+
+from dataclasses import replace
+
+import pytest
+
+from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.errors import PlanError
+from ftcluster.planning.memory import ModelSize, need
+from ftcluster.planning.plan import LaunchPlan, plan
+from ftcluster.recipe.recipe import parse_recipe
+from tests.unit.clusters import STACKS, cluster, host
+
+RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\nprecision: bf16\n", "r.yml")
+LARGE = ModelSize(1_000_000_000)  # 18 GB of weights, gradients and AdamW's states
+GB = 10**9
+
+
+def hosts(count: int, memory: int = 64 * GB, mbits: int | None = 10_000) -> list[HostFacts]:
+    nics = ({"name": "eth0", "speed_mbits": mbits},)
+    return [
+        host(f"node{n}", memory_bytes=memory, network_interface="eth0", nics=nics)
+        for n in range(count)
+    ]
+
+
+def planned(
+    found: list[HostFacts],
+    model: ModelSize | None = LARGE,
+    precision: str = "bf16",
+    **training: object,
+) -> LaunchPlan:
+    changed = replace(RECIPE.training, **training)  # type: ignore[arg-type]
+    recipe = replace(RECIPE, precision=precision, training=changed)  # type: ignore[arg-type]
+    return plan(cluster(*found), recipe, STACKS, model=model)
+
+
+def why(launch: LaunchPlan) -> str:
+    return next(one.why for one in launch.decisions if one.what == "optimizer")
+
+
+def test_a_model_that_fits_no_host_trains_on_several() -> None:
+    with pytest.raises(PlanError, match="a rank needs 19 GB: 18 bytes"):
+        planned(hosts(1, 16 * GB))
+    launch = planned(hosts(2, 18 * GB))
+    assert launch.shard_optimizer
+    assert "19 GB, which would be too much for the memory of node0-node1" in why(launch)
+    with pytest.raises(PlanError, match="a rank needs 19 GB"):
+        planned(hosts(2, 18 * GB), shard_optimizer=False)
+    with pytest.raises(PlanError, match="more hosts or hosts with more memory"):
+        planned(hosts(2, 12 * GB))
+    assert planned(hosts(8, 12 * GB)).shard_optimizer
+
+
+def test_more_ranks_fit_a_host_with_it() -> None:
+    found = [host("node0", cores=32, numa_nodes=4, memory_bytes=60 * GB)]
+    whole = planned(found, shard_optimizer=False)
+    launch = planned(found)
+    assert (whole.world_size, launch.world_size, launch.shard_optimizer) == (2, 4, True)
+
+
+@pytest.mark.parametrize("model", [LARGE, None])
+def test_it_is_chosen_for_its_speed_on_slow_networks_only(model: ModelSize | None) -> None:
+    assert "1000 Mbit/s" in why(planned(hosts(2, mbits=1000), model))
+    for launch in (
+        planned(hosts(2), model),
+        planned(hosts(2, mbits=None), model),
+        planned(hosts(1, mbits=1000), model),
+        planned(hosts(2, mbits=1000), model, "fp32"),
+        planned(hosts(2, mbits=1000), model, gradient_accumulation_steps=2),
+    ):
+        assert not launch.shard_optimizer
+
+
+@pytest.mark.parametrize(("milliseconds", "chosen"), [(5.0, False), (30.0, True)])
+def test_the_speed_that_setup_has_measured_counts(milliseconds: float, chosen: bool) -> None:
+    """4 MiB in 5 and 30 ms are 6.7 and 1.1 Gbit/s."""
+    facts = ClusterFacts(tuple(hosts(2, mbits=100)), {"gloo": 50.0, "impi": milliseconds})
+    assert plan(facts, RECIPE, STACKS).shard_optimizer is chosen
+
+
+def test_a_recipe_decides() -> None:
+    assert planned(hosts(2), shard_optimizer=True).shard_optimizer
+    assert not planned(hosts(2, mbits=1000), shard_optimizer=False).shard_optimizer
+
+
+def test_not_with_ipex() -> None:
+    intel = [replace(one, stack="intel-2.8") for one in hosts(2, mbits=1000)]
+    assert not planned(intel).shard_optimizer
+    with pytest.raises(PlanError, match="shard_optimizer=true: IPEX"):
+        planned(intel, shard_optimizer=True)
+    assert planned(intel, shard_optimizer=True, use_ipex=False).shard_optimizer
+
+
+@pytest.mark.parametrize(
+    ("precision", "shards", "each"),
+    [("bf16", 2, 10), ("bf16", 8, 4), ("fp32", 2, 10), ("fp32", 4, 7)],
+)
+def test_bytes_a_parameter(precision: str, shards: int, each: int) -> None:
+    found = need(LARGE, precision, 8, 128, predicts_tokens=False, shards=shards)
+    assert found.states / LARGE.parameters == pytest.approx(each, abs=0.2)
+    assert found.saving == 4 * LARGE.parameters
