@@ -285,6 +285,26 @@ def libraries() -> None:
     assert found == [expected] * len(found), found
 
 
+def optimizers() -> None:
+    """A sharded one, and gradients in bf16, learn what the whole one learns."""
+    from tests.engine.ranks import Case, learn
+
+    join()
+    batches = [list(range(7 * step, 7 * step + 7)) for step in range(4)]
+    expected = learn(Case(batches), RANK, SIZE).norms
+    for case, error in (
+        (Case(batches, bucket=1000, sharded=True), 1e-5),
+        (Case(batches, bucket=1000, sharded=True, sent="bf16"), 1e-3),
+        (Case(batches, bucket=1000, sent="bf16"), 1e-3),
+    ):
+        norms = learn(case, RANK, SIZE).norms
+        assert all(abs(one - other) < error for one, other in zip(norms, expected, strict=True)), (
+            case,
+            norms,
+            expected,
+        )
+
+
 def other_calls() -> None:
     """A call that differs between the ranks fails on each, and the next one succeeds."""
     join()

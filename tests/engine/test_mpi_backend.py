@@ -39,7 +39,7 @@ def on_ranks(ranks: int, *cases: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_every_collective_is_gloos_and_libraries_learn_the_same() -> None:
-    done = on_ranks(3, "compare", "beyond_gloo", "messages", "in_flight", "libraries")
+    done = on_ranks(3, "compare", "beyond_gloo", "messages", "in_flight", "libraries", "optimizers")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("is done") == 3
 

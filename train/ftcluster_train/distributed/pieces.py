@@ -19,7 +19,7 @@ class ReduceScatter:
     """A reduce-scatter that is under way.
 
     Args:
-        sent: shape (ranks * piece,), in the dtype that is sent; unchanged until `add_to` returns.
+        sent: shape (ranks * piece,), in the dtype that is sent; unchanged until `finish` returns.
         received: like `sent`, to be written.
     """
 
@@ -29,10 +29,19 @@ class ReduceScatter:
         self.sent, self.received = sent, received
         self._work = dist.all_to_all_single(received, sent, group=group, async_op=True)
 
-    def add_to(self, total: torch.Tensor) -> None:
-        """Wait, and add the sum over the ranks of this rank's piece; `total` has shape (piece,)."""
+    def finish(self, total: torch.Tensor, add: bool) -> None:
+        """Wait, and write the sum over the ranks of this rank's piece, or add it.
+
+        Args:
+            total: shape (piece,).
+        """
         self._work.wait()
-        for piece in self.received.view(-1, len(total)):
+        first, *others = self.received.view(-1, len(total))
+        if add:
+            total.add_(first)
+        else:
+            total.copy_(first)
+        for piece in others:
             total.add_(piece)
 
 
@@ -52,8 +61,8 @@ def all_reduce_bf16(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
     piece = -(-len(flat) // ranks)
     wire = torch.zeros(piece * ranks, dtype=torch.bfloat16)
     wire[: len(flat)] = flat
-    total = torch.zeros(piece)
-    ReduceScatter(wire, torch.empty_like(wire), group).add_to(total)
+    total = torch.empty(piece)
+    ReduceScatter(wire, torch.empty_like(wire), group).finish(total, add=False)
     all_gather(wire, total.to(torch.bfloat16), group)
     flat.copy_(wire[: len(flat)])
 

@@ -46,7 +46,7 @@ class ShardedGradients:
         self._completed: list[int] | None = []  # in the first backward pass; None afterwards
         self._sent = 0  # buckets of this backward pass
         self._filling: dict[int, torch.Tensor] = {}  # buffers by the number of the bucket
-        self._flight: deque[tuple[int, ReduceScatter]] = deque()
+        self._flight: deque[tuple[int, bool, ReduceScatter]] = deque()  # bucket; whether to add
         self._free: defaultdict[tuple[torch.dtype, int], list[torch.Tensor]] = defaultdict(list)
         for parameter in weights.layout.slices:
             parameter.row_gradients = []
@@ -54,9 +54,6 @@ class ShardedGradients:
 
     def start_backward(self) -> None:
         """Call before each backward pass."""
-        if self._round == 0:
-            for total in self.sums:
-                total.zero_()
         self._round += 1
         self._seen.clear()
         self._missing = [len(bucket.parameters) for bucket in self._weights.buckets]
@@ -123,11 +120,12 @@ class ShardedGradients:
         if len(self._flight) == IN_FLIGHT:
             self._finish_oldest()
         received = self._buffer(number)
-        self._flight.append((number, ReduceScatter(self._filling.pop(number), received)))
+        reduced = ReduceScatter(self._filling.pop(number), received)
+        self._flight.append((number, self._round > 1, reduced))
 
     def _finish_oldest(self) -> None:
-        number, reduced = self._flight.popleft()
-        reduced.add_to(self.sums[number])
+        number, add, reduced = self._flight.popleft()
+        reduced.finish(self.sums[number], add)
         for buffer in (reduced.sent, reduced.received):
             self._free[buffer.dtype, len(buffer)].append(buffer)
 

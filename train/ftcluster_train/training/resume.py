@@ -290,7 +290,8 @@ class Snapshots:
 
     def _fits(self, state: State) -> bool:
         """Whether there is memory for the copy."""
-        size = state.own_nbytes
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if state.sharded else 1
+        size = ranks * state.own_nbytes  # copied on this host
         fits = size <= MEMORY_SHARE * _free_memory()
         if state.sharded:
             fits = all(gather_over_ranks(fits))
