@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ftcluster_train.distributed.pieces import start_all_gather
 from ftcluster_train.optim.flat_params import ALIGNMENT, FlatLayout, ModelWeights, add_buffers
 from ftcluster_train.optim.gradient_buckets import bucket_slices
-from ftcluster_train.optim.state import Part
+from ftcluster_train.optim.state import Part, gather_memory
 
 IN_FLIGHT = 2  # collectives on buckets at once; their buffers are memory
 
@@ -97,7 +97,8 @@ class ShardedWeights(ModelWeights):
         started: deque[tuple[dist.Work, torch.Tensor]] = deque()
         for bucket, master in zip(self.buckets, self.masters, strict=True):
             if bucket.has_norms and dtype != torch.float32:
-                whole = Part(master, bucket.length, sharded=True).whole()
+                part = Part(master, bucket.length, sharded=True)
+                whole = part.whole(gather_memory([part]))
                 self._model_weights_of(bucket).copy_(whole)
                 for weights, place in self._norms_in(bucket):
                     weights.copy_(whole[place])
@@ -110,10 +111,17 @@ class ShardedWeights(ModelWeights):
             work.wait()
 
     def whole_buckets(self) -> Iterator[tuple[Bucket, torch.Tensor]]:
-        """Each bucket with its fp32 weights, in the order of the flat tensor; a collective."""
+        """Each bucket with its fp32 weights, in the order of the flat tensor; a collective.
+
+        The weights are valid until the next ones.
+        """
+        parts = [
+            Part(master, bucket.length, sharded=True)
+            for bucket, master in zip(self.buckets, self.masters, strict=True)
+        ]
+        memory = gather_memory(parts)
         for number in self.flat_order:
-            bucket = self.buckets[number]
-            yield bucket, Part(self.masters[number], bucket.length, sharded=True).whole()
+            yield self.buckets[number], parts[number].whole(memory)
 
     @property
     def flat_order(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,13 +27,26 @@ class Part:
     length: int
     sharded: bool
 
-    def whole(self, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-        """All elements; if the part is sharded, every rank calls it."""
+    def whole(self, memory: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+        """All elements; if the part is sharded, every rank calls it.
+
+        Args:
+            memory: see `gather_memory`.
+        """
         if not self.sharded:
             return self.own
-        pieces = self.own.new_empty(len(self.own) * dist.get_world_size(group))
+        pieces = memory[: len(self.own) * dist.get_world_size(group)]
         all_gather(pieces, self.own, group)
         return pieces[: self.length]
+
+
+def gather_memory(parts: Iterable[Part]) -> torch.Tensor:
+    """Memory for the elements of any of these parts, which are fp32 where they are sharded.
+
+    It is used for one after the other, because malloc would leave gaps between large tensors.
+    """
+    longest = max((len(part.own) for part in parts if part.sharded), default=0)
+    return torch.empty(longest * dist.get_world_size()) if longest else torch.empty(0)
 
 
 class State:
@@ -85,11 +98,15 @@ class State:
         return sum(part.own.nbytes for parts in self._tensors.values() for part in parts)
 
     def pieces(self, group: dist.ProcessGroup | None = None) -> Iterator[torch.Tensor]:
-        """The elements of all tensors in the order of `header`; every rank goes through all."""
+        """The elements of all tensors in the order of `header`; every rank goes through all.
+
+        Each is valid until the next one.
+        """
+        memory = gather_memory(part for parts in self._tensors.values() for part in parts)
         for parts in self._tensors.values():
             for part in parts:
                 began = time.monotonic()
-                whole = part.whole(group)
+                whole = part.whole(memory, group)
                 self.gather_seconds += time.monotonic() - began
                 yield whole
 
