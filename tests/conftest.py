@@ -4,7 +4,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +77,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFolder(config, log)
 
 
+TURN = pytest.StashKey[ExitStack]()
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Take turns with the other processes; tests in a row that measure are one turn."""
     workers = getattr(item.config, "workerinput", None)
     if workers is None:
         return (yield)
-    with _turn(workers["testrunuid"], item.get_closest_marker("alone") is not None):
+    alone = item.get_closest_marker("alone") is not None
+    stash = item.config.stash
+    if TURN not in stash:
+        stash[TURN] = ExitStack()
+        stash[TURN].enter_context(_turn(workers["testrunuid"], alone))
+    try:
         return (yield)
+    finally:
+        if not (alone and nextitem and nextitem.get_closest_marker("alone")):
+            stash[TURN].close()
+            del stash[TURN]
 
 
 @contextmanager

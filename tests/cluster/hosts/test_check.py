@@ -57,7 +57,7 @@ def test_check_measures_a_healthy_cluster_and_changes_nothing(cluster: Cluster) 
 @pytest.mark.alone
 def test_check_names_a_host_that_computes_slowly(cluster: Cluster) -> None:
     # node1 has a core for itself; of the other core each of the others has half
-    cluster.control.bed.cpu(OTHER, 10)
+    cluster.control.bed.cpu(OTHER, 20)
     try:
         done = cluster.control.run("check")
     finally:
