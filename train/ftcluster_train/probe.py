@@ -128,18 +128,19 @@ def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def mpi_variables(request: Request, rank: int, interface: str) -> dict[str, str]:
-    """Variables that make MPI use the same network as in a run.
-
-    Args:
-        interface: of a host whose facts are not known.
-    """
-    networks = [
+def networks_of(request: Request, interface: str = "") -> list[HostNetwork]:
+    """What each host has for MPI; those whose facts are not known have this interface alone."""
+    return [
         HostNetwork.from_dict(request.networks[host.name])
         if host.name in request.networks
         else HostNetwork(interface)
         for host in request.hosts
     ]
+
+
+def mpi_variables(request: Request, rank: int, interface: str) -> dict[str, str]:
+    """Variables that make MPI use the same network as in a run."""
+    networks = networks_of(request, interface)
     provider = choose_provider(networks)
     return {PROVIDER_VARIABLE: provider, **network_variables(provider, networks[rank])}
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from ftcluster_common.finding import Finding
 from ftcluster_common.launch import MPI_VARIABLES, RUN_VARIABLE, mesh_variables
+from ftcluster_common.network import TCP, choose_provider
 from ftcluster_train.distributed.connectivity import listen
 from ftcluster_train.errors import TrainError
 from ftcluster_train.launcher.processes import end_group, kill_rest
@@ -34,6 +35,7 @@ from ftcluster_train.probe import (
     REQUEST_VARIABLE,
     RUN_PREFIX,
     Request,
+    networks_of,
     read_answers,
 )
 from ftcluster_train.verification.consistency import (
@@ -176,7 +178,11 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
         f"its rank gave no answer {f'within {LIMIT_SECONDS} s' if late else 'before mpirun ended'}"
     )
     printed = [line for line in lines if line.strip() and MARK not in line][-LAST_LINES:]
-    problems = [Finding(request.hosts[rank].name, what, "", "launch") for rank in silent]
+    provider = choose_provider(networks_of(request))
+    hint = ""
+    if provider != TCP:
+        hint = f"if MPI fails with {provider}, set ftcluster_network_provider=tcp in the inventory"
+    problems = [Finding(request.hosts[rank].name, what, hint, "launch") for rank in silent]
     if problems:  # mpirun's output belongs to all of them
         output_of_mpirun = "\n".join([f"{what}; mpirun said:", *printed])
         problems[0] = replace(problems[0], what=output_of_mpirun)

@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,14 @@ def test_a_rank_that_says_nothing_is_named_with_mpiruns_words(bin_dir: Path) -> 
     ]
     arguments = (bin_dir / "arguments").read_text().split()
     assert arguments[2:] == ["-n", "3", f"{bin_dir}/python", "-m", "ftcluster_train.probe"]
+
+
+@pytest.mark.usefixtures("bin_dir")
+def test_ranks_that_fail_with_rdma_may_work_with_tcp() -> None:
+    facts = {"network_interface": "eth0", "network_provider": "verbs", "rank_user": ""}
+    networks = {host.name: facts for host in HOSTS}
+    _, [problem] = launch(replace(REQUEST, networks=networks))
+    assert problem.hint.startswith("if MPI fails with verbs;ofi_rxm, set ftcluster_network_prov")
 
 
 def test_each_verify_is_a_run_of_its_own(bin_dir: Path) -> None:
