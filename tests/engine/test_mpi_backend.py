@@ -5,12 +5,16 @@ What the ranks do is in mpi_ranks.py.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed import DistBackendError
 
+from ftcluster_train.distributed.mpi_job import check_shared_memory
 from tests.programs import ROOT, free_ports
 
 BIN = Path(sys.executable).parent
@@ -101,3 +105,12 @@ def test_ranks_of_torchrun_are_told_to_use_mpirun() -> None:
         _, said = rank.communicate(timeout=SECONDS)
         assert rank.returncode == 1
         assert "mpirun did not start these ranks" in said
+
+
+def test_too_little_shared_memory_is_named_before_ranks_are_killed_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    check_shared_memory(1)
+    with pytest.raises(DistBackendError, match=r"/dev/shm has 1\.0 MB free, and .* for 2 ranks"):
+        check_shared_memory(2)

@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 
 import torch
+from torch.distributed import DistBackendError
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging as transformers_logging
 
@@ -141,6 +142,12 @@ def main() -> int:
         leave_world()
     except TrainError as error:
         print(error_line(error), flush=True)
+        abandon_world()
+        return 1
+    except DistBackendError as error:  # of the backend over MPI; it names rank, host and call
+        traceback.print_exc()
+        hint = "if it happens again, train with gloo: training.ddp_backend=gloo"
+        print(error_line(TrainError(str(error), hint, restartable=True)), flush=True)
         abandon_world()
         return 1
     except OSError as error:
