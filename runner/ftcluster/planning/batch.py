@@ -119,7 +119,8 @@ class Batch:
         if self.at_once(world) > 1:
             parts = 2 * self.parts
             advice.append(f"smaller micro-batches (training.gradient_accumulation_steps={parts})")
-        better = ["more hosts"] * self.sharded + ["hosts with more memory"]
+        shared = self.sharded or (world == 1 and not self.ipex)  # or would be on more hosts
+        better = ["more hosts"] * shared + ["hosts with more memory"]
         advice += ["shorter samples", *better]
         if any(needed.states + needed.runtime > USABLE * host.memory_bytes for host in full):
             advice = ["a smaller model", *better]
