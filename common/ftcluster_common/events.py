@@ -45,6 +45,16 @@ EVENTS: dict[str, dict[str, Any]] = {
         "train_seconds": Number,
         "world_size": int,
     },
+    # of `bench allreduce`; the numbers of two ranks, as `network_benchmark.Link` has them
+    "link": {"ranks": list, "latency_us": Number, "mb_per_second": Number},
+    # a size in fp32 or bf16, see `all_reduce_benchmark.Times`
+    "all_reduce": {
+        "bytes": int,
+        "type": str,
+        "turns": int,
+        "milliseconds": dict,
+        "left_out": str,
+    },
     # what rank 0 of a user's script prints, to stdout or stderr
     "output": {"rank": int, "stream": str, "text": str},
     # of what guardians report also `step` and `cause`, see ftcluster_train.launcher.heartbeats

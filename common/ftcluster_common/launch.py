@@ -27,6 +27,7 @@ BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # of torch.distributed
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see ftcluster.launch.mpirun.placement_text
 GLOO, IMPI = "gloo", "impi"  # torch's own, and that of ftcluster_train.mpi
 CCL = "ccl"  # the backend of oneccl_bind_pt
+MPI = "mpi"  # MPI_Allreduce itself, where it is measured beside backends
 
 # in the run's folder on each host: what a guardian proves to the supervisor that it is one
 GUARD_FILE = "guard"

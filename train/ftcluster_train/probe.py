@@ -119,7 +119,7 @@ def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
         dist.barrier()
         answer["links"] = [
             {**asdict(link), "ranks": [members[end] for end in link.ranks]}
-            for link in measure_links(members.index(rank), len(members))
+            for link in measure_links(members.index(rank), range(len(members)))
         ]
     if 1 < len(members) == len(addresses):  # MPI waits for every rank that mpirun has started
         os.environ.update(mpi_variables(request, rank, answer["interface"]))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ftcluster import __version__
 from ftcluster.cli import (
     attach,
+    bench,
     bundle,
     check,
     clean,
@@ -28,8 +29,8 @@ from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.paths import is_unicode
 
 COMMANDS = (
-    setup, check, plan, train, run, ps, logs, attach, stop, fetch, clean, demo, stacks, bundle,
-    teardown,
+    setup, check, plan, train, run, ps, logs, attach, stop, fetch, clean, bench, demo, stacks,
+    bundle, teardown,
 )  # fmt: skip
 
 

@@ -1,9 +1,11 @@
 """The facts of each host, which preflight gathers and plan() decides by. Plain data."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ftcluster_common.network import AUTO, HostNetwork, RdmaDevice
+
+SETUP, BENCH = "setup", "bench"  # the commands that measure an all-reduce
 
 
 @dataclass(frozen=True)
@@ -97,20 +99,42 @@ class HostFacts:
 
 
 @dataclass(frozen=True)
+class AllReduce:
+    """How long an all-reduce in fp32 takes over the hosts of a cluster.
+
+    Attributes:
+        ms: by backend of torch.distributed.
+        hosts: how many took part.
+        by: SETUP or BENCH.
+    """
+
+    ms: dict[str, float]
+    bytes: int
+    hosts: int
+    by: str
+
+
+@dataclass(frozen=True)
 class ClusterFacts:
     """All hosts of a cluster, the head first.
 
     Attributes:
-        all_reduce_ms: of 4 MiB over all hosts, by backend; empty where it was not measured.
+        all_reduce: None where it was not measured.
     """
 
     hosts: tuple[HostFacts, ...]
-    all_reduce_ms: dict[str, float] = field(default_factory=dict)
+    all_reduce: AllReduce | None = None
 
     @property
     def head(self) -> HostFacts:
         """The host that starts runs and holds rank 0."""
         return self.hosts[0]
+
+    @property
+    def known_all_reduce(self) -> AllReduce | None:
+        """The measurement, unless it was within a host and these are several, or the reverse."""
+        found = self.all_reduce
+        return found if found and (found.hosts > 1) == (len(self.hosts) > 1) else None
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON-ready data."""
@@ -120,4 +144,5 @@ class ClusterFacts:
     def from_dict(cls, data: dict[str, Any]) -> "ClusterFacts":
         """The inverse of `to_dict`."""
         hosts = tuple(HostFacts.from_dict(host) for host in data["hosts"])
-        return cls(hosts, dict(data.get("all_reduce_ms", {})))
+        measured = data.get("all_reduce")
+        return cls(hosts, AllReduce(**measured) if measured else None)

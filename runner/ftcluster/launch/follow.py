@@ -111,6 +111,7 @@ def carry_out(
     cancelled: Callable[[], bool] = lambda: False,
     detach: bool = False,
     head_seconds: float = RECONNECT_LIMIT_SECONDS,
+    may_detach: bool = True,
 ) -> Followed:
     """Launch a run and follow it to its end; Ctrl-C stops it, or detaches from it.
 
@@ -120,6 +121,7 @@ def carry_out(
         cancelled: called several times a second; true ends the run as Ctrl-C does.
         detach: whether to return once it is launched.
         head_seconds: how long a head that does not answer is waited for.
+        may_detach: whether Ctrl-C asks; else it stops the run.
 
     Raises:
         FtclusterError: it was to be stopped, and may still be running.
@@ -135,7 +137,7 @@ def carry_out(
         **run.variables(),
     }
     followed = _follow(
-        run.playbook, place, run.id, variables, view, on_event, cancelled, head_seconds
+        run.playbook, place, run.id, variables, view, on_event, cancelled, head_seconds, may_detach
     )
     launched = detach and followed.outcome.state == "done"
     return replace(followed, detached=followed.detached or launched)
@@ -164,6 +166,7 @@ def _follow(
     on_event: Callable[[dict[str, Any]], None],
     cancelled: Callable[[], bool],
     head_seconds: float,
+    may_detach: bool = True,
 ) -> Followed:
     begin_events(run)
     progress = RunProgress(run=run)
@@ -239,7 +242,7 @@ def _follow(
         if outcome.state == "stopped":
             view.close()
     if outcome.state == "stopped":
-        detached = launched and not cancelled() and _wants_to_detach(run)
+        detached = may_detach and launched and not cancelled() and _wants_to_detach(run)
     if outcome.state == "stopped" and not detached:
         with Interrupts() as interrupts:
             view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")

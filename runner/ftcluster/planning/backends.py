@@ -7,7 +7,7 @@ rank has one worker, as by default, on the last of its cores, where oneCCL itsel
 
 from collections.abc import Mapping, Sequence
 
-from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.cluster.facts import AllReduce, ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.stacks.catalog import Stack, install_hint
 from ftcluster_common.launch import CCL, GLOO, IMPI
@@ -87,14 +87,14 @@ def choose_backend(
     cores: int,
     stack: Stack,
     stacks: Mapping[str, Stack],
-    measured: Mapping[str, float],
+    measured: AllReduce | None,
 ) -> tuple[str, str]:
     """The torch.distributed backend, and why.
 
     Args:
         recipe: None for a user's own script.
         cores: of the rank with the fewest.
-        measured: milliseconds of an all-reduce over the hosts, by backend.
+        measured: over these hosts, or None.
 
     Raises:
         PlanError: the recipe requires one that the stack does not have.
@@ -113,14 +113,15 @@ def choose_backend(
         return GLOO, "there is only one rank"
     usable = [name for name in stack.backends if name != CCL or cores > WORKERS]
     left_out = "" if len(usable) == len(stack.backends) else NO_WORKER
-    if usable[0] == CCL:
-        return CCL, f"stack {stack.name} has oneccl_bind_pt"
-    times = {name: measured[name] for name in usable if name in measured}
-    if len(times) > 1:
+    times = {name: measured.ms[name] for name in usable if name in measured.ms} if measured else {}
+    if measured and len(times) > 1 and usable[0] in times:
         fastest = min(times, key=lambda name: times[name])
         others = ", ".join(f"{name} {times[name]:.1f} ms" for name in times if name != fastest)
-        why = f"the fastest between these hosts: an all-reduce takes {times[fastest]:.1f} ms"
-        return fastest, f"{why}, {others}{left_out}"
+        size = f"{measured.bytes / 2**20:g} MiB"
+        why = f"{measured.by} found it the fastest: {times[fastest]:.1f} ms for {size}, {others}"
+        return fastest, f"{why}{left_out}"
+    if usable[0] == CCL:
+        return CCL, f"stack {stack.name} has oneccl_bind_pt"
     return usable[0], f"{WHY[usable[0]]}{left_out}"
 
 

@@ -39,6 +39,23 @@ def choose_network(hosts: Sequence[HostFacts]) -> tuple[str, str]:
     return provider, f"every host has a device for it on the run's network: {_shown(names)}"
 
 
+def nominal_mbits(hosts: Sequence[HostFacts]) -> float | None:
+    """The speed of the slowest host's interface, of those that are known."""
+    interfaces = [
+        nic for host in hosts for nic in host.nics if nic["name"] == host.network_interface
+    ]
+    return min((nic["speed_mbits"] for nic in interfaces if nic["speed_mbits"]), default=None)
+
+
+def host_bytes(size: int, hosts: int) -> float:
+    """What a host sends in an all-reduce at least: all but its own part, twice.
+
+    >>> host_bytes(100, 2)
+    100.0
+    """
+    return 2 * (hosts - 1) / hosts * size
+
+
 def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
     """The names that have each value."""
     names: dict[str, list[str]] = {}

@@ -203,7 +203,7 @@ def plan(
         _attempt(problems, batch.check_memory, facts, counts)
         if stack:
             fewest = min(layout.cores for layout in layouts.values())
-            measured = facts.all_reduce_ms if len(facts.hosts) > 1 else {}
+            measured = facts.known_all_reduce
             backend = _attempt(
                 problems, choose_backend, recipe, world, fewest, stack, stacks, measured
             )

@@ -13,11 +13,11 @@ from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.memory import gigabytes
+from ftcluster.planning.network import host_bytes, nominal_mbits
 from ftcluster.planning.rank_counts import Count, choose_counts
 from ftcluster.text.host_names import short_names
 from ftcluster_common.recipe import Recipe
 
-ALL_REDUCE_BYTES = 4 * 2**20  # of what setup measures
 SLOW_MBITS = 2500  # a quarter of the speed at which it makes no difference
 
 
@@ -77,17 +77,14 @@ def choose_sharding(
 
 
 def _network_mbits(facts: ClusterFacts) -> float | None:
-    """The speed of the network between hosts as setup has measured it, or else its nominal one.
+    """The speed of the network between hosts as it was measured, or else its nominal one.
 
     None if there is one host, or neither is known.
     """
     hosts = len(facts.hosts)
     if hosts == 1:
         return None
-    if facts.all_reduce_ms:  # each host sends and receives all but its own part, twice
-        megabits = 2 * (hosts - 1) / hosts * ALL_REDUCE_BYTES * 8 / 1e6
-        return megabits / (min(facts.all_reduce_ms.values()) / 1000)
-    interfaces = [
-        nic for host in facts.hosts for nic in host.nics if nic["name"] == host.network_interface
-    ]
-    return min((nic["speed_mbits"] for nic in interfaces if nic["speed_mbits"]), default=None)
+    if measured := facts.known_all_reduce:
+        megabits = host_bytes(measured.bytes, hosts) * 8 / 1e6
+        return megabits / (min(measured.ms.values()) / 1000)
+    return nominal_mbits(facts.hosts)

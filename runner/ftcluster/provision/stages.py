@@ -9,7 +9,7 @@ from typing import Any
 from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, read_inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
-from ftcluster.cluster.facts import HostFacts
+from ftcluster.cluster.facts import SETUP, AllReduce, HostFacts
 from ftcluster.cluster.saved import recall_of
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.state import SetupProgress
@@ -17,6 +17,7 @@ from ftcluster.progress.view import View
 
 TIME_LIMIT_SECONDS = 3600
 UNLOCK_SECONDS = 60
+VERIFY_BYTES = 4 << 20  # of the all-reduce that verify measures
 
 
 @dataclass
@@ -27,7 +28,7 @@ class StagesResult:
         progress: the counts of each host.
         facts: of each host by name, where a stage has gathered them.
         table: the lines of verify's table.
-        all_reduce_ms: see ClusterFacts.
+        all_reduce: see ClusterFacts.
         stack: the name of the stack in use, or "" where no stage has looked.
         stack_why: why this one was chosen.
         locked: whether a host has given this setup its lock.
@@ -37,7 +38,7 @@ class StagesResult:
     progress: SetupProgress = field(default_factory=SetupProgress)
     facts: dict[str, HostFacts] = field(default_factory=dict)
     table: list[str] = field(default_factory=list)
-    all_reduce_ms: dict[str, float] = field(default_factory=dict)
+    all_reduce: AllReduce | None = None
     stack: str = ""
     stack_why: str = ""
     seconds: float = 0.0
@@ -59,8 +60,10 @@ class StagesResult:
         if event.action.endswith(".stack_link") and "current" in event.result:
             self.stack = stack_name(event.result["current"])
         self.table = found.get("verify_table", self.table)
-        if found.get("verify_report"):
-            self.all_reduce_ms = found["verify_report"].get("backends") or {}
+        report = found.get("verify_report") or {}
+        if report.get("backends"):
+            hosts = len(report["hosts"])
+            self.all_reduce = AllReduce(report["backends"], VERIFY_BYTES, hosts, SETUP)
 
 
 def run_stages(

@@ -46,6 +46,9 @@ COMMANDS = (
     "run --dry-run --json -- missing.py",
     "run",
     "bundle --stack unknown",
+    "bench",
+    "bench allreduce --json --sizes 25X",
+    "bench allreduce --json --backends nccl",
 )
 
 
@@ -74,7 +77,7 @@ def test_exit_codes_and_documents_are_as_recorded(command: str, tmp_path: Path) 
     (work / "script.py").write_text("print(1)\n")
     (work / "facts.json").write_text(json.dumps(FACTS["facts"]))
     state = tmp_path / "state/ftcluster"
-    if command.startswith(("train", "run")):
+    if command.startswith(("train", "run", "bench")):
         state.mkdir(parents=True)
         cluster = {"inventories": [], "hosts": "all", "options": [], "facts": FACTS["facts"]}
         (state / "cluster.json").write_text(json.dumps(cluster))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cluster.facts import HostFacts
+from ftcluster.cluster.facts import SETUP, AllReduce, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.launch.mpirun import as_shell, render
 from ftcluster.planning.plan import LaunchPlan, plan
@@ -101,7 +101,8 @@ def test_backend(stack: str, setting: str, ranks: int, cores: int, backend: str)
 def test_the_backend_is_the_one_that_was_measured_fastest(
     measured: dict[str, float], backend: str, said: Said
 ) -> None:
-    facts = replace(cluster(*hosts("native", 2)), all_reduce_ms=measured)
+    all_reduce = AllReduce(measured, 4 << 20, 2, SETUP)
+    facts = replace(cluster(*hosts("native", 2)), all_reduce=all_reduce)
     launch = plan(facts, recipe(), STACKS)
     assert launch.backend == backend
     said(decision(launch, "backend"))

@@ -5,6 +5,7 @@ for the measurement.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -82,14 +83,18 @@ def next_size(size: int, repeats: int, speed: float, seconds_left: float) -> int
     return size if repeats < LARGEST_REPEATS and size / speed <= seconds_left else 0
 
 
-def measure_links(rank: int, size: int) -> list[Link]:
-    """Measure with every other rank; returns the links of which this is the lower rank.
+def measure_links(place: int, ranks: Sequence[int]) -> list[Link]:
+    """Measure with every other of these ranks; returns the links of which this is the lower rank.
 
-    All ranks have to call it.
+    All of them have to call it.
+
+    Args:
+        place: this rank's among them.
     """
-    seconds = seconds_per_pair(size)
-    links = []
-    for peer in partners(rank, size):
+    seconds = seconds_per_pair(len(ranks))
+    rank, links = ranks[place], []
+    for other in partners(place, len(ranks)):
+        peer = ranks[other]
         lower = rank < peer
         latency = _latency(peer, lower, seconds / 4)
         there = _send(peer, seconds / 3) if lower else _receive(peer)

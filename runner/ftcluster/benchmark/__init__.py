@@ -1,0 +1,1 @@
+"""Measures a cluster by runs of its own."""

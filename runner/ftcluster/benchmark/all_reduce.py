@@ -1,0 +1,174 @@
+"""The run of `bench allreduce`: what it measures, and its launch."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ftcluster.cluster.facts import HostFacts
+from ftcluster.cluster.saved import Cluster
+from ftcluster.errors import UsageError
+from ftcluster.launch.follow import carry_out, failure, new_run_id, raise_if_stopped
+from ftcluster.launch.mpirun import run_dir
+from ftcluster.launch.script_run import ScriptRun, render_script
+from ftcluster.planning.backends import stack_of
+from ftcluster.planning.memory import USABLE, gigabytes
+from ftcluster.planning.plan import LaunchPlan, first_hosts, plan
+from ftcluster.progress.view import View
+from ftcluster.stacks.catalog import load_stacks
+from ftcluster.user_script.command import Script
+from ftcluster_common.launch import CCL, IMPI, MPI
+
+MODULE = "ftcluster_train.bench_all_reduce"
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}  # as in nccl-tests
+COPIES = 3  # of a size that a rank has at most: its own, gloo's or MPI's, and messages in flight
+RUNTIME = 300 * 10**6  # bytes of a rank without them: Python with torch
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the ranks reported.
+
+    Attributes:
+        times: the events `all_reduce`, and the sizes that memory has no room for.
+        links: the events `link`.
+    """
+
+    times: list[dict[str, Any]] = field(default_factory=list)
+    links: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Add an event of the run."""
+        if event["event"] == "all_reduce":
+            self.times.append(event)
+        elif event["event"] == "link":
+            self.links.append(event)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A run that measures.
+
+    Attributes:
+        hosts: the facts of those with ranks.
+        stack: its name.
+        left_out: by size in bytes, why there is no room for it.
+    """
+
+    run: ScriptRun
+    hosts: tuple[HostFacts, ...]
+    stack: str
+    left_out: dict[int, str]
+
+
+def read_size(text: str) -> int:
+    """Bytes.
+
+    >>> read_size("4K"), read_size("25M"), read_size("512")
+    (4096, 26214400, 512)
+
+    Raises:
+        UsageError: it is not a size of whole numbers in fp32.
+    """
+    match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text, re.IGNORECASE)
+    size = int(match[1]) * UNITS[match[2].upper()] if match else 0
+    if size < 4 or size % 4:
+        raise UsageError(
+            f"'{text}' is not a size", "such as 4K, 25M or 1G, or a number of bytes that 4 divides"
+        )
+    return size
+
+
+def size_text(size: int) -> str:
+    """A size as text, such as 25 MiB.
+
+    >>> size_text(4096), size_text(26214400), size_text(1000)
+    ('4 KiB', '25 MiB', '1000 B')
+    """
+    unit = max((unit for unit in UNITS if size % UNITS[unit] == 0), key=lambda unit: UNITS[unit])
+    return f"{size // UNITS[unit]} {unit}{'i' if unit else ''}B"
+
+
+def without_room(
+    sizes: Sequence[int], hosts: Sequence[HostFacts], decided: LaunchPlan
+) -> dict[int, str]:
+    """By size, why there is no room for it in the memory of a host."""
+    found = {}
+    for size in sizes:
+        for facts, host in zip(hosts, decided.hosts, strict=True):
+            need = host.ranks * (COPIES * size + RUNTIME)
+            if need > USABLE * facts.memory_bytes:
+                have = gigabytes(facts.memory_bytes)
+                found[size] = f"{host.ranks} ranks of {host.name} need {gigabytes(need)} of {have}"
+    return found
+
+
+def prepare(
+    cluster: Cluster,
+    sizes: Sequence[int],
+    backends: Sequence[str],
+    nodes: int | None,
+    ranks_per_host: int | None,
+    seconds: int,
+) -> Bench:
+    """Prepare the run without changing anything.
+
+    Args:
+        backends: none for all of the stack.
+        seconds: for all sizes.
+
+    Raises:
+        UsageError: there is only one rank, or the stack does not have a backend.
+        FtclusterError: the plan is not valid.
+    """
+    # what was measured must not decide what is measured
+    facts = replace(first_hosts(cluster.facts, nodes), all_reduce=None)
+    stacks = load_stacks()
+    stack = stack_of(facts, stacks)
+    decided = plan(facts, None, stacks, ranks_per_host)
+    if decided.world_size == 1:
+        raise UsageError(
+            "an all-reduce takes two ranks, and there would be only one", "use --ranks-per-host 2"
+        )
+    usable = [name for name in stack.backends if name != CCL or decided.backend == CCL]
+    missing = [name for name in backends if name not in usable]
+    if missing:
+        raise UsageError(
+            f"the stack {stack.name} has no backend {', '.join(missing)} for these ranks",
+            f"it has {', '.join(usable)}",
+        )
+    chosen = sorted(backends or usable)
+    left_out = without_room(sizes, facts.hosts, decided)
+    run = new_run_id("bench-allreduce")
+    request = {
+        "sizes": [size for size in sizes if size not in left_out],
+        "backends": [*chosen, *([MPI] if IMPI in usable else [])],
+        "seconds": seconds,
+    }
+    program = ("-m", MODULE, run_dir(decided, run), json.dumps(request))
+    script = Script("bench-allreduce", program, program[2:], None, None)
+    launch = render_script(decided, run)
+    scripted = ScriptRun(run, cluster, decided, launch, script, None)
+    return Bench(scripted, facts.hosts, stack.name, left_out)
+
+
+def measure(bench: Bench, view: View, reach: tuple[str, ...]) -> tuple[Measured, float]:
+    """Launch the run and follow it to its end; returns what was measured, and seconds.
+
+    Args:
+        reach: arguments of ansible-playbook that say how to reach the hosts.
+
+    Raises:
+        FtclusterError: it failed, or could not be launched.
+        Interrupted: the user stopped it; no rank is left running.
+    """
+    measured = Measured()
+    followed = carry_out(bench.run, view, reach, measured.add, may_detach=False)
+    known = {"run": bench.run.id}
+    raise_if_stopped(followed, known)
+    if followed.progress.state != "done":
+        error = failure(bench.run, followed)
+        error.details = known
+        raise error
+    return measured, followed.progress.seconds

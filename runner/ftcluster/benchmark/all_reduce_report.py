@@ -1,0 +1,183 @@
+"""The result of `bench allreduce`, as a document and as text. Pure functions only.
+
+The bus bandwidth of n ranks is 2 (n - 1) / n x bytes / time, as nccl-tests define it: what each
+rank sends and receives at least, whatever the algorithm.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import geometric_mean
+from typing import Any
+
+from ftcluster.benchmark.all_reduce import Bench, Measured, size_text
+from ftcluster.launch.follow import host_of
+from ftcluster.planning.network import host_bytes, nominal_mbits
+from ftcluster.text.plural import counted
+from ftcluster.text.table import aligned
+from ftcluster_common.launch import GLOO, MPI
+
+BUCKET = 25 << 20  # bytes: what DistributedDataParallel sends at once
+
+Document = Mapping[str, Any]
+
+
+def document(bench: Bench, measured: Measured, seconds: float) -> dict[str, Any]:
+    """The result of `bench allreduce --json`."""
+    plan = bench.run.plan
+    links = [
+        {**{key: link[key] for key in ("latency_us", "mb_per_second")}, "hosts": hosts}
+        for link in measured.links
+        for hosts in [[host_of(plan, rank) for rank in link["ranks"]]]
+    ]
+    mbits = nominal_mbits(bench.hosts) if len(bench.hosts) > 1 else None
+    slowest = min((link["mb_per_second"] for link in links), default=None)
+    speed = mbits / 8 if mbits else slowest
+    rows = [
+        {
+            "bytes": one["bytes"],
+            "type": one["type"],
+            "turns": one["turns"],
+            "times": times(one, plan.world_size, len(plan.hosts), speed),
+        }
+        for one in measured.times
+        if not one["left_out"]
+    ]
+    left_out = [
+        {key: one[key] for key in ("bytes", "type")} | {"why": one["left_out"]}
+        for one in measured.times
+        if one["left_out"]
+    ]
+    left_out += [{"bytes": size, "type": None, "why": why} for size, why in bench.left_out.items()]
+    return {
+        "run": bench.run.id,
+        "state": "done",
+        "stack": bench.stack,
+        "hosts": [{"name": host.name, "ranks": host.ranks} for host in plan.hosts],
+        "world_size": plan.world_size,
+        "provider": plan.provider or None,
+        "interface_mbits": mbits,
+        "mb_per_second": slowest,
+        "links": links,
+        "sizes": rows,
+        "left_out": left_out,
+        "large": large(rows),
+        "seconds": seconds,
+    }
+
+
+def times(
+    event: Document, ranks: int, hosts: int, network: float | None
+) -> dict[str, dict[str, Any]]:
+    """Time, bandwidth and ratios by backend.
+
+    Args:
+        network: MB/s of a host; None where it is not known, or there is one host.
+    """
+    ms = event["milliseconds"]
+    found = {}
+    for name, own in ms.items():
+        rate = event["bytes"] / (own * 1e6)  # GB/s
+        sent = host_bytes(event["bytes"], hosts) / (own * 1000)  # MB/s
+        found[name] = {
+            "ms": round(own, 4),
+            "bus_gb_per_second": round(2 * (ranks - 1) / ranks * rate, 4),
+            "of_gloo": round(own / ms[GLOO], 3) if GLOO in ms else None,
+            "of_mpi": round(own / ms[MPI], 3) if MPI in ms else None,
+            "of_network": round(sent / network, 3) if network else None,
+        }
+    return found
+
+
+def large(rows: Sequence[Document]) -> dict[str, Any] | None:
+    """The fastest backend from BUCKET up with its mean ratios; None without such sizes."""
+    rows = [row["times"] for row in rows if row["bytes"] >= BUCKET]
+    if not rows:
+        return None
+    mean = {
+        name: geometric_mean(row[name]["ms"] for row in rows) for name in rows[0] if name != MPI
+    }
+    fastest = min(mean, key=lambda name: mean[name])
+    ratios = {
+        key: round(geometric_mean(row[fastest][key] for row in rows), 3)
+        if rows[0][fastest][key] is not None
+        else None
+        for key in ("of_gloo", "of_mpi")
+    }
+    return {"fastest": fastest, **ratios}
+
+
+def fp32_times(result: Document) -> tuple[int, dict[str, float]]:
+    """The smallest size from BUCKET up in fp32, with milliseconds by backend; 0 without one."""
+    for row in result["sizes"]:
+        if row["type"] == "fp32" and row["bytes"] >= BUCKET:
+            return row["bytes"], {k: v["ms"] for k, v in row["times"].items() if k != MPI}
+    return 0, {}
+
+
+def lines(result: Document) -> Iterator[str]:
+    """The result as text."""
+    ranks = counted(result["world_size"], "rank")
+    yield (
+        f"stack {result['stack']}, {ranks} on {counted(len(result['hosts']), 'host')}; bus "
+        "bandwidth = 2 (n - 1) / n x bytes / time"
+    )
+    if result["links"]:
+        yield _network(result)
+    yield ""
+    if result["sizes"]:
+        names = list(result["sizes"][0]["times"])
+        head = ["size", "type", *(cell for name in names for cell in _heads(name, names))]
+        shared = result["sizes"][0]["times"][names[0]]["of_network"] is not None
+        rows = [[*_row(row, names), *_share(row, shared)] for row in result["sizes"]]
+        yield from aligned([[*head, *(["of network"] if shared else [])], *rows])
+        yield ""
+    for one in result["left_out"]:
+        kind = f" in {one['type']}" if one["type"] else ""
+        yield f"left out: {size_text(one['bytes'])}{kind}: {one['why']}"
+    if found := result["large"]:
+        ratios = [
+            f"{found[key]:.2f} of {of}'s time"
+            for key, of in (("of_gloo", "gloo"), ("of_mpi", "MPI"))
+            if found[key] is not None and found["fastest"] != of
+        ]
+        means = f", {' and '.join(ratios)}" if ratios else ""
+        yield f"from {size_text(BUCKET)} up {found['fastest']} is the fastest{means}"
+
+
+def _network(result: Document) -> str:
+    slowest = min(result["links"], key=lambda link: link["mb_per_second"])
+    nominal = result["interface_mbits"]
+    interface = f"; the slowest interface has {nominal:.0f} Mbit/s" if nominal else ""
+    return (
+        f"network: {result['provider']}; the slowest of {counted(len(result['links']), 'pair')} of "
+        f"hosts, {' and '.join(slowest['hosts'])}, has {slowest['mb_per_second']:.0f} MB/s and "
+        f"{slowest['latency_us']:.0f} us{interface}"
+    )
+
+
+def _heads(name: str, names: Sequence[str]) -> list[str]:
+    title = "MPI" if name == MPI else name
+    compared = [f"/ {title_of}" for key, title_of in _compared(name, names)]
+    return [f"{title} ms", "GB/s", *compared]
+
+
+def _compared(name: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """What a backend is compared with: the key in the document, and its title."""
+    return [
+        (key, title)
+        for other, key, title in ((GLOO, "of_gloo", "gloo"), (MPI, "of_mpi", "MPI"))
+        if other in names and name not in (GLOO, MPI)
+    ]
+
+
+def _row(row: Document, names: Sequence[str]) -> list[str]:
+    cells = [size_text(row["bytes"]), row["type"]]
+    for name in names:
+        one = row["times"][name]
+        cells += [f"{one['ms']:.4g}", f"{one['bus_gb_per_second']:.3g}"]
+        cells += [f"{one[key]:.2f}" for key, _ in _compared(name, names)]
+    return cells
+
+
+def _share(row: Document, shared: bool) -> list[str]:
+    """How much of the network's speed the fastest backend has."""
+    return [f"{max(one['of_network'] for one in row['times'].values()):.0%}"] if shared else []
