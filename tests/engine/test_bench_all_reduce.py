@@ -67,4 +67,3 @@ def with_a_wrong_sum(rank: int, size: int) -> str:
 def test_a_wrong_sum_is_an_error_on_every_rank(tmp_path: Path) -> None:
     said = on_ranks(with_a_wrong_sum, 2, tmp_path)
     assert said == ["the sum of wrong is wrong on ranks [1]"] * 2
-
