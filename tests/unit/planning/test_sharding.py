@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.cluster.facts import SETUP, AllReduce, ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.memory import ModelSize, need
 from ftcluster.planning.plan import LaunchPlan, plan
@@ -74,9 +74,10 @@ def test_it_is_chosen_for_its_speed_on_slow_networks_only(model: ModelSize | Non
 
 
 @pytest.mark.parametrize(("milliseconds", "chosen"), [(5.0, False), (30.0, True)])
-def test_the_speed_that_setup_has_measured_counts(milliseconds: float, chosen: bool) -> None:
+def test_the_speed_that_was_measured_counts(milliseconds: float, chosen: bool) -> None:
     """4 MiB in 5 and 30 ms are 6.7 and 1.1 Gbit/s."""
-    facts = ClusterFacts(tuple(hosts(2, mbits=100)), {"gloo": 50.0, "impi": milliseconds})
+    measured = AllReduce({"gloo": 50.0, "impi": milliseconds}, 4 << 20, 2, SETUP)
+    facts = ClusterFacts(tuple(hosts(2, mbits=100)), measured)
     assert plan(facts, RECIPE, STACKS).shard_optimizer is chosen
 
 
