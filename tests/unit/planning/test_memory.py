@@ -45,6 +45,14 @@ def test_the_estimate_is_near_what_was_measured(
     assert found == pytest.approx(measured_mb, rel=0.1)
 
 
+def test_the_estimate_for_a_sharded_optimizer_is_near_what_was_measured() -> None:
+    """The peak of either of two ranks, which also save a checkpoint after each step."""
+    parameters, layers, features = GPT2
+    size = ModelSize(parameters, layers, features, HEADS, 50257)
+    found = need(size, "bf16", 1, 128, predicts_tokens=True, shards=2).total / 1e6
+    assert found == pytest.approx(2719, rel=0.1)
+
+
 def test_a_model_with_only_its_parameters_known() -> None:
     found = need(ModelSize(10**9), "fp32", 8, 128, predicts_tokens=False)
     assert (found.states, found.activations) == (16 * 10**9, 0)
