@@ -1,4 +1,4 @@
-"""Users' own scripts on two ranks of this machine, through the installed command."""
+"""Users' scripts, and a benchmark, on two ranks of this machine, by the installed command."""
 
 import json
 import re
@@ -139,3 +139,13 @@ def test_a_dry_run_changes_nothing(machine: Machine) -> None:
     assert done.returncode == 0
     assert '["ddp.py", "a b"]' in done.stdout
     assert sorted((machine.home.prefix / "runs").iterdir()) == before
+
+
+def test_all_reduces_are_measured(machine: Machine) -> None:
+    sizes = ("--ranks-per-host", "2", "--sizes", "4K,1M", "--seconds", "5")
+    done = machine.home.run("bench", "allreduce", "--json", *sizes)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [row["bytes"] for row in result["sizes"]] == [4096, 4096, 1 << 20, 1 << 20]
+    assert all(row["times"].keys() == {"gloo", "impi", "mpi"} for row in result["sizes"])
+    assert machine.home.left_running() == []

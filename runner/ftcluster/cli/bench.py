@@ -1,4 +1,4 @@
-"""`ftcluster bench allreduce`: measures a cluster."""
+"""`ftcluster bench`: measures a cluster."""
 
 import argparse
 from dataclasses import replace
@@ -7,6 +7,7 @@ from typing import Any
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
 from ftcluster.benchmark.all_reduce import measure, prepare, read_size
 from ftcluster.benchmark.all_reduce_report import document, fp32_times, lines
+from ftcluster.cli import bench_scaling
 from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_result
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cluster.facts import BENCH, AllReduce
@@ -55,6 +56,7 @@ def add_parser(commands: Any) -> None:
     add_output(all_reduce, verbose="print plain lines instead of the live view")
     add_options(all_reduce, ("--extra-vars", *CONNECTION))
     all_reduce.set_defaults(run=run)
+    bench_scaling.add_parser(kinds)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -49,6 +49,7 @@ COMMANDS = (
     "bench",
     "bench allreduce --json --sizes 25X",
     "bench allreduce --json --backends nccl",
+    "bench scaling --json unknown",
 )
 
 

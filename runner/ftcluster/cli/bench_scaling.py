@@ -1,0 +1,108 @@
+"""`ftcluster bench scaling [RECIPE]`: the same training on 1, 2, 4, ... hosts."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
+from ftcluster.benchmark.scaling import Point, document, doubled, lines, share
+from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_result
+from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
+from ftcluster.cli.train import prepare_run, split_words
+from ftcluster.cluster.saved import Cluster
+from ftcluster.launch.place import place_of
+from ftcluster.launch.runs import clean_runs
+from ftcluster.launch.training_run import TrainingRun, train
+from ftcluster.progress.view import make_view
+from ftcluster.text.plural import counted
+
+STEPS = 30
+
+
+def add_parser(kinds: Any) -> None:
+    """Add the command to the parser of `bench`."""
+    parser = kinds.add_parser(
+        "scaling",
+        help="the speed of a training on 1, 2, 4, ... hosts",
+        description="Trains some steps on 1, 2, 4, ... hosts, or with as many ranks on a single "
+        "host, with the same number of samples a rank, and compares the samples per second.",
+        usage="ftcluster bench scaling [RECIPE] [key=value ...] [options]",
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="RECIPE or key=value", help="as in train (default: quickstart)"
+    )
+    parser.add_argument("--data", metavar="DIR", help="as in train")
+    parser.add_argument("--model", metavar="DIR", help="as in train")
+    parser.add_argument("--nodes", type=at_least(1), metavar="N", help="up to N hosts")
+    parser.add_argument(
+        "--ranks-per-host", type=at_least(1), metavar="N", help="on a single host, up to N ranks"
+    )
+    parser.add_argument(
+        "--steps",
+        type=at_least(2),
+        default=STEPS,
+        metavar="N",
+        help=f"of each training (default: {STEPS})",
+    )
+    add_sharing(parser)
+    add_cluster(parser)
+    add_output(parser, verbose="print plain lines instead of the live view")
+    add_options(parser, ("--extra-vars", *CONNECTION))
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    split_words(options.words)  # wrong usage first
+    with ask_passwords(vars(options)) as passwords:
+        cluster = cluster_of(options, passwords)
+        reach = (*cluster.options, *reach_of(options, passwords))
+        runs = list(trainings(options, cluster))
+        points = []
+        for one in runs:
+            view = make_view(options.verbose)
+            hosts, ranks = len(one.plan.hosts), one.plan.world_size
+            view.say(f"{counted(hosts, 'host')}, {counted(ranks, 'rank')}")
+            points.append(measured(one, train(one, view, reach).result))
+        clean_runs(replace(place_of(cluster), options=reach), tuple(one.id for one in runs))
+    recipe, stack = runs[0].recipe.name, cluster.facts.head.stack
+    result = document(recipe, stack, options.steps, points)
+    print_result(options, result, "\n".join(lines(result)))
+    return 0
+
+
+def trainings(options: argparse.Namespace, cluster: Cluster) -> Iterator[TrainingRun]:
+    """The trainings, from one host on, or from one rank of a single host on.
+
+    Raises:
+        FtclusterError: see `prepare_run`.
+    """
+
+    def prepared(words: Sequence[str], nodes: int | None, ranks: int | None) -> TrainingRun:
+        folders = (options.data, options.model)
+        return prepare_run([*options.words, *words], cluster, *folders, nodes, 0, ranks)
+
+    whole = prepared((), options.nodes, options.ranks_per_host)
+    hosts, ranks = len(whole.plan.hosts), whole.plan.world_size
+    samples = share(whole.recipe.batch_size, ranks)
+    several = hosts > 1
+    for count in doubled(hosts if several else ranks):
+        nodes, of_host = (count, options.ranks_per_host) if several else (1, count)
+        world = prepared((), nodes, of_host).plan.world_size
+        words = (
+            f"batch_size={world * samples}", f"training.max_steps={options.steps}",
+            "training.eval_strategy=no", "training.save_strategy=no",
+        )  # fmt: skip
+        one = prepared(words, nodes, of_host)
+        sharing = {"wait": options.wait, "share_hosts": options.share_hosts}
+        yield replace(one, launch=replace(one.launch, **sharing))
+
+
+def measured(run: TrainingRun, result: dict[str, Any]) -> Point:
+    """A point of the result."""
+    plan = run.plan
+    threads = sum(rank.threads for host in plan.hosts for rank in host.placement)
+    speed = result["samples_per_second"]
+    hosts = len(plan.hosts)
+    return Point(run.id, hosts, plan.world_size, threads, run.recipe.batch_size, speed)
