@@ -2,8 +2,8 @@
 
 Each rank sends every other rank its piece of a tensor, and each sums what it has received, in fp32
 and in the order of the ranks. A value is rounded before it is sent, and a sum is not rounded again.
-With gloo this is also the fastest reduce-scatter: its own is an all-reduce (torch 2.13), three times
-as slow.
+With gloo this is also the fastest reduce-scatter: its own is an all-reduce (torch 2.13), three
+times as slow.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
