@@ -5,7 +5,7 @@ computes. Reductions are MPI's own, in the tensor's type; everything else moves 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +28,7 @@ from ftcluster_train.distributed.mpi_types import (
 )
 from ftcluster_train.distributed.mpi_work import MpiWork
 
+SEGMENT = 8 << 20  # bytes: larger all-reduces leave the caches (64 MiB: 68 ms in one, 11 in eight)
 LEAVE = "nothing, it has left the group"
 CALLS = [
     LEAVE, "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter",
@@ -102,7 +103,10 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         op = operator_of(kind, data.dtype)
         return self._operation(
             "all_reduce",
-            lambda comm: comm.Iallreduce(MPI.IN_PLACE, as_elements(data), op),
+            lambda comm: (
+                comm.Iallreduce(MPI.IN_PLACE, as_elements(part), op)
+                for part in data.view(-1).split(SEGMENT // data.element_size())
+            ),
             [tensor],
             signature("all_reduce", data, kind),
             [(tensor, data)],
@@ -335,7 +339,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _operation(
         self,
         name: str,
-        start: Callable[[MPI.Intracomm], MPI.Request | None],
+        start: Callable[[MPI.Intracomm], Iterator[MPI.Request] | MPI.Request | None],
         outputs: Tensors,
         values: tuple[int, ...] = (),
         copies: Copies = (),
@@ -359,11 +363,18 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
                 if target is not data:
                     target.copy_(data.view(target.shape))
 
+        def begin() -> Iterator[MPI.Request]:
+            requests = start(self._channel.comm)
+            if isinstance(requests, Iterator):
+                yield from requests
+            elif requests:
+                yield requests
+
         limit = getattr(opts, "timeout", None)
         seconds = (limit if limit and limit > timedelta(0) else self._timeout).total_seconds()
         one = Operation(
             describe(values) if values else name,
-            lambda: start(self._channel.comm),
+            begin,
             finish,
             values,
             splits,

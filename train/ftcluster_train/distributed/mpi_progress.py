@@ -17,8 +17,13 @@ import torch.distributed as dist
 from ftcluster_train.distributed.mpi_library import MPI
 from ftcluster_train.distributed.mpi_types import as_bytes
 
-SHORTEST, LONGEST = 20e-6, 500e-6  # seconds between two looks at what is in flight
-MOVED = 15e-6  # a look that takes longer has moved data, so the next one follows at once
+# Seconds between two looks at what is in flight: they double up to LONGEST, and in a long wait are
+# a part of it up to PATIENT: a rank that waits for a hung one must not seem to compute (see
+# launcher.heartbeats.IDLE_CPU).
+SHORTEST, LONGEST, PATIENT, PART_OF_WAIT = 20e-6, 500e-6, 5e-3, 0.02
+# A transfer's look that takes longer has moved data, so the next one follows at once; after a long
+# pause the caches are cold.
+MOVED, MOVED_COLD = 15e-6, 150e-6
 TOLD_AFTER = 2.0  # seconds after which a rank that waits tells the others so
 ANSWER_SECONDS = 3.0  # for the store, when an operation has timed out
 
@@ -29,7 +34,7 @@ class Operation:
 
     Attributes:
         name: of torch's function, with what it is called on, for messages.
-        start: starts the transfer; None: there is none.
+        start: starts the transfers, if any, each when the one before is complete.
         finish: called when the transfer is complete.
         signature: what has to be the same on all ranks; empty for a message between two ranks.
         splits: for all-to-all, the elements for each rank and those from each.
@@ -40,7 +45,7 @@ class Operation:
     """
 
     name: str
-    start: Callable[[], MPI.Request | None]
+    start: Callable[[], Iterator[MPI.Request]]
     finish: Callable[[], None]
     signature: tuple[int, ...] = ()
     splits: tuple[int, ...] = ()
@@ -71,6 +76,26 @@ class Operation:
         callback()
 
 
+class Transfer:
+    """An operation whose data moves."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self._requests = operation.start()
+        self._request: MPI.Request | None = None
+        self._status = MPI.Status()
+
+    def advance(self) -> bool:
+        """Whether everything has moved."""
+        while self._request is None or self._request.Test(self._status):
+            if self._request is not None:
+                self.operation.source = self._status.source
+            self._request = next(self._requests, None)
+            if self._request is None:
+                return True
+        return False
+
+
 class Channel:
     """The operations of one group.
 
@@ -80,6 +105,7 @@ class Channel:
         store: where ranks tell that they are waiting.
 
     Attributes:
+        moving: operations whose transfer has started.
         broken: why no operation of this group can succeed any more.
     """
 
@@ -90,19 +116,21 @@ class Channel:
         describe: Callable[[Sequence[int]], str],
         store: dist.Store,
     ) -> None:
-        self.comm = comm
+        self.comm, self._agreements = comm, comm.Dup()
         self.broken: Exception | None = None
         self.queue: deque[Operation] = deque()  # collectives; the first one is agreed upon
         self._messages: deque[Operation] = deque()  # between two ranks: they wait for no collective
         self._hosts, self._describe, self._store = hosts, describe, store
-        self._moving: list[tuple[Operation, MPI.Request | None]] = []
+        self.moving: list[Transfer] = []
         self._agreement: Iterator[None] | None = None
+        self._agreed_on: deque[Operation] = deque()
+        self._collective: Transfer | None = None  # the one of `moving` that is no message
         self._calls = 0
 
     @property
     def active(self) -> bool:
         """Whether anything is in flight."""
-        return bool(self.queue or self._messages or self._moving)
+        return bool(self.queue or self._agreed_on or self._messages or self.moving)
 
     def add(self, operation: Operation) -> None:
         """Put an operation behind those that were called before."""
@@ -119,12 +147,16 @@ class Channel:
             if self.broken:
                 raise self.broken
             while self._messages:
-                self._start(self._messages.popleft())
-            self._finish_moving()
+                self.moving.append(Transfer(self._messages.popleft()))
             while self.queue and self._agreed():
-                self._start(self.queue.popleft())
+                self._agreed_on.append(self.queue.popleft())
+            self._advance_moving()
+            while self._agreed_on and not self._collective:  # one at a time: the same order on all
+                self._collective = Transfer(self._agreed_on.popleft())
+                self.moving.append(self._collective)
+                self._advance_moving()
             now = time.monotonic()
-            for one in [*(one for one, _ in self._moving), *self.queue]:
+            for one in self._all():
                 if not one.told and now > one.called + TOLD_AFTER:
                     self._tell(one)
                 if now > one.deadline:
@@ -132,19 +164,19 @@ class Channel:
         except Exception as error:
             self._break(error)
 
-    def _finish_moving(self) -> None:
-        for pair in list(self._moving):
-            one, request = pair
-            status = MPI.Status()
+    def _advance_moving(self) -> None:
+        for transfer in list(self.moving):
+            one = transfer.operation
             try:
-                complete = request is None or request.Test(status)
+                complete = transfer.advance()
             except MPI.Exception as error:
                 raise dist.DistBackendError(f"{one.name}: {error}") from error
             if complete:
-                one.source = status.source
                 with torch.inference_mode():  # the caller's tensors may be of that mode
                     one.finish()
-                self._moving.remove(pair)
+                self.moving.remove(transfer)
+                if transfer is self._collective:
+                    self._collective = None
                 one.end()
 
     def _agreed(self) -> bool:
@@ -160,13 +192,6 @@ class Channel:
             self.queue.popleft().end(dist.DistBackendError(str(error)))
         return False
 
-    def _start(self, one: Operation) -> None:
-        self._moving.append((one, None))  # so that it fails with the others
-        try:
-            self._moving[-1] = (one, one.start())
-        except MPI.Exception as error:
-            raise dist.DistBackendError(f"{one.name}: {error}") from error
-
     def _agree(self, one: Operation) -> Iterator[None]:
         """Yields until all ranks have called the same.
 
@@ -177,7 +202,7 @@ class Channel:
             if values:
                 own = torch.tensor(values)
                 table = torch.empty(self.comm.size, len(values), dtype=own.dtype)
-                request = self.comm.Iallgather(as_bytes(own), as_bytes(table))
+                request = self._agreements.Iallgather(as_bytes(own), as_bytes(table))
                 while not request.Test():
                     yield
                 compare(one, table.tolist())
@@ -243,10 +268,14 @@ class Channel:
             f"{text}: {self._names(absent)} did not call it, or no longer answers"
         )
 
+    def _all(self) -> list[Operation]:
+        moving = (transfer.operation for transfer in self.moving)
+        return [*moving, *self._agreed_on, *self._messages, *self.queue]
+
     def _break(self, error: Exception) -> None:
         self.broken, self._agreement = error, None
-        failed = [*(one for one, _ in self._moving), *self._messages, *self.queue]
-        for operations in (self._moving, self._messages, self.queue):
+        failed = self._all()
+        for operations in (self.moving, self._messages, self._agreed_on, self.queue):
             operations.clear()
         for one in failed:
             one.end(error)
@@ -288,7 +317,7 @@ class Progress:
 
     def _run(self) -> None:
         active: list[Channel] = []
-        pause = SHORTEST
+        pause, moved = SHORTEST, time.perf_counter()  # when anything last moved
         while True:
             with self._changed:
                 while not (self._new or self._calls or active):
@@ -305,8 +334,10 @@ class Progress:
             for channel in active:
                 channel.advance()
             active = [channel for channel in active if channel.active]
-            if new or time.perf_counter() - began > MOVED:
-                pause = SHORTEST
+            now = time.perf_counter()
+            long = MOVED if pause < LONGEST else MOVED_COLD
+            if new or (now - began > long and any(channel.moving for channel in active)):
+                pause, moved = SHORTEST, now
             else:
-                time.sleep(pause)
+                time.sleep(max(pause, min((now - moved) * PART_OF_WAIT, PATIENT)))
                 pause = min(2 * pause, LONGEST)
