@@ -146,7 +146,7 @@ STACK = """Thread 0x00007f6298 (most recent call first):
   File "/s/lib/threading.py", line 324 in wait
 
 Current thread 0x00007f298f (most recent call first):
-  File "{path}", line 6 in {function}
+{inside}  File "{path}", line 6 in {function}
   File "/r/script.py", line 7 in <module>
 """
 
@@ -156,8 +156,14 @@ def test_of_a_script_that_hangs_the_rank_in_no_collective_is_named(run_dir: Path
     watch = watch_of(launch, EventWriter(run_dir))
     torch = "/s/torch/distributed/distributed_c10d.py"
     hung = [Trouble("head", rank, 0, "hung", "hung in script") for rank in (2, 0, 1)]
-    for rank, path in ((0, torch), (1, "/r/data.py"), (2, torch)):
-        text = STACK.format(path=path, function="f").replace("\n", f"\n[{run_dir.name} {rank}] ")
+    impi = (
+        '  File "/s/lib/threading.py", line 324 in wait\n'
+        '  File "/s/ftcluster_train/distributed/mpi_work.py", line 44 in wait\n'
+    )
+    for rank, path, inside in ((0, torch, ""), (1, "/r/data.py", ""), (2, torch, impi)):
+        text = STACK.format(path=path, function="f", inside=inside).replace(
+            "\n", f"\n[{run_dir.name} {rank}] "
+        )
         watch.feed("stderr", f"[{run_dir.name} {rank}] {text}\n".encode())
     watch.close()
     (named,) = watch.blame(hung)

@@ -31,8 +31,11 @@ LAST_BYTES = 8192  # kept of each rank for `last_lines`
 LAST_LINES = 15
 # mpirun's message about a rank that was killed together with the process that started it
 BANNER = re.compile(r"RANK (\d+) PID \d+ RUNNING AT (\S+)\s+=\s+KILLED BY SIGNAL: (\d+)")
-# of faulthandler, which writes the main thread last
-FRAME = re.compile(r'Current thread .*\n  File "(.+)", line (\d+) in (.+)')
+# of faulthandler, which writes the main thread last; what waits in the backend impi is torch's call
+FRAME = re.compile(
+    r'Current thread .*\n(?:  File ".+/(?:threading|mpi_work)\.py", .+\n)*'
+    r'  File "(.+)", line (\d+) in (.+)'
+)
 
 
 @dataclass(frozen=True)
