@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import threading
@@ -81,10 +80,15 @@ class Found:
     unsharded: Run
 
 
+def _waits_for_the_one_before(snapshots: resume.Snapshots) -> bool:
+    if snapshots._writer:
+        snapshots._writer.join()
+    return False
+
+
 def _on_two_hosts(rank: int, size: int, folder: Path) -> Found:
     os.environ |= {"LOCAL_RANK": "0", "GROUP_RANK": str(rank)}
     gradient_buckets.BUCKET = 4000
-    resume.COST_SHARE = math.inf  # a snapshot after each step
     world = World(rank, size, "gloo")
 
     def trained(name: str, precision: str = "bf16", **changes: Any) -> Run:
@@ -113,13 +117,15 @@ def _on_two_hosts(rank: int, size: int, folder: Path) -> Found:
         return write_tensors(*arguments)
 
     resume._write_tensors = full
+    usual, resume.Snapshots.is_pausing = resume.Snapshots.is_pausing, _waits_for_the_one_before
+    # a snapshot after each step
     job = replace(job_of(folder / f"full-{rank}", **SAVED), snapshot_seconds=1e-9)
     with killed_at(6):
         run(job, world)
     for thread in threading.enumerate():
         if "_write" in thread.name:
             thread.join()
-    resume._write_tensors = write_tensors
+    resume._write_tensors, resume.Snapshots.is_pausing = write_tensors, usual
     left = sorted(path.name for path in job.run_dir.glob("*/*-*"))
     after_full = run(job, world)
 
