@@ -114,3 +114,27 @@ def test_too_little_shared_memory_is_named_before_ranks_are_killed_for_it(
     check_shared_memory(1)
     with pytest.raises(DistBackendError, match=r"/dev/shm has 1\.0 MB free, and .* for 2 ranks"):
         check_shared_memory(2)
+
+
+REGISTERED = """
+import torch.distributed as dist
+import ftcluster_train.mpi
+print(sorted({"impi", "ccl"} & set(dist.Backend.backend_list)))
+try:
+    dist.init_process_group("ccl", store=dist.HashStore(), rank=0, world_size=1)
+except dist.DistBackendError as error:
+    print(error)
+"""
+
+
+def test_ccl_is_left_to_oneccl_bind_pt_and_else_explained(tmp_path: Path) -> None:
+    def said() -> str:
+        path = f"{tmp_path}:{environment()['PYTHONPATH']}"
+        return subprocess.run(
+            [sys.executable, "-c", REGISTERED], env=environment() | {"PYTHONPATH": path},
+            cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False,
+        ).stdout  # fmt: skip
+
+    assert said().startswith("['ccl', 'impi']\nthe stack does not have oneccl_bind_pt")
+    (tmp_path / "oneccl_bindings_for_pytorch.py").write_text("")
+    assert said() == "['impi']\n"

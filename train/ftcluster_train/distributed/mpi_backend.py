@@ -11,9 +11,11 @@ from ftcluster_train.distributed import oneccl
 
 def register() -> None:
     """Register the backends; MPI is loaded where a group is made."""
-    for name, make in ((IMPI, _make_group), (CCL, _explain_ccl)):
-        if name not in dist.Backend.backend_list:
-            dist.Backend.register_backend(name, make, devices=["cpu"])
+    backends = {IMPI: _make_group}
+    if not importlib.util.find_spec(oneccl.MODULE):  # it could not register its own any more
+        backends[CCL] = _explain_ccl
+    for name in backends.keys() - dist.Backend.backend_list:
+        dist.Backend.register_backend(name, backends[name], devices=["cpu"])
 
 
 def _make_group(*arguments: Any) -> Any:
@@ -23,9 +25,7 @@ def _make_group(*arguments: Any) -> Any:
 
 
 def _explain_ccl(*_: Any) -> Any:
-    """What a script gets that asks for "ccl" without having imported oneccl_bind_pt."""
-    if importlib.util.find_spec(oneccl.MODULE):
-        raise dist.DistBackendError(f"the backend ccl needs `import {oneccl.MODULE}` before it")
+    """What a script gets that asks for "ccl" where there is no oneccl_bind_pt."""
     raise dist.DistBackendError(
         "the stack does not have oneccl_bind_pt, so there is no backend ccl: use impi, which is "
         'also Intel MPI\'s, or gloo; os.environ["FTCLUSTER_BACKEND"] is the planned one. Stacks '
