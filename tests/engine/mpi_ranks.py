@@ -27,11 +27,11 @@ ROUNDS = 40
 Group = dist.ProcessGroup
 
 
-def join(seconds: float = 30) -> None:
+def join() -> None:
     store = dist.TCPStore(
         "127.0.0.1", int(os.environ["MASTER_PORT"]), SIZE, RANK == 0, wait_for_workers=False
     )
-    limit = timedelta(seconds=seconds)
+    limit = timedelta(seconds=60)
     dist.init_process_group("impi", store=store, rank=RANK, world_size=SIZE, timeout=limit)
 
 
@@ -348,10 +348,11 @@ def is_killed() -> None:
 
 
 def is_stopped() -> None:
-    join(3)
+    join()
+    group = dist.new_group(timeout=timedelta(seconds=3))
     if RANK == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-    dist.all_reduce(torch.ones(1 << 20))
+    dist.all_reduce(torch.ones(1 << 20), group=group)
 
 
 def ends_late() -> None:
