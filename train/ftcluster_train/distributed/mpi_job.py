@@ -4,7 +4,6 @@ import atexit
 import importlib.metadata
 import json
 import os
-import platform
 import shutil
 import socket
 import sys
@@ -24,7 +23,7 @@ SHARED_BYTES = 2 << 20
 _progress: Progress | None = None
 _lock = threading.Lock()
 _open: dict[Channel, Callable[[], Operation]] = {}  # groups, and what leaves them
-_left: list[tuple[Channel, Operation]] = []
+_left: list[Operation] = []
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,14 @@ def open_channel(
     thread = progress()
     members = meet(store, rank, size, timeout)
     check(members)
-    channels: list[Channel] = []
 
-    def make() -> None:
+    def make() -> Channel:
         group = MPI.COMM_WORLD.Get_group().Incl([member.number for member in members])
         comm = MPI.COMM_WORLD.Create_group(group)
         hosts = [member.host for member in members]
-        channels.append(Channel(comm, hosts, describe, store))
+        return Channel(comm, hosts, describe, store)
 
-    thread.call(make)
-    return channels[0]
+    return thread.call(make)
 
 
 def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> list[Member]:
@@ -106,10 +103,7 @@ def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> list[Me
     world = MPI.COMM_WORLD
     packages = ("torch", "mpi4py", "ftcluster-train")
     versions = {name: importlib.metadata.version(name) for name in packages}
-    versions |= {
-        "Python": platform.python_version(),
-        "MPI": MPI.Get_library_version().split("\n")[0].strip("\0 "),
-    }
+    versions["MPI"] = MPI.Get_library_version().split("\n")[0].strip("\0 ")
     own = Member(world.rank, world.size, socket.gethostname(), versions)
     store.set(f"member/{rank}", json.dumps(asdict(own)))
     keys = [f"member/{other}" for other in range(size)]
@@ -162,7 +156,7 @@ def leave_at_exit(channel: Channel, call: Callable[[], Operation]) -> None:
 def leave(channel: Channel) -> None:
     """Leave a group; no effect where this rank has left it."""
     if channel in _open:
-        _left.append((channel, _open.pop(channel)()))
+        _left.append(_open.pop(channel)())
 
 
 def abandon() -> None:
@@ -180,7 +174,7 @@ def finalize() -> None:
         return
     for channel in list(_open):
         leave(channel)
-    for _, operation in _left:
+    for operation in _left:
         operation.done.wait()
-    if not any(operation.error for _, operation in _left):
+    if not any(operation.error for operation in _left):
         progress().call(MPI.Finalize)

@@ -9,7 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,8 @@ SHORTEST, LONGEST, PATIENT, PART_OF_WAIT = 20e-6, 500e-6, 5e-3, 0.02
 MOVED, MOVED_COLD = 15e-6, 150e-6
 TOLD_AFTER = 2.0  # seconds after which a rank that waits tells the others so
 ANSWER_SECONDS = 3.0  # for the store, when an operation has timed out
+
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -296,24 +300,20 @@ class Progress:
             self._new.append((channel, operation))
             self._changed.notify()
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Call a function in the thread and wait for it; its exceptions are raised here."""
-        done = threading.Event()
-        errors: list[Exception] = []
+    def call(self, function: Callable[[], Result]) -> Result:
+        """What a function returns or raises that is called in the thread."""
+        answer: Future[Result] = Future()
 
         def run() -> None:
             try:
-                function()
+                answer.set_result(function())
             except Exception as error:
-                errors.append(error)
-            done.set()
+                answer.set_exception(error)
 
         with self._changed:
             self._calls.append(run)
             self._changed.notify()
-        done.wait()
-        if errors:
-            raise errors[0]
+        return answer.result()
 
     def _run(self) -> None:
         active: list[Channel] = []
