@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.cli.arguments import add_output
-from ftcluster.cli.train import add_training, prepare_run, show_plan, split_words
+from ftcluster.cli.train import (
+    add_training,
+    prepare_run,
+    recipe_words,
+    show_plan,
+    split_words,
+)
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import InputError, raise_together
@@ -44,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     file = Path(options.facts).absolute() if options.facts else None
     cluster = Cluster(inventories=(), facts=read_facts(file)) if file else recall()
     shape = (options.nodes, options.spares, options.ranks_per_host)
-    prepared = prepare_run(options.words, cluster, options.data, options.model, *shape)
+    prepared = prepare_run(recipe_words(options), cluster, options.data, options.model, *shape)
     show_plan(prepared, options.json)
     return 0
 

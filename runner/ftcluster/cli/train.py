@@ -96,12 +96,23 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         help="a folder in the task's format (docs/recipes.md), or a Hub name",
     )
     parser.add_argument("--model", metavar="DIR", help="a model folder, or a Hub name")
+    parser.add_argument(
+        "--sync",
+        choices=("step", "local"),
+        help="local, for slow networks: hosts take steps of their own and exchange what they have "
+        "learned every 32 steps (training.sync_steps), which gives another model (default: step)",
+    )
     add_launch(parser)
+
+
+def recipe_words(options: argparse.Namespace) -> list[str]:
+    """The recipe and its overrides that the command line asks for."""
+    return [*([f"training.sync={options.sync}"] if options.sync else []), *options.words]
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    if options.resume and (options.words or options.data or options.model):
+    if options.resume and (recipe_words(options) or options.data or options.model):
         raise UsageError("--resume continues with the run's own recipe, model and data")
     split_words(options.words)  # before anything that takes time
     with ask_passwords(vars(options)) as passwords:
@@ -164,7 +175,8 @@ def prepare(options: argparse.Namespace, cluster: Cluster, reach: Sequence[str])
     if options.resume:  # on a host that is left, where the head is lost
         prepared = resume_run(options.resume, *shape, cluster, reach)
     else:
-        prepared = prepare_run(options.words, cluster, options.data, options.model, *shape)
+        words = recipe_words(options)
+        prepared = prepare_run(words, cluster, options.data, options.model, *shape)
     return replace(prepared, launch=replace(prepared.launch, **launch_options(options)))
 
 

@@ -52,12 +52,14 @@ def choose_ipex(
         recipe: None for a user's own script.
 
     Raises:
-        PlanError: the recipe requires it, and the stack does not have it or it is to resume.
+        PlanError: the recipe requires it, and the stack does not have it, or it is to resume or to
+            take local steps.
     """
     if recipe is None:
         return False, "the script decides"
     asked = recipe.training.use_ipex
     checkpoint = recipe.training.resume_from_checkpoint
+    local = "with IPEX there are no local steps" if recipe.training.sync == "local" else ""
     resumes = f"with IPEX it cannot continue from {checkpoint}" if checkpoint else ""
     if asked is True:
         if not stack.has_ipex:
@@ -66,15 +68,15 @@ def choose_ipex(
                 f"training.use_ipex=true, but stack {stack.name} does not have IPEX",
                 install_hint(having),
             )
-        if resumes:
-            raise PlanError(f"training.use_ipex=true: {resumes}", "set it to false")
+        if resumes or local:
+            raise PlanError(f"training.use_ipex=true: {resumes or local}", "set it to false")
         return True, f"set in recipe {recipe.name}"
     if asked is False:
         return False, f"set in recipe {recipe.name}"
     if not stack.has_ipex:
         return False, f"stack {stack.name} does not have it; today's torch uses AMX by itself"
-    if resumes:
-        return False, resumes
+    if resumes or local:
+        return False, resumes or local
     without = [host.name for host in hosts if IPEX_FLAG not in host.cpu_flags]
     if without:
         return False, f"no AVX512 on {', '.join(without)}, which its kernels need"

@@ -30,6 +30,7 @@ class Batch:
         precision: bf16 or fp32.
         model: its size, if it is known.
         sharded: whether the optimizer is sharded over the ranks.
+        local: whether hosts take local steps.
     """
 
     samples: int | None = None
@@ -40,6 +41,7 @@ class Batch:
     model: ModelSize | None = None
     ipex: bool = False
     sharded: bool = False
+    local: bool = False
 
     @classmethod
     def of(cls, recipe: Recipe, precision: str, model: ModelSize | None, ipex: bool) -> "Batch":
@@ -52,6 +54,7 @@ class Batch:
             precision=precision,
             model=model,
             ipex=ipex,
+            local=recipe.training.sync == "local",
         )
 
     def share(self, rank: int, world: int) -> int:
@@ -73,7 +76,7 @@ class Batch:
         samples = self.at_once(world)
         return need(
             self.model, self.precision, samples, self.tokens, self.predicts_tokens, self.ipex,
-            world if self.sharded else None,
+            world if self.sharded else None, self.local and world > 1,
         )  # fmt: skip
 
     def fits(self, host: HostFacts, ranks: int, world: int) -> bool:
@@ -141,6 +144,8 @@ class Batch:
             what = "weights, gradients and AdamW's two states in fp32"
             if self.precision == "bf16":
                 what += ", and weights in bf16"
+            if self.local and world > 1:
+                what += ", and four more fp32 values for local steps"
             each = needed.states // self.model.parameters
         words = (
             f"{gigabytes(needed.total)}: {each:.3g} bytes ({what}) for each of "

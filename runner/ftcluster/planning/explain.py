@@ -8,6 +8,7 @@ from ftcluster.planning.placement import COMMUNICATION_FROM, SYSTEM_FROM, Layout
 from ftcluster.text.plural import counted
 from ftcluster_common.launch import GLOO, RENDEZVOUS_PORTS
 from ftcluster_common.network import TCP
+from ftcluster_common.recipe import Recipe
 
 Reason = tuple[str, str]
 
@@ -116,6 +117,18 @@ def provider(network: Reason, backend: str) -> Reason:
     value, why = network
     only_mpi = "; for MPI only, gloo uses TCP" if backend == GLOO and value != TCP else ""
     return value, why + only_mpi
+
+
+def synchronization(recipe: Recipe, hosts: int, world: int) -> Reason:
+    """When ranks exchange what they have learned, with `sync: local`."""
+    if world == 1:
+        return "each step", "there is only one rank"
+    training = recipe.training
+    return (
+        f"every {training.sync_steps} steps, in {training.sync_dtype}",
+        f"set in recipe {recipe.name}: {'hosts' if hosts > 1 else 'ranks'} take steps of their own "
+        "in between, so the model is another one than with an all-reduce in each step",
+    )
 
 
 def rendezvous(facts: ClusterFacts) -> Reason:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 BYTES_A_PARAMETER = 16
 BF16_COPY = 2  # bytes of each weight that the model computes with
 FP32 = 4  # bytes
+LOCAL = 4 * FP32  # with sync: local, of common weights, their momentum, what is sent and its mean
 # of a rank with a sharded optimizer, for gradients that are sent: a few buckets of 25 MB in fp32
 BUFFERS = 7 * 25 * 2**20
 
@@ -85,11 +86,13 @@ def need(
     predicts_tokens: bool,
     ipex: bool = False,
     shards: int | None = None,
+    local: bool = False,
 ) -> Need:
     """The memory for a forward and a backward pass.
 
     Args:
         shards: ranks that the optimizer is sharded over; None: each has all of it.
+        local: whether hosts take local steps.
         samples: of a rank at once.
         tokens: the most that a sample has; others are padded to it.
         predicts_tokens: whether the loss is over the vocabulary at every token.
@@ -102,6 +105,7 @@ def need(
     activations = samples * tokens * a_token
     if shards is None:
         a_parameter = BYTES_A_PARAMETER + (BF16_COPY if precision == "bf16" else 0)
+        a_parameter += LOCAL if local else 0
         return Need(size.parameters * a_parameter, activations, costs.runtime)
     states = int(size.parameters * sharded_bytes(precision, shards))
     buffers = min(BUFFERS, 2 * FP32 * size.parameters)

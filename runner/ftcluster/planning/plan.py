@@ -249,6 +249,8 @@ def plan(
     if batch.samples is not None:
         spread = f"sharded over {world} ranks" if sharding[0] else "whole on each rank"
         of_all["optimizer"] = (spread, sharding[1])
+        if recipe and batch.local:
+            of_all["synchronization"] = explain.synchronization(recipe, len(facts.hosts), world)
         of_all["batch"] = batch.decision(batch.samples, world)
         of_all["memory per rank"] = batch.memory_decision(world)
     of_all["rendezvous"] = explain.rendezvous(facts)

@@ -37,11 +37,16 @@ def choose_sharding(
         counts: the ranks of each host without shards.
 
     Raises:
-        PlanError: the recipe requires it, and the run uses IPEX.
+        PlanError: the recipe requires it, and the run uses IPEX or takes local steps.
     """
     if recipe is None:
         return False, "the script decides"
     asked = recipe.training.shard_optimizer
+    if recipe.training.sync == "local":
+        why = "with sync: local each rank has all weights"
+        if asked is True:
+            raise PlanError(f"training.shard_optimizer=true: {why}", "leave one of them out")
+        return False, why
     if batch.ipex:
         why = "IPEX needs all weights in fp32 on each rank"
         if asked is True:

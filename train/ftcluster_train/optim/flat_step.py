@@ -4,6 +4,7 @@ import hashlib
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
@@ -19,16 +20,18 @@ class FlatOptimizerStep:
 
     Args:
         model: in fp32; its parameters are in `dtype` afterwards.
+        world_size: ranks of the group.
+        group: the ranks that step together; default: all ranks.
     """
 
     def __init__(
-        self, model: PreTrainedModel, training: Training, dtype: torch.dtype, world_size: int
-    ) -> None:
+        self, model: PreTrainedModel, training: Training, dtype: torch.dtype, world_size: int,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:  # fmt: skip
         self._model = model
         self.weights = FlatWeights(model, dtype)
-        self.gradients = GradientBuckets(
-            self.weights, world_size, training.gradient_dtype == "bf16"
-        )
+        bf16 = training.gradient_dtype == "bf16" and group is None
+        self.gradients = GradientBuckets(self.weights, world_size, bf16, group)
         self.extra = self.gradients.extra
         self._max_norm = training.max_grad_norm
         flat, border = self.weights.master_weights, self.weights.layout.decayed
@@ -47,7 +50,7 @@ class FlatOptimizerStep:
         loss.backward()
 
     def step(self) -> float:
-        norm = norm_of(self.gradients.wait())
+        norm = self._norm()
         if not norm.isfinite():
             return float(norm)
         if self._max_norm > 0:  # fused AdamW divides gradients by grad_scale while it reads them
@@ -56,6 +59,13 @@ class FlatOptimizerStep:
         self.weights.copy_to_model()
         return float(norm)
 
+    def _norm(self) -> torch.Tensor:
+        """Of the gradients of the ranks that step together."""
+        return norm_of(self.gradients.wait())
+
+    def synchronize(self) -> None:
+        pass
+
     def digest(self) -> str:
         return self.weights.digest()
 
@@ -63,13 +73,16 @@ class FlatOptimizerStep:
         return hashlib.sha256(self.gradients.flat.numpy()).hexdigest()
 
     def state(self) -> State:
+        return State.of(self._tensors())
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
         found = {"master_weights": self.weights.master_weights}
         for number, group in enumerate(self.adamw.param_groups):
             (weights,) = group["params"]
             moments = moments_of(self.adamw, weights)
             found |= {f"{name}_{number}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
         buffers = enumerate(self.weights.saved_buffers)
-        return State.of(found | {f"buffer_{number}": buffer for number, buffer in buffers})
+        return found | {f"buffer_{number}": buffer for number, buffer in buffers}
 
     def state_loaded(self, step: int) -> None:
         for moments in self.adamw.state.values():

@@ -27,14 +27,20 @@ class GradientBuckets:
             backward pass.
 
     Args:
-        bf16: whether gradients are sent in bf16.
+        world_size: ranks of the group.
+        bf16: whether gradients are sent in bf16; in the group of all ranks only.
+        group: default: all ranks.
     """
 
-    def __init__(self, weights: FlatWeights, world_size: int, bf16: bool = False) -> None:
+    def __init__(
+        self, weights: FlatWeights, world_size: int, bf16: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:  # fmt: skip
         elements = weights.layout.elements
         self._all = torch.zeros(elements + EXTRA)
         self.flat, self.extra = self._all[:elements], self._all[elements:]
-        self._world_size, self._slices = world_size, weights.layout.slices
+        self._world_size, self._group = world_size, group
+        self._slices = weights.layout.slices
         self._bf16 = Bf16AllReduces() if bf16 and world_size > 1 else None
         self.buckets = bucket_slices(weights.layout.decayed, len(self._all))
         self._buckets_of = {
@@ -104,7 +110,7 @@ class GradientBuckets:
         """Returns what waits for it."""
         if self._bf16:
             return self._bf16.start(bucket).result
-        return dist.all_reduce(bucket, async_op=True).wait  # type: ignore[no-any-return]
+        return dist.all_reduce(bucket, group=self._group, async_op=True).wait  # type: ignore[no-any-return]
 
 
 def bucket_slices(decayed: int, end: int, multiple: int = 1) -> list[slice]:

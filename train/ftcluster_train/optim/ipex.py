@@ -97,6 +97,9 @@ class IpexOptimizerStep:
         self._norm = float(norm)
         return self._norm
 
+    def synchronize(self) -> None:
+        pass
+
     def digest(self) -> str:
         """SHA-256 of the fp32 weights, not of the packed copies that IPEX's layers run on."""
         digest = hashlib.sha256()

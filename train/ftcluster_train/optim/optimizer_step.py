@@ -10,6 +10,7 @@ from ftcluster_common.job import Job
 from ftcluster_train.optim.flat_params import split_by_decay
 from ftcluster_train.optim.flat_step import FlatOptimizerStep, adamw_arguments
 from ftcluster_train.optim.ipex import IpexOptimizerStep
+from ftcluster_train.optim.local_step import LocalOptimizerStep
 from ftcluster_train.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.optim.state import State
 
@@ -35,8 +36,11 @@ class OptimizerStep(Protocol):
         A norm that is not finite leaves the weights as they are.
         """
 
+    def synchronize(self) -> None:
+        """Make the weights of all ranks the same, where ranks take steps of their own."""
+
     def digest(self) -> str:
-        """SHA-256 of all weights in fp32, and of the buffers that are saved with them.
+        """SHA-256 of the weights that all ranks have in common, in fp32, and of saved buffers.
 
         It also differs where a rank's model does not run on these weights.
         """
@@ -83,6 +87,8 @@ def make_optimizer_step(
         adamw = torch.optim.AdamW(groups, **adamw_arguments(training))
         return IpexOptimizerStep(model, adamw, training, bf16, world_size)
     dtype = torch.bfloat16 if bf16 and bf16_weights else torch.float32
+    if training.sync == "local" and world_size > 1:
+        return LocalOptimizerStep(model, training, dtype)
     if job.shard_optimizer:
         samples = math.ceil(job.recipe.batch_size / world_size)
         rounds = min(training.gradient_accumulation_steps, samples)

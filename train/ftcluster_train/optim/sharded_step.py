@@ -71,6 +71,9 @@ class ShardedOptimizerStep:
         self.weights.gather()
         return self._norm
 
+    def synchronize(self) -> None:
+        pass
+
     def digest(self) -> str:
         return self.weights.digest()
 

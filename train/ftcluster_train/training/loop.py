@@ -212,6 +212,7 @@ def train(
         if not math.isfinite(grad_norm):  # the weights were not updated
             kept = None
             if step > first_step:
+                optimizer.synchronize()
                 kept = checkpoints.save(optimizer, task.tokenizer, position_after(step - 1))
             raise not_finite_error(step, losses[-1], share, kept)
         schedule.step()
@@ -248,6 +249,7 @@ def train(
         eval_due = is_due(step, settings.eval_strategy, eval_interval, epoch_steps, last_step)
         save_due = is_due(step, settings.save_strategy, settings.save_steps, epoch_steps, last_step)
         if eval_due or save_due or stopping:
+            optimizer.synchronize()
             pause = time.perf_counter()
             improved = False
             if eval_due:
@@ -265,6 +267,7 @@ def train(
         if not pausing:
             snapshots.take(optimizer, lambda: position_after(step))  # noqa: B023 - called at once
 
+    optimizer.synchronize()
     train_seconds = position_after(last_step).seconds
     report(last_step, "saving")
     check_equal_weights(last_step)
