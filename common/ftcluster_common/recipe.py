@@ -136,6 +136,8 @@ class Training:
     warmup_steps: float = limited(0.0, at_least=0)
     num_train_epochs: float = limited(3.0, above=0)
     max_steps: int = -1
+    per_device_train_batch_size: int | None = limited(None, at_least=1)
+    per_device_eval_batch_size: int | None = limited(None, at_least=1)
     gradient_accumulation_steps: int = limited(1, at_least=1)
     optim: Literal["adamw_torch_fused", "adamw_torch"] = "adamw_torch_fused"
     weight_decay: float = limited(0.0, at_least=0)

@@ -49,7 +49,7 @@ def add_parser(kinds: Any) -> None:
     add_cluster(parser)
     add_output(parser, verbose="print plain lines instead of the live view")
     add_options(parser, ("--extra-vars", *CONNECTION))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser, takes_recipe=True)
 
 
 def run(options: argparse.Namespace) -> int:

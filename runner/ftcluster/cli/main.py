@@ -1,6 +1,7 @@
 """Entry point of the command `ftcluster`."""
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -25,7 +26,8 @@ from ftcluster.cli import (
     teardown,
     train,
 )
-from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.cli.usage import Parser, check_command, is_flag, with_overrides, with_own_flags
+from ftcluster.errors import FtclusterError, Interrupted, UsageError
 from ftcluster.paths import is_unicode
 
 COMMANDS = (
@@ -34,9 +36,9 @@ COMMANDS = (
 )  # fmt: skip
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser with all commands; each command's module adds its own."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ftcluster",
         description="From an Ansible inventory of bare Xeon hosts to a fine-tuned model.",
     )
@@ -44,29 +46,46 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)
+    for name, one in commands.choices.items():
+        one.set_defaults(parser=one, command=name)
     return parser
+
+
+def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line.
+
+    Raises:
+        UsageError: it is wrong; has the usage of the command that it is about.
+    """
+    for word in arguments:
+        if not is_unicode(word):
+            raise UsageError(f"argument is not valid UTF-8: {word!a}")
+    check_command(arguments, (command.__name__.rpartition(".")[2] for command in COMMANDS))
+    parser, arguments = build_parser(), with_own_flags(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    unknown = [word for word in rest if is_flag(word)]
+    if unknown:
+        takes_recipe = getattr(options, "takes_recipe", False)
+        arguments = with_overrides(arguments, unknown, takes_recipe, options.parser)
+        options, rest = parser.parse_known_args(arguments)
+    # argparse does not accept positional arguments after an option, so they are added here
+    options.words = [*getattr(options, "words", []), *rest]
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped,
     143 where the run was stopped elsewhere.
     """
-    parser = build_parser()
-    for word in sys.argv[1:] if arguments is None else arguments:
-        if not is_unicode(word):
-            parser.error(f"argument is not valid UTF-8: {word!a}")
-    # argparse does not accept positional arguments after an option, so they are added here
-    options, more = parser.parse_known_args(arguments)
-    unknown = [word for word in more if word.startswith("-")]
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    options.words = [*getattr(options, "words", []), *more]
+    arguments = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in itertools.takewhile(lambda word: word != "--", arguments)
     try:
+        options = read_arguments(arguments)
         code: int = options.run(options)
         sys.stdout.flush()
         return code
     except FtclusterError as error:
-        if options.json:
+        if as_json:
             print(json.dumps(error.to_dict()), flush=True)
         label = "" if isinstance(error, Interrupted) else "error: "
         print(f"{label}{error}", file=sys.stderr)

@@ -33,7 +33,7 @@ from ftcluster.launch.runs import find_job
 from ftcluster.launch.training_run import HeadLost, TrainingRun, train
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.model_size import model_size, size_from_scratch
-from ftcluster.planning.plan import first_hosts
+from ftcluster.planning.plan import LaunchPlan, first_hosts
 from ftcluster.planning.spares import next_hosts, plan_with_spares
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
@@ -103,6 +103,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "learned every 32 steps (training.sync_steps), which gives another model (default: step)",
     )
     add_launch(parser)
+    parser.set_defaults(takes_recipe=True)
 
 
 def recipe_words(options: argparse.Namespace) -> list[str]:
@@ -146,6 +147,8 @@ def carry_on(
     while True:
         lead(run, options, cluster, reach)
         view = make_view(options.verbose)
+        for note in run.notes:
+            view.say(f"note: {note}")
         try:
             launched = replace(run, hub_token=token, must_resume=must_resume)
             return train(launched, view, tuple(reach), options.detach, limit)
@@ -227,8 +230,20 @@ def prepare_run(
     size = _size_of(recipe)
     recipe, folders = on_the_hosts(recipe, facts)
     decided = plan_with_spares(facts, further, recipe, load_stacks(), ranks_per_host, size)
+    recipe, notes = with_batch_of(recipe, decided)
     run_id = new_run_id(recipe.name)
-    return TrainingRun(run_id, cluster, decided, render(decided, run_id), recipe, folders)
+    launch = render(decided, run_id)
+    return TrainingRun(run_id, cluster, decided, launch, recipe, folders, notes)
+
+
+def with_batch_of(recipe: Recipe, plan: LaunchPlan) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe with the plan's batch where it has that of a rank only, and a note about it."""
+    if recipe.training.per_device_train_batch_size is None:
+        return recipe, ()
+    samples = sum(rank.samples for host in plan.hosts for rank in host.placement)
+    training = replace(recipe.training, per_device_train_batch_size=None)
+    [why] = [one.why for one in plan.decisions if one.what == "batch"]
+    return replace(recipe, batch_size=samples, training=training), (f"batch_size={samples}: {why}",)
 
 
 def resume_run(

@@ -28,6 +28,7 @@ class TrainingRun(Run):
     Attributes:
         recipe: what it trains.
         folders: folders of this machine and where they are copied to on the hosts.
+        notes: what a user should know before it begins.
         resume: the runs that it continues, see Job.
         must_resume: see Job.
         hub_token: what each host downloads model and data with, or "".
@@ -35,6 +36,7 @@ class TrainingRun(Run):
 
     recipe: Recipe
     folders: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
     resume: tuple[str, ...] = ()
     must_resume: bool = True
     hub_token: str = field(default="", repr=False)

@@ -24,6 +24,7 @@ class Batch:
 
     Attributes:
         samples: of all ranks together; None for a user's own script.
+        each: of a rank and a part, instead of `samples`; 0: `samples` counts.
         parts: number of gradient accumulation steps.
         tokens: the most that a sample has.
         predicts_tokens: whether the loss is over the vocabulary at every token.
@@ -34,6 +35,7 @@ class Batch:
     """
 
     samples: int | None = None
+    each: int = 0
     parts: int = 1
     tokens: int = 0
     predicts_tokens: bool = False
@@ -48,6 +50,7 @@ class Batch:
         """The batch of a recipe."""
         return cls(
             samples=recipe.batch_size,
+            each=recipe.training.per_device_train_batch_size or 0,
             parts=recipe.training.gradient_accumulation_steps,
             tokens=recipe.max_length,
             predicts_tokens=isinstance(recipe.options, CausalLm),
@@ -57,12 +60,21 @@ class Batch:
             local=recipe.training.sync == "local",
         )
 
+    def total(self, world: int) -> int | None:
+        """Samples of so many ranks together; None if they are not known."""
+        return self.each * self.parts * world if self.each else self.samples
+
+    def is_enough(self, world: int) -> bool:
+        """Whether each of so many ranks has a sample, as far as that is known."""
+        samples = self.total(world)
+        return samples is None or samples >= world
+
     def share(self, rank: int, world: int) -> int:
         """Samples of a batch that a rank has; 0 if that is not known.
 
         The first ranks have one more if the batch is not divisible.
         """
-        each, more = divmod(self.samples or 0, world)
+        each, more = divmod(self.total(world) or 0, world)
         return each + (rank < more)
 
     def at_once(self, world: int) -> int:
@@ -90,7 +102,7 @@ class Batch:
         Raises:
             PlanError: there are more ranks than samples.
         """
-        if self.samples is None or self.samples >= world:
+        if self.samples is None or self.is_enough(world):
             return
         if self.samples >= hosts:
             fewer = f"--ranks-per-host {self.samples // hosts}"
@@ -164,6 +176,10 @@ class Batch:
 
     def decision(self, samples: int, world: int) -> tuple[str, str]:
         """The samples of each rank, and why."""
+        if self.each:
+            parts = f" x {self.parts} accumulation steps" if self.parts > 1 else ""
+            why = f"per_device_train_batch_size {self.each} x {counted(world, 'rank')}{parts}"
+            return f"{self.each * self.parts * world} samples", f"{why}, instead of batch_size"
         each, more = divmod(samples, world)
         in_parts = f", in {self.parts} accumulation steps" if self.parts > 1 else ""
         if world == 1:

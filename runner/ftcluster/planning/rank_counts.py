@@ -91,7 +91,7 @@ def _for_the_batch(possible: Mapping[str, tuple[int, ...]], batch: Batch) -> dic
     found: dict[str, int] = {}
     for cap in range(most, 0, -1):
         found = {name: next(n for n in counts if n <= cap) for name, counts in possible.items()}
-        if batch.samples is None or sum(found.values()) <= batch.samples:
+        if batch.is_enough(sum(found.values())):
             break
     return found
 

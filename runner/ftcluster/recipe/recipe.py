@@ -4,13 +4,14 @@ Every error of a recipe is reported at once, with file and line, and with what i
 """
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ftcluster.errors import RecipeError
 from ftcluster.paths import bundled
 from ftcluster.recipe import tasks, training_arguments
+from ftcluster.recipe.names import meaning_of, nearest
 from ftcluster.recipe.schema import Key, keys_of
 from ftcluster.recipe.tasks import Contradiction, glue_defaults, metric_names
 from ftcluster.recipe.training_arguments import OtherNames, with_own_names
@@ -30,6 +31,7 @@ from ftcluster_common.recipe import (
 )
 
 SECTIONS = ("training", "config_overrides")
+Given = tuple[str, Any, str]  # a key, its value, and where it is set
 
 
 def known_recipes() -> dict[str, Path]:
@@ -51,8 +53,9 @@ def find_recipe(name: str) -> Path:
         if path.is_file():
             return path
         raise RecipeError(f"recipe file {name} does not exist")
-    nearest = difflib.get_close_matches(name, known, n=1)
-    guess = f"did you mean {nearest[0]}? " if nearest else ""
+    beside = [found for found in (f"{name}.yml", f"{name}.yaml") if Path(found).is_file()]
+    guesses = beside or difflib.get_close_matches(name, known, n=1)
+    guess = f"did you mean {guesses[0]}? " if guesses else ""
     raise RecipeError(f"unknown recipe '{name}'", f"{guess}known recipes: {', '.join(known)}")
 
 
@@ -80,9 +83,20 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
     Raises:
         RecipeError: as in `load_recipe`.
     """
-    values, lines = read_keys(text, source, SECTIONS)
-    problems = _apply(overrides, values, lines)
-    schema = schema_of(values.get("task", DEFAULT_TASK))
+    in_file, places = read_keys(text, source, SECTIONS)
+    on_command_line, problems = _read(overrides)
+    task = {**in_file, **{key: value for key, value, _ in on_command_line}}.get("task")
+    schema = schema_of(task or DEFAULT_TASK)
+    values: dict[str, Any] = {}
+    lines: dict[str, str] = {}
+    by_line = sorted(in_file, key=lambda key: int(places[key].rpartition(":")[2]))
+    of_file = [(key, in_file[key], places[key]) for key in by_line]
+    for key, value, where in _meant(of_file, schema):
+        if key in values:
+            problems.append(f"{where}: '{key}' is set twice, first at {lines[key]}")
+        values[key], lines[key] = value, where
+    for key, value, where in _meant(on_command_line, schema):
+        values[key], lines[key] = value, where
     accepted: dict[str, Any] = {}
     for key, value in values.items():
         try:
@@ -120,21 +134,36 @@ def schema_of(task: Any) -> dict[str, Key]:
     return {key.name: key for key in keys}
 
 
-def _apply(overrides: Sequence[str], values: dict[str, Any], lines: dict[str, str]) -> list[str]:
-    """Apply overrides to the values of the file; returns the problems."""
+def all_keys() -> dict[str, bool]:
+    """Every key of a recipe for any task, and whether its value is true or false."""
+    return {key.name: key.kind is bool for task in TASKS for key in schema_of(task).values()}
+
+
+def _read(overrides: Sequence[str]) -> tuple[list[Given], list[str]]:
+    """What overrides set, and their problems."""
+    given: list[Given] = []
     problems = []
     for override in overrides:
         key, equals, raw = override.partition("=")
+        where = f"'{override}'"
         if not equals or not key:
-            problems.append(f"'{override}': an override is written key=value")
-            continue
-        value = read_value(raw)
-        given = {key: value}
-        if key in SECTIONS and isinstance(value, dict):
-            given = {f"{key}.{name}": one for name, one in value.items()}
-        values.update(given)
-        lines.update(dict.fromkeys(given, f"'{override}'"))
-    return problems
+            problems.append(f"{where}: an override is written key=value")
+        elif not raw.strip():
+            problems.append(f"{where}: the value is missing; {key}=null restores the default")
+        else:
+            value = read_value(raw)
+            section = value if key in SECTIONS and isinstance(value, dict) else None
+            pairs = {key: value} if section is None else {f"{key}.{n}": section[n] for n in section}
+            given += [(name, one, where) for name, one in pairs.items()]
+    return given, problems
+
+
+def _meant(given: Iterable[Given], schema: Mapping[str, Key]) -> Iterator[Given]:
+    """The same under the names of a recipe's keys, without what changes nothing."""
+    for name, value, where in given:
+        meant = meaning_of(name, value, schema)
+        if meant:
+            yield (*meant, where)
 
 
 def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
@@ -162,19 +191,13 @@ def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
         return f"'{key}' is a section, with keys of its own: {key}.NAME=VALUE"
     name = key.removeprefix("training.")
     if name in UNSUPPORTED:
-        return f"'{key}' is not supported: {UNSUPPORTED[name]}"
-    if f"training.{key}" in schema:
-        return f"'{key}' belongs to the section training: training.{key}"
-    if key.startswith("training."):
-        allowed = sorted(name for name in schema if name.startswith("training."))
-    else:
-        allowed = [*sorted(name for name in schema if "." not in name), *SECTIONS]
+        return f"'{name}' is not supported: {UNSUPPORTED[name]}"
     others = [task for task, kind in TASKS.items() if key in {k.name for k in keys_of(kind)}]
-    nearest = difflib.get_close_matches(key, schema, n=1)
-    guess = f"did you mean '{nearest[0]}'? " if nearest else ""
     if others:
-        guess = f"it belongs to the task {others[0]}; "
-    return f"unknown key '{key}'; {guess}allowed: {', '.join(allowed)}"
+        return f"'{key}' belongs to the task {others[0]}"
+    guess = nearest(key, schema)
+    advice = f"did you mean '{guess}'?" if guess else "ftcluster recipes --fields lists the keys"
+    return f"unknown key '{key}'; {advice}"
 
 
 def _section(start: str, accepted: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,7 +230,7 @@ def _build(name: str, accepted: Mapping[str, Any], training: Mapping[str, Any]) 
 def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     """Values that are valid by themselves, but not together."""
     parts, options = recipe.training.gradient_accumulation_steps, recipe.options
-    if recipe.batch_size < parts:
+    if recipe.batch_size < parts and not recipe.training.per_device_train_batch_size:
         yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
     if recipe.model.startswith(BY_TYPE) and not recipe.from_scratch:
         yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"

@@ -31,6 +31,9 @@ class Key:
         """
         if value is False and _says_no(self.kind):
             return "no"
+        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else []
+        if parts and not _matches(value, self.kind) and _matches(parts, self.kind):
+            value = parts  # as in flags of scripts
         if not _matches(value, self.kind):
             raise ValueError(f"'{self.name}' is {self.meaning}, not {value!r}")
         if isinstance(value, list):

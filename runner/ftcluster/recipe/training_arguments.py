@@ -23,6 +23,11 @@ def contradictions(training: Training, given: Collection[str]) -> Iterator[Contr
     yield from _steps(training, given)
     yield from _saving(training, given)
     yield from _best(training, given)
+    if training.max_steps == 0 or training.max_steps < -1:
+        yield (
+            "max_steps",
+            f"max_steps is a number of steps, or -1 for num_train_epochs, not {training.max_steps}",
+        )
     if training.warmup_ratio and training.warmup_steps:
         yield (
             "warmup_steps",

@@ -9,15 +9,11 @@ from collections.abc import Mapping
 PRECISION = "write precision: bf16, fp32 or auto"
 NAMES_BY_REASON: Mapping[str, str] = {
     # the batch
-    "batch_size is the batch of a step on all ranks together: write batch_size": (
-        "per_device_train_batch_size per_gpu_train_batch_size"
-    ),
     "batch_size is never changed: if memory is short, raise gradient_accumulation_steps": (
         "auto_find_batch_size"
     ),
-    "ftcluster chooses the batches of an evaluation, on which no metric depends: leave it out": (
-        "per_device_eval_batch_size per_gpu_eval_batch_size eval_accumulation_steps"
-    ),
+    "its new name is per_device_eval_batch_size: write that": "per_gpu_eval_batch_size",
+    "predictions are never kept on a device: leave it out": "eval_accumulation_steps",
     "the loss is always the mean over the batch of all ranks: leave it out": (
         "average_tokens_across_devices"
     ),
@@ -25,7 +21,7 @@ NAMES_BY_REASON: Mapping[str, str] = {
     f"it is a field of the recipe: {PRECISION}": "bf16",
     f"evaluation has the precision of training: {PRECISION}": "bf16_full_eval fp16_full_eval",
     f"CPUs train in fp32 or bf16: {PRECISION}": (
-        "fp16 fp16_opt_level fp16_backend half_precision_backend"
+        "fp16 fp16_opt_level fp16_backend half_precision_backend mixed_precision"
     ),
     "it is for GPUs, and ftcluster trains on CPUs: leave it out": (
         "tf32 no_cuda use_cpu use_mps_device tpu_num_cores tpu_metrics_debug "
@@ -48,6 +44,9 @@ NAMES_BY_REASON: Mapping[str, str] = {
         "dataloader_num_workers dataloader_persistent_workers dataloader_prefetch_factor "
         "dataloader_multiprocessing_context dataloader_in_order"
     ),
+    "put the files into one folder, as train.csv, validation.csv and so on: write --data DIR": (
+        "validation_file test_file"
+    ),
     "the recipe's task says which columns are read, and their lengths are known: leave it out": (
         "remove_unused_columns label_names length_column_name"
     ),
@@ -55,7 +54,6 @@ NAMES_BY_REASON: Mapping[str, str] = {
     "a run always trains; whether it evaluates is eval_strategy: write that": (
         "do_train do_eval do_predict"
     ),
-    "its new name is eval_strategy: write that": "evaluation_strategy",
     "evaluations are not delayed: choose with eval_strategy and eval_steps": "eval_delay",
     "the task says what is predicted and measured, over all samples at once; for classification "
     "there is the field metrics: leave it out": (
@@ -75,8 +73,8 @@ NAMES_BY_REASON: Mapping[str, str] = {
     ),
     "it would have no effect: leave it out": "debug skip_memory_metrics",
     # folders and checkpoints
-    "each run has its own folder on the head, and its result has the path of the model: leave it "
-    "out": "output_dir overwrite_output_dir",
+    "each run has its own folder on the head; to copy its model, leave it out and write "
+    "ftcluster fetch RUN DIR": "output_dir overwrite_output_dir",
     "reports are in the run's folder reports: leave it out": "logging_dir",
     "checkpoints are complete, in safetensors, and shared by all hosts: leave it out": (
         "save_only_model save_on_each_node save_safetensors enable_jit_checkpoint"
@@ -98,7 +96,6 @@ NAMES_BY_REASON: Mapping[str, str] = {
         "ddp_timeout"
     ),
     "mpirun gives each rank its number: leave it out": "local_rank",
-    "its new name is ddp_backend: write that": "xpu_backend",
     "a recipe is one training, not a hyperparameter search: leave it out": "ray_scope",
 }
 

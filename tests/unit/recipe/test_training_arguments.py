@@ -41,10 +41,12 @@ def test_an_unsupported_argument_says_why_and_what_to_do(said: Said) -> None:
     assert all(re.search(r"write|leave|choose|raise", reason) for reason in NAMES_BY_REASON)
 
 
-def test_an_argument_outside_of_its_section(said: Said) -> None:
-    with pytest.raises(RecipeError) as caught:
-        parse_recipe(MINIMAL, "my.yml", ["fp16=true", "learning_rate=1"])
-    said(caught.value)
+def test_empty_values_and_steps_that_are_none(said: Said) -> None:
+    for override in ("learning_rate=", "training.learning_rate= ", "max_steps=0", "max_steps=-2"):
+        with pytest.raises(RecipeError) as caught:
+            parse_recipe(MINIMAL, "my.yml", [override])
+        said(caught.value)
+    assert training_of("max_steps=-1").max_steps == -1
 
 
 def test_the_page_of_recipes_has_every_field_with_its_default() -> None:

@@ -114,12 +114,19 @@ def micro_batches(share: Sequence[int], parts: int) -> list[list[int]]:
     return [part for part in found if part]
 
 
-def eval_batches(lengths: Sequence[int], rank: int, size: int) -> Iterator[list[int]]:
-    """Indices of a rank's batches of an evaluation, with samples of similar length."""
+def eval_batches(
+    lengths: Sequence[int], rank: int, size: int, most: int | None = None
+) -> Iterator[list[int]]:
+    """Indices of a rank's batches of an evaluation, with samples of similar length.
+
+    Args:
+        most: the largest number of samples of a batch.
+    """
     shortest_first = sorted(range(len(lengths)), key=lengths.__getitem__)
     batch: list[int] = []
     for index in shortest_first[rank::size]:
-        if batch and (len(batch) + 1) * lengths[index] > EVAL_TOKENS:
+        full = len(batch) == most or (len(batch) + 1) * lengths[index] > EVAL_TOKENS
+        if batch and full:
             yield batch
             batch = []
         batch.append(index)

@@ -298,9 +298,10 @@ def evaluate(
     """
     model.eval()
     metrics = {}
+    most = task.recipe.training.per_device_eval_batch_size
     for name, samples in validation_sets.items():
         own: list[tuple[int, Any]] = []
-        for indices in eval_batches(samples.lengths("input_ids"), world.rank, world.size):
+        for indices in eval_batches(samples.lengths("input_ids"), world.rank, world.size, most):
             batch = [samples[i] for i in indices]
             with FunctionOverrides(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 outputs = call_model(model, task.collate(batch).inputs)

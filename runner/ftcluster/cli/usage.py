@@ -1,0 +1,138 @@
+"""What a command line means besides its options: flags of other tools, and what is misspelt."""
+
+import argparse
+import difflib
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import NoReturn
+
+from ftcluster.errors import UsageError
+from ftcluster.recipe.names import is_argument, is_switch, nearest
+from ftcluster.recipe.recipe import all_keys
+
+# flags of torchrun, accelerate launch and srun that mean the same as ours
+SAME_FLAGS = {
+    "--nproc-per-node": "--ranks-per-host",
+    "--ntasks-per-node": "--ranks-per-host",
+    "--nnodes": "--nodes",
+    "--num-machines": "--nodes",
+}
+PLANNED = "leave it out: ftcluster starts the ranks and chooses it (ftcluster plan)"
+ANSWERS = {
+    "--num-processes": "ranks are counted on each host: --ranks-per-host N",
+    "--ntasks": "ranks are counted on each host: --ranks-per-host N",
+    "--config-file": "leave it out: the recipe and ftcluster plan have what accelerate configures",
+    **dict.fromkeys(
+        ("--master-addr", "--master-port", "--node-rank", "--machine-rank", "--main-process-ip",
+         "--main-process-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
+         "--standalone", "--multi-gpu", "--cpus-per-task", "--num-cpu-threads-per-process",
+         "--hostfile", "--machinefile"),
+        PLANNED,
+    ),
+}  # fmt: skip
+SWITCH_WORDS = ("true", "false", "yes", "no")
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports wrong usage as an exception, with the usage of the command that it is about."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UsageError."""
+        raise UsageError(message, self.usage_line())
+
+    def usage_line(self) -> str:
+        """The command's usage in one line."""
+        return " ".join(self.format_usage().split())
+
+
+def with_own_flags(arguments: Sequence[str]) -> list[str]:
+    """Arguments with the flags of other launchers under our names, as far as `--`.
+
+    >>> with_own_flags(["train", "--nproc_per_node=4", "--nnodes", "2"])
+    ['train', '--ranks-per-host=4', '--nodes', '2']
+    """
+    own = list(arguments)
+    end = own.index("--") if "--" in own else len(own)
+    if own[:1] == ["run"] and end == len(own):
+        return own  # the words of a script
+    for number, word in enumerate(own[:end]):
+        flag, equals, value = word.partition("=")
+        same = SAME_FLAGS.get(flag.replace("_", "-"))
+        if same:
+            own[number] = f"{same}{equals}{value}"
+    return own
+
+
+def check_command(arguments: Sequence[str], commands: Iterable[str]) -> None:
+    """Make sure that the first word is a command.
+
+    Raises:
+        UsageError: it is not; has the nearest one.
+    """
+    word = next((word for word in arguments if not word.startswith("-")), "")
+    names = list(commands)
+    if word and word not in names:
+        close = difflib.get_close_matches(word, names, n=1)
+        guess = f"did you mean ftcluster {close[0]}? " if close else ""
+        raise UsageError(f"there is no command '{word}'", f"{guess}all of them: ftcluster --help")
+
+
+def with_overrides(
+    arguments: Sequence[str], unknown: Collection[str], takes_recipe: bool, parser: Parser
+) -> list[str]:
+    """Arguments with `key=value` for flags that are fields of a recipe.
+
+    Args:
+        unknown: the flags that argparse does not know.
+        takes_recipe: whether the command has a recipe.
+
+    Raises:
+        UsageError: a flag means nothing to this command; has what to write instead.
+
+    >>> with_overrides(["--lr", "--adam_beta1", "0.8", "--fp16"], ["--adam_beta1", "--fp16"], True,
+    ...     Parser())
+    ['--lr', 'adam_beta1=0.8', 'fp16=true']
+    """
+    keys = all_keys() if takes_recipe else {}
+    words: list[str] = []
+    left = list(arguments)
+    while left:
+        word = left.pop(0)
+        flag, equals, value = word.partition("=")
+        name = flag.lstrip("-").replace("-", "_")
+        if word not in unknown:
+            words.append(word)
+        elif not takes_recipe or not word.startswith("--") or not is_argument(name, keys):
+            raise _unknown(flag, value, keys, parser)
+        elif equals:
+            words.append(f"{name}={value}")
+        elif _is_switch(name, keys) and not (left and left[0].lower() in SWITCH_WORDS):
+            words.append(f"{name}=true")
+        elif left and not is_flag(left[0]):
+            words.append(f"{name}={left.pop(0)}")
+        else:
+            raise UsageError(f"{flag} needs a value: {name}=VALUE", parser.usage_line())
+    return words
+
+
+def is_flag(word: str) -> bool:
+    """Whether a word is an option, and not a value such as -1."""
+    return bool(re.match(r"--?[A-Za-z]", word))
+
+
+def _is_switch(name: str, keys: dict[str, bool]) -> bool:
+    return keys.get(name, keys.get(f"training.{name}", is_switch(name)))
+
+
+def _unknown(flag: str, value: str, keys: dict[str, bool], parser: Parser) -> UsageError:
+    """The error for a flag, with what to write instead."""
+    answer = ANSWERS.get(flag.replace("_", "-"))
+    known = re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
+    close = difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=0.75)
+    field = nearest(flag.lstrip("-"), keys)
+    if not answer and close:
+        answer = f"did you mean {close[0]}?"
+    elif not answer and field:
+        answer = f"did you mean {field.removeprefix('training.')}={value or 'VALUE'}?"
+    usage = parser.usage_line()
+    return UsageError(f"unknown option {flag}", f"{answer}\n  {usage}" if answer else usage)

@@ -1,0 +1,130 @@
+"""Which field of a recipe a name means: those of Hugging Face's scripts, and the nearest one.
+
+What a recipe cannot set is in `ftcluster.recipe.unsupported`.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ftcluster.recipe.unsupported import UNSUPPORTED
+
+SECTION = "training."
+# of run_glue, run_classification, run_qa and run_clm, of former transformers, and of DeepSpeed
+OTHER_NAMES: Mapping[str, str] = {
+    "model_name_or_path": "model",
+    "tokenizer_name": "tokenizer",
+    "dataset_name": "data",
+    "train_file": "data",
+    "dataset_config_name": "data_config",
+    "task_name": "glue_task",
+    "text_column_names": "text_columns",
+    "text_column_name": "text_column",
+    "label_column_name": "label_column",
+    "do_regression": "regression",
+    "max_seq_length": "max_length",
+    "train_batch_size": "batch_size",
+    "per_gpu_train_batch_size": "training.per_device_train_batch_size",
+    "evaluation_strategy": "training.eval_strategy",
+    "xpu_backend": "training.ddp_backend",
+}
+# arguments with another name and other values here: the field, and its value for each of theirs
+OTHER_VALUES: Mapping[str, tuple[str, Mapping[Any, str]]] = {
+    "bf16": ("precision", {True: "bf16", False: "fp32"}),
+    "mixed_precision": ("precision", {"bf16": "bf16", "no": "fp32", False: "fp32"}),
+}
+# values that say what ftcluster does anyway; any other value is refused, see `unsupported`
+SWITCHED_ON = (
+    "do_train", "do_eval", "use_cpu", "no_cuda", "remove_unused_columns", "save_safetensors",
+)  # fmt: skip
+SWITCHED_OFF = (
+    "do_predict", "fp16", "tf32", "bf16_full_eval", "fp16_full_eval", "torch_compile",
+    "push_to_hub", "adafactor", "auto_find_batch_size", "use_liger_kernel", "prediction_loss_only",
+    "save_only_model", "dataloader_pin_memory", "ddp_find_unused_parameters",
+)  # fmt: skip
+ZERO = ("dataloader_num_workers", "eval_delay")
+# what else these are called, with the last part of the field's name
+SHORT_NAMES: Mapping[str, str] = {
+    "lr": "learning_rate",
+    "epochs": "num_train_epochs",
+    "epoch": "num_train_epochs",
+    "num_epochs": "num_train_epochs",
+    "n_epochs": "num_train_epochs",
+    "max_epochs": "num_train_epochs",
+    "steps": "max_steps",
+    "bs": "batch_size",
+    "batch": "batch_size",
+    "wd": "weight_decay",
+    "warmup": "warmup_ratio",
+    "scheduler": "lr_scheduler_type",
+    "lr_scheduler": "lr_scheduler_type",
+    "optimizer": "optim",
+    "clip": "max_grad_norm",
+    "grad_clip": "max_grad_norm",
+    "accumulation_steps": "gradient_accumulation_steps",
+    "grad_accum_steps": "gradient_accumulation_steps",
+    "dataset": "data",
+    "data_dir": "data",
+    "model_name": "model",
+    "dtype": "precision",
+    "seq_length": "max_length",
+    "columns": "text_columns",
+    "labels": "label_column",
+    "target": "label_column",
+    "random_seed": "seed",
+}
+
+
+def meaning_of(name: str, value: Any, keys: Collection[str]) -> tuple[str, Any] | None:
+    """A recipe's key and value that a name and its value mean; None where it changes nothing.
+
+    Unknown names are returned as they are.
+
+    >>> meaning_of("learning_rate", 2e-5, ["training.learning_rate"])
+    ('training.learning_rate', 2e-05)
+    >>> meaning_of("training.bf16", True, ["precision"])
+    ('precision', 'bf16')
+    >>> meaning_of("fp16", False, [])
+    """
+    plain = name.removeprefix(SECTION)
+    if plain in OTHER_VALUES:
+        key, values = OTHER_VALUES[plain]
+        known = isinstance(value, bool | str) and value in values
+        return (key, values[value]) if known else (f"{SECTION}{plain}", value)
+    for fixed, names in ((True, SWITCHED_ON), (False, SWITCHED_OFF), (0, ZERO)):
+        if value is fixed and plain in names:
+            return None
+    name = OTHER_NAMES.get(plain, name)
+    known = name in keys or (f"{SECTION}{name}" not in keys and name not in UNSUPPORTED)
+    return (name if known else f"{SECTION}{name}"), value
+
+
+def nearest(name: str, keys: Collection[str]) -> str:
+    """The key whose last part is like that of a name, or "".
+
+    >>> nearest("training.epochs", ["seed", "training.num_train_epochs"])
+    'training.num_train_epochs'
+    >>> nearest("training.bogus", ["seed", "training.num_train_epochs"])
+    ''
+    """
+    last_parts = {key.rpartition(".")[2]: key for key in keys}
+    last = name.rpartition(".")[2].replace("-", "_").lower()
+    last = SHORT_NAMES.get(last, last)
+    close = difflib.get_close_matches(last, last_parts, n=1, cutoff=0.75)
+    return last_parts[close[0]] if close else ""
+
+
+def is_argument(name: str, keys: Collection[str]) -> bool:
+    """Whether a name is a recipe's key, or an argument of transformers that has an answer."""
+    return (
+        name in keys
+        or f"{SECTION}{name}" in keys
+        or name in OTHER_NAMES
+        or name in OTHER_VALUES
+        or name in UNSUPPORTED
+    )
+
+
+def is_switch(name: str) -> bool:
+    """Whether an argument that is no key of a recipe is true or false."""
+    return name in (*SWITCHED_ON, *SWITCHED_OFF, "bf16")

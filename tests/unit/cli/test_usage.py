@@ -1,0 +1,86 @@
+"""Flags that people type, and what is misspelt."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ftcluster.cli.main import main, read_arguments
+from ftcluster.cli.train import prepare_run
+from ftcluster.cluster.saved import Cluster, recall, remember
+from ftcluster.errors import UsageError
+from tests.unit.clusters import VM, cluster, host
+
+
+def words_of(*arguments: str) -> list[str]:
+    options = read_arguments(["train", *arguments])
+    words: list[str] = options.words
+    return words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("mrpc --learning_rate 2e-5 --nodes 2", ["mrpc", "learning_rate=2e-5"]),
+        ("--num-train-epochs=3 mrpc", ["num_train_epochs=3", "mrpc"]),
+        ("--max_steps -1 --bf16 mrpc", ["max_steps=-1", "bf16=true", "mrpc"]),
+        ("--fp16 False --output_dir out", ["fp16=False", "output_dir=out"]),
+        ("--group_by_length false", ["group_by_length=false"]),
+        ("--gradient_checkpointing mrpc", ["gradient_checkpointing=true", "mrpc"]),
+    ],
+)
+def test_flags_that_are_fields_of_a_recipe(arguments: str, words: list[str]) -> None:
+    assert words_of(*arguments.split()) == words
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "bench scaling"])
+def test_flags_of_other_launchers(command: str) -> None:
+    options = read_arguments([*command.split(), "--nproc_per_node=4", "--nnodes", "2"])
+    assert (options.ranks_per_host, options.nodes) == (4, 2)
+    options = read_arguments(["run", "--nproc-per-node", "4", "--", "s.py", "--nnodes", "2"])
+    assert (options.ranks_per_host, options.words) == (4, ["--", "s.py", "--nnodes", "2"])
+
+
+def test_wrong_usage_has_an_answer_and_the_usage_of_its_command(
+    said: Callable[[object], None],
+) -> None:
+    for arguments in (
+        "trian mrpc",
+        "train --num_processes 4",
+        "train --master_port=29500",
+        "train --epochs 3",
+        "train --learning_rate --nodes 2",
+        "train --nods 2",
+        "train --xyzzy",
+        "stacks --torh 2.7",
+        "setup --learning_rate 1",
+    ):
+        with pytest.raises(UsageError) as caught:
+            read_arguments(arguments.split())
+        said(caught.value)
+
+
+def test_wrong_usage_with_json_is_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--json", "--foo"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["error"]) == ("failed", "unknown option --foo")
+    assert main(["train", "--nodes", "x"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_samples_of_a_rank_are_taken_times_the_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = cluster(host("a", cores=8, numa_nodes=2), host("b", cores=8, numa_nodes=2))
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=hosts))
+    words = ["mrpc", "per_device_train_batch_size=6", "gradient_accumulation_steps=2"]
+    run = prepare_run(words, recall())
+    assert run.recipe.batch_size == 6 * 4 * 2
+    assert run.recipe.training.per_device_train_batch_size is None  # a resumed run keeps its batch
+    assert {rank.samples for one in run.plan.hosts for rank in one.placement} == {12}
+    assert run.notes == (
+        "batch_size=48: per_device_train_batch_size 6 x 4 ranks x 2 accumulation steps, instead of "
+        "batch_size",
+    )
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(VM)))
+    assert main(["plan", "mrpc", "--per_device_train_batch_size", "8"]) == 0
+    assert "# batch: 8 samples (per_device_train_batch_size 8 x 1 rank" in capsys.readouterr().out

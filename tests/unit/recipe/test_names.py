@@ -1,0 +1,82 @@
+"""Names of fields as Hugging Face's scripts have them, and guesses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ftcluster.errors import RecipeError
+from ftcluster.recipe.names import (
+    OTHER_NAMES,
+    SHORT_NAMES,
+    SWITCHED_OFF,
+    SWITCHED_ON,
+    ZERO,
+    nearest,
+)
+from ftcluster.recipe.recipe import all_keys, parse_recipe
+from ftcluster.recipe.unsupported import UNSUPPORTED
+from ftcluster_common.recipe import Recipe, TextClassification
+
+MINIMAL = "model: m\ndata: d\ntext_columns: [a]\ntraining:\n  seed: 7\n"
+
+
+def recipe_of(*overrides: str, text: str = MINIMAL) -> Recipe:
+    return parse_recipe(text, "my.yml", overrides)
+
+
+def test_arguments_of_transformers_need_no_section() -> None:
+    training = recipe_of("learning_rate=2e-5", "num_train_epochs=2", "seed=9").training
+    assert (training.learning_rate, training.num_train_epochs, training.seed) == (2e-5, 2, 9)
+    assert recipe_of(text=MINIMAL + "learning_rate: 3e-5\n").training.learning_rate == 3e-5
+
+
+def test_a_field_under_two_names_of_one_file_is_set_twice() -> None:
+    with pytest.raises(RecipeError, match=r"my.yml:6: 'training.seed' is set twice, first at .*:5"):
+        recipe_of(text=MINIMAL + "seed: 8\n")
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "value"),
+    [
+        ("model_name_or_path=x", "model", "x"),
+        ("dataset_name=imdb", "data", "imdb"),
+        ("train_file=a.csv", "data", "a.csv"),
+        ("training.bf16=true", "precision", "bf16"),
+        ("bf16=false", "precision", "fp32"),
+        ("mixed_precision=no", "precision", "fp32"),
+        ("train_batch_size=9", "batch_size", 9),
+    ],
+)
+def test_names_of_the_scripts(override: str, field: str, value: Any) -> None:
+    assert getattr(recipe_of(override), field) == value
+
+
+def test_fields_of_the_task_and_lists_as_flags_have_them() -> None:
+    options = recipe_of("max_seq_length=64", "text_column_names=a, b").options
+    assert isinstance(options, TextClassification)
+    assert (options.max_length, options.text_columns) == (64, ("a", "b"))
+    assert recipe_of("evaluation_strategy=no").training.eval_strategy == "no"
+
+
+def test_what_ftcluster_does_anyway_changes_nothing() -> None:
+    same = ("fp16=false", "training.do_train=true", "use_cpu=true", "dataloader_num_workers=0")
+    assert recipe_of(*same) == recipe_of()
+    assert (
+        not {*SWITCHED_ON, *SWITCHED_OFF, *ZERO} - UNSUPPORTED.keys()
+    )  # any other value has an answer
+
+
+def test_what_is_not_understood_is_answered(said: Callable[[object], None]) -> None:
+    wrong = ("fp16=true", "output_dir=out", "bf16=maybe", "validation_file=b.csv", "training.lr=1",
+             "epochs=3", "training.bogus=1", "training.batch_size=8", "glue_task=imdb")  # fmt: skip
+    with pytest.raises(RecipeError) as caught:
+        recipe_of(*wrong)
+    said(caught.value)
+
+
+def test_every_other_name_is_one_of_a_field() -> None:
+    keys = all_keys()
+    assert not {*OTHER_NAMES.values()} - keys.keys()
+    for short, last in SHORT_NAMES.items():
+        assert nearest(f"training.{short}", keys).rpartition(".")[2] == last
