@@ -35,6 +35,16 @@ EVENTS: dict[str, dict[str, Any]] = {
         "samples_per_second": Number,
         "remaining_seconds": Number,
     },
+    # with each step, since the ranks started: seconds without evaluation and checkpoints, rank 0's
+    # tokens with padding, seconds in which each rank was blocked in collectives, and bytes that
+    # rank 0 has sent, see `ftcluster_train.distributed.traffic`
+    "communication": {
+        "step": int,
+        "train_seconds": Number,
+        "tokens": int,
+        "waited_seconds": list,
+        "sent_bytes": Number,
+    },
     "evaluation": {"step": int, "epoch": Number, "metrics": dict},
     "parameters": {"step": int, "equal": bool, "sha256": str},
     "checkpoint": {"step": int, "folder": str},

@@ -79,8 +79,9 @@ class Learned:
 
 def learn(case: Case, rank: int, size: int) -> Learned:
     """Learn the steps of a case as one of `size` ranks."""
-    usual = gradient_buckets.BUCKET
+    usual, table = gradient_buckets.BUCKET, gradient_buckets.TABLE
     gradient_buckets.BUCKET = case.bucket or usual
+    gradient_buckets.TABLE = 0 if case.rows else table
     residuals.MANY_ELEMENTS = 0
     try:
         model = make_model("gpt2", "causal-lm")
@@ -101,19 +102,20 @@ def learn(case: Case, rank: int, size: int) -> Learned:
             else FlatOptimizerStep(model, settings, case.dtype, size)
         )
     finally:
-        gradient_buckets.BUCKET = usual
+        gradient_buckets.BUCKET, gradient_buckets.TABLE = usual, table
     tokens = torch.randint(
         VOCABULARY, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(3)
     )
     model.eval()
     norms, losses = [], []
     overrides = FunctionOverrides() if case.rows else contextlib.nullcontext()
+    autocast = case.rows and case.dtype == torch.bfloat16
     for batch in case.batches:
         losses.append(0.0)
         parts = micro_batches(share_of_rank(batch, rank, size), case.parts)
         for part in parts:
             own = tokens[part]
-            with overrides:
+            with overrides, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 loss = model(input_ids=own, labels=own).loss * len(part) / len(batch)
                 if case.unused and rank == 0:
                     loss = loss + model.spare.weight.sum() * 1e-3

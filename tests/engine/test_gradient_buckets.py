@@ -1,11 +1,14 @@
 """Two ranks with half of each batch learn what one with the whole learns."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
-from ftcluster_train.optim.gradient_buckets import BUCKET
+from ftcluster_train.optim import gradient_buckets
+from ftcluster_train.optim.flat_params import FlatWeights
+from ftcluster_train.optim.gradient_buckets import BUCKET, GradientBuckets
 from tests.engine.ranks import Case, Learned, learn, learn_all, on_ranks
 
 STEPS = 5
@@ -23,6 +26,9 @@ CASES = {
     "tiny buckets": Case(ONE_LEFT, bucket=2000, parts=2),
     "one rank uses a layer more": Case(WHOLE, bucket=10_000, parts=2, unused=True),
     "bf16": Case(WHOLE, dtype=torch.bfloat16),
+    "rows": Case(ODD, bucket=2000, parts=2, dtype=torch.bfloat16, rows=True),
+    "rows where a rank has none": Case(ONE_LEFT, dtype=torch.bfloat16, rows=True),
+    "rows in bf16": Case(ODD, dtype=torch.bfloat16, rows=True, sent="bf16"),
 }
 
 
@@ -42,7 +48,8 @@ def test_ranks_are_equal(of_ranks: list[dict[str, Learned]], name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.unused])
 def test_ranks_learn_what_one_learns(of_ranks: list[dict[str, Learned]], name: str) -> None:
     case = CASES[name]
-    alone, shared = learn(Case(case.batches, dtype=case.dtype), 0, 1), of_ranks[0][name]
+    alone = learn(Case(case.batches, dtype=case.dtype, rows=case.rows), 0, 1)
+    shared = of_ranks[0][name]
     exact = case.dtype == torch.float32
     assert shared.norms == pytest.approx(alone.norms, rel=1e-5 if exact else 0.02)
     apart = (shared.master_weights - alone.master_weights).abs()
@@ -59,3 +66,50 @@ def test_small_buckets_are_many(of_ranks: list[dict[str, Learned]]) -> None:
     assert counts["halves"] == 2  # matrices and vectors
     assert counts["small buckets"] >= elements / 10_000
     assert counts["tiny buckets"] >= elements / 2000
+
+
+ROWS, WIDTH = 50, 4
+# the rows of each rank's batch, None for gradients of all rows; and whether only rows are sent
+BATCHES: list[tuple[list[list[int] | None], bool]] = [
+    ([[3, 7], [7, 20, 49]], True),
+    ([[], [1]], True),
+    ([[], []], True),
+    ([[5], list(range(ROWS))], False),
+    ([[5], None], False),
+    ([None, None], False),
+]
+
+
+def _sum_a_table(rank: int, size: int) -> list[tuple[torch.Tensor, float]]:
+    """The summed gradients of an embedding, and the bytes sent, for each of BATCHES."""
+    gradient_buckets.TABLE = ROWS * WIDTH
+    model = torch.nn.Sequential(torch.nn.Embedding(ROWS, WIDTH), torch.nn.Linear(WIDTH, 2))
+    buckets = GradientBuckets(FlatWeights(model, torch.bfloat16), size)
+    table, place = model[0].weight, slice(0, ROWS * WIDTH)
+    found = []
+    for batch, _ in BATCHES:
+        rows, sent = batch[rank], buckets.traffic.sent
+        buckets.start_backward(last=True)
+        loss = model[1].weight.sum() + model[1].bias.sum()
+        (loss + table.sum() if rows is None else loss).backward()
+        if rows is not None:
+            table.row_gradients.append((torch.tensor(rows, dtype=torch.int64),
+                                        torch.full((len(rows), WIDTH), 2.0)))  # fmt: skip
+        summed = buckets.wait()[place].view(ROWS, WIDTH).clone()
+        found.append((summed, buckets.traffic.sent - sent))
+    return found
+
+
+def test_a_table_is_summed_by_rows_where_these_are_few(tmp_path: Path) -> None:
+    one, other = on_ranks(_sum_a_table, 2, tmp_path)
+    whole = 4 * ROWS * WIDTH
+    for (of_ranks, by_rows), (summed, sent), (same, _) in zip(BATCHES, one, other, strict=True):
+        expected = torch.zeros(ROWS, WIDTH)
+        for rows in of_ranks:
+            if rows is None:
+                expected += 1
+            else:
+                expected[rows] += 2
+        assert torch.equal(summed, expected)
+        assert torch.equal(same, expected)
+        assert (sent < whole) == by_rows

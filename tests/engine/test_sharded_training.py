@@ -161,6 +161,16 @@ def test_two_hosts_have_the_same_whole_checkpoint(folder: Path) -> None:
     assert all(resume.is_whole(place) for place in places)
 
 
+def test_each_logged_step_has_what_every_rank_waited(found: list[Found]) -> None:
+    events = found[0].whole.of("communication")
+    assert [event["step"] for event in events] == list(range(1, 11))
+    first, last = events[0], events[-1]
+    assert len(last["waited_seconds"]) == 2
+    assert 0 < max(last["waited_seconds"]) < last["train_seconds"]
+    for field in ("train_seconds", "tokens", "sent_bytes"):
+        assert last[field] > first[field] > 0
+
+
 def test_a_full_disk_costs_a_host_its_own_copies(found: list[Found]) -> None:
     assert found[0].left == ["checkpoint-4", "snapshot-5"]
     assert found[1].left == []

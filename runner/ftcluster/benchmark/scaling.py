@@ -4,11 +4,26 @@ Each rank has the same number of samples a step at every point (weak scaling).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import inf
+from statistics import mean
 from typing import Any
 
+from ftcluster.benchmark.scaling_model import Mode, Model, Step, fit, prediction_errors
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
+
+BYTES = {"fp32": 4, "bf16": 2}  # of a gradient
+PREDICTED = (8, 16, 32, 64, 128, 256)  # hosts
+BAR = 20  # characters that are 100 %
+# What others have published: hosts, speed-up, efficiency, and of what. The Ice Lake post compares
+# with another model on its one host.
+REFERENCES = (
+    (2, 1.7, 0.85, "Ice Lake hosts, DistilBERT (Intel and Hugging Face 2021)"),
+    (4, 3.0, 0.75, "Ice Lake hosts, DistilBERT (Intel and Hugging Face 2021)"),
+    (4, 3.47, 0.87, "Sapphire Rapids hosts, DistilBERT (Intel and Hugging Face 2023)"),
+    (16, None, 0.93, "Sapphire Rapids hosts against 8 of them, BERT-large (MLPerf training 3.0)"),
+)
 
 
 @dataclass(frozen=True)
@@ -18,14 +33,56 @@ class Point:
     Attributes:
         threads: of all ranks together.
         batch_size: of all ranks together.
+        seconds: of a step after the warm-up.
+        tokens: of a step of rank 0, with padding.
+        waited: seconds of a step in which each rank was blocked in collectives, by rank.
+        sent: bytes of a step that a rank sends.
+        parameters: of the model.
+        slowest: the host of the rank that waited least: the others wait for it.
     """
 
     run: str
+    mode: Mode
     hosts: int
     ranks: int
     threads: int
     batch_size: int
-    samples_per_second: float
+    seconds: float
+    tokens: float
+    waited: tuple[float, ...]
+    sent: float
+    parameters: int
+    slowest: str
+
+    @property
+    def waiting(self) -> float:
+        """The part of a step in which a rank is blocked in collectives, a mean over the ranks."""
+        return mean(self.waited) / self.seconds
+
+    def like(self, other: "Point") -> float:
+        """Seconds of a step whose ranks compute as many tokens as those of another point."""
+        waited = mean(self.waited)
+        return waited + (self.seconds - waited) * other.tokens / self.tokens
+
+
+def measure(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the events `communication` of a run say of a step, as fields of a Point.
+
+    What comes before the first of them is the warm-up.
+    """
+    first, last = events[0], events[-1]
+    steps: int = last["step"] - first["step"]
+
+    def of_step(field: str) -> float:
+        return float(last[field] - first[field]) / steps
+
+    pairs = zip(first["waited_seconds"], last["waited_seconds"], strict=True)
+    return {
+        "seconds": of_step("train_seconds"),
+        "tokens": of_step("tokens"),
+        "sent": of_step("sent_bytes"),
+        "waited": tuple((after - before) / steps for before, after in pairs),
+    }
 
 
 def doubled(most: int) -> list[int]:
@@ -55,29 +112,177 @@ def document(recipe: str, stack: str, steps: int, points: Sequence[Point]) -> di
     first = points[0]
     rows = []
     for point in points:
-        speed_up = point.samples_per_second / first.samples_per_second
+        seconds = point.like(first)
+        speed = point.batch_size / seconds
+        speed_up = speed / (first.batch_size / first.seconds)
         efficiency = speed_up / (point.threads / first.threads)
-        figures = {"speed_up": round(speed_up, 3), "efficiency": round(efficiency, 3)}
-        rows.append({**vars(point), **figures})
-    return {"state": "done", "recipe": recipe, "stack": stack, "steps": steps, "points": rows}
+        rows.append(
+            {
+                **asdict(point),
+                "mode": point.mode.name if point.ranks > 1 else None,
+                "samples_per_second": round(speed, 3),
+                "speed_up": round(speed_up, 3),
+                "efficiency": round(efficiency, 3),
+                "waiting": round(point.waiting, 4),
+            }
+        )
+    steps_measured = [step_of(point, first) for point in points]
+    model = fit(steps_measured)
+    return {
+        "state": "done",
+        "recipe": recipe,
+        "stack": stack,
+        "steps": steps,
+        "points": rows,
+        "references": [
+            dict(zip(("hosts", "speed_up", "efficiency", "of"), one, strict=True))
+            for one in REFERENCES
+        ],
+        "model": model_document(model, steps_measured, first) if model else None,
+    }
+
+
+def step_of(point: Point, first: Point) -> Step:
+    """A point for the model: bytes that a rank sends are (n - 1) / n of what is exchanged."""
+    others = point.ranks - 1
+    exchanged = point.sent * point.ranks / others if others else 0.0
+    mode, dense = point.mode, inf
+    if not mode.sharded:
+        dense = 2 * BYTES[mode.gradients] * point.parameters / mode.every
+    return Step(mode, point.hosts, point.like(first), exchanged, max(dense, exchanged))
+
+
+def model_document(model: Model, steps: Sequence[Step], first: Point) -> dict[str, Any]:
+    """The fitted model, its errors and what it predicts."""
+    samples = first.batch_size  # of a host
+    errors = [
+        {"mode": step.mode.name, "hosts": step.hosts, "error": round(error, 4)}
+        for step, error in prediction_errors(steps)
+    ]
+    predicted = []
+    for hosts in PREDICTED:
+        speeds = {
+            mode.name: hosts * samples / model.seconds(mode, hosts) for mode in model.exchanged
+        }
+        predicted.append(
+            {
+                "hosts": hosts,
+                "fastest": max(speeds, key=lambda name: speeds[name]),
+                "samples_per_second": {name: round(speed, 2) for name, speed in speeds.items()},
+                "efficiency": {
+                    mode.name: round(model.efficiency(mode, hosts), 4) for mode in model.exchanged
+                },
+            }
+        )
+    return {
+        "compute_seconds": model.compute,
+        "backends": {
+            backend: {
+                "seconds_per_host": model.latency[backend],
+                "mb_per_second": 1e-6 / x if x else None,
+                "fixed_seconds": {
+                    "sharded" if sharded else "whole": k
+                    for (of, sharded), k in model.fixed.items()
+                    if of == backend
+                },
+            }
+            for backend, x in model.per_byte.items()
+        },
+        "exchanged_bytes": {
+            mode.name: {str(hosts): round(size(hosts)) for hosts in PREDICTED}
+            for mode, size in model.exchanged.items()
+        },
+        "errors": errors,
+        "predicted": predicted,
+    }
 
 
 def lines(result: Mapping[str, Any]) -> Iterator[str]:
     """The result as text."""
-    first = result["points"][0]
+    points = result["points"]
+    first = points[0]
     samples = first["batch_size"] // first["ranks"]
     yield (
         f"recipe {result['recipe']}, stack {result['stack']}, {counted(samples, 'sample')} a rank "
         f"and step, {result['steps']} steps"
     )
     yield ""
-    head = ("hosts", "ranks", "threads", "samples/s", "speed-up", "efficiency")
+    head = (
+        "hosts", "ranks", "threads", "mode", "samples/s", "speed-up", "efficiency", "waiting",
+        "slowest", "",
+    )  # fmt: skip
     rows = [
         (
-            str(point["hosts"]), str(point["ranks"]), str(point["threads"]),
+            str(point["hosts"]), str(point["ranks"]), str(point["threads"]), point["mode"] or "-",
             f"{point['samples_per_second']:.1f}", f"{point['speed_up']:.2f}",
-            f"{point['efficiency']:.0%}",
+            f"{point['efficiency']:.0%}", f"{point['waiting']:.1%}", _slowest(point),
+            bar(point["efficiency"]),
         )
-        for point in result["points"]
+        for point in points
     ]  # fmt: skip
+    rows += [
+        (
+            str(one["hosts"]), "", "", "reference", "",
+            f"{one['speed_up']:.2f}" if one["speed_up"] else "", f"{one['efficiency']:.0%}", "",
+            "", f"{bar(one['efficiency'])} {one['of']}",
+        )
+        for one in result["references"]
+    ]  # fmt: skip
+    yield from aligned([head, *rows])
+    if first["hosts"] == points[-1]["hosts"]:
+        yield ""
+        yield (
+            "ranks of one host share its cores, so the efficiency can be more than 100 %; "
+            "nothing is predicted from them"
+        )
+    if model := result["model"]:
+        yield ""
+        yield from _model_lines(model)
+
+
+def bar(part: float) -> str:
+    """A bar of characters.
+
+    >>> bar(0.5)
+    '##########'
+    """
+    return "#" * round(BAR * min(part, 1.5))
+
+
+def _slowest(point: Mapping[str, Any]) -> str:
+    """The host that the others wait for, and how much less than the mean it waits."""
+    waited = point["waited"]
+    if len(waited) == 1:
+        return "-"
+    ahead = (mean(waited) - min(waited)) / point["seconds"]
+    return f"{point['slowest']} (+{ahead:.1%})"
+
+
+def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
+    yield "model of a step: compute + latency + size / bandwidth, fitted to the points above"
+    yield f"  compute: {model['compute_seconds']:.3f} s"
+    for backend, one in model["backends"].items():
+        speed = one["mb_per_second"]
+        fixed = ", ".join(
+            f"{seconds:+.3f} s an exchange ({kind} optimizer)"
+            for kind, seconds in one["fixed_seconds"].items()
+        )
+        yield (
+            f"  {backend}: {1e3 * one['seconds_per_host']:.2f} ms for each further host, "
+            f"{f'{speed:.0f} MB/s' if speed else 'no time for bytes'}, {fixed}"
+        )
+    if errors := model["errors"]:
+        sizes = [abs(one["error"]) for one in errors]
+        yield (
+            f"  error of a point's step when predicted from the others: {mean(sizes):.1%} in the "
+            f"mean of {counted(len(errors), 'point')}, at most {max(sizes):.1%}"
+        )
+    yield ""
+    modes = list(model["exchanged_bytes"])
+    yield "predicted efficiency, and the fastest mode:"
+    head = ["hosts", *modes, "fastest"]
+    rows = [
+        [str(one["hosts"]), *(f"{one['efficiency'][mode]:.0%}" for mode in modes), one["fastest"]]
+        for one in model["predicted"]
+    ]
     yield from aligned([head, *rows])

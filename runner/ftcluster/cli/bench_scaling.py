@@ -3,21 +3,27 @@
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
-from ftcluster.benchmark.scaling import Point, document, doubled, lines, share
+from ftcluster.benchmark.modes import mode_of, overrides, read_modes
+from ftcluster.benchmark.scaling import Point, document, doubled, lines, measure, share
+from ftcluster.benchmark.scaling_picture import picture
 from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_result
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cli.train import prepare_run, split_words
 from ftcluster.cluster.saved import Cluster
+from ftcluster.launch.follow import host_of
 from ftcluster.launch.place import place_of
 from ftcluster.launch.runs import clean_runs
 from ftcluster.launch.training_run import TrainingRun, train
+from ftcluster.paths import write_atomically
 from ftcluster.progress.view import make_view
 from ftcluster.text.plural import counted
 
 STEPS = 30
+WARM_UP = 1 / 3  # of the steps: memory is new, and the ranks compare their weights
 
 
 def add_parser(kinds: Any) -> None:
@@ -26,7 +32,8 @@ def add_parser(kinds: Any) -> None:
         "scaling",
         help="the speed of a training on 1, 2, 4, ... hosts",
         description="Trains some steps on 1, 2, 4, ... hosts, or with as many ranks on a single "
-        "host, with the same number of samples a rank, and compares the samples per second.",
+        "host, with the same number of samples a rank, and compares the samples per second. "
+        "A model that is fitted to them predicts up to 256 hosts.",
         usage="ftcluster bench scaling [RECIPE] [key=value ...] [options]",
     )
     parser.add_argument(
@@ -40,11 +47,19 @@ def add_parser(kinds: Any) -> None:
     )
     parser.add_argument(
         "--steps",
-        type=at_least(2),
+        type=at_least(3),
         default=STEPS,
         metavar="N",
         help=f"of each training (default: {STEPS})",
     )
+    parser.add_argument(
+        "--modes",
+        type=str,
+        metavar="NAMES",
+        help="how ranks exchange what they learn: such as impi-bf16-whole,gloo-fp32-sharded, or "
+        "all (default: the plan's choice)",
+    )
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also write a picture")
     add_sharing(parser)
     add_cluster(parser)
     add_output(parser, verbose="print plain lines instead of the live view")
@@ -55,25 +70,35 @@ def add_parser(kinds: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     split_words(options.words)  # wrong usage first
+    modes = [overrides(mode) for mode in read_modes(options.modes)] if options.modes else [[]]
     with ask_passwords(vars(options)) as passwords:
         cluster = cluster_of(options, passwords)
         reach = (*cluster.options, *reach_of(options, passwords))
-        runs = list(trainings(options, cluster))
+        runs = list(trainings(options, modes, cluster))
         points = []
         for one in runs:
             view = make_view(options.verbose)
             hosts, ranks = len(one.plan.hosts), one.plan.world_size
             view.say(f"{counted(hosts, 'host')}, {counted(ranks, 'rank')}")
-            points.append(measured(one, train(one, view, reach).result))
+            events: list[dict[str, Any]] = []
+            train(one, view, reach, on_event=events.append)
+            points.append(measured(one, events))
         clean_runs(replace(place_of(cluster), options=reach), tuple(one.id for one in runs))
     recipe, stack = runs[0].recipe.name, cluster.facts.head.stack
     result = document(recipe, stack, options.steps, points)
+    if options.svg:
+        write_atomically(options.svg, picture(result), mode=0o644)
     print_result(options, result, "\n".join(lines(result)))
     return 0
 
 
-def trainings(options: argparse.Namespace, cluster: Cluster) -> Iterator[TrainingRun]:
+def trainings(
+    options: argparse.Namespace, modes: Sequence[Sequence[str]], cluster: Cluster
+) -> Iterator[TrainingRun]:
     """The trainings, from one host on, or from one rank of a single host on.
+
+    Args:
+        modes: fields of the recipe for each mode; the first training has none, as it sends nothing.
 
     Raises:
         FtclusterError: see `prepare_run`.
@@ -92,17 +117,31 @@ def trainings(options: argparse.Namespace, cluster: Cluster) -> Iterator[Trainin
         world = prepared((), nodes, of_host).plan.world_size
         words = (
             f"batch_size={world * samples}", f"training.max_steps={options.steps}",
+            f"training.logging_steps={round(options.steps * WARM_UP)}",
+            "training.logging_strategy=steps", "training.logging_first_step=false",
             "training.eval_strategy=no", "training.save_strategy=no",
         )  # fmt: skip
-        one = prepared(words, nodes, of_host)
         sharing = {"wait": options.wait, "share_hosts": options.share_hosts}
-        yield replace(one, launch=replace(one.launch, **sharing))
+        for mode in modes if count > 1 else ([],):
+            one = prepared((*words, *mode), nodes, of_host)
+            yield replace(one, launch=replace(one.launch, **sharing))
 
 
-def measured(run: TrainingRun, result: dict[str, Any]) -> Point:
+def measured(run: TrainingRun, events: Sequence[dict[str, Any]]) -> Point:
     """A point of the result."""
     plan = run.plan
     threads = sum(rank.threads for host in plan.hosts for rank in host.placement)
-    speed = result["samples_per_second"]
-    hosts = len(plan.hosts)
-    return Point(run.id, hosts, plan.world_size, threads, run.recipe.batch_size, speed)
+    found = measure([event for event in events if event["event"] == "communication"])
+    start = next(event for event in events if event["event"] == "start")
+    waited = found["waited"]
+    return Point(
+        run.id,
+        mode_of(run.recipe, plan),
+        len(plan.hosts),
+        plan.world_size,
+        threads,
+        run.recipe.batch_size,
+        parameters=start["parameters"],
+        slowest=host_of(plan, waited.index(min(waited))),
+        **found,
+    )

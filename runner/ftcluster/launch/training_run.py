@@ -1,6 +1,7 @@
 """A training: what is launched, and its result."""
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -72,6 +73,7 @@ def train(
     reach: tuple[str, ...] = (),
     detach: bool = False,
     head_seconds: float = RECONNECT_LIMIT_SECONDS,
+    on_event: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> RunProgress:
     """Launch a training and follow it to its end; with state running it is detached.
 
@@ -79,13 +81,16 @@ def train(
         reach: arguments of ansible-playbook that say how to reach the hosts.
         detach: whether to return once it is launched.
         head_seconds: how long a head that does not answer is waited for.
+        on_event: called for each of the run's events.
 
     Raises:
         HeadLost: the head was waited for in vain.
         FtclusterError: it failed; has the ranks' or hosts' messages.
         Interrupted: the user stopped it, or it was stopped elsewhere; no rank is left running.
     """
-    followed = carry_out(run, view, reach, detach=detach, head_seconds=head_seconds)
+    followed = carry_out(
+        run, view, reach, on_event=on_event, detach=detach, head_seconds=head_seconds
+    )
     progress = followed.progress
     if followed.detached:
         return progress

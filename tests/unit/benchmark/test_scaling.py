@@ -2,12 +2,16 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+from ftcluster.benchmark.modes import ALL
 from ftcluster.benchmark.scaling import Point, document, lines
+from ftcluster.benchmark.scaling_model import Mode
 from ftcluster.cli import bench_scaling
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
@@ -20,12 +24,31 @@ Said = Callable[[object], None]
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
-    """The trainings that were launched; each rank trains 10 samples a second."""
+    """The trainings that were launched; each rank trains 10 samples a second.
+
+    Of the ranks all but the second are blocked for a quarter of the time.
+    """
     runs: list[TrainingRun] = []
 
-    def train(run: TrainingRun, *_: Any) -> RunProgress:
+    def train(run: TrainingRun, *_: Any, on_event: Callable[[dict[str, Any]], None]) -> RunProgress:
         runs.append(run)
-        return RunProgress(run.id, result={"samples_per_second": 10.0 * run.plan.world_size})
+        on_event({"event": "start", "parameters": 250})
+        settings, ranks = run.recipe.training, run.plan.world_size
+        seconds = run.recipe.batch_size / ranks / 10
+        for step in range(1, settings.max_steps + 1):
+            if step % settings.logging_steps == 0 or step == settings.max_steps:
+                waited = [(rank != 1) * step * seconds / 4 for rank in range(ranks)]
+                on_event(
+                    {
+                        "event": "communication",
+                        "step": step,
+                        "train_seconds": 5.0 + step * seconds,  # the first steps take longer
+                        "tokens": 100 * step,
+                        "waited_seconds": waited if ranks > 1 else [0.0],
+                        "sent_bytes": 1000 * step * (ranks - 1) / ranks,
+                    }
+                )
+        return RunProgress(run.id)
 
     monkeypatch.setattr(bench_scaling, "train", train)
     monkeypatch.setattr(bench_scaling, "clean_runs", lambda _, ids: list(ids))
@@ -59,6 +82,58 @@ def test_ranks_of_one_host(trained: list[TrainingRun], capsys: pytest.CaptureFix
     assert [point["efficiency"] for point in found["points"]] == [1, 2]
 
 
+def test_modes(
+    trained: list[TrainingRun], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hosts = cluster(*(host(f"node{number}", cores=16) for number in range(4)))
+    remember(Cluster((Path("/inventory.ini"),), hosts))
+    picture = str(tmp_path / "scaling.svg")
+    found = bench(capsys, "--ranks-per-host", "1", "--modes", "all", "--svg", picture)
+    assert [len(run.plan.hosts) for run in trained] == [1] + [2] * 8 + [4] * 8
+    chosen = {
+        (run.recipe.training.ddp_backend, run.recipe.training.gradient_dtype,
+         run.recipe.training.shard_optimizer)
+        for run in trained[1:9]
+    }  # fmt: skip
+    assert len(chosen) == 8
+    point = found["points"][-1]
+    assert point["slowest"] == "node1"
+    assert point["waiting"] == 0.25 * 3 / 4
+    assert [one["mode"] for one in found["points"][1:9]] == [mode.name for mode in ALL]
+    model = found["model"]
+    assert {size for sizes in model["exchanged_bytes"].values() for size in sizes.values()} == {
+        1000
+    }
+    assert {one["error"] for one in model["errors"]} == {0}
+    assert [one["hosts"] for one in model["predicted"]] == [8, 16, 32, 64, 128, 256]
+    ElementTree.parse(tmp_path / "scaling.svg")
+
+
+def test_an_unknown_mode_is_wrong_usage(capsys: pytest.CaptureFixture[str], said: Said) -> None:
+    assert main(["bench", "scaling", "--modes", "impi-fp16-whole"]) == 2
+    said(capsys.readouterr().err)
+
+
+def test_each_point_is_as_fast_as_with_the_tokens_of_the_first() -> None:
+    first = point("a", 1, 10.0, (0.0,))
+    longer = replace(point("b", 2, 14.0, (2.0, 4.0)), tokens=2 * first.tokens)
+    found = document("mrpc", "native", 30, [first, longer])["points"][1]
+    assert found["samples_per_second"] == round(16 / (3 + 11 / 2), 3)
+
+
+def point(run: str, hosts: int, seconds: float, waited: tuple[float, ...]) -> Point:
+    sent = 2e8 * (hosts - 1) / hosts
+    mode = Mode("impi", "fp32", False)
+    return Point(
+        run, mode, hosts, hosts, 30 * hosts, 8 * hosts, seconds, 1000.0, waited, sent, 10**8,
+        "node1",
+    )  # fmt: skip
+
+
 def test_the_table(said: Said) -> None:
-    points = [Point("a", 1, 2, 30, 16, 100.0), Point("b", 4, 8, 120, 64, 368.0)]
+    points = [
+        point("a", 1, 0.1, (0.0,)),
+        point("b", 2, 0.105, (0.006, 0.004)),
+        point("c", 4, 0.108, (0.01, 0.005, 0.009, 0.008)),
+    ]
     said("\n".join(lines(document("mrpc", "native", 30, points))))

@@ -19,7 +19,7 @@ class ReduceScatter:
     """A reduce-scatter that is under way.
 
     Args:
-        sent: shape (ranks * piece,), in the dtype that is sent; unchanged until `finish` returns.
+        sent: shape (ranks * piece,), in the dtype that is sent; unchanged until `wait` returns.
         received: like `sent`, to be written.
     """
 
@@ -29,13 +29,16 @@ class ReduceScatter:
         self.sent, self.received = sent, received
         self._work = dist.all_to_all_single(received, sent, group=group, async_op=True)
 
-    def finish(self, total: torch.Tensor, add: bool) -> None:
-        """Wait, and write the sum over the ranks of this rank's piece, or add it.
+    def wait(self) -> None:
+        """Until this rank has the others' pieces."""
+        self._work.wait()
+
+    def sum(self, total: torch.Tensor, add: bool) -> None:
+        """Write the sum over the ranks of this rank's piece, or add it; call after `wait`.
 
         Args:
             total: shape (piece,).
         """
-        self._work.wait()
         first, *others = self.received.view(-1, len(total))
         if add:
             total.add_(first)
@@ -62,7 +65,9 @@ def all_reduce_bf16(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
     wire = torch.zeros(piece * ranks, dtype=torch.bfloat16)
     wire[: len(flat)] = flat
     total = torch.empty(piece)
-    ReduceScatter(wire, torch.empty_like(wire), group).finish(total, add=False)
+    reduced = ReduceScatter(wire, torch.empty_like(wire), group)
+    reduced.wait()
+    reduced.sum(total, add=False)
     all_gather(wire, total.to(torch.bfloat16), group)
     flat.copy_(wire[: len(flat)])
 

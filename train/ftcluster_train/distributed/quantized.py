@@ -46,6 +46,15 @@ def _all_reduce(
     total.copy_(unpack(wire, dtype).view(-1)[: len(total)])
 
 
+def wire_bytes(elements: int, dtype: str) -> int:
+    """What is sent of so many elements, but for padding.
+
+    >>> wire_bytes(1000, "bf16"), wire_bytes(1024, "int8")
+    (2000, 1040)
+    """
+    return 2 * elements if dtype == "bf16" else elements + -(-elements // BLOCK) * 4
+
+
 def pack(values: torch.Tensor, dtype: str) -> torch.Tensor:
     """Rows as bytes: in bf16, or in int8 with the row's scale in fp32 behind it.
 

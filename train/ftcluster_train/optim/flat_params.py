@@ -1,6 +1,7 @@
 """A model's weights in one flat tensor, in fp32, and a copy in the dtype that the model runs in."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -71,6 +72,7 @@ class ModelWeights:
         fp32_weights: of norms; of embeddings too, where they are to read them. A parameter has its
             own as attribute `master_weight`.
         saved_buffers: those that are saved with the model.
+        tables: weights that only an embedding has.
         attached: whether the parameters are views.
     """
 
@@ -80,6 +82,7 @@ class ModelWeights:
         saved = model.state_dict().keys()
         self.saved_buffers = [b for name, b in model.named_buffers() if name in saved]
         self._frozen = {p: p.data for p in model.parameters() if not p.requires_grad}
+        self.tables = _tables(model)
         self.norms = _norm_parameters(model)
         self.fp32_weights: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.attached = False
@@ -160,6 +163,12 @@ def add_buffers(digest: "hashlib._Hash", buffers: Iterable[torch.Tensor]) -> Non
     """Add the bytes of tensors to a hash."""
     for buffer in buffers:
         digest.update(buffer.contiguous().flatten().view(torch.uint8).numpy())
+
+
+def _tables(model: torch.nn.Module) -> set[torch.nn.Parameter]:
+    owners = [(p, module) for module in model.modules() for p in module.parameters(recurse=False)]
+    shared = Counter(p for p, _ in owners)
+    return {p for p, one in owners if isinstance(one, torch.nn.Embedding) and shared[p] == 1}
 
 
 def _round_up(count: int, multiple: int) -> int:

@@ -32,7 +32,7 @@ class FlatOptimizerStep:
         self.weights = FlatWeights(model, dtype)
         bf16 = training.gradient_dtype == "bf16" and group is None
         self.gradients = GradientBuckets(self.weights, world_size, bf16, group)
-        self.extra = self.gradients.extra
+        self.extra, self.traffic = self.gradients.extra, self.gradients.traffic
         self._max_norm = training.max_grad_norm
         flat, border = self.weights.master_weights, self.weights.layout.decayed
         groups = []

@@ -1,16 +1,18 @@
 """A model's gradients in one flat tensor, all-reduced in buckets during the backward pass."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ftcluster_train.distributed.pieces import Bf16AllReduces
+from ftcluster_train.distributed.pieces import Bf16AllReduces, all_gather
+from ftcluster_train.distributed.traffic import Traffic
 from ftcluster_train.optim.flat_params import FlatWeights
 
 EXTRA = 2  # numbers that are summed with the gradients
 BUCKET = 25 << 18  # elements; 25 MB in fp32, as in torch's DDP
+TABLE = 1 << 20  # elements of an embedding from which on its rows have an exchange of their own
 
 
 class GradientBuckets:
@@ -21,10 +23,15 @@ class GradientBuckets:
     when it is complete, in the same order on every rank. A parameter's `row_gradients`, pairs of
     row numbers and fp32 gradients, are added with its gradient, or at the end if it has no other.
 
+    A large embedding that is used for nothing else has gradients of the rows of its batch only. Of
+    such a table the ranks send each other these rows, unless they are more bytes than all of them
+    would be in an all-reduce. All ranks add them in the same order.
+
     Attributes:
         flat: shape (elements,), fp32, laid out as the master weights.
         extra: shape (EXTRA,), numbers that are summed with the gradients; set them before the
             backward pass.
+        traffic: of the gradients.
 
     Args:
         world_size: ranks of the group.
@@ -39,10 +46,22 @@ class GradientBuckets:
         elements = weights.layout.elements
         self._all = torch.zeros(elements + EXTRA)
         self.flat, self.extra = self._all[:elements], self._all[elements:]
+        self.traffic = Traffic()
         self._world_size, self._group = world_size, group
         self._slices = weights.layout.slices
         self._bf16 = Bf16AllReduces() if bf16 and world_size > 1 else None
-        self.buckets = bucket_slices(weights.layout.decayed, len(self._all))
+        by_rows = world_size > 1 and weights.model_weights.dtype == torch.bfloat16
+        self._tables = {  # in the same order on every rank
+            p: place
+            for p, place in self._slices.items()
+            if by_rows and p in weights.tables and p.numel() >= TABLE
+        }
+        apart = list(self._tables.values())
+        self.buckets = [
+            part
+            for bucket in bucket_slices(weights.layout.decayed, len(self._all))
+            for part in without(bucket, apart)
+        ]
         self._buckets_of = {
             parameter: [
                 number
@@ -70,12 +89,16 @@ class GradientBuckets:
         """The sum over all ranks, which is `flat`; call after the last backward pass of a step."""
         for parameter in self._slices.keys() - self._seen:
             self.flat[self._slices[parameter]] = 0  # no loss depends on it, or only on some rows
-            self._add_rows(parameter)
-        self._seen.clear()
+            if parameter not in self._tables:
+                self._add_rows(parameter)
         self._missing = [0] * len(self.buckets)
         self._send_complete_buckets()
-        for wait in self._waits:
-            wait()
+        if self._tables:
+            self._sum_tables()
+        self._seen.clear()
+        with self.traffic:
+            for wait in self._waits:
+                wait()
         self._waits.clear()
         return self.flat
 
@@ -93,6 +116,48 @@ class GradientBuckets:
                 self._missing[bucket] -= 1
             self._send_complete_buckets()
 
+    def _sum_tables(self) -> None:
+        """Sum those by rows that have no other gradients on any rank; start all-reduces of others.
+
+        With other gradients on this rank, their rows are added already.
+        """
+        own = [None if table in self._seen else joined(table) for table in self._tables]
+        counts = torch.empty(self._world_size, len(own), dtype=torch.int64)
+        lengths = torch.tensor([-1 if rows is None else len(rows[0]) for rows in own])
+        with self.traffic:
+            all_gather(counts.view(-1), lengths, self._group)
+        for table, found, of_ranks in zip(self._tables, own, counts.T.tolist(), strict=True):
+            flat = self.flat[self._slices[table]].view(table.shape)
+            if found and min(of_ranks) >= 0 and max(of_ranks) * self._world_size < 2 * len(table):
+                self._exchange_rows(flat, *found, of_ranks)
+                continue
+            if found:
+                flat.index_add_(0, *found)
+            for part in bucket_slices(flat.numel(), flat.numel()):
+                self._waits.append(self._start_all_reduce(flat.view(-1)[part]))
+
+    def _exchange_rows(
+        self, flat: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, counts: Sequence[int]
+    ) -> None:
+        """Add the rows of all ranks to `flat`, which is 0.
+
+        Args:
+            counts: of rows, by rank.
+        """
+        most, ranks, width = max(*counts, 1), self._world_size, flat.shape[1]
+        padded = torch.zeros(most, dtype=rows.dtype)
+        padded[: len(rows)] = rows
+        wire = torch.zeros(most, width, dtype=torch.bfloat16 if self._bf16 else values.dtype)
+        wire[: len(rows)] = values
+        all_rows, all_values = padded.new_empty(ranks * most), wire.new_empty(ranks * most, width)
+        self.traffic.add(all_rows.nbytes + all_values.nbytes, ranks)
+        with self.traffic:
+            all_gather(all_rows, padded, self._group)
+            all_gather(all_values.view(-1), wire.view(-1), self._group)
+        parts = zip(all_rows.split(most), all_values.split(most), counts, strict=True)
+        for of_rank, gradients, count in parts:
+            flat.index_add_(0, of_rank[:count], gradients[:count].float())
+
     def _add_rows(self, parameter: torch.nn.Parameter) -> None:
         flat = self.flat[self._slices[parameter]].view(parameter.shape)
         for rows, gradients in parameter.row_gradients:
@@ -109,8 +174,40 @@ class GradientBuckets:
     def _start_all_reduce(self, bucket: torch.Tensor) -> Callable[[], Any]:
         """Returns what waits for it."""
         if self._bf16:
+            self.traffic.add(bucket.nbytes // 2, self._world_size, passes=2)
             return self._bf16.start(bucket).result
+        self.traffic.add(bucket.nbytes, self._world_size, passes=2)
         return dist.all_reduce(bucket, group=self._group, async_op=True).wait  # type: ignore[no-any-return]
+
+
+def joined(table: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `row_gradients` of all micro-batches, each row once; they are no longer the table's."""
+    every = [(torch.empty(0, dtype=torch.int64), torch.empty(0, table.shape[1]))]
+    every += table.row_gradients
+    table.row_gradients.clear()
+    if len(every) == 2:
+        return every[1]
+    numbers = torch.cat([rows for rows, _ in every])
+    rows, places = torch.unique(numbers, return_inverse=True)
+    sums = torch.zeros(len(rows), table.shape[1])
+    return rows, sums.index_add_(0, places, torch.cat([values for _, values in every]))
+
+
+def without(whole: slice, holes: Sequence[slice]) -> Iterator[slice]:
+    """What is left of a slice.
+
+    >>> list(without(slice(0, 10), [slice(4, 6), slice(8, 20)]))
+    [slice(0, 4, None), slice(6, 8, None)]
+    """
+    start = whole.start
+    for hole in sorted(holes, key=lambda one: int(one.start)):
+        if hole.start >= whole.stop or hole.stop <= start:
+            continue
+        if hole.start > start:
+            yield slice(start, hole.start)
+        start = hole.stop
+    if start < whole.stop:
+        yield slice(start, whole.stop)
 
 
 def bucket_slices(decayed: int, end: int, multiple: int = 1) -> list[slice]:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.distributed.pieces import all_reduce_bf16
+from ftcluster_train.distributed.traffic import Traffic
 from ftcluster_train.errors import TrainError
 from ftcluster_train.optim.gradient_buckets import EXTRA
 
@@ -72,8 +73,9 @@ class IpexOptimizerStep:
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._max_norm, self._world_size = training.max_grad_norm, world_size
         self._all_reduce = all_reduce_bf16 if training.gradient_dtype == "bf16" else dist.all_reduce
+        self._sent_bytes = 2 if training.gradient_dtype == "bf16" else 4
         self._norm = 0.0
-        self.extra = torch.zeros(EXTRA)
+        self.extra, self.traffic = torch.zeros(EXTRA), Traffic()
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - reduced in `step`
         loss.backward()
@@ -86,7 +88,9 @@ class IpexOptimizerStep:
         if self._world_size > 1:
             shared = [*gradients, self.extra]
             flat = torch.cat([tensor.flatten() for tensor in shared])
-            self._all_reduce(flat)
+            self.traffic.add(self._sent_bytes * len(flat), self._world_size, passes=2)
+            with self.traffic:
+                self._all_reduce(flat)
             parts = flat.split([tensor.numel() for tensor in shared])
             for gradient, part in zip(shared, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))

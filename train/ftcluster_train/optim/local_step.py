@@ -15,7 +15,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.distributed.quantized import all_reduce_quantized
+from ftcluster_train.distributed.quantized import all_reduce_quantized, wire_bytes
 from ftcluster_train.distributed.workers import make_worker
 from ftcluster_train.optim.flat_params import add_buffers
 from ftcluster_train.optim.flat_step import FlatOptimizerStep
@@ -59,7 +59,8 @@ class LocalOptimizerStep(FlatOptimizerStep):
     def _norm(self) -> torch.Tensor:
         norm = super()._norm()
         flags = torch.cat([norm.isfinite().logical_not().float().view(1), self.extra])
-        dist.all_reduce(flags)
+        with self.traffic:
+            dist.all_reduce(flags)
         self.extra.copy_(flags[1:])
         return norm if flags[0] == 0 else torch.tensor(torch.nan)
 
@@ -77,6 +78,9 @@ class LocalOptimizerStep(FlatOptimizerStep):
         self._since = 0
         torch.sub(self._common, self.weights.master_weights, out=self._sent)
         self._sent.mul_(self._worker.share)
+        if leaders := self._worker.leaders:
+            size = wire_bytes(len(self._sent), self._dtype)
+            self.traffic.add(size, dist.get_world_size(leaders), passes=2)
         self._exchange = self._thread.submit(self._exchange_sent)
 
     def _exchange_sent(self) -> None:
@@ -90,7 +94,8 @@ class LocalOptimizerStep(FlatOptimizerStep):
 
     def _finish_exchange(self) -> None:
         assert self._exchange
-        self._exchange.result()
+        with self.traffic:
+            self._exchange.result()
         self._exchange = None
         outer = self._mean
         self._momentum.mul_(self._beta).add_(outer)

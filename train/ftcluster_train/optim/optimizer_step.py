@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
+from ftcluster_train.distributed.traffic import Traffic
 from ftcluster_train.optim.flat_params import split_by_decay
 from ftcluster_train.optim.flat_step import FlatOptimizerStep, adamw_arguments
 from ftcluster_train.optim.ipex import IpexOptimizerStep
@@ -22,10 +23,12 @@ class OptimizerStep(Protocol):
         adamw: torch's optimizer, for the learning rate schedule.
         extra: shape (EXTRA,), numbers that `step` sums over the ranks; set them before the
             backward pass.
+        traffic: what this rank has sent and waited for.
     """
 
     adamw: torch.optim.Optimizer
     extra: torch.Tensor
+    traffic: Traffic
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Add the gradients of a micro-batch; with the last one of a step they are all-reduced."""

@@ -31,7 +31,7 @@ class ShardedGradients:
     """
 
     def __init__(self, weights: ShardedWeights, dtype: str, rounds: int) -> None:
-        self._weights, self._rounds = weights, rounds
+        self._weights, self._rounds, self._traffic = weights, rounds, weights.traffic
         self.sums = [torch.zeros_like(master) for master in weights.masters]
         self._dtypes = [
             torch.bfloat16
@@ -120,12 +120,15 @@ class ShardedGradients:
         if len(self._flight) == IN_FLIGHT:
             self._finish_oldest()
         received = self._buffer(number)
+        self._traffic.add(received.nbytes, dist.get_world_size())
         reduced = ReduceScatter(self._filling.pop(number), received)
         self._flight.append((number, self._round > 1, reduced))
 
     def _finish_oldest(self) -> None:
         number, add, reduced = self._flight.popleft()
-        reduced.finish(self.sums[number], add)
+        with self._traffic:
+            reduced.wait()
+        reduced.sum(self.sums[number], add)
         for buffer in (reduced.sent, reduced.received):
             self._free[buffer.dtype, len(buffer)].append(buffer)
 

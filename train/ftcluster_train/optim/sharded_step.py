@@ -32,7 +32,7 @@ class ShardedOptimizerStep:
         self._model = model
         self.weights = ShardedWeights(model, dtype)
         self.gradients = ShardedGradients(self.weights, training.gradient_dtype, rounds)
-        self.extra = torch.zeros(EXTRA)
+        self.extra, self.traffic = torch.zeros(EXTRA), self.weights.traffic
         self._max_norm, self._norm = training.max_grad_norm, 0.0
         for master, gradients in zip(self.weights.masters, self.gradients.sums, strict=True):
             master.grad = gradients
@@ -60,7 +60,8 @@ class ShardedOptimizerStep:
     def step(self) -> float:
         squares = sum(float(norm_of(own)) ** 2 for own in self.gradients.wait())
         sums = torch.tensor([squares, *self.extra.tolist()], dtype=torch.float64)
-        dist.all_reduce(sums)
+        with self.traffic:
+            dist.all_reduce(sums)
         self.extra.copy_(sums[1:])
         self._norm = math.sqrt(sums[0])
         if not math.isfinite(self._norm):

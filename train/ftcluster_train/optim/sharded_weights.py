@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_train.distributed.pieces import start_all_gather
+from ftcluster_train.distributed.traffic import Traffic
 from ftcluster_train.optim.flat_params import ALIGNMENT, FlatLayout, ModelWeights, add_buffers
 from ftcluster_train.optim.gradient_buckets import bucket_slices
 from ftcluster_train.optim.state import Part, gather_memory
@@ -47,9 +48,11 @@ class ShardedWeights(ModelWeights):
         buckets: in the order in which the backward pass fills them.
         masters: this rank's piece of each bucket, fp32; where the model runs in fp32, views into
             `model_weights`.
+        traffic: of weights and gradients.
     """
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        self.traffic = Traffic()
         multiple = ALIGNMENT * dist.get_world_size()
         super().__init__(model, dtype, FlatLayout(model, multiple))
         fp32 = dtype == torch.float32
@@ -93,22 +96,29 @@ class ShardedWeights(ModelWeights):
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def gather(self) -> None:
         """Let the model run on the fp32 weights of all ranks, after each optimizer step."""
-        dtype = self.model_weights.dtype
+        dtype, ranks = self.model_weights.dtype, dist.get_world_size()
         started: deque[tuple[dist.Work, torch.Tensor]] = deque()
         for bucket, master in zip(self.buckets, self.masters, strict=True):
             if bucket.has_norms and dtype != torch.float32:
                 part = Part(master, bucket.length, sharded=True)
-                whole = part.whole(gather_memory([part]))
+                memory = gather_memory([part])
+                self.traffic.add(memory.nbytes, ranks)
+                with self.traffic:
+                    whole = part.whole(memory)
                 self._model_weights_of(bucket).copy_(whole)
                 for weights, place in self._norms_in(bucket):
                     weights.copy_(whole[place])
                 continue
             rounded = master.to(dtype, copy=True)
-            started.append((start_all_gather(self.model_weights[bucket.place], rounded), rounded))
+            place = self.model_weights[bucket.place]
+            self.traffic.add(place.nbytes, ranks)
+            started.append((start_all_gather(place, rounded), rounded))
             if len(started) > IN_FLIGHT:
-                started.popleft()[0].wait()
-        for work, _ in started:
-            work.wait()
+                with self.traffic:
+                    started.popleft()[0].wait()
+        with self.traffic:
+            for work, _ in started:
+                work.wait()
 
     def whole_buckets(self) -> Iterator[tuple[Bucket, torch.Tensor]]:
         """Each bucket with its fp32 weights, in the order of the flat tensor; a collective.

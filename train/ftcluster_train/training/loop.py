@@ -156,6 +156,7 @@ def train(
     checked = False  # whether ranks were compared after weights changed
     losses: list[float] = []  # of this rank, since the last log
     trained_samples = position.samples
+    trained_tokens = 0  # of this rank, with padding
     paused = 0.0  # seconds of evaluation and checkpoints, which do not count as training
 
     def position_after(step: int) -> Position:
@@ -198,6 +199,7 @@ def train(
         losses.append(0.0)
         for part in parts:
             inputs, targets = task.collate([train_set[i] for i in part])
+            trained_tokens += inputs["input_ids"].numel()
             with kernels:
                 with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                     outputs = call_model(model, inputs)
@@ -232,15 +234,26 @@ def train(
         )
         if log_due or step == last_step or (step == 1 and settings.logging_first_step):
             seconds = position_after(step).seconds
+            waited = [0.0] * world.size
+            waited[world.rank] = optimizer.traffic.waited
+            loss, *waited = sum_over_ranks([math.fsum(losses), *waited])
             log.write(
                 "step",
                 step=step,
                 epoch=epoch_of(step),
-                loss=sum_over_ranks([math.fsum(losses)])[0] / len(losses),
+                loss=loss / len(losses),
                 grad_norm=grad_norm,
                 learning_rate=schedule.get_last_lr()[0],
                 samples_per_second=trained_samples / seconds,
                 remaining_seconds=seconds / step * (last_step - step),
+            )
+            log.write(
+                "communication",
+                step=step,
+                train_seconds=time.perf_counter() - started - paused,
+                tokens=trained_tokens,
+                waited_seconds=[round(one, 6) for one in waited],
+                sent_bytes=optimizer.traffic.sent,
             )
             losses.clear()
 
