@@ -8,10 +8,13 @@ from ftcluster.planning.plan import LaunchPlan
 from ftcluster_common.launch import GLOO, IMPI
 from ftcluster_common.recipe import Recipe
 
-OPTIMIZERS = {"whole": False, "sharded": True}
+WHOLE, SHARDED, LOCAL = "whole", "sharded", "local"
+DTYPES = {WHOLE: ("fp32", "bf16"), SHARDED: ("fp32", "bf16"), LOCAL: ("bf16", "int8")}
 ALL = [
-    Mode(*one) for one in product((GLOO, IMPI), ("fp32", "bf16"), OPTIMIZERS.values())
-]  # fmt: skip
+    Mode(backend, dtype, optimizer)
+    for backend, optimizer in product((GLOO, IMPI), DTYPES)
+    for dtype in DTYPES[optimizer]
+]
 
 
 def read_modes(text: str) -> list[Mode]:
@@ -32,16 +35,23 @@ def read_modes(text: str) -> list[Mode]:
 
 def overrides(mode: Mode) -> list[str]:
     """The fields of a recipe for a mode."""
+    backend = f"training.ddp_backend={mode.backend}"
+    if mode.optimizer == LOCAL:
+        return [backend, "training.sync=local", f"training.sync_dtype={mode.dtype}"]
     return [
-        f"training.ddp_backend={mode.backend}",
-        f"training.gradient_dtype={mode.gradients}",
-        f"training.shard_optimizer={str(mode.sharded).lower()}",
+        backend,
+        "training.sync=step",
+        f"training.gradient_dtype={mode.dtype}",
+        f"training.shard_optimizer={str(mode.optimizer == SHARDED).lower()}",
     ]
 
 
 def mode_of(recipe: Recipe, plan: LaunchPlan) -> Mode:
     """The mode of a training."""
-    dtype = recipe.training.gradient_dtype
-    if dtype == "auto" and not plan.shard_optimizer:
-        dtype = "fp32"
-    return Mode(plan.backend, dtype, plan.shard_optimizer)
+    training = recipe.training
+    if training.sync == "local":
+        return Mode(plan.backend, training.sync_dtype, LOCAL, training.sync_steps)
+    if plan.shard_optimizer:
+        return Mode(plan.backend, training.gradient_dtype, SHARDED)
+    dtype = "bf16" if training.gradient_dtype == "bf16" else "fp32"
+    return Mode(plan.backend, dtype, WHOLE)

@@ -147,8 +147,8 @@ def step_of(point: Point, first: Point) -> Step:
     others = point.ranks - 1
     exchanged = point.sent * point.ranks / others if others else 0.0
     mode, dense = point.mode, inf
-    if not mode.sharded:
-        dense = 2 * BYTES[mode.gradients] * point.parameters / mode.every
+    if mode.optimizer == "whole":
+        dense = 2 * BYTES[mode.dtype] * point.parameters
     return Step(mode, point.hosts, point.like(first), exchanged, max(dense, exchanged))
 
 
@@ -181,9 +181,7 @@ def model_document(model: Model, steps: Sequence[Step], first: Point) -> dict[st
                 "seconds_per_host": model.latency[backend],
                 "mb_per_second": 1e-6 / x if x else None,
                 "fixed_seconds": {
-                    "sharded" if sharded else "whole": k
-                    for (of, sharded), k in model.fixed.items()
-                    if of == backend
+                    optimizer: k for (of, optimizer), k in model.fixed.items() if of == backend
                 },
             }
             for backend, x in model.per_byte.items()

@@ -13,8 +13,7 @@
 
 Latency and bandwidth as in Hockney 1994 (The communication challenge for MPP); messages and bytes
 of collectives as in Thakur, Rabenseifner and Gropp 2005 (Optimization of Collective Communication
-Operations in MPICH). a and x belong to a backend, k to a backend with a whole or sharded optimizer.
-They are the least squares of what measured steps on several hosts take longer than c.
+Operations in MPICH). a and x belong to a backend, k to a backend with an optimizer. They are the least squares of what measured steps on several hosts take longer than c.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,26 +30,25 @@ class Mode:
     """How ranks exchange what they learn.
 
     Attributes:
-        gradients: the dtype in which they are sent: fp32, bf16 or auto.
-        sharded: whether the optimizer is.
+        dtype: in which gradients are sent: fp32, bf16 or auto; in local steps what weights have
+            learned: bf16 or int8.
+        optimizer: whole or sharded; or local, one for each host.
         every: steps between two exchanges.
     """
 
     backend: str
-    gradients: str
-    sharded: bool
+    dtype: str
+    optimizer: str
     every: int = 1
 
     @property
     def name(self) -> str:
         """As `--modes` takes it.
 
-        >>> Mode("impi", "bf16", True).name, Mode("gloo", "fp32", False, every=8).name
-        ('impi-bf16-sharded', 'gloo-fp32-whole-every8')
+        >>> Mode("impi", "bf16", "sharded").name
+        'impi-bf16-sharded'
         """
-        often = f"-every{self.every}" if self.every > 1 else ""
-        kind = "sharded" if self.sharded else "whole"
-        return f"{self.backend}-{self.gradients}-{kind}{often}"
+        return f"{self.backend}-{self.dtype}-{self.optimizer}"
 
 
 @dataclass(frozen=True)
@@ -88,14 +86,14 @@ class Model:
 
     Attributes:
         compute: c.
-        fixed: k by backend and whether the optimizer is sharded.
+        fixed: k by backend and optimizer.
         latency: a by backend.
         per_byte: x by backend.
         exchanged: S by mode.
     """
 
     compute: float
-    fixed: Mapping[tuple[str, bool], float]
+    fixed: Mapping[tuple[str, str], float]
     latency: Mapping[str, float]
     per_byte: Mapping[str, float]
     exchanged: Mapping[Mode, Exchanged]
@@ -104,7 +102,7 @@ class Model:
         """T(hosts)."""
         if hosts == 1:
             return self.compute
-        fixed = self.fixed.get((mode.backend, mode.sharded), 0.0)
+        fixed = self.fixed.get((mode.backend, mode.optimizer), 0.0)
         often = (fixed + self.latency[mode.backend] * (hosts - 1)) / mode.every
         size = self.exchanged[mode](hosts)
         moved = self.per_byte[mode.backend] * size * (hosts - 1) / hosts
@@ -126,11 +124,11 @@ def fit(steps: Sequence[Step]) -> Model | None:
     if not alone or not several:
         return None
     compute = mean(alone)
-    fixed: dict[tuple[str, bool], float] = {}
+    fixed: dict[tuple[str, str], float] = {}
     latency, per_byte = {}, {}
     for backend, group in groupby(several, key=lambda step: step.mode.backend):
         own = list(group)
-        kinds = sorted({step.mode.sharded for step in own})
+        kinds = sorted({step.mode.optimizer for step in own})
         found = _fit_backend(own, compute, kinds)
         per_byte[backend], latency[backend], *of_kinds = found
         fixed |= {(backend, kind): one for kind, one in zip(kinds, of_kinds, strict=True)}
@@ -162,7 +160,7 @@ def _fit_size(steps: Sequence[Step]) -> Exchanged:
     return Exchanged(mean(sizes), 0.0, most)
 
 
-def _fit_backend(steps: Sequence[Step], compute: float, kinds: Sequence[bool]) -> Row:
+def _fit_backend(steps: Sequence[Step], compute: float, kinds: Sequence[str]) -> Row:
     """x, a, and k by kind."""
     longer = [step.seconds - compute for step in steps]
 
@@ -171,13 +169,13 @@ def _fit_backend(steps: Sequence[Step], compute: float, kinds: Sequence[bool]) -
             "x": [step.exchanged * (step.hosts - 1) / step.hosts for step in steps],
             "a": [(step.hosts - 1) / step.mode.every for step in steps],
             **{
-                f"k{kind}": [(step.mode.sharded == kind) / step.mode.every for step in steps]
+                f"k {kind}": [(step.mode.optimizer == kind) / step.mode.every for step in steps]
                 for kind in kinds
             },
         }
         return [every[name] for name in use]
 
-    fixed = [f"k{kind}" for kind in kinds]
+    fixed = [f"k {kind}" for kind in kinds]
     for use in (["x", *fixed, "a"], ["x", *fixed], ["x"], ["a"]):
         found = least_squares(columns(use), longer) if len(use) <= len(steps) else None
         values = dict(zip(use, found, strict=True)) if found else {}

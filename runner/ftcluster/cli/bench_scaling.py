@@ -23,7 +23,6 @@ from ftcluster.progress.view import make_view
 from ftcluster.text.plural import counted
 
 STEPS = 30
-WARM_UP = 1 / 3  # of the steps: memory is new, and the ranks compare their weights
 
 
 def add_parser(kinds: Any) -> None:
@@ -50,7 +49,8 @@ def add_parser(kinds: Any) -> None:
         type=at_least(3),
         default=STEPS,
         metavar="N",
-        help=f"of each training (default: {STEPS})",
+        help=f"of each training, the first third to warm up (default: {STEPS}); at least three "
+        "exchanges of local steps",
     )
     parser.add_argument(
         "--modes",
@@ -116,15 +116,27 @@ def trainings(
         nodes, of_host = (count, options.ranks_per_host) if several else (1, count)
         world = prepared((), nodes, of_host).plan.world_size
         words = (
-            f"batch_size={world * samples}", f"training.max_steps={options.steps}",
-            f"training.logging_steps={round(options.steps * WARM_UP)}",
-            "training.logging_strategy=steps", "training.logging_first_step=false",
-            "training.eval_strategy=no", "training.save_strategy=no",
-        )  # fmt: skip
+            f"batch_size={world * samples}",
+            "training.logging_strategy=steps",
+            "training.logging_first_step=false",
+            "training.eval_strategy=no",
+            "training.save_strategy=no",
+        )
         sharing = {"wait": options.wait, "share_hosts": options.share_hosts}
         for mode in modes if count > 1 else ([],):
-            one = prepared((*words, *mode), nodes, of_host)
+            one = prepared((*words, *mode, *length(options.steps)), nodes, of_host)
+            if one.recipe.training.sync == "local":
+                steps = max(options.steps, 3 * one.recipe.training.sync_steps)
+                one = prepared((*words, *mode, *length(steps)), nodes, of_host)
             yield replace(one, launch=replace(one.launch, **sharing))
+
+
+def length(steps: int) -> list[str]:
+    """Fields of a recipe for so many steps.
+
+    The first third is a warm-up: memory is new, and the ranks compare their weights.
+    """
+    return [f"training.max_steps={steps}", f"training.logging_steps={steps // 3}"]
 
 
 def measured(run: TrainingRun, events: Sequence[dict[str, Any]]) -> Point:

@@ -89,17 +89,23 @@ def test_modes(
     remember(Cluster((Path("/inventory.ini"),), hosts))
     picture = str(tmp_path / "scaling.svg")
     found = bench(capsys, "--ranks-per-host", "1", "--modes", "all", "--svg", picture)
-    assert [len(run.plan.hosts) for run in trained] == [1] + [2] * 8 + [4] * 8
+    assert [len(run.plan.hosts) for run in trained] == [1] + [2] * 12 + [4] * 12
     chosen = {
-        (run.recipe.training.ddp_backend, run.recipe.training.gradient_dtype,
-         run.recipe.training.shard_optimizer)
-        for run in trained[1:9]
-    }  # fmt: skip
-    assert len(chosen) == 8
+        (one.ddp_backend, one.gradient_dtype, one.shard_optimizer, one.sync, one.sync_dtype)
+        for run in trained[1:13]
+        for one in [run.recipe.training]
+    }
+    assert len(chosen) == 12
+    assert {
+        run.recipe.training.max_steps for run in trained if run.recipe.training.sync == "step"
+    } == {30}
+    assert {
+        run.recipe.training.max_steps for run in trained if run.recipe.training.sync == "local"
+    } == {96}
     point = found["points"][-1]
     assert point["slowest"] == "node1"
     assert point["waiting"] == 0.25 * 3 / 4
-    assert [one["mode"] for one in found["points"][1:9]] == [mode.name for mode in ALL]
+    assert [one["mode"] for one in found["points"][1:13]] == [mode.name for mode in ALL]
     model = found["model"]
     assert {size for sizes in model["exchanged_bytes"].values() for size in sizes.values()} == {
         1000
@@ -123,7 +129,7 @@ def test_each_point_is_as_fast_as_with_the_tokens_of_the_first() -> None:
 
 def point(run: str, hosts: int, seconds: float, waited: tuple[float, ...]) -> Point:
     sent = 2e8 * (hosts - 1) / hosts
-    mode = Mode("impi", "fp32", False)
+    mode = Mode("impi", "fp32", "whole")
     return Point(
         run, mode, hosts, hosts, 30 * hosts, 8 * hosts, seconds, 1000.0, waited, sent, 10**8,
         "node1",

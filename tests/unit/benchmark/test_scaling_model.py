@@ -9,13 +9,13 @@ from ftcluster.benchmark.scaling_model import Mode, Step, fit, prediction_errors
 
 COMPUTE, LATENCY, PER_BYTE, HIDDEN = 2.0, 0.004, 1 / 120e6, -0.5
 SIZES = {"fp32": 500e6, "bf16": 250e6}
-FP32, BF16 = (Mode("gloo", dtype, sharded=False) for dtype in SIZES)
-LOCAL = Mode("gloo", "fp32", sharded=False, every=8)
+FP32, BF16 = (Mode("gloo", dtype, "whole") for dtype in SIZES)
+EIGHTH = Mode("gloo", "fp32", "whole", every=8)
 
 
 def step(mode: Mode, hosts: int, noise: float = 1.0) -> Step:
     """A step by the formula."""
-    size = SIZES[mode.gradients] / mode.every if hosts > 1 else 0.0
+    size = SIZES[mode.dtype] / mode.every if hosts > 1 else 0.0
     once = HIDDEN + LATENCY * (hosts - 1) if hosts > 1 else 0.0
     moved = PER_BYTE * size * (hosts - 1) / hosts
     return Step(mode, hosts, noise * (COMPUTE + once / mode.every + moved), size)
@@ -23,12 +23,12 @@ def step(mode: Mode, hosts: int, noise: float = 1.0) -> Step:
 
 def test_it_predicts_what_follows_the_formula() -> None:
     steps = [step(mode, hosts) for mode, hosts in product((FP32, BF16), (1, 2, 4))]
-    model = fit([*steps, step(LOCAL, 4)])
+    model = fit([*steps, step(EIGHTH, 4)])
     assert model
     assert model.latency["gloo"] == pytest.approx(LATENCY)
     assert model.per_byte["gloo"] == pytest.approx(PER_BYTE)
-    assert model.fixed["gloo", False] == pytest.approx(HIDDEN)
-    for mode, hosts in product((FP32, BF16, LOCAL), (1, 3, 8, 256)):
+    assert model.fixed["gloo", "whole"] == pytest.approx(HIDDEN)
+    for mode, hosts in product((FP32, BF16, EIGHTH), (1, 3, 8, 256)):
         assert model.seconds(mode, hosts) == pytest.approx(step(mode, hosts).seconds)
 
 
@@ -42,12 +42,12 @@ def test_few_points_give_few_parameters() -> None:
     one = fit([step(FP32, 1), step(FP32, 2)])
     assert one
     assert one.latency == {"gloo": 0}
-    assert one.fixed == {("gloo", False): 0}
+    assert one.fixed == {("gloo", "whole"): 0}
     assert one.seconds(FP32, 2) == pytest.approx(step(FP32, 2).seconds)
     two = fit([step(FP32, 1), step(FP32, 2), step(FP32, 4)])
     assert two
     assert two.seconds(FP32, 4) == pytest.approx(step(FP32, 4).seconds)
-    assert two.fixed["gloo", False] < 0
+    assert two.fixed["gloo", "whole"] < 0
 
 
 def test_no_bandwidth_or_latency_is_negative() -> None:
