@@ -13,7 +13,8 @@
 
 Latency and bandwidth as in Hockney 1994 (The communication challenge for MPP); messages and bytes
 of collectives as in Thakur, Rabenseifner and Gropp 2005 (Optimization of Collective Communication
-Operations in MPICH). a and x belong to a backend, k to a backend with an optimizer. They are the least squares of what measured steps on several hosts take longer than c.
+Operations in MPICH). a and x belong to a backend, k to a backend with an optimizer. They are the
+least squares of what measured steps on several hosts take longer than c.
 """
 
 from collections.abc import Mapping, Sequence
