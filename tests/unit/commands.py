@@ -1,0 +1,107 @@
+"""The commands that pages show: in blocks of code, and in the text those of ftcluster."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# What a line of a block begins with, if it is a command; other lines are output or a file.
+PROGRAMS = (
+    "ansible", "ansible-doc", "ansible-galaxy", "ansible-playbook", "ansible-vault", "apt", "aws",
+    "az", "cd", "cp", "curl", "dnf", "export", "ftcluster", "gcloud", "git", "hf", "mpirun",
+    "numactl", "pip", "pipx", "python", "python3", "rsync", "scp", "source", "ssh", "ssh-copy-id",
+    "ssh-keygen", "ssh-keyscan", "sudo", "tar", "torchrun", "uv",
+)  # fmt: skip
+_PLACE = re.compile(r"(?:~|\.{0,2}[\w.-]*)/\S+")  # ./test, scripts/docs, ~/ftcluster/bin/pip
+_LANGUAGES = ("", "text", "sh", "console")
+_SYNOPSIS = str.maketrans("", "", "[]")
+_VALUES = {"N": "1", "SECONDS": "30"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a page.
+
+    Attributes:
+        where: page and line, such as docs/run.md:3.
+        text: as it is written, without prompt and comment.
+        inline: in the text, where it may be only a command's name.
+    """
+
+    where: str
+    text: str
+    inline: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """Its words as a shell reads them, without variables before it and a program's folder.
+
+        Brackets and dots of a synopsis are left out, and N is a number.
+        """
+        text = self.text if self.inline else self.text.replace("[--", "--").replace("] ", " ")
+        words = shlex.split(text.translate(_SYNOPSIS) if "=[" not in text else text)
+        while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+            words.pop(0)
+        words = [_VALUES.get(word, word) for word in words if word not in ("...", "\u2026")]
+        return [Path(words[0]).name, *words[1:]]
+
+    @property
+    def kinds(self) -> list[str]:
+        """What of it a test has to run: `setup`, `setup --stack`; else the whole command."""
+        if self.words[0] != "ftcluster":
+            return [self.text]
+        words = self.words[1 : self.words.index("--")] if "--" in self.words else self.words[1:]
+        plain = [word for word in words if not word.startswith("-")]
+        verb = " ".join(plain[: 2 if plain[:1] == ["bench"] else 1])
+        options = [word.partition("=")[0] for word in words if word.startswith("-")]
+        return [verb, *(f"{verb} {option}".strip() for option in options)]
+
+
+def commands(page: Path, root: Path) -> list[Command]:
+    """Every command of a Markdown page, in its order."""
+    text = page.read_text(encoding="utf-8")
+    name = str(page.relative_to(root))
+    found = []
+    for number, line, in_code in _lines(text):
+        if in_code:
+            found += [Command(f"{name}:{number}", part) for part in _parts(line)]
+        else:
+            found += [
+                Command(f"{name}:{number}", code, inline=True)
+                for code in re.findall(r"`((?:[A-Z_]+=\S+ )?ftcluster [a-z-][^`]*)`", line)
+            ]
+    return found
+
+
+def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
+    """Number and text of the lines of a page, and whether they are code of a shell."""
+    language: str | None = None
+    begun, held = 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if fence := re.match(r"\s*```(.*)", line):
+            language = None if language is not None else fence[1]
+            continue
+        block = re.match(r" {4}\S", line) or held  # what is further in continues some output
+        in_code = language in _LANGUAGES or (language is None and bool(block))
+        if not in_code:
+            if language is None:
+                yield number, line, False
+            continue
+        begun = begun or number
+        held += line.strip()
+        if held.endswith("\\"):
+            held = held[:-1]
+            continue
+        yield begun, held, True
+        begun, held = 0, ""
+
+
+def _parts(line: str) -> list[str]:
+    """The commands of a line of code; none of a line that is not one."""
+    line = re.split(r"\s+# ", line.removeprefix("$ "))[0].strip()
+    words = re.sub(r"^(?:[A-Z_]+=\S* )+", "", line).split(" ")
+    is_program = words[0] in PROGRAMS and len(words) > 1 and "" not in words  # else a picture
+    if not is_program and not _PLACE.fullmatch(words[0]):
+        return []
+    return [part.strip() for part in re.split(r" (?:&&|;|\|) ", line)]
