@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from ftcluster.cli import main
+from ftcluster.errors import UsageError
 from tests.programs import ROOT
 from tests.unit.commands import Command, commands
 from tests.unit.test_docs import PAGES
@@ -25,14 +26,14 @@ def problem(command: Command) -> str | None:
     words = command.words[1:]
     if command.inline and len(words) == 1:
         words.append("--help")
-    said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            more = main.build_parser().parse_known_args(words)[1]
-    except SystemExit as end:
-        return said.getvalue() if end.code else None
-    unknown = [word for word in more if word.startswith("-")]
-    return f"unknown: {unknown}" if unknown else None
+        with contextlib.redirect_stdout(io.StringIO()):
+            main.read_arguments(words)
+    except SystemExit:  # --help
+        return None
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 def test_ftcluster_takes_all_of_its_commands() -> None:
