@@ -157,6 +157,11 @@ class Testbed:
         with _alone():
             Group(self._running(node).name).limit_cpu(percent)
 
+    def memory(self, node: str, size: int | None) -> None:
+        """Allow a host so many bytes of memory, its page cache among them; None: no limit."""
+        with _alone():
+            host.limit_memory(self._running(node), size)
+
     # ------------------------------------------------------------ commands
     def run(
         self, *cmd: str | Path, check: bool = False, timeout: float | None = None,

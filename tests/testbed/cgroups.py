@@ -1,7 +1,8 @@
 """Control groups: what a host is made of, how it is ended at once, and how fast it may run.
 
 Each host has a folder of its own in the unified hierarchy (cgroup v2) and, on a machine that
-still has it, in the v1 `cpu` and `systemd` hierarchies. So has its power button, `NODE-power`.
+still has it, in the v1 `cpu`, `memory` and `systemd` hierarchies. So has its power button,
+`NODE-power`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def legacy() -> dict[str, Path]:
         for where, kind, options in _mounts()
         if kind == "cgroup"
         for option in options.split(",")
-        if option in ("cpu", "name=systemd")
+        if option in ("cpu", "memory", "name=systemd")
     }
 
 
@@ -66,9 +67,10 @@ class Group:
     def make(self) -> None:
         for folder in self._folders:
             folder.mkdir(parents=True, exist_ok=True)
-        if "cpu" in (unified() / "cgroup.controllers").read_text().split():
-            for folder in (unified(), unified() / GROUP):
-                (folder / "cgroup.subtree_control").write_text("+cpu")
+        of_v2 = (unified() / "cgroup.controllers").read_text().split()
+        wanted = " ".join(f"+{name}" for name in ("cpu", "memory") if name in of_v2)
+        for folder in (unified(), unified() / GROUP):
+            (folder / "cgroup.subtree_control").write_text(wanted)
 
     def alive(self) -> bool:
         events = self.path / "cgroup.events"
@@ -132,6 +134,16 @@ class Group:
         else:
             self._quota.with_name("cpu.cfs_period_us").write_text(str(PERIOD))
             self._quota.write_text(str(-1 if quota is None else quota))
+
+    # ------------------------------------------------------------ memory
+    def limit_memory(self, size: int | None) -> None:
+        """Allow a host so many bytes; None: as much as there is."""
+        if "memory" in legacy():
+            limit = legacy()["memory"] / GROUP / self.name / "memory.limit_in_bytes"
+            limit.write_text(str(-1 if size is None else size))
+        else:  # of the group that is the host's root, so that the host sees it
+            (self.path / "cgroup.subtree_control").write_text("+memory")
+            (self.path / "payload/memory.max").write_text(str(size or "max"))
 
 
 def host_names() -> set[str]:

@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     verb("heal", "undo cut", "NODE", "[OTHER]")
     verb("shape", "slow cable, e.g. 1gbit; off: no limit", "NODE", "RATE")
     verb("cpu", "limit the CPU: 100 is one whole core, max is no limit", "NODE", "PERCENT")
+    verb("memory", "limit the memory to so many GB, such as 2.7; max is no limit", "NODE", "GB")
     return top
 
 
@@ -102,6 +103,8 @@ def _do(bed: Testbed, args: argparse.Namespace) -> None:
             bed.shape(args.node, args.rate)
         case "cpu":
             bed.cpu(args.node, parse_percent(args.percent))
+        case "memory":
+            bed.memory(args.node, parse_gigabytes(args.gb))
         case "cut" | "heal":
             getattr(bed, args.verb)(args.node, args.other)
         case _:  # kill, boot
@@ -125,3 +128,13 @@ def parse_percent(text: str) -> float | None:
         return float(text.removesuffix("%"))
     except ValueError:
         raise TestbedError(f"cpu {text!r}: want a number such as 50, or max") from None
+
+
+def parse_gigabytes(text: str) -> int | None:
+    """Bytes: `parse_gigabytes("2.7")` is 2,700,000,000."""
+    if text == "max":
+        return None
+    try:
+        return int(float(text) * 1e9)
+    except ValueError:
+        raise TestbedError(f"memory {text!r}: want GB, such as 2.7, or max") from None

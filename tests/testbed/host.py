@@ -14,10 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from . import network, registries
-from .cgroups import JOIN, Group
+from .cgroups import JOIN, Group, legacy
 from .settings import OPERATOR, OPERATOR_ID, OVERLAY, SWITCH, Node, Settings
 from .shell import TestbedError, run, start
 
+MEMORY_V1 = "/sys/fs/cgroup/memory"
 CONSOLE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NSPAWN_STATE = Path("/run/systemd/nspawn")
 
@@ -142,6 +143,16 @@ def remove_traces(node: Node) -> None:
     """Remove what nspawn itself leaves behind."""
     for kind in ("propagate", "unix-export"):
         shutil.rmtree(NSPAWN_STATE / kind / node.netns, ignore_errors=True)
+
+
+# ---------------------------------------------------------------- memory
+def limit_memory(node: Node, size: int | None) -> None:
+    """Allow so many bytes; None: as much as there is. Programs read it where a container's is."""
+    Group(node.name).limit_memory(size)
+    if "memory" in legacy():  # hosts see v2 only, which does not have this limit
+        mounted = f"mountpoint -q {MEMORY_V1}"
+        mount = f"mkdir -p {MEMORY_V1} && mount -t cgroup -o memory none {MEMORY_V1}"
+        run(*console_argv(node, ["sh", "-c", f"{mounted} || {{ {mount}; }}"]))
 
 
 # ---------------------------------------------------------------- console

@@ -78,6 +78,13 @@ def test_percent() -> None:
         cli.parse_percent("half")
 
 
+def test_gigabytes() -> None:
+    assert cli.parse_gigabytes("2.7") == 2_700_000_000
+    assert cli.parse_gigabytes("max") is None
+    with pytest.raises(TestbedError):
+        cli.parse_gigabytes("2.7G")
+
+
 def test_debian_sources_follow_the_suite_and_others_are_left_out() -> None:
     lines = [
         "# deb http://mirror.example/debian bookworm main",
