@@ -1,6 +1,7 @@
 """Injects seeded faults into long trainings on this machine, and on three hosts of the testbed.
 
     .venv-dev/bin/python -m tests.faults --seed 1 --faults 100
+    .venv-dev/bin/python -m tests.faults --place hosts training.ddp_backend=impi
     .venv-dev/bin/python -m tests.faults --table > docs/reliability.md
 
 Needs root, and `scripts/environment control` before. Each fault and each training adds a line to
@@ -61,6 +62,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "recipe", nargs="*", metavar="key=value", help="more of the recipe of each training"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, default=10, help="at each place")
     parser.add_argument("--steps", type=int, default=1000, help="of each training")
@@ -90,7 +94,7 @@ def main() -> int:
             campaign = Campaign(
                 place, folder / "logs", options.seed, options.faults, options.steps,
                 save_steps=max(5, options.steps // 20), pause_seconds=options.pause,
-                only=tuple(options.only),
+                only=tuple(options.only), recipe=tuple(options.recipe),
             )  # fmt: skip
             carry_out(campaign, write)
     found = problems(results)

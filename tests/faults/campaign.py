@@ -159,6 +159,7 @@ class Campaign:
         only: names of faults; () for all that are possible at the place.
         compare: whether an undisturbed training is carried out first, to compare with.
         launch: more options of `ftcluster train`.
+        recipe: more of the recipe, `key=value`.
     """
 
     place: Place
@@ -171,10 +172,11 @@ class Campaign:
     only: tuple[str, ...] = ()
     compare: bool = True
     launch: tuple[str, ...] = ()
+    recipe: tuple[str, ...] = ()
 
     def training(self, *options: str) -> Training:
         options = (*self.launch, *options)
-        return Training(self.place, self.steps, self.save_steps, self.folder, options)
+        return Training(self.place, self.steps, self.save_steps, self.folder, options, self.recipe)
 
 
 def carry_out(campaign: Campaign, write: Callable[[dict[str, Any]], None]) -> None:

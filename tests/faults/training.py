@@ -36,6 +36,7 @@ class Training:
     Attributes:
         save_steps: between two checkpoints.
         options: more of `ftcluster train`.
+        recipe: more of the recipe, `key=value`.
         runs: the chain's ids.
     """
 
@@ -44,6 +45,7 @@ class Training:
     save_steps: int
     folder: Path
     options: tuple[str, ...] = ()
+    recipe: tuple[str, ...] = ()
     runs: list[str] = field(default_factory=list)
     follower: Any = None
     _events: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class Training:
         return (
             *MODEL, *SAVING, f"training.save_steps={self.save_steps}",
             f"training.max_steps={self.steps}", "training.logging_steps=1",
-            "training.eval_strategy=no",
+            "training.eval_strategy=no", *self.recipe,
         )  # fmt: skip
 
     @property
