@@ -3,9 +3,10 @@
 import contextlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -14,9 +15,10 @@ import torch.multiprocessing as mp
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.data.sampler import micro_batches, share_of_rank
+from ftcluster_train.distributed import pieces
 from ftcluster_train.kernels import residuals
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
-from ftcluster_train.optim import gradient_buckets
+from ftcluster_train.optim import gradient_buckets, sharded_weights
 from ftcluster_train.optim.flat_step import FlatOptimizerStep
 from ftcluster_train.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.optim.state import State
@@ -77,6 +79,27 @@ class Learned:
         return self.tensors["master_weights"]
 
 
+@contextlib.contextmanager
+def weights_that_wait() -> Iterator[None]:
+    """Sharded weights arrive when they are waited for, and no sooner."""
+
+    def start(whole: torch.Tensor, piece: torch.Tensor) -> Any:
+        arrived = torch.empty_like(whole)
+        work = pieces.start_all_gather(arrived, piece.clone())
+
+        def wait() -> None:
+            work.wait()
+            whole.copy_(arrived)
+
+        return SimpleNamespace(wait=wait)
+
+    sharded_weights.start_all_gather = start
+    try:
+        yield
+    finally:
+        sharded_weights.start_all_gather = pieces.start_all_gather
+
+
 def learn(case: Case, rank: int, size: int) -> Learned:
     """Learn the steps of a case as one of `size` ranks."""
     usual, table = gradient_buckets.BUCKET, gradient_buckets.TABLE
@@ -108,13 +131,18 @@ def learn(case: Case, rank: int, size: int) -> Learned:
     )
     model.eval()
     norms, losses = [], []
-    overrides = FunctionOverrides() if case.rows else contextlib.nullcontext()
+    overrides = contextlib.nullcontext()
+    if case.rows:
+        overrides = FunctionOverrides()
+        overrides.arriving = update.arriving
     autocast = case.rows and case.dtype == torch.bfloat16
     for batch in case.batches:
         losses.append(0.0)
         parts = micro_batches(share_of_rank(batch, rank, size), case.parts)
         for part in parts:
             own = tokens[part]
+            if not case.rows:
+                update.arriving.wait()
             with overrides, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 loss = model(input_ids=own, labels=own).loss * len(part) / len(batch)
                 if case.unused and rank == 0:
@@ -155,7 +183,8 @@ def _rank(rank: int, size: int, folder: Path, work: Work, arguments: tuple[Any, 
 
 def learn_all(rank: int, size: int, cases: dict[str, Case]) -> dict[str, Learned]:
     """Learn the steps of several cases."""
-    return {name: learn(case, rank, size) for name, case in cases.items()}
+    with weights_that_wait():
+        return {name: learn(case, rank, size) for name, case in cases.items()}
 
 
 def on_ranks(work: Work, size: int, folder: Path, *arguments: Any) -> list[Any]:

@@ -27,7 +27,7 @@ from ftcluster_train.training.progress import ProgressLog
 from tests.engine.jobs import Run, make_job, make_samples, make_task_of
 from tests.engine.jobs import run as run_once
 from tests.engine.models import make_model
-from tests.engine.ranks import on_ranks, whole_tensors
+from tests.engine.ranks import on_ranks, weights_that_wait, whole_tensors
 
 SAMPLES = make_samples("text-classification", 60)
 VALIDATION = make_samples("text-classification", 20, seed=5)
@@ -78,6 +78,8 @@ class Found:
     after_full: Run
     best: Run
     unsharded: Run
+    became_sharded: Run
+    became_whole: Run
 
 
 def _waits_for_the_one_before(snapshots: resume.Snapshots) -> bool:
@@ -129,10 +131,22 @@ def _on_two_hosts(rank: int, size: int, folder: Path) -> Found:
     left = sorted(path.name for path in job.run_dir.glob("*/*-*"))
     after_full = run(job, world)
 
-    best = trained("best", "fp32", **BEST)
+    with weights_that_wait():
+        best = trained("best", "fp32", **BEST)
     job = replace(job_of(folder / f"flat-{rank}", "fp32", **BEST), shard_optimizer=False)
     flat = run(job, world, validation=VALIDATION)
-    return Found(whole, resumed, left, after_full, best, flat)
+
+    def switched(sharded_first: bool) -> Run:
+        """Killed after the checkpoint of step 4; what continues is sharded if this was not."""
+        name = f"switched-{sharded_first}-{rank}"
+        job = replace(job_of(folder / name, "fp32", **SAVED), shard_optimizer=sharded_first)
+        with killed_at(7):
+            run(job, world)
+        return run(replace(job, shard_optimizer=not sharded_first), world)
+
+    return Found(
+        whole, resumed, left, after_full, best, flat, switched(False), switched(True)
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +204,20 @@ def test_the_best_model_is_that_of_an_unsharded_training(found: list[Found]) -> 
     ):
         assert one.dtype == other.dtype == torch.float32
         assert torch.allclose(one, other, atol=1e-5), name
+
+
+@pytest.mark.parametrize("now", ["became_sharded", "became_whole"])
+def test_a_training_is_the_same_when_it_becomes_sharded_and_the_reverse(
+    found: list[Found], now: str
+) -> None:
+    run, never = getattr(found[0], now), found[0].unsharded.losses
+    assert run.of("notice")[-1]["message"] == "resumed after step 4"
+    assert run.losses == pytest.approx([*never[:6], *never[4:]], rel=1e-5)
+    other = found[0].became_whole if now == "became_sharded" else found[0].became_sharded
+    for (name, one), theirs in zip(
+        run.model.state_dict().items(), other.model.state_dict().values(), strict=True
+    ):
+        assert torch.allclose(one, theirs, atol=1e-5), name
 
 
 def _load(

@@ -19,6 +19,9 @@ class FunctionOverrides(TorchFunctionMode):  # type: ignore[misc]
         overrides: by torch's function, another one with the same arguments.
         head: the weight of the layer that turns hidden states into logits, where the loss is
             computed from hidden states; that layer then returns its input.
+
+    Attributes:
+        arriving: by tensor that no function may read yet, what waits until it may.
     """
 
     def __init__(
@@ -27,6 +30,7 @@ class FunctionOverrides(TorchFunctionMode):  # type: ignore[misc]
         head: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.arriving: Mapping[torch.Tensor, Callable[[], None]] = {}
         self._linear = Linear(head)
         self._overrides: dict[Any, Callable[..., Any]] = {
             functional.linear: self._linear,
@@ -43,7 +47,17 @@ class FunctionOverrides(TorchFunctionMode):  # type: ignore[misc]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Called by torch in place of each function."""
-        return self._overrides.get(func, func)(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if self.arriving:
+            self._wait_for((*args, *kwargs.values()))
+        return self._overrides.get(func, func)(*args, **kwargs)
+
+    def _wait_for(self, values: Sequence[Any]) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor) and value in self.arriving:
+                self.arriving[value]()
+            elif isinstance(value, (list, tuple)):
+                self._wait_for(value)
 
     def __enter__(self) -> "FunctionOverrides":
         self._linear.clear()  # gradient checkpointing passes inputs of the forward pass again

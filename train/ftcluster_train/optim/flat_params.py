@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from transformers.trainer_pt_utils import get_parameter_names
@@ -11,6 +11,15 @@ ALIGNMENT = 16  # elements: each parameter starts on a cache line, in fp32
 
 # transformers' Trainer does not decay these, by name (5.23, get_decay_parameter_names)
 NO_DECAY = ("bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
+
+
+class Arriving(dict[torch.Tensor, Callable[[], None]]):
+    """Weights that a model may not read yet: what waits for each of them, and removes it."""
+
+    def wait(self) -> None:
+        """Wait for all."""
+        for wait in list(self.values()):
+            wait()
 
 
 def split_by_decay(

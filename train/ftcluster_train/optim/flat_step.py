@@ -8,7 +8,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.optim.flat_params import FlatWeights
+from ftcluster_train.optim.flat_params import Arriving, FlatWeights
 from ftcluster_train.optim.gradient_buckets import GradientBuckets
 from ftcluster_train.optim.state import State
 
@@ -33,6 +33,7 @@ class FlatOptimizerStep:
         bf16 = training.gradient_dtype == "bf16" and group is None
         self.gradients = GradientBuckets(self.weights, world_size, bf16, group)
         self.extra, self.traffic = self.gradients.extra, self.gradients.traffic
+        self.arriving = Arriving()
         self._max_norm = training.max_grad_norm
         flat, border = self.weights.master_weights, self.weights.layout.decayed
         groups = []

@@ -17,6 +17,7 @@ from ftcluster_common.recipe import Training
 from ftcluster_train.distributed.pieces import all_reduce_bf16
 from ftcluster_train.distributed.traffic import Traffic
 from ftcluster_train.errors import TrainError
+from ftcluster_train.optim.flat_params import Arriving
 from ftcluster_train.optim.gradient_buckets import EXTRA
 
 HINT = "train without it: training.use_ipex=false; the stacks that have it: ftcluster stacks"
@@ -76,6 +77,7 @@ class IpexOptimizerStep:
         self._sent_bytes = 2 if training.gradient_dtype == "bf16" else 4
         self._norm = 0.0
         self.extra, self.traffic = torch.zeros(EXTRA), Traffic()
+        self.arriving = Arriving()
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - reduced in `step`
         loss.backward()

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
 from ftcluster_train.distributed.traffic import Traffic
-from ftcluster_train.optim.flat_params import split_by_decay
+from ftcluster_train.optim.flat_params import Arriving, split_by_decay
 from ftcluster_train.optim.flat_step import FlatOptimizerStep, adamw_arguments
 from ftcluster_train.optim.ipex import IpexOptimizerStep
 from ftcluster_train.optim.local_step import LocalOptimizerStep
@@ -24,11 +24,13 @@ class OptimizerStep(Protocol):
         extra: shape (EXTRA,), numbers that `step` sums over the ranks; set them before the
             backward pass.
         traffic: what this rank has sent and waited for.
+        arriving: weights that the model may not read yet after a step.
     """
 
     adamw: torch.optim.Optimizer
     extra: torch.Tensor
     traffic: Traffic
+    arriving: Arriving
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Add the gradients of a micro-batch; with the last one of a step they are all-reduced."""

@@ -7,7 +7,9 @@ import torch.distributed as dist
 
 from ftcluster_train.distributed.pieces import ReduceScatter
 from ftcluster_train.optim.flat_params import ALIGNMENT
-from ftcluster_train.optim.sharded_weights import IN_FLIGHT, ShardedWeights, moved, overlap
+from ftcluster_train.optim.sharded_weights import ShardedWeights, moved, overlap
+
+IN_FLIGHT = 2  # reduce-scatters at once; their buffers are memory
 
 
 class ShardedGradients:

@@ -1,7 +1,7 @@
 """The optimizer sharded over the ranks: each updates its pieces of the weights.
 
 ZeRO's stage 2 (Rajbhandari et al. 2019): reduce-scatter of gradients, AdamW on this rank's pieces,
-all-gather of weights in the dtype that the model runs in.
+all-gather of weights in the dtype that the model runs in, beside the next forward pass.
 """
 
 import math
@@ -31,6 +31,7 @@ class ShardedOptimizerStep:
     ) -> None:
         self._model = model
         self.weights = ShardedWeights(model, dtype)
+        self.arriving = self.weights.arriving
         self.gradients = ShardedGradients(self.weights, training.gradient_dtype, rounds)
         self.extra, self.traffic = torch.zeros(EXTRA), self.weights.traffic
         self._max_norm, self._norm = training.max_grad_norm, 0.0
@@ -68,8 +69,9 @@ class ShardedOptimizerStep:
             return self._norm
         if self._max_norm > 0:  # fused AdamW divides gradients by grad_scale while it reads them
             self.adamw.grad_scale = torch.tensor(max(1.0, self._norm / self._max_norm))
+        self.arriving.wait()  # of parameters that the model has not read
         self.adamw.step()
-        self.weights.gather()
+        self.weights.start_gather()
         return self._norm
 
     def synchronize(self) -> None:
@@ -99,7 +101,7 @@ class ShardedOptimizerStep:
     def state_loaded(self, step: int) -> None:
         for moments in self.adamw.state.values():
             moments["step"].fill_(step)
-        self.weights.gather()
+        self.weights.start_gather()
 
     def detach(self, wanted: bool = True) -> PreTrainedModel:
         self.weights.detach(wanted)

@@ -1,20 +1,24 @@
 """A model's weights in the dtype that it runs in, and in fp32 this rank's pieces of them."""
 
 import hashlib
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from ftcluster_train.distributed.pieces import start_all_gather
 from ftcluster_train.distributed.traffic import Traffic
-from ftcluster_train.optim.flat_params import ALIGNMENT, FlatLayout, ModelWeights, add_buffers
+from ftcluster_train.optim.flat_params import (
+    ALIGNMENT,
+    Arriving,
+    FlatLayout,
+    ModelWeights,
+    add_buffers,
+)
 from ftcluster_train.optim.gradient_buckets import bucket_slices
 from ftcluster_train.optim.state import Part, gather_memory
-
-IN_FLIGHT = 2  # collectives on buckets at once; their buffers are memory
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,11 @@ class Bucket:
 class ShardedWeights(ModelWeights):
     """All weights in the dtype that the model runs in, and this rank's pieces of them in fp32.
 
-    The optimizer updates `masters`; `gather` rounds them for the model. Embeddings read rounded
-    weights.
+    The optimizer updates `masters`; `start_gather` rounds them for the model. Embeddings read
+    rounded weights.
 
     Attributes:
+        arriving: those that are gathered.
         buckets: in the order in which the backward pass fills them.
         masters: this rank's piece of each bucket, fp32; where the model runs in fp32, views into
             `model_weights`.
@@ -75,6 +80,8 @@ class ShardedWeights(ModelWeights):
             self.model_weights[bucket.own] if fp32 else torch.zeros(len_of(bucket.own))
             for bucket in self.buckets
         ]
+        self.arriving = Arriving()
+        self._gathers: dict[int, tuple[dist.Work, torch.Tensor]] = {}  # by the bucket's number
         self.buckets_of: dict[torch.nn.Parameter, list[int]] = {p: [] for p in layout.slices}
         for number, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters:
@@ -94,31 +101,33 @@ class ShardedWeights(ModelWeights):
         self.attach()
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def gather(self) -> None:
-        """Let the model run on the fp32 weights of all ranks, after each optimizer step."""
-        dtype, ranks = self.model_weights.dtype, dist.get_world_size()
-        started: deque[tuple[dist.Work, torch.Tensor]] = deque()
-        for bucket, master in zip(self.buckets, self.masters, strict=True):
-            if bucket.has_norms and dtype != torch.float32:
-                part = Part(master, bucket.length, sharded=True)
-                memory = gather_memory([part])
-                self.traffic.add(memory.nbytes, ranks)
+    def start_gather(self) -> None:
+        """Begin to send the fp32 weights of all ranks to the model, after each optimizer step.
+
+        The forward pass goes on meanwhile: those that it needs first are sent first.
+        """
+        for number in reversed(range(len(self.buckets))):
+            bucket, master = self.buckets[number], self.masters[number]
+            fp32 = bucket.has_norms and self.model_weights.dtype != torch.float32
+            whole = torch.empty(len_of(bucket.place)) if fp32 else self.model_weights[bucket.place]
+            piece = master if fp32 else self.model_weights[bucket.own].copy_(master)
+            self.traffic.add(whole.nbytes, dist.get_world_size())
+            self._gathers[number] = start_all_gather(whole, piece), whole
+        self.arriving.update({p: partial(self._wait_for, p) for p in self.buckets_of})
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _wait_for(self, parameter: torch.nn.Parameter) -> None:
+        del self.arriving[parameter]
+        for number in self.buckets_of[parameter]:
+            if number in self._gathers:
+                work, whole = self._gathers.pop(number)
                 with self.traffic:
-                    whole = part.whole(memory)
-                self._model_weights_of(bucket).copy_(whole)
-                for weights, place in self._norms_in(bucket):
-                    weights.copy_(whole[place])
-                continue
-            rounded = master.to(dtype, copy=True)
-            place = self.model_weights[bucket.place]
-            self.traffic.add(place.nbytes, ranks)
-            started.append((start_all_gather(place, rounded), rounded))
-            if len(started) > IN_FLIGHT:
-                with self.traffic:
-                    started.popleft()[0].wait()
-        with self.traffic:
-            for work, _ in started:
-                work.wait()
+                    work.wait()
+                bucket = self.buckets[number]
+                if whole.dtype != self.model_weights.dtype:
+                    self._model_weights_of(bucket).copy_(whole[: bucket.length])
+                    for weights, place in self._norms_in(bucket):
+                        weights.copy_(whole[place])
 
     def whole_buckets(self) -> Iterator[tuple[Bucket, torch.Tensor]]:
         """Each bucket with its fp32 weights, in the order of the flat tensor; a collective.
@@ -143,6 +152,7 @@ class ShardedWeights(ModelWeights):
 
         It is another one on a rank whose model does not run on these weights.
         """
+        self.arriving.wait()
         digest = hashlib.sha256()
         for bucket, whole in self.whole_buckets():
             digest.update(whole.numpy())
@@ -162,6 +172,7 @@ class ShardedWeights(ModelWeights):
         """
         if not self.attached:
             return
+        self.arriving.wait()
         slices = self.layout.slices if wanted else {}
         weights = {parameter: torch.empty(parameter.shape) for parameter in slices}
         for bucket, whole in self.whole_buckets():

@@ -103,6 +103,7 @@ def train(
 
     # optimizer: fp32 master weights, the model's own in bf16 or fp32
     optimizer = make_optimizer_step(job, model, world.size, optimizations.bf16_weights)
+    kernels.arriving = optimizer.arriving
     schedule = make_schedule(optimizer.adamw, settings, last_step)
 
     log.write(
@@ -175,6 +176,7 @@ def train(
         log.write("parameters", step=step, equal=True, sha256=digest)
 
     def evaluate_and_log(step: int) -> dict[str, float]:
+        optimizer.arriving.wait()  # `kernels` do so in a training step only
         found: dict[str, float] = evaluate(task, model, validation_sets, world, bf16)
         log.write("evaluation", step=step, epoch=epoch_of(step), metrics=found)
         model.train()
