@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ftcluster_train.kernels import residuals
 from ftcluster_train.optim import gradient_buckets
 from ftcluster_train.optim.flat_params import FlatWeights
 from ftcluster_train.optim.gradient_buckets import BUCKET, GradientBuckets
@@ -82,7 +83,7 @@ BATCHES: list[tuple[list[list[int] | None], bool]] = [
 
 def _sum_a_table(rank: int, size: int) -> list[tuple[torch.Tensor, float]]:
     """The summed gradients of an embedding, and the bytes sent, for each of BATCHES."""
-    gradient_buckets.TABLE = ROWS * WIDTH
+    gradient_buckets.TABLE, residuals.MANY_ELEMENTS = ROWS * WIDTH, 0
     model = torch.nn.Sequential(torch.nn.Embedding(ROWS, WIDTH), torch.nn.Linear(WIDTH, 2))
     buckets = GradientBuckets(FlatWeights(model, torch.bfloat16), size)
     table, place = model[0].weight, slice(0, ROWS * WIDTH)
@@ -91,10 +92,12 @@ def _sum_a_table(rank: int, size: int) -> list[tuple[torch.Tensor, float]]:
         rows, sent = batch[rank], buckets.traffic.sent
         buckets.start_backward(last=True)
         loss = model[1].weight.sum() + model[1].bias.sum()
-        (loss + table.sum() if rows is None else loss).backward()
-        if rows is not None:
-            table.row_gradients.append((torch.tensor(rows, dtype=torch.int64),
-                                        torch.full((len(rows), WIDTH), 2.0)))  # fmt: skip
+        if rows is None:
+            loss = loss + table.sum()
+        else:
+            tokens = torch.tensor(rows, dtype=torch.int64)
+            loss = loss + 2 * residuals.embedding(tokens, table).sum()
+        loss.backward()
         summed = buckets.wait()[place].view(ROWS, WIDTH).clone()
         found.append((summed, buckets.traffic.sent - sent))
     return found

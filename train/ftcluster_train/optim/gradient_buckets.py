@@ -103,6 +103,8 @@ class GradientBuckets:
         return self.flat
 
     def _add_gradient(self, parameter: torch.nn.Parameter) -> None:
+        if parameter in self._tables and parameter.grad is None:
+            return  # it has `row_gradients`
         flat = self.flat[self._slices[parameter]].view(parameter.shape)
         if parameter not in self._seen:
             flat.zero_() if parameter.grad is None else flat.copy_(parameter.grad)
@@ -117,10 +119,7 @@ class GradientBuckets:
             self._send_complete_buckets()
 
     def _sum_tables(self) -> None:
-        """Sum those by rows that have no other gradients on any rank; start all-reduces of others.
-
-        With other gradients on this rank, their rows are added already.
-        """
+        """Sum those by rows that have no other gradients on any rank; all-reduce the others."""
         own = [None if table in self._seen else joined(table) for table in self._tables]
         counts = torch.empty(self._world_size, len(own), dtype=torch.int64)
         lengths = torch.tensor([-1 if rows is None else len(rows[0]) for rows in own])
@@ -133,6 +132,8 @@ class GradientBuckets:
                 continue
             if found:
                 flat.index_add_(0, *found)
+            else:
+                self._add_rows(table)
             for part in bucket_slices(flat.numel(), flat.numel()):
                 self._waits.append(self._start_all_reduce(flat.view(-1)[part]))
 
