@@ -16,6 +16,7 @@ PROGRAMS = (
 _PLACE = re.compile(r"(?:~|\.{0,2}[\w.-]*)/\S+")  # ./test, scripts/docs, ~/ftcluster/bin/pip
 _LANGUAGES = ("", "text", "sh", "console")
 _SYNOPSIS = str.maketrans("", "", "[]")
+_CLOUDS = ("aws", "az", "gcloud")
 _VALUES = {"N": "1", "SECONDS": "30"}
 
 
@@ -48,7 +49,12 @@ class Command:
 
     @property
     def kinds(self) -> list[str]:
-        """What of it a test has to run: `setup`, `setup --stack`; else the whole command."""
+        """What of it a test has to run: `setup`, `setup --stack`; else the whole command.
+
+        Of the programs of clouds, which no test runs, their names.
+        """
+        if self.words[0] in _CLOUDS:
+            return [self.words[0]]
         if self.words[0] != "ftcluster":
             return [self.text]
         words = self.words[1 : self.words.index("--")] if "--" in self.words else self.words[1:]
