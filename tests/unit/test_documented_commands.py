@@ -59,7 +59,7 @@ def test_each_is_listed_once_and_shown() -> None:
 @pytest.mark.parametrize("name", LISTED["run"])
 def test_the_test_that_is_named_runs_it(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
-    if '"docs/' in text:
+    if re.search(r'"docs/\w+\.md"', text):
         return  # it reads the commands from the page
     for kind in OURS & set(LISTED["run"][name]):
         missing = [word for word in kind.split() if not re.search(rf"[\s\"'/]{word}\b", text)]

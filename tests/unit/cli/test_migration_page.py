@@ -1,0 +1,33 @@
+"""The trainings of docs/migrate.md can be planned, for hosts like those of the guides."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ftcluster.cli.main import main
+from tests.programs import ROOT
+from tests.unit.commands import Command, commands
+
+TRAININGS = [
+    command
+    for command in commands(ROOT / "docs/migrate.md", ROOT)
+    if command.words[1] == "train" and not command.inline
+]
+GOLDEN = ROOT / "tests/unit/planning/golden"
+
+
+@pytest.mark.parametrize("command", TRAININGS, ids=lambda command: command.text)
+def test_each_training_can_be_planned(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = "c6i.16xlarge" if "mrpc" in command.words else "r7iz.metal-16xl"
+    facts = tmp_path / "facts.json"
+    golden = json.loads((GOLDEN / f"{machine}.json").read_text())
+    facts.write_text(json.dumps({"facts": golden["facts"]}))
+    assert main(["plan", *command.words[2:], "--facts", str(facts), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    nodes = int(command.words[command.words.index("--nodes") + 1])
+    threads = 32 if nodes == 1 else 31  # one core for communication
+    found = [[rank["threads"] for rank in host["ranks"]] for host in plan["hosts"]]
+    assert found == [[threads]] * nodes
