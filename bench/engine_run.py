@@ -36,7 +36,8 @@ from ftcluster_train.kernels import Optimizations
 from ftcluster_train.prepare import prepare
 from ftcluster_train.rank import load
 from ftcluster_train.tasks.base import Task
-from ftcluster_train.training.loop import evaluate, train
+from ftcluster_train.training.evaluation import evaluate
+from ftcluster_train.training.loop import train
 from ftcluster_train.training.progress import ProgressLog
 
 TURNS = 7

@@ -4,14 +4,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ftcluster_common.recipe import TASKS, Recipe, Training
+
+Purpose = Literal["train", "evaluate", "predict"]
+EVALUATE: Purpose = "evaluate"
+PREDICT: Purpose = "predict"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training.
+    """A training; or an evaluation of a model or its predictions.
 
     Attributes:
         run_dir: its folder on this host.
@@ -38,6 +42,7 @@ class Job:
     log_samples: bool = False
     nodes: int = 1
     shard_optimizer: bool = False
+    purpose: Purpose = "train"
 
     @property
     def run_dirs(self) -> tuple[Path, ...]:

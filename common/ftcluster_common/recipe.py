@@ -53,20 +53,25 @@ class TextClassification:
     """Predicts the class of one or two texts, or with `regression` a number.
 
     Attributes:
-        label_column: the column with the class, an integer from 0; with regression a number.
+        text_columns: left out, one or two columns that are known for texts.
+        label_column: the column with the class, an integer from 0 or a word; with regression a
+            number.
         glue_task: a task of GLUE; it sets text_columns, regression, metrics, validation_splits and
             data_config where the recipe does not.
         metrics: what is measured; left out, accuracy and, of two classes, F1 of class 1; of a
             regression, the correlations of Pearson and Spearman.
         validation_splits: the sets that are evaluated; with several, metrics carry their names.
+        validation_split_percentage: share of the rows of each class that are kept for validation
+            where the data have no validation set.
     """
 
-    text_columns: tuple[str, ...] = limited(at_most=2)
+    text_columns: tuple[str, ...] = limited((), at_most=2)
     label_column: str = "label"
     glue_task: GlueTask | None = None
     regression: bool = False
     metrics: tuple[Metric, ...] | None = None
     validation_splits: tuple[str, ...] = ("validation",)
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
     max_length: int = limited(128, at_least=1)
 
 
@@ -82,6 +87,8 @@ class QuestionAnswering:
             those that have none are left out.
         null_score_diff_threshold: a question has no answer where the score of that is better by
             more than this than the best answer's.
+        validation_split_percentage: share of the rows that are kept for validation where the data
+            have no validation set.
     """
 
     question_column: str = "question"
@@ -94,6 +101,7 @@ class QuestionAnswering:
     max_answer_length: int = limited(30, at_least=1)
     version_2_with_negative: bool = False
     null_score_diff_threshold: float = 0.0
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
 
 @dataclass(frozen=True)
@@ -195,8 +203,8 @@ class Recipe:
     Attributes:
         name: the recipe's file name without its ending.
         task: what kind of model is trained.
-        data: a name for `datasets.load_dataset`, a folder in the task's form (see docs/recipes.md),
-            or `generated:train=N,validation=N,seed=N`.
+        data: a file or a folder (see docs/recipes.md), `generated:train=N,validation=N,seed=N`, or
+            a name for `datasets.load_dataset`.
         precision: auto takes bf16 where the CPUs have instructions for it. The model then computes
             with weights in bf16; the master weights and what is saved are fp32.
         options: the fields of the task, which a recipe has at its top level.

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from ftcluster_train.distributed.world import World
-from ftcluster_train.training.loop import evaluate
+from ftcluster_train.training.evaluation import evaluate
 from ftcluster_train.training.models import call_model
 from tests.engine.jobs import make_job, make_samples, make_task_of, write_samples
 from tests.engine.models import make_model

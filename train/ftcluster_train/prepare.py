@@ -17,6 +17,7 @@ from typing import Any
 import transformers
 from transformers.utils import logging as transformers_logging
 
+from ftcluster_common.data_files import DataError
 from ftcluster_common.job import Job, read_job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
 from ftcluster_train.data.download import fetch_model
@@ -42,7 +43,7 @@ def prepare(job: Job) -> Inputs:
     """Download or generate what the recipe names, and tokenise it.
 
     Raises:
-        TrainError: model or data cannot be loaded, or do not fit the task.
+        TrainError, DataError: model or data cannot be loaded, or do not fit the task.
     """
     recipe, models = job.recipe, job.prefix / "models"
     model = recipe.model
@@ -50,8 +51,10 @@ def prepare(job: Job) -> Inputs:
         model = fetch_model(model, models, weights=not recipe.from_scratch)
     folder, notices = _tokenizer(recipe, model, models, job.run_dir)
     tokenizer = load_tokenizer(folder)
-    task = make_task(recipe, tokenizer)
-    longest = longest_input(load_config(recipe, model, tokenizer), tokenizer)
+    config = load_config(recipe, model, tokenizer)
+    trained = None if job.purpose == "train" else config
+    task = make_task(recipe, tokenizer, job.purpose, trained)
+    longest = longest_input(config, tokenizer)
 
     def encode(samples: Path) -> list[str]:
         return task.encode(recipe.data, longest, samples)
@@ -59,13 +62,16 @@ def prepare(job: Job) -> Inputs:
     settings = {
         "task": recipe.task,
         "options": asdict(recipe.options),
+        "split": recipe.training.data_seed,
+        "purpose": job.purpose,
+        "classes": trained.label2id if trained else None,
         "longest": longest,
         "data": _data_version(recipe),
         "transformers": transformers.__version__,
     }
-    folders = [Path(name) for name in (folder, recipe.data) if Path(name).is_dir()]
+    paths = [Path(name) for name in (folder, recipe.data) if Path(name).exists()]
     # another build of this package may have written other columns
-    key = token_key(settings, [Path(__file__).parent, *folders])
+    key = token_key(settings, [Path(__file__).parent, *paths])
     samples, more = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
     return Inputs(model, folder, str(samples), notices + more)
 
@@ -74,7 +80,7 @@ def _data_version(recipe: Recipe) -> Any:
     """Changes with the data; the files of a folder are hashed elsewhere."""
     if recipe.data.startswith(GENERATED):
         return recipe.data
-    return "" if Path(recipe.data).is_dir() else dataset_version(recipe.data, recipe.data_config)
+    return "" if Path(recipe.data).exists() else dataset_version(recipe.data, recipe.data_config)
 
 
 def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple[str, list[str]]:
@@ -85,7 +91,7 @@ def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple
         return model, []
     if not recipe.from_scratch or not isinstance(recipe.options, CausalLm):
         raise TrainError(f"{recipe.model} has no tokenizer", "use another one: tokenizer=DIR")
-    texts = load_texts(recipe.data, recipe.data_config, recipe.options.text_column)
+    texts = load_texts(recipe.data, recipe.data_config, recipe.options)
     tokenizer = train_tokenizer(texts["train"], recipe.options.vocab_size or VOCABULARY)
     folder = run_dir / "tokenizer"
     tokenizer.save_pretrained(folder)
@@ -102,6 +108,9 @@ def main() -> int:
     try:
         hold_stack(own_stack())
         inputs = prepare(read_job(run_dir))
+    except DataError as error:
+        print(error)
+        return 1
     except TrainError as error:
         print(error.message)
         print(error.hint)

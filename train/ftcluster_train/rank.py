@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.cpu_list import format_cpus
+from ftcluster_common.data_files import TRAIN
 from ftcluster_common.job import Job, read_job
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import (
@@ -35,15 +36,18 @@ from ftcluster_train.optim.ipex import load_ipex
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.registry import make_task
 from ftcluster_train.training.checkpoints import check_space, save_model
+from ftcluster_train.training.evaluation import run_on_sets
 from ftcluster_train.training.loop import train
 from ftcluster_train.training.models import check_tokens, load_config, load_model, load_tokenizer
 from ftcluster_train.training.progress import ProgressLog
 from ftcluster_train.training.stopping import TrainingStopped, listen
 from ftcluster_train.training.trackers import make_trackers
 
+DOING = {"evaluate": "evaluating", "predict": "predicting"}
+
 
 def run(job: Job) -> None:
-    """Load, train and save; every rank calls it with the same job.
+    """Load, then train and save, evaluate or predict; every rank calls it with the same job.
 
     Raises:
         TrainError: something that a user can fix.
@@ -64,9 +68,19 @@ def run(job: Job) -> None:
     task, model, samples = load(job, inputs)
     check_equal_samples("".join(split.about["sha256"] for split in samples.values()))
     largest = max(split.about["largest"]["input_ids"] for split in samples.values())
-    train_set = samples.pop("train")
     check_tokens(model, largest, job.recipe.tokenizer or job.recipe.model)
     task.check_model(model)
+    if job.purpose != "train":
+        if events:
+            events.write(
+                "phase", doing=f"{DOING[job.purpose]} {sum(map(len, samples.values()))} samples"
+            )
+        result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
+        if events:
+            events.write("result", **result)
+        leave_world()
+        return
+    train_set = samples.pop(TRAIN)
     trackers = None
     if events:
         check_space(job.run_dir, sum(p.nbytes for p in model.parameters()))
@@ -78,7 +92,7 @@ def run(job: Job) -> None:
         )
     try:
         log = ProgressLog(events, trackers)
-        result, trained = train(
+        done, trained = train(
             job, task, model, train_set, samples, world, log, stop_asked=stop_asked
         )
     finally:
@@ -91,9 +105,9 @@ def run(job: Job) -> None:
         events.write(
             "result",
             model=str(folder),
-            metrics=result.metrics,
-            samples_per_second=result.samples_per_second,
-            train_seconds=result.train_seconds,
+            metrics=done.metrics,
+            samples_per_second=done.samples_per_second,
+            train_seconds=done.train_seconds,
             world_size=world.size,
         )
     gather_over_ranks("saved")  # until then a restart needs the snapshots
@@ -106,9 +120,15 @@ def run(job: Job) -> None:
 def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Samples]]:
     """The task, the model and the samples of each split."""
     recipe, tokenizer = job.recipe, load_tokenizer(inputs.tokenizer)
+    folders = [path for path in sorted(Path(inputs.samples).iterdir()) if path.is_dir()]
+    samples = {folder.name: Samples(folder) for folder in folders}
+    if job.purpose != "train":
+        config = load_config(recipe, inputs.model, tokenizer)
+        task = make_task(recipe, tokenizer, job.purpose, config)
+        model = load_model(task.model_class, recipe, inputs.model, config, whole=True)
+        return task, model, samples
     task = make_task(recipe, tokenizer)
-    samples = {name: Samples(Path(inputs.samples) / name) for name in task.splits}
-    settings = task.model_settings(samples["train"])
+    settings = task.model_settings(samples[TRAIN])
     config = load_config(recipe, inputs.model, tokenizer, **settings)
     set_seed(recipe.training.seed)  # random weights of a new classifier, or of the whole model
     return task, load_model(task.model_class, recipe, inputs.model, config), samples

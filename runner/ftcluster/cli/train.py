@@ -39,7 +39,7 @@ from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
 from ftcluster.provision.stages import run_stages
-from ftcluster.recipe.inputs import check_inputs, folder_name
+from ftcluster.recipe.inputs import check_inputs, copy_name
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster.text.plural import counted
@@ -92,8 +92,8 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--data",
-        metavar="DIR",
-        help="a folder in the task's format (docs/recipes.md), or a Hub name",
+        metavar="PATH",
+        help="a file or a folder with CSV, TSV, JSON, JSONL, Parquet or text, or a Hub name",
     )
     parser.add_argument("--model", metavar="DIR", help="a model folder, or a Hub name")
     parser.add_argument(
@@ -305,9 +305,10 @@ def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tup
     copies: dict[str, str] = {}
 
     def copied(field: str, folder: str) -> str:
-        kind = "data" if field == "data" else "models"
-        there = copies.get(folder) or f"{facts.head.prefix}/{kind}/{folder_name(Path(folder))}"
-        return copies.setdefault(folder, there)
+        path, kind = Path(folder), "data" if field == "data" else "models"
+        there = copies.get(folder) or f"{facts.head.prefix}/{kind}/{copy_name(path)}"
+        copies[folder] = there
+        return f"{there}/{path.name}" if path.is_file() else there
 
     return _with_folders(recipe, copied), tuple(copies.items())
 
@@ -319,7 +320,7 @@ def _with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
     renamed = {
         field: rename(field, value)
         for field, value in values.items()
-        if isinstance(value, str) and Path(value).is_dir()
+        if isinstance(value, str) and Path(value).exists()
     }
     checkpoint = renamed.pop("resume_from_checkpoint", values["resume_from_checkpoint"])
     training = replace(recipe.training, resume_from_checkpoint=checkpoint)

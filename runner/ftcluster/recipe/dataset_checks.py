@@ -1,6 +1,5 @@
-"""Checks of a data folder: each file and line has the form that the task needs."""
+"""Checks of data of this machine: each file and line has the form that the task needs."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,60 +7,84 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.errors import InputError, raise_together
+from ftcluster_common.columns import answering_columns, classification_columns, text_column
+from ftcluster_common.data_files import (
+    PARQUET,
+    TABLES,
+    TEXT,
+    TRAIN,
+    VALIDATION,
+    DataError,
+    Files,
+    Row,
+    Table,
+    files_of,
+    texts_of,
+)
+from ftcluster_common.job import EVALUATE, PREDICT, Purpose
 from ftcluster_common.recipe import CausalLm, QuestionAnswering, Recipe, TextClassification
 
 MAX_PROBLEMS = 10  # of a file
+PARQUET_MARK = b"PAR1"  # its first bytes
 
-Row = dict[str, Any]
 CheckRow = Callable[[Row], str]  # returns the problem, or ""
+MakeCheck = Callable[[Sequence[str]], CheckRow]  # of the columns of a file
 
 
-def check_data_folder(folder: Path, recipe: Recipe) -> None:
-    """Make sure that a folder holds data in the form that the recipe's task needs.
+def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
+    """Make sure that a file or a folder holds data in the form that the recipe's task needs.
+
+    Of files of Parquet, which only hosts can read, the rows are checked there.
 
     Raises:
         InputError: every problem found, each with file and line.
     """
-    if not folder.is_dir():
-        raise InputError(f"data folder {folder} does not exist")
+    if not path.exists():
+        raise InputError(f"data {path} does not exist")
     options = recipe.options
+    answered = purpose != PREDICT
+    make_check: MakeCheck
     match options:
         case TextClassification():
-            splits, form = ("train", *options.validation_splits), _classification_form(options)
-            problems = _check_splits(folder, splits, partial(_classification_problem, options))
+            make_check = partial(_classification, options, answered)
+            form = _classification_form(options, answered)
         case QuestionAnswering():
-            splits, form = ("train", "validation"), _answering_form(options)
-            problems = _check_splits(folder, splits, partial(_answering_problem, options))
+            columns = answering_columns(options, answered)
+            make_check = partial(_answering, options, columns)
+            form = _answering_form(options, answered)
         case CausalLm():
-            form = (
-                f"it needs *.txt files, or train.jsonl with lines that are JSON objects with "
-                f"{options.text_column}"
-            )
-            problems = _check_texts(folder, partial(_check_columns, [options.text_column], []))
-    raise_together(problems, f"data folder {folder} is not valid for this task", form)
+            make_check = partial(_texts, options)
+            form = f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
+    texts = texts_of(path) if isinstance(options, CausalLm) else {}
+    try:
+        files = texts or files_of(path)
+        problems = [*_missing(path, files, recipe, purpose)]
+    except DataError as error:
+        files, problems = {}, [str(error)]
+    for file in (file for split in files.values() for file in split):
+        problems += _check_text(file) if file.suffix == TEXT else _check_rows(file, make_check)
+    raise_together(problems, f"data {path} are not valid for this task", form)
 
 
-def _check_splits(folder: Path, splits: Sequence[str], check: CheckRow) -> list[str]:
-    problems: list[str] = []
-    for split in splits:
-        file = folder / f"{split}.jsonl"
-        if file.is_file():
-            problems += _check_jsonl(file, check)
-        else:
-            problems.append(f"{file} does not exist; the folder has: {_listing(folder)}")
-    return problems
-
-
-def _check_texts(folder: Path, check: CheckRow) -> list[str]:
-    """A folder of texts; validation.txt or validation.jsonl is optional."""
-    texts = sorted(folder.glob("*.txt"))
-    rows = [folder / f"{split}.jsonl" for split in ("train", "validation")]
-    if rows[0].is_file():
-        return [line for file in rows if file.is_file() for line in _check_jsonl(file, check)]
-    problems = [problem for file in texts for problem in _check_text(file)]
-    if not [file for file in texts if file.stem != "validation"]:
-        problems.append(f"no text for training; the folder has: {_listing(folder)}")
-    return problems
+def _missing(path: Path, files: dict[str, Files], recipe: Recipe, purpose: Purpose) -> list[str]:
+    """The sets that the task needs and the data do not have."""
+    if not files:
+        kinds = ", ".join((*TABLES, TEXT) if isinstance(recipe.options, CausalLm) else TABLES)
+        found = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
+        return [f"{path} has no data in {kinds}{found}"]
+    if purpose == PREDICT or (purpose == EVALUATE and len(files) == 1):
+        return []
+    wanted: tuple[str, ...] = () if purpose == EVALUATE else (TRAIN,)
+    validation: tuple[str, ...] = (VALIDATION,)
+    if isinstance(recipe.options, TextClassification):
+        validation = recipe.options.validation_splits
+    if purpose == EVALUATE or validation != (VALIDATION,):
+        wanted += validation
+    return [
+        f"{path} has no file for {split}; it has {', '.join(files)}"
+        for split in wanted
+        if split not in files
+    ]
 
 
 def _check_text(file: Path) -> list[str]:
@@ -81,41 +104,32 @@ def _listing(folder: Path) -> str:
     return ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
 
 
-def _check_jsonl(file: Path, check: CheckRow) -> list[str]:
+def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
+    """The problems of a file with rows."""
+    if file.suffix == PARQUET:
+        with file.open("rb") as content:
+            good = content.read(len(PARQUET_MARK)) == PARQUET_MARK
+        return [] if good else [f"{file} is not a file of Parquet"]
     problems: list[str] = []
-    rows = 0
+    check: CheckRow | None = None
     try:
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                rows += 1
-                problem = _check_line(line, check)
-                if problem:
-                    problems.append(f"{file}:{number}: {problem}")
-                if len(problems) >= MAX_PROBLEMS:
-                    problems.append(
-                        f"{file}: more than {MAX_PROBLEMS} problems, the rest is not shown"
-                    )
-                    break
-    except UnicodeDecodeError as error:
-        problems.append(f"{file}: not UTF-8: {error.reason} at byte {error.start}")
-    except OSError as error:
-        problems.append(f"{file}: cannot be read: {error.strerror}")
-    if rows == 0 and not problems:
-        problems.append(f"{file} is empty")
-    return problems
-
-
-def _check_line(line: str, check: CheckRow) -> str:
-    """The problem of a line of JSONL, or ""."""
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        return f"not valid JSON: {error.msg} at column {error.colno}"
-    if not isinstance(row, dict):
-        return "not a JSON object"
-    return check(row)
+        for where, row in Table((file,)).with_places():
+            if isinstance(row, DataError):
+                problems.append(str(row))
+            else:
+                try:
+                    check = check or make_check(list(row))
+                except DataError as error:  # so will all other rows
+                    return [*problems, f"{where}: {error}"]
+                problem = check(row)
+                problems += [f"{where}: {problem}"] if problem else []
+            if len(problems) >= MAX_PROBLEMS:
+                return [
+                    *problems, f"{file}: more than {MAX_PROBLEMS} problems, the rest is not shown"
+                ]  # fmt: skip
+    except DataError as error:
+        problems.append(str(error))
+    return problems if problems or check else [f"{file} is empty"]
 
 
 def _check_columns(texts: Sequence[str], others: Sequence[str], row: Row) -> str:
@@ -128,27 +142,53 @@ def _check_columns(texts: Sequence[str], others: Sequence[str], row: Row) -> str
     return ""
 
 
-def _classification_problem(options: TextClassification, row: Row) -> str:
-    column = options.label_column
-    problem = _check_columns(options.text_columns, [column], row)
+def _texts(options: CausalLm, columns: Sequence[str]) -> CheckRow:
+    return partial(_check_columns, [text_column(options, columns)], [])
+
+
+def _classification(
+    options: TextClassification, labelled: bool, columns: Sequence[str]
+) -> CheckRow:
+    texts, label = classification_columns(options, columns, labelled)
+    if not labelled:
+        return partial(_check_columns, texts, [])
+    return partial(_classification_problem, texts, label, options.regression)
+
+
+def _classification_problem(texts: Sequence[str], column: str, number: bool, row: Row) -> str:
+    problem = _check_columns(texts, [column], row)
     if problem:
         return problem
     label = row[column]
-    if options.regression:
-        number = isinstance(label, int | float) and not isinstance(label, bool)
-        return "" if number and math.isfinite(label) else f"{column} is {label!r}, not a number"
-    if isinstance(label, bool) or not isinstance(label, int) or label < 0:
-        return f"{column} is {label!r}, not a class number (0, 1, ...)"
+    if number:
+        return "" if _is_number(label) else f"{column} is {label!r}, not a number"
+    if isinstance(label, bool) or (isinstance(label, str) and label.strip()):
+        return ""  # the name of a class
+    if not isinstance(label, int) or label < 0:
+        return f"{column} is {label!r}, not a class: a word, or a number (0, 1, ...)"
     return ""
 
 
-def _classification_form(options: TextClassification) -> str:
-    files = ", ".join(f"{split}.jsonl" for split in ("train", *options.validation_splits))
-    label = "a number" if options.regression else "0, 1, ..."
-    return (
-        f"each line of {files} is one JSON object with {', '.join(options.text_columns)} (text) "
-        f"and {options.label_column} ({label})"
-    )
+def _is_number(label: Any) -> bool:
+    try:
+        return not isinstance(label, bool) and math.isfinite(float(label))
+    except (TypeError, ValueError):
+        return False
+
+
+def _classification_form(options: TextClassification, labelled: bool) -> str:
+    kind = "a number" if options.regression else "a word, or 0, 1, ..."
+    label = f" and {options.label_column} ({kind})" if labelled else ""
+    texts = ", ".join(options.text_columns) or "one or two columns of text"
+    return f"each row has {texts}{label}"
+
+
+def _answering(
+    options: QuestionAnswering, columns: Sequence[str], _found: Sequence[str]
+) -> CheckRow:
+    if options.answers_column in columns:
+        return partial(_answering_problem, options)
+    return partial(_check_columns, columns, [])
 
 
 def _answering_problem(options: QuestionAnswering, row: Row) -> str:
@@ -172,9 +212,10 @@ def _answering_problem(options: QuestionAnswering, row: Row) -> str:
     return ""
 
 
-def _answering_form(options: QuestionAnswering) -> str:
-    return (
-        "each line of train.jsonl, validation.jsonl is one JSON object with "
-        f"{options.question_column}, {options.context_column} (text) and {options.answers_column} "
+def _answering_form(options: QuestionAnswering, answered: bool) -> str:
+    answers = (
+        f" and {options.answers_column} "
         '({"text": [...], "answer_start": [...]}, empty lists where there is no answer)'
     )
+    texts = f"{options.question_column}, {options.context_column} (text)"
+    return f"each row has {texts}{answers if answered else ''}"

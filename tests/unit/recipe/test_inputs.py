@@ -8,7 +8,8 @@ import pytest
 
 from ftcluster.cli.train import on_the_hosts
 from ftcluster.errors import InputError, RecipeError
-from ftcluster.recipe.inputs import check_inputs, check_model_folder, folder_name
+from ftcluster.launch.training_run import copy_of
+from ftcluster.recipe.inputs import check_inputs, check_model_folder, copy_name, on_the_hub
 from ftcluster.recipe.recipe import load_recipe
 from tests.unit.clusters import cluster, host
 
@@ -45,6 +46,43 @@ def test_all_folders_of_a_recipe_are_checked_at_once(tmp_path: Path) -> None:
     check_inputs(load_recipe("clm"))  # names are left to the hosts
 
 
+@pytest.mark.parametrize(
+    "value", ["train.csv", "./train", "onecoll", "data/trian", "a/b/c", "none/", "/none"]
+)
+def test_a_mistyped_path_is_an_error_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, said: Callable[[object], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("onecol", "data/train"):
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(InputError) as caught:
+        check_inputs(load_recipe("mrpc", [f"data={value}"]))
+    said(caught.value)
+
+
+def test_names_of_the_hub_are_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bert-base-cased").mkdir()
+    (tmp_path / "squad_v2").mkdir()
+    for data in ("imdb", "squad", "nyu-mll/glue"):
+        check_inputs(load_recipe("mrpc", [f"data={data}", "model=bert-base-uncased"]))
+    assert on_the_hub("nyu-mll/glue")
+    assert not on_the_hub("squad_v2")
+    assert not on_the_hub("generated:train=1")
+
+
+def test_one_file_is_copied_into_a_folder_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "reviews.csv"
+    file.write_text("sentence1,sentence2,label\na,b,good\n")
+    recipe = load_recipe("mrpc", [f"data={file}"])
+    copied, [(source, there)] = on_the_hosts(recipe, cluster(host("node0"), host("node1")))
+    assert source == str(file)
+    assert there.startswith("/opt/ftcluster/data/reviews.csv-")
+    assert copied.data == f"{there}/reviews.csv"
+    arguments = {"source": str(tmp_path), "files": ["reviews.csv"], "path": there}
+    assert copy_of(file, there) == arguments
+
+
 def test_a_checkpoint_to_continue_from(tmp_path: Path, said: Callable[[object], None]) -> None:
     def problem(value: object) -> str:
         with pytest.raises((InputError, RecipeError)) as caught:
@@ -79,20 +117,20 @@ def data(tmp_path: Path) -> Path:
 def test_the_name_of_a_copy_does_not_depend_on_its_place(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = folder_name(data)
+    before = copy_name(data)
     assert before.startswith("mrpc-")
     (data / "empty").mkdir()
     (tmp_path / "link").symlink_to(data)
     monkeypatch.chdir(data)
     for path in (".", "below/..", "../mrpc", "../link"):
-        assert folder_name(Path(path)) == before
+        assert copy_name(Path(path)) == before
     (tmp_path / "moved").mkdir()
-    assert folder_name(data.rename(tmp_path / "moved" / "mrpc")) == before
+    assert copy_name(data.rename(tmp_path / "moved" / "mrpc")) == before
 
 
 @pytest.mark.parametrize("change", ["text", "name", "place", "new", "gone", "border"])
 def test_the_name_of_a_copy_changes_with_its_files(data: Path, change: str) -> None:
-    before, file = folder_name(data), data / "train.jsonl"
+    before, file = copy_name(data), data / "train.jsonl"
     match change:
         case "text":
             file.write_text("aB")
@@ -107,4 +145,4 @@ def test_the_name_of_a_copy_changes_with_its_files(data: Path, change: str) -> N
         case "border":  # between one file and the next
             file.write_text("")
             (data / "below" / "more").write_text("abcd")
-    assert folder_name(data) != before
+    assert copy_name(data) != before

@@ -132,7 +132,6 @@ def test_fields_of_the_models_configuration() -> None:
 CONTRADICTIONS = [
     MINIMAL + "doc_stride: 8\n",
     CLM + "glue_task: cola\n",
-    "model: m\ndata: d\n",
     "model: m\ndata: d\nglue_task: cool\n",
     MINIMAL + "task: translation\n",
     MINIMAL + "task: [x]\n",

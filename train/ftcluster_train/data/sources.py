@@ -1,15 +1,27 @@
-"""Raw data: rows from a folder, from the Hub or generated, and texts as streams."""
+"""Raw data: rows from files, from the Hub or generated, and texts as streams."""
 
 import io
 import itertools
-import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.recipe import GENERATED
+from ftcluster_common.columns import text_column
+from ftcluster_common.data_files import (
+    PARQUET,
+    TABLES,
+    TRAIN,
+    VALIDATION,
+    DataError,
+    Files,
+    Row,
+    Table,
+    files_of,
+    texts_of,
+)
+from ftcluster_common.recipe import GENERATED, CausalLm
 from ftcluster_train.data.download import WITH_TOKEN
 from ftcluster_train.data.packing import Piece, pieces
 from ftcluster_train.data.synthetic_pairs import generate
@@ -17,59 +29,48 @@ from ftcluster_train.errors import TrainError, first_line
 
 BATCH_ROWS = 500  # that are tokenised together
 
-Row = Mapping[str, Any]
 Rows = Iterable[Row]  # can be iterated several times
 
 
 @dataclass(frozen=True)
-class JsonLines:
-    """The rows of a file with one JSON object a line."""
+class ParquetRows:
+    """The rows of files of Parquet."""
 
-    path: Path
+    paths: Files
 
     def __iter__(self) -> Iterator[Row]:
-        with self.path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _object(line, f"{self.path}:{number}")
+        from pyarrow import ArrowException, parquet  # comes with datasets
+
+        for path in self.paths:
+            try:
+                with parquet.ParquetFile(path) as file:
+                    for batch in file.iter_batches(BATCH_ROWS):
+                        yield from batch.to_pylist()
+            except (ArrowException, OSError) as error:
+                raise DataError(f"{path}: {first_line(error)}") from error
 
 
-def _object(line: str, where: str) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise TrainError(f"{where}: broken JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise TrainError(f"{where}: a {type(row).__name__} where a JSON object is needed")
-    return row
-
-
-def load_rows(data: str, config: str | None, splits: Sequence[str]) -> dict[str, Rows]:
+def load_rows(data: str, config: str | None) -> dict[str, Rows]:
     """The rows of each split.
 
     Args:
-        data: a folder with SPLIT.jsonl, `generated:train=N,validation=N,seed=N`, or a name for
+        data: a file, a folder, `generated:train=N,validation=N,seed=N`, or a name for
             `datasets.load_dataset`.
 
     Raises:
-        TrainError: it cannot be loaded, or lacks a split.
+        TrainError: it cannot be loaded, or has no split.
     """
     if data.startswith(GENERATED):
-        found = _generated(data.removeprefix(GENERATED))
-    else:
-        found = _tables(data, config)
-    missing = [split for split in splits if split not in found]
-    if missing:
-        names = ", ".join(found) or "none"
-        raise TrainError(f"data '{data}' has no split {', '.join(missing)}; found {names}")
-    return {split: found[split] for split in splits}
-
-
-def _tables(data: str, config: str | None) -> dict[str, Rows]:
-    """The rows of a folder's SPLIT.jsonl, or of a data set on the Hub."""
-    if Path(data).is_dir():
-        return {file.stem: JsonLines(file) for file in sorted(Path(data).glob("*.jsonl"))}
-    return _from_hub(data, config)
+        return _generated(data.removeprefix(GENERATED))
+    if not Path(data).exists():
+        return _from_hub(data, config)
+    found: dict[str, Rows] = {
+        split: ParquetRows(files) if files[0].suffix == PARQUET else Table(files)
+        for split, files in files_of(Path(data)).items()
+    }
+    if not found:
+        raise TrainError(f"data '{data}' has no file that ends in {', '.join(TABLES)}")
+    return found
 
 
 def _generated(settings: str) -> dict[str, Rows]:
@@ -97,7 +98,7 @@ def _from_hub(name: str, config: str | None) -> dict[str, Any]:
     except Exception as error:  # load_dataset raises whatever its many sources raise
         raise TrainError(
             f"data '{name}' cannot be loaded: {first_line(error)}",
-            f"use a folder with data for the task: --data DIR; {WITH_TOKEN}",
+            f"use a file or a folder with data for the task: --data PATH; {WITH_TOKEN}",
         ) from error
 
 
@@ -120,6 +121,11 @@ def class_names(rows: Rows, label: str) -> list[str]:
     return list(getattr(kind, "names", None) or ())
 
 
+def columns_of(rows: Rows) -> list[str]:
+    """The columns of the first row; none where there is no row."""
+    return list(next(iter(rows), {}))
+
+
 def column_batches(
     rows: Rows, columns: Sequence[str], where: str
 ) -> Iterator[dict[str, list[Any]]]:
@@ -135,8 +141,7 @@ def column_batches(
             if missing:
                 raise TrainError(
                     f"row {number} of {where} has no column {', '.join(missing)}; "
-                    f"found {', '.join(map(str, row))}",
-                    "name the columns of your data, such as text_columns=[a,b] label_column=c",
+                    f"found {', '.join(map(str, row))}"
                 )
         yield {name: [row[name] for _, row in batch] for name in columns}
 
@@ -179,31 +184,28 @@ class TextRows:
 Texts = TextFiles | TextRows
 
 
-def load_texts(data: str, config: str | None, column: str) -> dict[str, Texts]:
+def load_texts(data: str, config: str | None, options: CausalLm) -> dict[str, Texts]:
     """The texts of the splits train and, if there is one, validation.
 
     Args:
-        data: a folder with *.txt (validation.txt is that split), or as in `load_rows`.
-        column: the column with the text, if the data are rows.
+        data: a file *.txt, or a folder with such files, each of them a text; or as in `load_rows`.
+        options: with the column of the text, if the data are rows.
 
     Raises:
-        TrainError: it cannot be loaded.
+        TrainError: it cannot be loaded, or has no split train.
+        DataError: it has no column with texts.
     """
-    folder = Path(data)
-    texts = sorted(folder.glob("*.txt")) if folder.is_dir() else []
-    if texts and not (folder / "train.jsonl").is_file():
-        validation = tuple(path for path in texts if path.stem == "validation")
-        splits = {"train": tuple(path for path in texts if path not in validation)}
-        splits |= {"validation": validation} if validation else {}
-        return {split: TextFiles(paths) for split, paths in splits.items()}
-    found = _tables(data, config)
-    if "train" not in found:
+    if texts := texts_of(Path(data)):
+        return {split: TextFiles(files) for split, files in texts.items()}
+    found = load_rows(data, config)
+    if TRAIN not in found:
         raise TrainError(
-            f"data '{data}' has no split train; found {', '.join(found) or 'none'}",
+            f"data '{data}' has no split train; found {', '.join(found)}",
             "use a folder with texts in *.txt: --data DIR",
         )
+    column = text_column(options, columns_of(found[TRAIN]))
     return {
         split: TextRows(found[split], column, f"{split} of {data}")
-        for split in ("train", "validation")
+        for split in (TRAIN, VALIDATION)
         if split in found
     }

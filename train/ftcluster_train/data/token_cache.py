@@ -24,11 +24,12 @@ def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
     """The hash of what tokens depend on.
 
     Args:
-        folders: with code, data and tokenizer; the names and bytes of all relevant files count.
+        folders: with code, data and tokenizer, or files; the names and bytes of all relevant files
+            count.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for number, folder in enumerate(folders):
-        files = (path for path in folder.rglob("*") if path.is_file())
+        files = (path for path in (folder, *folder.rglob("*")) if path.is_file())
         for path in sorted(path for path in files if path.suffix not in IGNORED):
             digest.update(f"\n{number} {path.relative_to(folder)} {path.stat().st_size}\n".encode())
             with path.open("rb") as file:

@@ -1,17 +1,23 @@
 """What a task implements for the preparation of data and for the training loop."""
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ftcluster_common.data_files import TRAIN, VALIDATION
+from ftcluster_common.job import Purpose
 from ftcluster_common.recipe import Recipe
+from ftcluster_train.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
+from ftcluster_train.data.sources import Rows, load_rows
 from ftcluster_train.data.token_store import Sample, Samples, token_kind
 from ftcluster_train.errors import TrainError
 
+ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
 TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # which the model gets
 
 
@@ -33,23 +39,35 @@ class Task(ABC):
     `encode` runs once per host and writes raw data as token samples; the training loop of each rank
     reads them and calls the other methods.
 
+    Args:
+        purpose: what it is for.
+        trained: the configuration of the model that is evaluated or predicts.
+
     Attributes:
         model_class: transformers' AutoModelFor... class.
-        splits: `train` and the sets that are evaluated.
+        validation_splits: the sets that are evaluated.
         large_vocabulary: whether the loss is over the whole vocabulary.
     """
 
     model_class: Any
     large_vocabulary = False
-    splits: tuple[str, ...] = ("train", "validation")
+    validation_splits: tuple[str, ...] = (VALIDATION,)
 
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokenizer: PreTrainedTokenizerBase,
+        purpose: Purpose = "train",
+        trained: PretrainedConfig | None = None,
+    ) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
+        self.purpose = purpose
+        self.trained = trained
 
     @abstractmethod
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
-        """Write the samples of each split into `folder`/SPLIT.
+        """Write the samples of each set into `folder`/SET; of a set to predict also its rows.
 
         Args:
             longest: tokens that the model takes at most, or None.
@@ -95,6 +113,42 @@ class Task(ABC):
     @abstractmethod
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """The metrics of a set, from its predictions in the order of its samples."""
+
+    def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
+        """What is predicted for each row of a set, from the predictions of its samples."""
+        raise NotImplementedError  # of tasks that predict nothing of a row
+
+    def sets(self, data: str) -> dict[str, Rows]:
+        """The rows of each set that the task reads.
+
+        Raises:
+            TrainError: they cannot be loaded, or the data do not have them.
+        """
+        found = load_rows(data, self.recipe.data_config)
+        return choose_sets(found, self.purpose, self.validation_splits, data)
+
+    def with_validation(
+        self, sets: Mapping[str, Rows], classes: Callable[[], Sequence[Hashable]], percent: float
+    ) -> tuple[dict[str, Rows], list[str]]:
+        """Sets for a training, with one for validation where there is none, and a notice of it.
+
+        Args:
+            classes: of each row of the training set.
+        """
+        if self.purpose != "train" or len(sets) > 1:
+            return dict(sets), []
+        seed = self.recipe.training.data_seed
+        rows = sets[TRAIN]
+        drawn = draw_rows(classes(), percent, SEED if seed is None else seed)
+        notice = f"validation: {len(drawn)} rows, {percent:g} % of train"
+        return {TRAIN: Part(rows, drawn, False), VALIDATION: Part(rows, drawn, True)}, [notice]
+
+    def keep_rows(self, sets: Mapping[str, Rows], folder: Path) -> None:
+        """Write the rows to predict, for `answers` to be added."""
+        if PREDICTED in sets:
+            with (folder / ROWS_FILE).open("w", encoding="utf-8") as file:
+                for row in sets[PREDICTED]:
+                    file.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
 
     def limit_length(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
         """The recipe's length of a sample, or the model's limit with a notice."""

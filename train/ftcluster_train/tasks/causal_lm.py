@@ -8,6 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from ftcluster_common.data_files import TRAIN, VALIDATION
+from ftcluster_common.job import EVALUATE
 from ftcluster_common.recipe import CausalLm, Recipe
 from ftcluster_train.data.packing import PIECE, Packer, Piece
 from ftcluster_train.data.sources import BATCH_ROWS, load_texts
@@ -24,8 +26,8 @@ class CausalLmTask(Task):
     model_class = AutoModelForCausalLM
     large_vocabulary = True
 
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
-        super().__init__(recipe, tokenizer)
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
+        super().__init__(recipe, tokenizer, *others)
         assert isinstance(recipe.options, CausalLm)
         self.options = recipe.options
         self._smoothing = recipe.training.label_smoothing_factor
@@ -34,10 +36,12 @@ class CausalLmTask(Task):
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         block, notices = self.limit_length(self.options.block_size, "block_size", longest)
-        texts = load_texts(data, self.recipe.data_config, self.options.text_column)
+        texts = load_texts(data, self.recipe.data_config, self.options)
+        if self.purpose == EVALUATE:
+            texts = {VALIDATION: texts.get(VALIDATION, texts[TRAIN])}
         for split, pieces in texts.items():
             self._encode_split(pieces, split, block, folder / split)
-        if "validation" not in texts:
+        if VALIDATION not in texts:
             blocks = len(Samples(folder / "train"))
             percent = self.options.validation_split_percentage
             moved = max(1, round(blocks * percent / 100))

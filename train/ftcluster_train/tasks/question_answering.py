@@ -13,8 +13,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
+from ftcluster_common.columns import answering_columns
+from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import QuestionAnswering, Recipe
-from ftcluster_train.data.sources import column_batches, load_rows
+from ftcluster_train.data.sources import column_batches
 from ftcluster_train.data.token_store import Sample, Samples
 from ftcluster_train.errors import TrainError
 from ftcluster_train.metrics import squad
@@ -22,14 +24,16 @@ from ftcluster_train.tasks.answer_spans import FeatureAnswer, Span, best_span, c
 from ftcluster_train.tasks.base import Batch, Task
 from ftcluster_train.tasks.squad_features import FeatureWriter
 
+NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
+
 
 class QuestionAnsweringTask(Task):
     """Cross entropy over the feature's tokens of a span's start and of its end."""
 
     model_class = AutoModelForQuestionAnswering
 
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
-        super().__init__(recipe, tokenizer)
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
+        super().__init__(recipe, tokenizer, *others)
         assert isinstance(recipe.options, QuestionAnswering)
         self.options = recipe.options
         if not tokenizer.is_fast:
@@ -51,16 +55,23 @@ class QuestionAnsweringTask(Task):
                 f"feature has at least {least}",
                 "lower them",
             )
-        for split, rows in load_rows(data, self.recipe.data_config, self.splits).items():
+        options, sets = self.options, self.sets(data)
+        rows = next(iter(sets.values()))
+        sets, drawn = self.with_validation(
+            sets, lambda: [0 for _ in rows], options.validation_split_percentage
+        )
+        self.keep_rows(sets, folder)
+        answered = self.purpose != PREDICT
+        columns = answering_columns(options, answered)
+        for split, rows in sets.items():
             writer = FeatureWriter(
-                self.options, self.tokenizer, self.token_kinds(), folder / split, split, length
+                options, self.tokenizer, self.token_kinds(), folder / split, split, length
             )
-            options = self.options
-            columns = (options.question_column, options.context_column, options.answers_column)
             for batch in column_batches(rows, columns, split):
-                writer.add(*(batch[name] for name in columns))
+                answers = [] if answered else [[NO_ANSWER] * len(batch[columns[0]])]
+                writer.add(*(batch[name] for name in columns), *answers)
             notices += writer.close()
-        return notices
+        return [*notices, *drawn]
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         # padded on the right, so that positions in a feature stay as they are
@@ -103,15 +114,22 @@ class QuestionAnsweringTask(Task):
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """Exact match and F1 of the questions, in percent."""
-        questions = samples.about["questions"]
-        negative = self.options.version_2_with_negative
+        wanted = [question["answers"] for question in samples.about["questions"]]
+        found = self._answers(predictions, samples)
+        return squad.score(found, wanted, self.options.version_2_with_negative)
+
+    def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
+        """The text of each question's answer, or "" for none."""
+        return [{"prediction": answer} for answer in self._answers(predictions, samples)]
+
+    def _answers(self, predictions: Sequence[Any], samples: Samples) -> list[str]:
         found = [
             FeatureAnswer(question, null, Span(*span) if span else None)
             for question, null, span in predictions
         ]
-        answers = choose_answers(
+        negative = self.options.version_2_with_negative
+        return choose_answers(
             found,
-            [question["context"] for question in questions],
+            [question["context"] for question in samples.about["questions"]],
             self.options.null_score_diff_threshold if negative else None,
         )
-        return squad.score(answers, [question["answers"] for question in questions], negative)

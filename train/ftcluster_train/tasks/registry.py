@@ -1,5 +1,6 @@
 """Tasks by their name in a recipe."""
 
+from ftcluster_common.job import Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.causal_lm import CausalLmTask
@@ -13,10 +14,12 @@ _TASKS: dict[str, type[Task]] = {
 }
 
 
-def make_task(recipe: Recipe, tokenizer: object) -> Task:
-    """The recipe's task with the model's tokenizer.
+def make_task(
+    recipe: Recipe, tokenizer: object, purpose: Purpose = "train", trained: object = None
+) -> Task:
+    """The recipe's task with the model's tokenizer; further arguments are those of a task.
 
     Raises:
         TrainError: the task cannot use the tokenizer.
     """
-    return _TASKS[recipe.task](recipe, tokenizer)
+    return _TASKS[recipe.task](recipe, tokenizer, purpose, trained)

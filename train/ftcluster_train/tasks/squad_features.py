@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ftcluster_common.recipe import QuestionAnswering
+from ftcluster_train.data.sets import PREDICTED
 from ftcluster_train.data.token_store import SampleWriter
 from ftcluster_train.errors import TrainError
 from ftcluster_train.tasks.answer_spans import Offsets, tokens_of_answer
@@ -52,7 +53,7 @@ class FeatureWriter:
         rows = list(zip(questions, contexts, answers, strict=True))
         for row in rows:
             self._check(*row)
-        if not self._options.version_2_with_negative:
+        if not self._options.version_2_with_negative and self._split != PREDICTED:
             rows = [row for row in rows if row[2]["text"]]
         self._left_out += len(questions) - len(rows)
         if rows:

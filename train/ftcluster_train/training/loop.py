@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
-from ftcluster_train.data.sampler import BatchSampler, eval_batches, micro_batches, share_of_rank
+from ftcluster_train.data.sampler import BatchSampler, micro_batches, share_of_rank
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import (
     World,
@@ -35,6 +34,7 @@ from ftcluster_train.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.training.best import BestEvaluation
 from ftcluster_train.training.checkpoints import Checkpoints
+from ftcluster_train.training.evaluation import evaluate
 from ftcluster_train.training.intervals import is_due
 from ftcluster_train.training.lr_schedule import make_schedule, set_step
 from ftcluster_train.training.models import call_model
@@ -297,35 +297,6 @@ def train(
             what = f"the best model, of step {best.step}, could not be saved or is lost"
             notice(f"{what}: the model is that of the last step")
     return TrainResult(metrics, train_seconds, trained_samples / train_seconds), trained
-
-
-@torch.inference_mode()  # type: ignore[untyped-decorator]
-def evaluate(
-    task: Task,
-    model: PreTrainedModel,
-    validation_sets: Mapping[str, Samples],
-    world: World,
-    bf16: bool,
-) -> dict[str, float]:
-    """The task's metrics, the same on every rank; each sample is evaluated by one rank.
-
-    Of several sets each metric has the set's name: `validation_matched` gives `accuracy_matched`.
-    """
-    model.eval()
-    metrics = {}
-    most = task.recipe.training.per_device_eval_batch_size
-    for name, samples in validation_sets.items():
-        own: list[tuple[int, Any]] = []
-        for indices in eval_batches(samples.lengths("input_ids"), world.rank, world.size, most):
-            batch = [samples[i] for i in indices]
-            with FunctionOverrides(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                outputs = call_model(model, task.collate(batch).inputs)
-            own += zip(indices, task.predictions(outputs, batch), strict=True)
-        predictions = dict(pair for of_rank in gather_over_ranks(own) for pair in of_rank)
-        found = task.score([predictions[i] for i in range(len(samples))], samples)
-        suffix = f"_{name.removeprefix('validation_')}" if len(validation_sets) > 1 else ""
-        metrics.update({f"{metric}{suffix}": value for metric, value in found.items()})
-    return metrics
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel, kernels: FunctionOverrides) -> None:

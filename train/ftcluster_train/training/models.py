@@ -124,21 +124,25 @@ def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) 
 
 
 def load_model(
-    model_class: Any, recipe: Recipe, model: str, config: PretrainedConfig
+    model_class: Any, recipe: Recipe, model: str, config: PretrainedConfig, whole: bool = False
 ) -> PreTrainedModel:
     """The model in fp32, with its own weights or, from scratch, random ones.
 
     Args:
         model: a folder, or `config:TYPE`.
+        whole: whether it needs all weights; else a new head gets random ones.
 
     Raises:
-        TrainError: it cannot be loaded, or transformers has no such model for the task.
+        TrainError: it cannot be loaded, lacks weights, or transformers has no such model for the
+            task.
     """
     fp32 = {dtype_keyword(transformers.__version__): torch.float32}
     try:
         if recipe.from_scratch:
             return model_class.from_config(config, **fp32)
-        return model_class.from_pretrained(model, config=config, **fp32)
+        loaded, info = model_class.from_pretrained(
+            model, config=config, output_loading_info=True, **fp32
+        )
     except Exception as error:  # from_pretrained raises whatever its many readers raise
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
@@ -148,6 +152,13 @@ def load_model(
                 f"{transformers.__version__} does not have for {recipe.task}"
             ) from error
         raise TrainError(f"{model} cannot be loaded: {error}") from error
+    missing = sorted(info["missing_keys"])
+    if whole and missing:
+        raise TrainError(
+            f"{recipe.model} is not trained for {recipe.task}: it has no weights {missing[0]}",
+            "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
+        )
+    return loaded
 
 
 def check_tokens(model: PreTrainedModel, largest_token: int, tokenizer: str) -> None:

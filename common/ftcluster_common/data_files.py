@@ -1,0 +1,185 @@
+"""Files of data: the split that each belongs to, and their rows. Standard library only.
+
+Rows of Parquet are read in `ftcluster_train.data.sources`.
+"""
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PARQUET, TEXT = ".parquet", ".txt"
+TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET)
+TRAIN, VALIDATION = "train", "validation"
+WORDS = {  # in names of files, as `datasets` knows them
+    "train": TRAIN, "training": TRAIN,
+    "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION, "dev": VALIDATION,
+    "test": "test", "testing": "test", "eval": "test",
+}  # fmt: skip
+SHARD = re.compile(r"-\d+-of-\d+$")  # of a file that the Hub has in parts
+
+Row = Mapping[str, Any]
+Files = tuple[Path, ...]
+
+
+class DataError(ValueError):
+    """A file or a row cannot be used; says which one, with its line, and why."""
+
+
+def files_of(path: Path) -> dict[str, Files]:
+    """The files with rows of each split.
+
+    Files with names that are no split's (reviews.csv) are those of `train` where no other file is.
+
+    Args:
+        path: a file; or a folder, with the files in it or in its folder `data`.
+
+    Raises:
+        DataError: a split has files of several formats.
+    """
+    if path.is_file():
+        return {TRAIN: (path,)} if path.suffix in TABLES else {}
+    found = sorted(file for file in path.glob("*") if file.suffix in TABLES and file.is_file())
+    if not found and (path / "data").is_dir():
+        return files_of(path / "data")
+    splits: dict[str, Files] = {}
+    for file in found:
+        splits[_split_of(file)] = (*splits.get(_split_of(file), ()), file)
+    if TRAIN not in splits:
+        nameless = [name for name in splits if not name.startswith((VALIDATION, "test"))]
+        if nameless:
+            splits = {TRAIN: sum((splits.pop(name) for name in nameless), ())} | splits
+    for name, files in splits.items():
+        if len({file.suffix for file in files}) > 1:
+            names = ", ".join(file.name for file in files)
+            raise DataError(f"{path} has several formats of {name}: {names}; leave one of them")
+    return splits
+
+
+def texts_of(path: Path) -> dict[str, Files]:
+    """The files of text of each split; none where the data are rows.
+
+    Args:
+        path: a file, or a folder: all texts but validation.txt are those of `train`.
+    """
+    if path.is_file():
+        return {TRAIN: (path,)} if path.suffix == TEXT else {}
+    texts = sorted(path.glob(f"*{TEXT}"))
+    if any(_split_of(file) == TRAIN for file in path.glob("*") if file.suffix in TABLES):
+        texts = []
+    splits: dict[str, Files] = {}
+    for file in texts:
+        split = VALIDATION if WORDS.get(file.stem) == VALIDATION else TRAIN
+        splits[split] = (*splits.get(split, ()), file)
+    return splits
+
+
+def _split_of(file: Path) -> str:
+    """The split that a file's name says; else the name.
+
+    >>> [_split_of(Path(name)) for name in ("imdb_Train.csv", "dev-00000-of-00002.parquet")]
+    ['train', 'validation']
+    >>> [_split_of(Path(name)) for name in ("validation_matched.jsonl", "reviews.csv")]
+    ['validation_matched', 'reviews']
+    """
+    name = SHARD.sub("", file.stem)
+    if name.startswith((f"{VALIDATION}_", "test_")):
+        return name
+    said = {WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in WORDS}
+    return said.pop() if len(said) == 1 else name
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of files, which can be gone through several times; not of Parquet."""
+
+    paths: Files
+
+    def __iter__(self) -> Iterator[Row]:
+        for _, row in self.with_places():
+            if isinstance(row, DataError):
+                raise row
+            yield row
+
+    def with_places(self) -> Iterator[tuple[str, Row | DataError]]:
+        """Each row, or what is wrong with it, and where it is, such as train.csv:7.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        for path in self.paths:
+            try:
+                for where, row in _READERS[path.suffix](path):
+                    usable = isinstance(row, dict | DataError)
+                    yield where, row if usable else DataError(f"{where}: not a JSON object")
+            except UnicodeDecodeError as error:
+                what = f"not UTF-8: {error.reason} at byte {error.start}"
+                raise DataError(f"{path}: {what}") from error
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _csv(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of a file whose first line has the names of the columns."""
+    csv.field_size_limit(sys.maxsize)
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        first = lines.readline()
+        lines.seek(0)
+        others = [mark for mark in ("\t", ";") if mark in first and "," not in first]
+        reader = csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else [*others, ","][0])
+        header: list[str] = []
+        try:
+            for cells in reader:
+                where = f"{path}:{reader.line_num}"
+                if not cells:
+                    continue
+                if not header:
+                    header = [cell.strip() for cell in cells]
+                    if "" in header or len(set(header)) < len(header):
+                        raise DataError(f"{where}: names of columns are needed, not {cells}")
+                elif len(cells) != len(header):
+                    have = f"{len(cells)} values for {len(header)} columns"
+                    yield where, DataError(f"{where}: {have} ({', '.join(header)})")
+                else:
+                    yield where, dict(zip(header, cells, strict=True))
+        except csv.Error as error:
+            raise DataError(f"{path}:{reader.line_num}: {error}") from error
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield f"{path}:{number}", _json_value(line, path, number)
+
+
+def _json(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of one document: a list, or the only list in an object; or those of JSON lines."""
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        if text.lstrip().startswith("["):
+            raise DataError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
+        yield from _json_lines(path)
+        return
+    if isinstance(document, dict):
+        lists = [value for value in document.values() if isinstance(value, list)]
+        document = lists[0] if len(lists) == 1 else [document]
+    for number, row in enumerate(document, start=1):
+        yield f"{path}: row {number}", row
+
+
+def _json_value(line: str, path: Path, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        what = f"not valid JSON: {error.msg} at column {error.colno}"
+        return DataError(f"{path}:{number}: {what}")
+
+
+_READERS = {".csv": _csv, ".tsv": _csv, ".json": _json, ".jsonl": _json_lines}

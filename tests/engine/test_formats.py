@@ -1,0 +1,173 @@
+"""Data in each format become the same samples; a model that was trained evaluates and predicts."""
+
+import csv
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+import torch
+import torch.multiprocessing as mp
+from pyarrow import parquet
+from transformers import AutoConfig
+
+from ftcluster_common.job import Job, Purpose
+from ftcluster_common.recipe import TextClassification
+from ftcluster_train import rank
+from ftcluster_train.data.token_store import Samples
+from ftcluster_train.distributed.world import World
+from ftcluster_train.errors import TrainError
+from ftcluster_train.inputs import read_inputs, write_inputs
+from ftcluster_train.prepare import prepare
+from tests.engine.runs import Row, classes, make_whole_job, questions, write_model
+from tests.programs import free_ports
+
+NAMES = ("bad", "fair", "good")
+TASK = "text-classification"
+
+
+def words(count: int, seed: int) -> list[Row]:
+    """Rows with other columns than the recipe's, and words for classes."""
+    rows = classes(count, seed)
+    return [{"id": i, "Review": row["text"], "Sentiment": NAMES[row["label"]]}
+            for i, row in enumerate(rows)]  # fmt: skip
+
+
+def write(path: Path, rows: Sequence[Row]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix in (".csv", ".tsv"):
+        with path.open("w", newline="") as file:
+            mark = "," if path.suffix == ".csv" else "\t"
+            writer = csv.DictWriter(file, list(rows[0]), delimiter=mark)
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def job_of(
+    folder: Path, data: str, model: str = "", task: str = TASK, purpose: Purpose = "train",
+    **changes: Any,
+) -> Job:  # fmt: skip
+    model = model or write_model(folder / "model", "bert", task)
+    job = make_whole_job(folder / f"{purpose}-{Path(data).name}", task, data, model, **changes)
+    options = replace(job.recipe.options, **({"text_columns": ()} if task == TASK else {}))
+    return replace(job, recipe=replace(job.recipe, options=options), purpose=purpose)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "json", "jsonl", "parquet"])
+def test_each_format_gives_the_same_samples(tmp_path: Path, ending: str) -> None:
+    rows = words(60, 1)
+    found = []
+    for name in (f"reviews.{ending}", "wanted.jsonl"):
+        inputs = prepare(job_of(tmp_path, write(tmp_path / "data" / name, rows)))
+        sets = [Samples(Path(inputs.samples) / split) for split in ("train", "validation")]
+        assert [len(one) for one in sets] == [54, 6]
+        assert sets[0].about["names"] == list(NAMES)
+        assert "validation: 6 rows, 10 % of train" in inputs.notices
+        found.append([one.about["sha256"] for one in sets])
+    assert found[0] == found[1]
+
+
+def test_texts_and_answers_of_one_file(tmp_path: Path) -> None:
+    asked = write(tmp_path / "asked.parquet", questions(40, 1))
+    model = write_model(tmp_path / "model", "bert", "question-answering")
+    inputs = prepare(job_of(tmp_path, asked, model, "question-answering"))
+    assert "validation: 4 rows, 10 % of train" in inputs.notices
+    (tmp_path / "book.txt").write_text(" ".join(row["Review"] for row in words(60, 1)))
+    model = write_model(tmp_path / "decoder", "gpt2", "causal-lm")
+    inputs = prepare(job_of(tmp_path, str(tmp_path / "book.txt"), model, "causal-lm"))
+    assert len(Samples(Path(inputs.samples) / "validation")) > 0
+    evaluated = job_of(tmp_path, str(tmp_path / "book.txt"), model, "causal-lm", "evaluate")
+    assert [path.name for path in Path(prepare(evaluated).samples).iterdir() if path.is_dir()] == [
+        "validation"
+    ]
+
+
+def _rank(number: int, jobs: Sequence[Job], ports: Sequence[int], size: int) -> None:
+    torch.set_num_threads(1)
+    for job, port in zip(jobs, ports, strict=True):
+        os.environ |= {"PMI_RANK": str(number), "PMI_SIZE": str(size), "MASTER_PORT": str(port)}
+        rank.run(job)
+
+
+def on_ranks(jobs: Sequence[Job], size: int) -> list[dict[str, Any]]:
+    """The result of each job."""
+    for job in jobs:
+        write_inputs(job.run_dir, prepare(job))
+    mp.get_context("forkserver").set_forkserver_preload([__name__])
+    mp.start_processes(_rank, (jobs, free_ports(len(jobs)), size), size, start_method="forkserver")
+    events = [json.loads(line) for job in jobs
+              for line in (job.run_dir / "events.jsonl").read_text().splitlines()]  # fmt: skip
+    return [event for event in events if event["event"] == "result"]
+
+
+def test_a_trained_model_is_evaluated_and_predicts_on_two_ranks(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write(tmp_path / "reviews.csv", words(61, 1))
+    trained = job_of(tmp_path, data, max_steps=12)
+    asked = {"version_2_with_negative": True}
+    answering = write_model(tmp_path / "answering", "bert", "question-answering")
+    reader = job_of(
+        tmp_path, write(tmp_path / "asked.jsonl", questions(30, 1)), answering,
+        "question-answering", options=asked, max_steps=2,
+    )  # fmt: skip
+    with monkeypatch.context() as alone:
+        alone.setattr(rank, "join_world", lambda: world)
+        alone.setattr(rank, "leave_world", lambda: None)
+        for job in (trained, reader):
+            write_inputs(job.run_dir, prepare(job))
+            rank.run(job)
+    model = trained.run_dir / "model"
+    config = AutoConfig.from_pretrained(model)
+    assert config.id2label == dict(enumerate(NAMES))
+    assert config.label2id == {name: number for number, name in enumerate(NAMES)}
+
+    rows = words(33, 2)
+    labelled = write(tmp_path / "labelled.jsonl", rows)
+    unlabelled = write(tmp_path / "new.csv", [{"id": r["id"], "Review": r["Review"]} for r in rows])
+    texts = [{k: v for k, v in row.items() if k != "answers"} for row in questions(21, 2)]
+    jobs = [
+        job_of(tmp_path, labelled, str(model), purpose="evaluate"),
+        job_of(tmp_path, unlabelled, str(model), purpose="predict"),
+        job_of(
+            tmp_path, write(tmp_path / "texts.json", texts), str(reader.run_dir / "model"),
+            "question-answering", "predict",
+        ),
+    ]  # fmt: skip
+    measured, predicted, answered = on_ranks(jobs, 2)
+    assert measured["world_size"] == 2
+    lines = (Path(predicted["predictions"]) / "predictions.jsonl").read_text().splitlines()
+    answers = [json.loads(line) for line in lines]
+    assert [one["Review"] for one in answers] == [row["Review"] for row in rows]
+    right = [one["prediction"] == row["Sentiment"] for one, row in zip(answers, rows, strict=True)]
+    assert measured["metrics"]["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert all(1 / 3 <= one["probability"] <= 1 for one in answers)
+    lines = (Path(answered["predictions"]) / "predictions.jsonl").read_text().splitlines()
+    assert [[*json.loads(line)] for line in lines] == [["question", "context", "prediction"]] * 21
+
+
+def test_a_model_that_is_not_trained_or_for_something_else(tmp_path: Path) -> None:
+    data = write(tmp_path / "reviews.csv", words(20, 1))
+    job = job_of(tmp_path, data, purpose="evaluate")
+    number = replace(job.recipe, options=TextClassification(regression=True))
+    with pytest.raises(TrainError, match="has 3 outputs") as caught:
+        prepare(replace(job, recipe=number))
+    assert caught.value.hint == "regression=false"
+    with pytest.raises(TrainError, match=r"has the label '\w+', and .* has LABEL_0, LABEL_1"):
+        prepare(job)
+    unlabelled = write(tmp_path / "new.csv", [{"Review": row["Review"]} for row in words(20, 1)])
+    job = job_of(tmp_path, unlabelled, purpose="predict")
+    write_inputs(job.run_dir, prepare(job))
+    with pytest.raises(TrainError, match="is not trained for text-classification: it has no weigh"):
+        rank.load(job, read_inputs(job.run_dir))
