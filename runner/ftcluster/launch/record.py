@@ -118,6 +118,18 @@ def other_heads(place: Place) -> list[Place]:
     return [heads[host] for host in place.hosts[1:] if host in heads]
 
 
+def read_record(run: str) -> dict[str, Any] | None:
+    """The run.json of a run; None where this control node has none.
+
+    Raises:
+        FtclusterError: it is damaged.
+    """
+    try:
+        return _read(run)
+    except FileNotFoundError:
+        return None
+
+
 def recorded_place(run: str) -> Place | None:
     """Where a run of this control node is; None where there is no record of it.
 

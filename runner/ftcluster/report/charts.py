@@ -1,0 +1,263 @@
+"""The pictures of a report, as Altair's charts. Pure functions only; each row is a mark's data."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from ftcluster.report.svg import WIDTH
+
+Rows = Sequence[Mapping[str, Any]]
+Chart = alt.Chart | alt.LayerChart | alt.FacetChart
+
+COMPUTE, COMMUNICATION, INPUT, WAITING = "#2f6fb5", "#e07b1a", "#12908a", "#b7bcc5"
+PARTS = {
+    "products": "#1d4e89", "other work": "#6fa3d8", "communication": COMMUNICATION,
+    "input": INPUT, "waiting": WAITING,
+}  # fmt: skip
+SHARES = {
+    "compute": COMPUTE, "communication": COMMUNICATION, "input": INPUT, "waiting": WAITING,
+}  # fmt: skip
+SPANS = {
+    "starting": "#d3d7de", "loading": "#a9b4c4", "training": "#2f6fb5", "evaluating": "#12908a",
+    "saving": "#8a63b8", "restarting": "#cc3d3d",
+}  # fmt: skip
+# Okabe and Ito 2008 (Color Universal Design), which colour-blind readers tell apart, without yellow
+RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+UNUSED = "#eceef1"
+POINTS = 200  # of a curve
+ROW = 22  # pixels of a bar
+CELLS, CELL = 16, 22  # cores in a row, and pixels of one
+
+
+def curve(rows: Rows, x: str, y: str, x_title: str, y_title: str, zero: bool = False) -> Chart:
+    """A line a run.
+
+    Args:
+        rows: with the fields x, y and run.
+        zero: whether the y axis begins at 0.
+    """
+    lines = (
+        alt.Chart(alt.InlineData(list(rows)))
+        .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=14, opacity=0.9))
+        .encode(
+            x=alt.X(
+                f"{x}:Q", title=x_title, axis=alt.Axis(tickCount=6),
+                scale=alt.Scale(zero=False, nice=False),
+            ),
+            y=alt.Y(
+                f"{y}:Q", title=y_title, axis=alt.Axis(tickCount=5), scale=alt.Scale(zero=zero)
+            ),
+            color=_by_run(rows),
+        )
+    )  # fmt: skip
+    return _fitted(lines, 220)
+
+
+def bars(rows: Rows, x_title: str) -> Chart:
+    """A bar for each `name`, as long as `value`, in the colour of its run."""
+    chart = (
+        alt.Chart(alt.InlineData(list(rows)))
+        .mark_bar()
+        .encode(
+            x=alt.X("value:Q", title=x_title, axis=alt.Axis(tickCount=5)),
+            y=_names(),
+            color=_by_run(rows),
+        )
+    )
+    return _fitted(chart, _height(rows))
+
+
+def shares(rows: Rows, parts: Mapping[str, str], x_title: str, percent: bool = False) -> Chart:
+    """A bar for each `name`, of parts one after the other.
+
+    Args:
+        rows: with the fields name, part and value.
+        parts: their names in order, with their colours.
+        percent: whether values are parts of 1.
+    """
+    order = list(parts)
+    ordered = [{**row, "order": order.index(row["part"])} for row in rows]
+    form, scale = ("%", alt.Scale(domain=[0, 1])) if percent else (alt.Undefined, alt.Undefined)
+    chart = (
+        alt.Chart(alt.InlineData(ordered))
+        .mark_bar()
+        .encode(
+            x=alt.X(
+                "value:Q", title=x_title, axis=alt.Axis(tickCount=5, format=form), stack="zero",
+                scale=scale,
+            ),
+            y=_names(),
+            color=_colours("part", parts),
+            order="order:Q",
+        )
+    )  # fmt: skip
+    return _fitted(chart, _height(rows) + 40)
+
+
+def time_line(rows: Rows, marks: Rows) -> Chart:
+    """What each run did when, in minutes since its start.
+
+    Args:
+        rows: with the fields run, doing, began and ended.
+        marks: restarts and checkpoints, with the fields run, what and at.
+    """
+    y = alt.Y("run:N", title=None, sort=None, axis=alt.Axis(labelLimit=130))
+    x = "minutes since the launch"
+    spans = (
+        alt.Chart(alt.InlineData(list(rows)))
+        .mark_bar(height=18)
+        .encode(x=alt.X("began:Q", title=x), x2="ended:Q", y=y, color=_colours("doing", SPANS))
+    )
+    shapes = {"checkpoint": "diamond", "restart": "triangle-down"}
+    symbols = (
+        alt.Chart(alt.InlineData(list(marks)))
+        .mark_point(
+            filled=True, size=70, color="#111827", stroke="white", strokeWidth=1, yOffset=-13
+        )
+        .encode(
+            x=alt.X("at:Q", title=x),
+            y=y,
+            shape=alt.Shape(
+                "what:N",
+                scale=alt.Scale(domain=list(shapes), range=list(shapes.values())),
+                legend=alt.Legend(columns=1) if marks else None,
+            ),
+        )
+    )
+    height = 46 * len({row["run"] for row in rows})
+    return _fitted(alt.layer(spans, symbols), height + 110)
+
+
+def scaling(points: Rows, ideal: Rows, expected: Rows, x_title: str) -> Chart:
+    """Samples per second by number of hosts or ranks.
+
+    Args:
+        points: measured, with the fields x, y and run.
+        ideal: of the line through the smallest point and 0.
+        expected: of a line from the largest point to what is predicted.
+    """
+
+    def line(rows: Rows, dash: list[int], colour: str, of: str) -> Chart:
+        found: Chart = (
+            alt.Chart(alt.InlineData([{**row, "of": of} for row in rows]))
+            .mark_line(strokeDash=dash, color=colour)
+            .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"))
+        )
+        return found
+
+    most = max(row["x"] for row in (*points, *expected, *ideal))
+    axis = alt.Axis(tickMinStep=1, tickCount=min(8, int(most)), format="d")
+    measured = (
+        alt.Chart(alt.InlineData(list(points)))
+        .mark_point(filled=True, size=80, color=COMPUTE, opacity=1)
+        .encode(
+            x=alt.X("x:Q", title=x_title, axis=axis, scale=alt.Scale(domain=[0, most], nice=False)),
+            y=alt.Y("y:Q", title="samples/s", axis=alt.Axis(tickCount=5)),
+        )
+    )
+    rings = (
+        alt.Chart(alt.InlineData(list(expected[1:])))
+        .mark_point(size=80, color=COMMUNICATION, opacity=1)
+        .encode(x="x:Q", y="y:Q")
+    )
+    layers = alt.layer(
+        line(ideal, [4, 4], "#9aa3af", "ideal"),
+        line(expected, [2, 3], COMMUNICATION, "predicted"),
+        line(points, [1, 0], COMPUTE, "measured"),
+        rings,
+        measured,
+    )
+    return _fitted(layers, 260)
+
+
+def cores(nodes: Sequence[tuple[str, Sequence[int]]], rank_of: Mapping[int, int]) -> Chart:
+    """The cores of a host as squares in the colours of their ranks.
+
+    Args:
+        nodes: NUMA nodes, each with the CPU numbers of its cores.
+        rank_of: the rank of each CPU number that has one.
+    """
+    rows, lines = [], 0
+    for name, cpus in nodes:
+        lines += 1  # for the name
+        for place, cpu in enumerate(cpus):
+            rank = rank_of.get(cpu)
+            rows.append(
+                {
+                    "node": name if not place else "",
+                    "column": place % CELLS,
+                    "row": lines + place // CELLS,
+                    "core": cpu,
+                    "rank": "unused" if rank is None else f"rank {rank}",
+                    "text": f"core {cpu}: {'unused' if rank is None else f'rank {rank}'}",
+                }
+            )
+        lines += -(-len(cpus) // CELLS)
+    ranks = sorted(set(rank_of.values()))
+    colours = {f"rank {rank}": RUNS[place % len(RUNS)] for place, rank in enumerate(ranks)}
+    colour = alt.Color(
+        "rank:N",
+        scale=alt.Scale(domain=[*colours, "unused"], range=[*colours.values(), UNUSED]),
+        legend=None,
+    )
+    x = alt.X("column:O", axis=None, scale=alt.Scale(domain=list(range(CELLS)), paddingInner=0.12))
+    y = alt.Y("row:O", axis=None, scale=alt.Scale(domain=list(range(lines)), paddingInner=0.12))
+    base = alt.Chart(alt.InlineData(rows))
+    squares = base.mark_rect(cornerRadius=3).encode(
+        x=x, y=y, color=colour, description=alt.Description("text:N")
+    )
+    numbers = base.mark_text(fontSize=10).encode(
+        x=x, y=y, text="core:N",
+        color=alt.condition("datum.rank == 'unused'", alt.value("#6b7280"), alt.value("white")),
+    )  # fmt: skip
+    names = (
+        base.transform_filter("datum.node != ''")
+        .mark_text(fontSize=11, align="left", dx=-9, dy=-17, color="#374151")
+        .encode(x=x, y=y, text="node:N")
+    )
+    layers: Chart = alt.layer(squares, numbers, names)
+    return layers.properties(width=CELLS * CELL, height=lines * CELL)
+
+
+def thinned(rows: Rows, most: int = POINTS) -> list[Mapping[str, Any]]:
+    """Every n-th row, and the last one, so that at most about so many are left.
+
+    >>> thinned([{"x": n} for n in range(10)], most=4)
+    [{'x': 2}, {'x': 5}, {'x': 8}, {'x': 9}]
+    """
+    every = -(-len(rows) // most)
+    return [row for number, row in enumerate(rows, 1) if number % every == 0 or number == len(rows)]
+
+
+def _fitted(chart: Chart, height: int) -> Chart:
+    """In so many pixels, with axes and legends."""
+    size = alt.AutoSizeParams(type="fit", contains="padding")
+    found: Chart = chart.properties(width=WIDTH, height=height, autosize=size)
+    return found
+
+
+def _names() -> alt.Y:
+    """The axis of bars with names, in the order of the rows."""
+    return alt.Y("name:N", title=None, sort=None, axis=alt.Axis(labelLimit=150))
+
+
+def _by_run(rows: Rows) -> alt.Color:
+    """The colour of a run; a legend where there are several."""
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    return alt.Color(
+        "run:N",
+        scale=alt.Scale(domain=runs, range=[RUNS[n % len(RUNS)] for n in range(len(runs))]),
+        legend=alt.Legend() if len(runs) > 1 else None,
+    )
+
+
+def _colours(field: str, colours: Mapping[str, str]) -> alt.Color:
+    return alt.Color(
+        f"{field}:N", scale=alt.Scale(domain=list(colours), range=list(colours.values()))
+    )
+
+
+def _height(rows: Rows) -> int:
+    """Pixels of bars with an axis."""
+    return 60 + ROW * len({row["name"] for row in rows})

@@ -1,0 +1,70 @@
+"""What is known of a run: its record on this control node, and files of its folder on the head."""
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftcluster.errors import FtclusterError
+from ftcluster.launch.events import EventReader
+from ftcluster.launch.place import Place
+from ftcluster.launch.record import events_file, read_record
+from ftcluster.launch.runs import copy_log
+
+EVENTS = "events.jsonl"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run.
+
+    Attributes:
+        record: run.json, or what job.json and launch.json on the head have of it.
+        events: of events.jsonl.
+    """
+
+    run: str
+    record: dict[str, Any]
+    events: list[dict[str, Any]]
+
+
+def ended_here(run: str) -> RunFiles | None:
+    """A run that this control node has followed to its end; the cluster is not needed for it.
+
+    Raises:
+        FtclusterError: the record is damaged.
+    """
+    record = read_record(run)
+    if record is None or not events_file(run).exists():
+        return None
+    events = EventReader(events_file(run)).new_events()
+    return RunFiles(run, record, events) if events and events[-1]["event"] == "end" else None
+
+
+def from_head(place: Place, run: str) -> RunFiles:
+    """A run with its events until now.
+
+    Raises:
+        FtclusterError: the head does not answer.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+
+        def copied(name: str) -> Path:
+            path = Path(folder) / name
+            path.touch()
+            copy_log(place, run, name, path, False, lambda: None)
+            return path
+
+        events = EventReader(copied(EVENTS)).new_events()
+        record = read_record(run)
+        if record is None:
+            job, launch = (
+                json.loads(copied(f"{name}.json").read_text()) for name in ("job", "launch")
+            )
+            record = {"run": run, "recipe": job.get("recipe", {}), "launch": launch}
+    if not events:
+        raise FtclusterError(
+            f"run {run} has no events yet", "look again once its ranks have started"
+        )
+    return RunFiles(run, record, events)

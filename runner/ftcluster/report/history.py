@@ -1,0 +1,242 @@
+"""A run's events as curves, spans of time and seconds by rank. Pure functions only."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+STARTING, LOADING, TRAINING = "starting", "loading", "training"
+EVALUATING, SAVING, DOWN = "evaluating", "saving", "restarting"
+SPANS = (STARTING, LOADING, TRAINING, EVALUATING, SAVING, DOWN)
+OPERATIONS = 6  # a weight and token: 2 forward, 4 backward
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Seconds of one rank, which add up to its training.
+
+    Attributes:
+        compute: forward and backward passes, optimizer, and communication that they hide.
+        communication: blocked while data moved: what the rank that waited least was.
+        input: making batches.
+        waiting: blocked for slower ranks.
+    """
+
+    compute: float
+    communication: float
+    input: float
+    waiting: float
+
+    @property
+    def work(self) -> float:
+        """Seconds in which the others may have to wait for it."""
+        return self.compute + self.input
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Steps between two reports of the ranks.
+
+    Attributes:
+        step: the last of them.
+        steps: how many.
+        ended: seconds since 1970.
+        seconds: without evaluation and checkpoints.
+        ranks: by number.
+        tokens: of all ranks, without padding.
+        sent_bytes: by rank 0.
+    """
+
+    step: int
+    steps: int
+    ended: float
+    seconds: float
+    ranks: tuple[RankTimes, ...]
+    tokens: int
+    sent_bytes: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a run did for some time: one of SPANS; seconds since 1970."""
+
+    doing: str
+    began: float
+    ended: float
+
+
+@dataclass
+class History:
+    """What the events of a run say of it.
+
+    Attributes:
+        began: of its first event, in seconds since 1970.
+        ended: of its last event.
+        start: the last event `start`; likewise `result`, `products` and `end`.
+        ranks: where each rank ran in the end.
+        steps: events `step`, without those that were repeated after a restart; likewise
+            `evaluations`.
+        intervals: also of steps that were repeated.
+        restarts: events `restart`; likewise `checkpoints`, `notices` and `errors`.
+    """
+
+    began: float = 0.0
+    ended: float = 0.0
+    start: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    products: Mapping[str, Any] = field(default_factory=dict)
+    end: Mapping[str, Any] = field(default_factory=dict)
+    ranks: Sequence[Mapping[str, Any]] = ()
+    steps: list[Mapping[str, Any]] = field(default_factory=list)
+    evaluations: list[Mapping[str, Any]] = field(default_factory=list)
+    intervals: list[Interval] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    restarts: list[Mapping[str, Any]] = field(default_factory=list)
+    checkpoints: list[Mapping[str, Any]] = field(default_factory=list)
+    notices: list[Mapping[str, Any]] = field(default_factory=list)
+    errors: list[Mapping[str, Any]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """From its first event to its last."""
+        return self.ended - self.began
+
+    @property
+    def train_seconds(self) -> float:
+        """Of the steps that its model was trained with."""
+        last = self.steps[-1] if self.steps else {"train_seconds": 0.0}
+        return float(self.result.get("train_seconds", last["train_seconds"]))
+
+    @property
+    def goodput(self) -> float:
+        """The share of its time that it trained in, without repeated steps."""
+        return self.train_seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def speeds(self) -> list[tuple[float, float]]:
+        """Samples per second between two logs, with the time of the later one."""
+        zero = {"samples_per_second": 0.0, "train_seconds": 0.0}
+        found = []
+        for before, after in pairwise([zero, *self.steps]):
+            old, new = (one["samples_per_second"] * one["train_seconds"] for one in (before, after))
+            seconds = after["train_seconds"] - before["train_seconds"]
+            if seconds > 0:
+                found.append((float(after["time"]), float(new - old) / seconds))
+        return found
+
+
+def history_of(events: Iterable[Mapping[str, Any]]) -> History:
+    """Fold the events of a run, in their order; kinds of a later version are ignored."""
+    found = History()
+    doing, since = STARTING, 0.0
+    before: Mapping[str, Any] | None = None  # the ranks' last report since they started
+
+    def now(next_doing: str, at: float) -> None:
+        nonlocal doing, since
+        if at > since:
+            found.spans.append(Span(doing, since, at))
+        doing, since = next_doing, at
+
+    for event in events:
+        kind, at = event["event"], float(event["time"])
+        if not found.began:
+            found.began = since = at
+        found.ended = at
+        match kind:
+            case "placement":
+                found.ranks, before = event["ranks"], None
+                now(LOADING, at)
+            case "start":
+                found.start = event
+                now(TRAINING, at)
+            case "step":
+                found.steps = _without_repeated(found.steps, event["step"])
+                found.steps.append(event)
+                if event["step"] >= found.start.get("steps", 0):
+                    now(SAVING, at)
+            case "communication":
+                found.intervals.append(interval_between(before, event, found.start))
+                before = event
+            case "evaluation":
+                found.evaluations = _without_repeated(found.evaluations, event["step"])
+                found.evaluations.append(event)
+                _insert(found.spans, EVALUATING, since, at, event["seconds"])
+            case "checkpoint":
+                found.checkpoints.append(event)
+                _insert(found.spans, SAVING, since, at, event["seconds"])
+            case "restart":
+                found.restarts.append(event)
+                now(DOWN, at)
+            case "notice":
+                found.notices.append(event)
+            case "error":
+                found.errors.append(event)
+            case "products" | "result" | "end":
+                setattr(found, kind, event)
+    now(doing, found.ended)
+    found.spans.sort(key=lambda span: span.began)  # pictures draw what is inside others later
+    return found
+
+
+def _without_repeated(events: Sequence[Mapping[str, Any]], step: int) -> list[Mapping[str, Any]]:
+    return [event for event in events if event["step"] < step]
+
+
+def _insert(spans: list[Span], doing: str, since: float, at: float, seconds: float) -> None:
+    """Add what ended now, within what the run does."""
+    spans.append(Span(doing, max(since, at - seconds), at))
+
+
+def interval_between(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any], start: Mapping[str, Any]
+) -> Interval:
+    """The steps between two events `communication`.
+
+    Args:
+        before: None for the first one since the ranks started.
+        start: the event `start`, for the step that they started after.
+    """
+    count = len(after["waited_seconds"])
+    zero: dict[str, Any] = {
+        **dict.fromkeys(after, 0.0),
+        **dict.fromkeys(("waited_seconds", "input_seconds"), [0.0] * count),
+        "step": start.get("first_step", 1) - 1,
+    }
+    first = before or zero
+    steps, seconds, moved, tokens, sent = (
+        after[name] - first[name]
+        for name in ("step", "train_seconds", "transfer_seconds", "useful_tokens", "sent_bytes")
+    )
+    pairs = (
+        zip(first[name], after[name], strict=True) for name in ("waited_seconds", "input_seconds")
+    )
+    waited, reading = ([new - old for old, new in pair] for pair in pairs)
+    ranks = tuple(
+        RankTimes(max(0.0, seconds - a - b), min(moved, a), b, max(0.0, a - moved))
+        for a, b in zip(waited, reading, strict=True)
+    )
+    return Interval(after["step"], steps, float(after["time"]), seconds, ranks, int(tokens), sent)
+
+
+def totals(intervals: Sequence[Interval]) -> Interval | None:
+    """All of them as one, of the ranks of the last one; None where there is none.
+
+    Those with another number of ranks are left out.
+    """
+    if not intervals:
+        return None
+    last = intervals[-1]
+    alike = [one for one in intervals if len(one.ranks) == len(last.ranks)]
+    ranks = tuple(
+        RankTimes(*map(sum, zip(*map(astuple, of_rank), strict=True)))
+        for of_rank in zip(*(one.ranks for one in alike), strict=True)
+    )
+    return Interval(
+        last.step,
+        sum(one.steps for one in alike),
+        last.ended,
+        sum(one.seconds for one in alike),
+        ranks,
+        sum(one.tokens for one in alike),
+        sum(one.sent_bytes for one in alike),
+    )
