@@ -12,6 +12,8 @@ EVENTS: dict[str, dict[str, Any]] = {
     "phase": {"doing": str},
     # what a user should know, such as that samples were truncated
     "notice": {"message": str},
+    # the ranks are started again; its number, and why
+    "restart": {"restart": int, "max_restarts": int, "message": str},
     # where each rank really is: rank, host, cpus (such as 0-15), threads, memory_nodes (NUMA nodes
     # that it prefers; [] for the kernel's default policy, null where that is not known)
     "placement": {"ranks": list},

@@ -105,14 +105,12 @@ def _outcome(training: Training, struck: Struck, healed: bool) -> Outcome | None
 
 def _is_sign(event: dict[str, Any]) -> bool:
     """Whether it says that the ranks are ended, or were."""
-    if event["event"] == "notice":
-        return str(event["message"]).startswith("restart ")
-    return bool(event["event"] == "error" or event.get("state", "done") != "done")
+    return event["event"] in ("error", "restart") or event.get("state", "done") != "done"
 
 
 def _has_cause(struck: Struck, event: dict[str, Any]) -> bool:
     """Whether a notice speaks of a fault that the training goes on with."""
-    text = event.get("message", "") if event["event"] == "notice" else ""
+    text = event["message"] if event["event"] in ("notice", "restart") else ""
     return bool(struck.cause and re.search(struck.cause, text))
 
 

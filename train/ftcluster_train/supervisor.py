@@ -31,6 +31,7 @@ from ftcluster_train.launcher import background, lease, processes
 from ftcluster_train.launcher.background import PID_FILE, STOP_FILE
 from ftcluster_train.launcher.host_leases import Leases
 from ftcluster_train.launcher.hub_token import take_back, token_file
+from ftcluster_train.launcher.metrics_file import MetricsFile
 from ftcluster_train.launcher.monitors import Ending
 from ftcluster_train.launcher.processes import kill_rest
 from ftcluster_train.launcher.rank_environment import free_port as free_port  # for --dry-run's text
@@ -54,11 +55,11 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     events = EventWriter(run_dir)
     launch = read_launch(run_dir)
     os.environ[RUN_VARIABLE] = launch.run  # what this process starts belongs to the run
-    leases = Leases(launch.share_hosts)
+    leases, metrics = Leases(launch.share_hosts), MetricsFile(run_dir)
     try:
         if (run_dir / STOP_FILE).exists():
             raise Stopped
-        run = Run(leases, events, kept_token(run_dir), request)
+        run = Run(leases, events, kept_token(run_dir), request, metrics)
         ending = run_with_restarts(launch, run, again)
     except Stopped:  # while no rank was running
         kill_rest(launch.run)
@@ -76,6 +77,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     for message in {str(error["message"]): error for error in ending.errors}.values():
         events.write("error", **message)
     events.write("end", state=ending.state, exit_code=ending.exit_code, seconds=ending.seconds)
+    metrics.write(read_launch(run_dir))
     return ending.exit_code
 
 
@@ -100,7 +102,7 @@ def run_with_restarts(launch: Launch, run: Run, again: bool) -> Ending:
         _write(launch)
         why = "; ".join(map(_where_and_what, ending.errors))
         run.events.write(
-            "notice", message=f"restart {launch.restarts} of {launch.max_restarts}: {why}"
+            "restart", restart=launch.restarts, max_restarts=launch.max_restarts, message=why
         )
         started = _restart(launch, run)
         if started is None:

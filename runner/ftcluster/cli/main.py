@@ -19,6 +19,7 @@ from ftcluster.cli import (
     logs,
     plan,
     ps,
+    report,
     run,
     setup,
     stacks,
@@ -31,8 +32,8 @@ from ftcluster.errors import FtclusterError, Interrupted, UsageError
 from ftcluster.paths import is_unicode
 
 COMMANDS = (
-    setup, check, plan, train, run, ps, logs, attach, stop, fetch, clean, bench, demo, stacks,
-    bundle, teardown,
+    setup, check, plan, train, run, ps, logs, attach, stop, fetch, report, clean, bench, demo,
+    stacks, bundle, teardown,
 )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ class RunProgress:
         evaluations: every event `evaluation`.
         result: the event `result`: metrics, samples_per_second, model, ...
         errors: every event `error`: message, hint, rank, host.
-        notices: the message of every event `notice`.
+        notices: the message of every event `notice` and `restart`.
         checkpoint: the last event `checkpoint`: step, and its folder on the head.
         seconds: from the launch to the end of the last rank.
         end: the event `end`: state, exit_code, seconds.
@@ -116,6 +116,9 @@ class RunProgress:
                 self.doing = event["doing"]
             case "notice":
                 self.notices.append(event["message"])
+            case "restart":
+                which = f"restart {event['restart']} of {event['max_restarts']}"
+                self.notices.append(f"{which}: {event['message']}")
             case "step":
                 self.step = event
                 self.losses.append(event["loss"])

@@ -24,7 +24,7 @@ class View:
 
     def run_event(self, progress: RunProgress, kind: str) -> None:
         """Show an event of this kind, which has been added to `progress`."""
-        if kind == "notice":
+        if kind in ("notice", "restart"):
             self.say(f"note: {progress.notices[-1]}")
         elif kind == "checkpoint":
             self.say(format.checkpoint_line(progress))

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
-from ftcluster.report.history import OPERATIONS, Interval
+from ftcluster_common.rank_times import Interval, straggler_scores
+
+OPERATIONS = 6  # a weight and token: 2 forward, 4 backward
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def host_costs(whole: Interval, names: Sequence[str]) -> list[HostCost]:
         of.setdefault(name, []).append(rank)
     work = [rank.work / whole.steps for rank in whole.ranks]
     slowest = {name: max(work[rank] for rank in ranks) for name, ranks in of.items()}
-    usual = median(work) or 1.0
+    scores = straggler_scores(whole.ranks)
     order = sorted(of, key=lambda name: -slowest[name])
     step = whole.seconds / whole.steps
     return [
@@ -113,7 +115,7 @@ def host_costs(whole: Interval, names: Sequence[str]) -> list[HostCost]:
             name,
             tuple(of[name]),
             slowest[name],
-            slowest[name] / usual,
+            max(scores[rank] for rank in of[name]),
             (slowest[name] - slowest[order[1]]) / step if place == 0 and len(order) > 1 else 0.0,
         )
         for place, name in enumerate(order)

@@ -5,55 +5,11 @@ from dataclasses import astuple, dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from ftcluster_common.rank_times import Interval, RankTimes, interval_between
+
 STARTING, LOADING, TRAINING = "starting", "loading", "training"
 EVALUATING, SAVING, DOWN = "evaluating", "saving", "restarting"
 SPANS = (STARTING, LOADING, TRAINING, EVALUATING, SAVING, DOWN)
-OPERATIONS = 6  # a weight and token: 2 forward, 4 backward
-
-
-@dataclass(frozen=True)
-class RankTimes:
-    """Seconds of one rank, which add up to its training.
-
-    Attributes:
-        compute: forward and backward passes, optimizer, and communication that they hide.
-        communication: blocked while data moved: what the rank that waited least was.
-        input: making batches.
-        waiting: blocked for slower ranks.
-    """
-
-    compute: float
-    communication: float
-    input: float
-    waiting: float
-
-    @property
-    def work(self) -> float:
-        """Seconds in which the others may have to wait for it."""
-        return self.compute + self.input
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Steps between two reports of the ranks.
-
-    Attributes:
-        step: the last of them.
-        steps: how many.
-        ended: seconds since 1970.
-        seconds: without evaluation and checkpoints.
-        ranks: by number.
-        tokens: of all ranks, without padding.
-        sent_bytes: by rank 0.
-    """
-
-    step: int
-    steps: int
-    ended: float
-    seconds: float
-    ranks: tuple[RankTimes, ...]
-    tokens: int
-    sent_bytes: float
 
 
 @dataclass(frozen=True)
@@ -155,7 +111,8 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
                 if event["step"] >= found.start.get("steps", 0):
                     now(SAVING, at)
             case "communication":
-                found.intervals.append(interval_between(before, event, found.start))
+                first = found.start.get("first_step", 1)
+                found.intervals.append(interval_between(before, event, first))
                 before = event
             case "evaluation":
                 found.evaluations = _without_repeated(found.evaluations, event["step"])
@@ -185,37 +142,6 @@ def _without_repeated(events: Sequence[Mapping[str, Any]], step: int) -> list[Ma
 def _insert(spans: list[Span], doing: str, since: float, at: float, seconds: float) -> None:
     """Add what ended now, within what the run does."""
     spans.append(Span(doing, max(since, at - seconds), at))
-
-
-def interval_between(
-    before: Mapping[str, Any] | None, after: Mapping[str, Any], start: Mapping[str, Any]
-) -> Interval:
-    """The steps between two events `communication`.
-
-    Args:
-        before: None for the first one since the ranks started.
-        start: the event `start`, for the step that they started after.
-    """
-    count = len(after["waited_seconds"])
-    zero: dict[str, Any] = {
-        **dict.fromkeys(after, 0.0),
-        **dict.fromkeys(("waited_seconds", "input_seconds"), [0.0] * count),
-        "step": start.get("first_step", 1) - 1,
-    }
-    first = before or zero
-    steps, seconds, moved, tokens, sent = (
-        after[name] - first[name]
-        for name in ("step", "train_seconds", "transfer_seconds", "useful_tokens", "sent_bytes")
-    )
-    pairs = (
-        zip(first[name], after[name], strict=True) for name in ("waited_seconds", "input_seconds")
-    )
-    waited, reading = ([new - old for old, new in pair] for pair in pairs)
-    ranks = tuple(
-        RankTimes(max(0.0, seconds - a - b), min(moved, a), b, max(0.0, a - moved))
-        for a, b in zip(waited, reading, strict=True)
-    )
-    return Interval(after["step"], steps, float(after["time"]), seconds, ranks, int(tokens), sent)
 
 
 def totals(intervals: Sequence[Interval]) -> Interval | None:

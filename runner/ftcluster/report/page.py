@@ -26,11 +26,12 @@ from ftcluster.report.analysis import (
     step_parts,
 )
 from ftcluster.report.files import RunFiles
-from ftcluster.report.history import History, Interval, RankTimes, history_of, totals
+from ftcluster.report.history import History, history_of, totals
 from ftcluster.report.svg import svg_of
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
+from ftcluster_common.rank_times import Interval, RankTimes
 
 TEMPLATE = "page.html.j2"
 MANY = 32  # bars of a picture; more ranks are shown as hosts
@@ -132,7 +133,7 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(text).render(
-        title=", ".join(one.run for one in files),
+        title=files[0].run if len(files) == 1 else ", ".join(run.label for run in runs),
         version=__version__,
         now=now.strftime("%Y-%m-%d %H:%M UTC"),
         runs=runs,

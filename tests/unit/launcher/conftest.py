@@ -10,6 +10,6 @@ import pytest
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """A run's folder, whose name no other process has in its environment."""
-    folder = tmp_path / f"run-{os.getpid()}-{time.monotonic_ns()}"
-    folder.mkdir()
+    folder = tmp_path / "runs" / f"run-{os.getpid()}-{time.monotonic_ns()}"
+    folder.mkdir(parents=True)
     return folder

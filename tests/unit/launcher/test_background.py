@@ -16,7 +16,6 @@ from tests.unit.launcher.test_supervisor import (
     errors,
     events,
     launch,
-    notices,
     parent_of,
     processes_of,
     supervisor,
@@ -49,9 +48,9 @@ def test_a_killed_supervisor_takes_the_run_up(run_dir: Path) -> None:
     assert (end["state"], end["exit_code"]) == ("done", 0)
     took = float(str(end["time"])) - float(str(events(run_dir)[0]["time"]))
     assert abs(float(str(end["seconds"])) - took) < 0.5
-    [notice] = notices(run_dir)
-    assert "restart 1 of 3: " in notice
-    assert notice.endswith("head: the supervisor was killed")
+    [restart] = [event for event in events(run_dir) if event["event"] == "restart"]
+    assert (restart["restart"], restart["max_restarts"]) == (1, 3)
+    assert str(restart["message"]).endswith("head: the supervisor was killed")
     assert processes_of(run_dir.name) == []
     assert read_launch(run_dir).restarts == 1
 

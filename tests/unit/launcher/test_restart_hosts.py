@@ -11,6 +11,7 @@ from ftcluster_common.launch import Host, Launch
 from ftcluster_train import supervisor
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.launcher.host_leases import Leases
+from ftcluster_train.launcher.metrics_file import MetricsFile
 from ftcluster_train.launcher.monitors import Ending
 from ftcluster_train.launcher.rank_launch import HostsRefused, Run
 from ftcluster_train.launcher.restart_hosts import change_notice, hosts_of_restart
@@ -115,7 +116,7 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     monkeypatch.setattr(supervisor, "run_ranks", run_ranks)
     launch = replace(LAUNCH, run_dir=str(tmp_path), max_restarts=3, min_nodes=2)
     supervisor._write(launch)
-    run = Run(Leases(share=False), EventWriter(tmp_path), "", StopRequest())
+    run = Run(Leases(share=False), EventWriter(tmp_path), "", StopRequest(), MetricsFile(tmp_path))
     began = time.monotonic()
     assert supervisor.run_with_restarts(launch, run, again=False).state == "done"
     assert time.monotonic() - began < supervisor.HOST_RETRY_SECONDS  # nothing was waited for

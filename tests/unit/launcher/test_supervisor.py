@@ -88,7 +88,8 @@ def errors(run_dir: Path) -> list[dict[str, object]]:
 
 
 def notices(run_dir: Path) -> list[str]:
-    return [str(event["message"]) for event in events(run_dir) if event["event"] == "notice"]
+    kinds = ("notice", "restart")
+    return [str(event["message"]) for event in events(run_dir) if event["event"] in kinds]
 
 
 def processes_of(run: str) -> list[int]:

@@ -9,7 +9,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -23,6 +23,7 @@ from ftcluster_train.launcher.guardian import ADDRESS, SECRET
 from ftcluster_train.launcher.heartbeats import Heartbeats, RankLife, Trouble
 from ftcluster_train.launcher.host_leases import Leases
 from ftcluster_train.launcher.hub_token import give
+from ftcluster_train.launcher.metrics_file import MetricsFile
 from ftcluster_train.launcher.monitors import Ending, Watch, watch_of
 from ftcluster_train.launcher.mpi_output import Stream
 from ftcluster_train.launcher.rank_environment import (
@@ -58,6 +59,7 @@ class Run:
     events: EventWriter
     hub_token: str
     request: StopRequest
+    metrics: MetricsFile
 
 
 def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
@@ -109,7 +111,7 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     )
     try:
         request.saving = beats if launch.script_ranks is None else None
-        trouble = _read(process, watch, beats, request)
+        trouble = _read(process, watch, beats, request, lambda step: run.metrics.tick(launch, step))
         heard_out = True
         code = process.wait()
         # whatever became of mpirun after its ranks had ended well
@@ -181,7 +183,11 @@ def _find_trouble(process: "subprocess.Popen[bytes]", beats: Heartbeats) -> list
 
 
 def _read(
-    process: "subprocess.Popen[bytes]", watch: Watch, beats: Heartbeats, request: StopRequest
+    process: "subprocess.Popen[bytes]",
+    watch: Watch,
+    beats: Heartbeats,
+    request: StopRequest,
+    on_step: Callable[[int], None],
 ) -> list[Trouble]:
     """Hand mpirun's output to the watch until it ends; returns why the ranks had to be ended.
 
@@ -214,6 +220,7 @@ def _read(
             watch.pause()
             request.check()
             beats.poll(time.monotonic())
+            on_step(max(life.step for life in beats.lives))
             if not (watch.over or trouble):
                 trouble = _find_trouble(process, beats)
             if beats.all_done:  # mpirun may be stopped

@@ -1,0 +1,87 @@
+"""`ftcluster report [RUN ...]`: one HTML page about runs."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ftcluster.ansible.options import ask_passwords
+from ftcluster.cli.arguments import add_output, print_result
+from ftcluster.cli.run_options import add_run_options, find
+from ftcluster.errors import UsageError
+from ftcluster.paths import write_atomically
+from ftcluster.report.files import RunFiles, ended_here, from_head
+
+SEVERAL = "ftcluster-report.html"
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "report",
+        help="write an HTML page with pictures about runs",
+        description="Writes one HTML page about a run, or about several side by side: what ran "
+        "where, how it went, why it was this fast, which host costs most, and what the next host "
+        "would bring. The page needs no other file and no network.",
+        usage="ftcluster report [RUN ...] [-o FILE] [--scaling FILE] [options]",
+    )
+    add_run_options(parser, "RUN", "ids, or how they begin; left out, the newest run")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE",
+        help=f"where the page is written (default: RUN.html; of several runs {SEVERAL})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--scaling",
+        type=Path,
+        metavar="FILE",
+        help="also show this output of `ftcluster bench scaling --json`",
+    )
+    add_output(parser, verbose="")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    bench = read_scaling(options.scaling) if options.scaling else None
+    with ask_passwords(vars(options)) as passwords:
+        words = list(dict.fromkeys(options.words))
+        found = [files_of(options, passwords, [word]) for word in words]
+        files = found or [files_of(options, passwords, [])]
+    from ftcluster.report.page import render  # takes a second to load
+
+    output = options.output or Path(SEVERAL if len(files) > 1 else f"{files[0].run}.html")
+    write_atomically(output.absolute(), render(files, datetime.now(UTC), bench), mode=0o644)
+    document = {
+        "state": "done",
+        "runs": [one.run for one in files],
+        "report": str(output.absolute()),
+    }
+    print_result(options, document, f"report: {output}")
+    return 0
+
+
+def files_of(
+    options: argparse.Namespace, passwords: Sequence[str], words: Sequence[str]
+) -> RunFiles:
+    """A run's record and events, from here if it has ended, else from its head."""
+    one = argparse.Namespace(**{**vars(options), "words": list(words)})
+    place, name = find(one, passwords, newest=True)
+    return ended_here(name) or from_head(place, name)
+
+
+def read_scaling(path: Path) -> dict[str, Any]:
+    """The document of `bench scaling --json`.
+
+    Raises:
+        UsageError: it is another file.
+    """
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        known = bool(found["points"][0]["samples_per_second"] and found["recipe"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        known = False
+    if not known:
+        raise UsageError(f"{path} is no output of ftcluster bench scaling --json")
+    return found

@@ -1,0 +1,215 @@
+"""A run's numbers in a file for Prometheus: <prefix>/metrics/RUN.prom on the head.
+
+The format is OpenMetrics 1.0, in the part that Prometheus' older text format has as well, because
+node_exporter's textfile collector reads that. Standard library only: the supervisor writes it.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.launch import Launch
+from ftcluster_common.rank_times import Interval, interval_between, straggler_scores
+from ftcluster_train.io.events import EVENTS
+
+FOLDER = "metrics"
+SECONDS = 5.0  # between two writes
+KEPT_SECONDS = 3600.0  # that a file stays after its run: until another run starts
+STATES = ("running", "done", "failed", "stopped")
+# each gauge with its help and its labels besides `run`
+GAUGES = {
+    "ftcluster_run_info": ("A run, which is always 1.", ("recipe", "backend", "precision")),
+    "ftcluster_run_state": ("1 for the state that a run has, else 0.", ("state",)),
+    "ftcluster_start_time_seconds": ("When the run was launched, since 1970.", ()),
+    "ftcluster_update_time_seconds": ("When this file was written, since 1970.", ()),
+    "ftcluster_hosts": ("Hosts with ranks.", ()),
+    "ftcluster_ranks": ("Ranks of all hosts.", ()),
+    "ftcluster_step": ("The optimizer step that the ranks are in.", ()),
+    "ftcluster_steps": ("Optimizer steps of the whole training.", ()),
+    "ftcluster_eta_seconds": ("Expected time until the last step.", ()),
+    "ftcluster_samples_per_second": ("Training samples of all ranks.", ()),
+    "ftcluster_loss": ("Training loss, a mean since the last log.", ()),
+    "ftcluster_goodput_ratio": ("Part of the run's time with steps that count.", ()),
+    "ftcluster_restart_count": ("How often the ranks were started again.", ()),
+    "ftcluster_checkpoint_step": ("The step of the newest checkpoint.", ()),
+    "ftcluster_sent_bytes_per_step": ("What a rank sends for gradients and weights.", ()),
+    "ftcluster_communication_ratio": ("Part of a step that moves data unhidden.", ()),
+    "ftcluster_wait_ratio": ("Part of a rank's time blocked for slower ranks.", ("rank", "host")),
+    "ftcluster_input_ratio": ("Part of a rank's time that makes batches.", ("rank", "host")),
+    "ftcluster_straggler_score": (
+        "A rank's work of a step, relative to the median rank's.",
+        ("rank", "host"),
+    ),
+}
+
+
+@dataclass
+class RunNumbers:
+    """What the events of a run say of it now.
+
+    Attributes:
+        latest: the last event of each kind.
+        began: of the first event, in seconds since 1970.
+        restarts: how often the ranks were started again.
+        step: the step that the ranks are in.
+        interval: between the last two reports of the ranks.
+    """
+
+    latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    began: float = 0.0
+    restarts: int = 0
+    step: int = 0
+    interval: Interval | None = None
+    _before: Mapping[str, Any] | None = None
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Fold one event in; kinds of a later version are kept."""
+        kind = event["event"]
+        self.began = self.began or float(event["time"])
+        if kind == "placement":
+            self._before = None
+        elif kind == "restart":
+            self.restarts = event["restart"]
+        elif kind == "step":
+            self.step = max(self.step, event["step"])
+        elif kind == "communication":
+            first = self.latest["start"]["first_step"]
+            self.interval = interval_between(self._before, event, first)
+            self._before = event
+        self.latest[kind] = event
+
+    def of(self, kind: str, name: str) -> Any:
+        """A field of the last event of a kind; None where there is none."""
+        return self.latest.get(kind, {}).get(name)
+
+
+Sample = tuple[str, Mapping[str, object], float]  # a gauge, its labels besides `run`, its value
+
+
+def samples(numbers: RunNumbers, launch: Launch, recipe: str, now: float) -> Iterator[Sample]:
+    """What is known of a run.
+
+    Args:
+        launch: which hosts have ranks.
+        recipe: its name, or that of the script.
+        now: seconds since 1970.
+    """
+    of = numbers.of
+    end = of("end", "state")
+    about = {name: of("start", name) or "" for name in ("backend", "precision")}
+    yield "ftcluster_run_info", {"recipe": recipe, **about}, 1
+    for state in STATES:
+        yield "ftcluster_run_state", {"state": state}, float(state == (end or "running"))
+    known = {
+        "start_time_seconds": numbers.began,
+        "update_time_seconds": now,
+        "hosts": len(launch.hosts),
+        "ranks": len(launch.rank_hosts),
+        "restart_count": numbers.restarts,
+        "step": numbers.step if "start" in numbers.latest else None,
+        "steps": of("start", "steps"),
+        "eta_seconds": 0.0 if end else of("step", "remaining_seconds"),
+        "samples_per_second": of("step", "samples_per_second"),
+        "loss": of("step", "loss"),
+        "checkpoint_step": of("checkpoint", "step"),
+    }
+    trained = of("step", "train_seconds")
+    if trained is not None and now > numbers.began:
+        until = of("end", "time") or now
+        known["goodput_ratio"] = trained / (until - numbers.began)
+    for name, value in known.items():
+        if value is not None:
+            yield f"ftcluster_{name}", {}, value
+    if numbers.interval:
+        yield from _rank_samples(numbers.interval, [host.name for host in launch.rank_hosts])
+
+
+def _rank_samples(interval: Interval, hosts: Sequence[str]) -> Iterator[Sample]:
+    yield "ftcluster_sent_bytes_per_step", {}, interval.sent_bytes / interval.steps
+    moved = max(one.communication for one in interval.ranks)
+    yield "ftcluster_communication_ratio", {}, moved / interval.seconds
+    scores = straggler_scores(interval.ranks)
+    for rank, (host, times, score) in enumerate(zip(hosts, interval.ranks, scores, strict=False)):
+        labels = {"rank": rank, "host": host}
+        yield "ftcluster_wait_ratio", labels, times.waiting / interval.seconds
+        yield "ftcluster_input_ratio", labels, times.input / interval.seconds
+        yield "ftcluster_straggler_score", labels, score
+
+
+def text_of(run: str, found: Iterable[Sample]) -> str:
+    """The file's text."""
+    lines: dict[str, list[str]] = {name: [] for name in GAUGES}
+    for name, labels, value in found:
+        pairs = ",".join(
+            f'{key}="{_escaped(str(one))}"' for key, one in {"run": run, **labels}.items()
+        )
+        lines[name].append(f"{name}{{{pairs}}} {float(value):.10g}")
+    parts = [
+        f"# HELP {name} {about}\n# TYPE {name} gauge\n" + "".join(f"{one}\n" for one in lines[name])
+        for name, (about, _) in GAUGES.items()
+        if lines[name]
+    ]
+    return "".join(parts) + "# EOF\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+class MetricsFile:
+    """The file of one run, which is written anew every few seconds. It never fails a run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._events, self._run = run_dir / EVENTS, run_dir.name
+        self.path = run_dir.parent.parent / FOLDER / f"{run_dir.name}.prom"
+        self._numbers, self._offset, self._written = RunNumbers(), 0, 0.0
+        self._recipe = _recipe_of(run_dir)
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(exist_ok=True)
+            for old in self.path.parent.glob("*.prom"):
+                if old.stat().st_mtime < time.time() - KEPT_SECONDS:
+                    old.unlink()
+
+    def tick(self, launch: Launch, step: int) -> None:
+        """Write the file unless it was just written.
+
+        Args:
+            step: that the ranks are in, as their guardians say.
+        """
+        if time.monotonic() - self._written >= SECONDS:
+            self.write(launch, step)
+
+    def write(self, launch: Launch, step: int = 0) -> None:
+        """Write what the events say until now."""
+        self._written = time.monotonic()
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        with contextlib.suppress(OSError):  # a full disk, or a folder that setup has not made
+            self._read()
+            if step:
+                self._numbers.step = step
+            found = samples(self._numbers, launch, self._recipe, time.time())
+            partial.write_text(text_of(self._run, found), encoding="utf-8")
+            partial.rename(self.path)
+
+    def _read(self) -> None:
+        """Fold the events in that have come."""
+        with self._events.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            if not line.startswith(b'{"event": "output"'):  # what a script prints
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged
+                    self._numbers.add(json.loads(line))
+
+
+def _recipe_of(run_dir: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        job = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
+        return str(job.get("recipe", {}).get("name") or run_dir.name.rsplit("-", 3)[0])
+    return ""
