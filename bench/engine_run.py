@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from torch.profiler import profile, schedule
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from ftcluster_common.job import Job, read_job
@@ -39,6 +38,7 @@ from ftcluster_train.tasks.base import Task
 from ftcluster_train.training.evaluation import evaluate
 from ftcluster_train.training.loop import train
 from ftcluster_train.training.progress import ProgressLog
+from ftcluster_train.verification.product_speed import product_shapes, weights_of
 
 TURNS = 7
 WARM_UP = 3  # steps that are not counted: their memory is new, and the kernel clears it
@@ -88,7 +88,7 @@ def main() -> int:
     job = replace(job, recipe=recipe)
     task, model, samples = load(job, read_inputs(run_dir))
     train_set = samples.pop("train")
-    flop_per_token = 6 * product_weights(model)
+    flop_per_token = 6 * weights_of(product_shapes(model))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     losses: list[float] = []
     if options["engine"] == "stock":
@@ -128,12 +128,6 @@ def length_share(job: Job, lengths: list[int], group_by_length: bool) -> float:
         return statistics.mean(len(batch) * lengths[batch[0]] for batch in batches)
 
     return tokens(counted) / tokens(epoch)
-
-
-def product_weights(model: torch.nn.Module) -> int:
-    """Number of weights in matrix products; each takes 6 operations, forward and backward."""
-    linear = (torch.nn.Linear, Conv1D)
-    return sum(m.weight.numel() for m in model.modules() if isinstance(m, linear))
 
 
 def products(shapes: list[tuple[int, int, int]]) -> float:

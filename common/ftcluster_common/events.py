@@ -17,6 +17,9 @@ EVENTS: dict[str, dict[str, Any]] = {
     # where each rank really is: rank, host, cpus (such as 0-15), threads, memory_nodes (NUMA nodes
     # that it prefers; [] for the kernel's default policy, null where that is not known)
     "placement": {"ranks": list},
+    # how fast each rank computes the model's matrix products alone, by rank, and how many weights
+    # they have, see `ftcluster_train.verification.product_speed`
+    "products": {"gflops": list, "weights": int},
     "start": {
         "world_size": int,
         "threads_per_rank": int,
@@ -35,21 +38,28 @@ EVENTS: dict[str, dict[str, Any]] = {
         "grad_norm": Number,
         "learning_rate": Number,
         "samples_per_second": Number,
+        # without evaluation and checkpoints, also before a restart
+        "train_seconds": Number,
         "remaining_seconds": Number,
     },
-    # with each step, since the ranks started: seconds without evaluation and checkpoints, rank 0's
-    # tokens with padding, seconds in which each rank was blocked in collectives, and bytes that
-    # rank 0 has sent, see `ftcluster_train.distributed.traffic`
+    # with each step, of the `steps` since the ranks started: seconds without evaluation and
+    # checkpoints; rank 0's tokens with padding, all ranks' without; seconds in which each rank was
+    # blocked in collectives, those of them that the exchange itself took, and those in which each
+    # rank made batches, see `ftcluster_train.training.step_times`; bytes that rank 0 has sent
     "communication": {
         "step": int,
+        "steps": int,
         "train_seconds": Number,
         "tokens": int,
+        "useful_tokens": int,
         "waited_seconds": list,
+        "transfer_seconds": Number,
+        "input_seconds": list,
         "sent_bytes": Number,
     },
-    "evaluation": {"step": int, "epoch": Number, "metrics": dict},
+    "evaluation": {"step": int, "epoch": Number, "metrics": dict, "seconds": Number},
     "parameters": {"step": int, "equal": bool, "sha256": str},
-    "checkpoint": {"step": int, "folder": str},
+    "checkpoint": {"step": int, "folder": str, "seconds": Number},
     "result": {
         "model": str,
         "metrics": dict,

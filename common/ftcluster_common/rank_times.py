@@ -51,24 +51,20 @@ class Interval:
     sent_bytes: float
 
 
-def interval_between(
-    before: Mapping[str, Any] | None, after: Mapping[str, Any], first_step: int
-) -> Interval:
+def interval_between(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Interval:
     """The steps between two events `communication`, whose numbers are since the ranks started.
 
     Args:
         before: None for the first one since then.
-        first_step: that the ranks started with.
     """
     zero: dict[str, Any] = {
         **dict.fromkeys(after, 0.0),
         **dict.fromkeys(("waited_seconds", "input_seconds"), [0.0] * len(after["waited_seconds"])),
-        "step": first_step - 1,
     }
     first = before or zero
     steps, seconds, moved, tokens, sent = (
         after[name] - first[name]
-        for name in ("step", "train_seconds", "transfer_seconds", "useful_tokens", "sent_bytes")
+        for name in ("steps", "train_seconds", "transfer_seconds", "useful_tokens", "sent_bytes")
     )
     waited, reading = (
         [new - old for old, new in zip(first[name], after[name], strict=True)]

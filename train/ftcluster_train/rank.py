@@ -42,6 +42,7 @@ from ftcluster_train.training.models import check_tokens, load_config, load_mode
 from ftcluster_train.training.progress import ProgressLog
 from ftcluster_train.training.stopping import TrainingStopped, listen
 from ftcluster_train.training.trackers import make_trackers
+from ftcluster_train.verification.product_speed import product_gflops, product_shapes, weights_of
 
 DOING = {"evaluate": "evaluating", "predict": "predicting"}
 
@@ -81,6 +82,7 @@ def run(job: Job) -> None:
         leave_world()
         return
     train_set = samples.pop(TRAIN)
+    write_products(events, job, model, sum(train_set.lengths("input_ids")) / len(train_set))
     trackers = None
     if events:
         check_space(job.run_dir, sum(p.nbytes for p in model.parameters()))
@@ -145,6 +147,23 @@ def write_placement(events: EventWriter | None) -> None:
     ranks = [{"rank": rank, **place} for rank, place in enumerate(gather_over_ranks(own))]
     if events:
         events.write("placement", ranks=ranks)
+
+
+def write_products(
+    events: EventWriter | None, job: Job, model: PreTrainedModel, length: float
+) -> None:
+    """Log on rank 0 how fast each rank's matrix products are; all ranks measure at once.
+
+    Args:
+        length: tokens of a sample, a mean.
+    """
+    shapes, recipe = product_shapes(model), job.recipe
+    parts = int(os.environ["PMI_SIZE"]) * recipe.training.gradient_accumulation_steps
+    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+    own = product_gflops(shapes, round(length * recipe.batch_size / parts), dtype)
+    gflops = gather_over_ranks(own)
+    if events:
+        events.write("products", gflops=gflops, weights=weights_of(shapes))
 
 
 def main() -> int:

@@ -111,8 +111,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
                 if event["step"] >= found.start.get("steps", 0):
                     now(SAVING, at)
             case "communication":
-                first = found.start.get("first_step", 1)
-                found.intervals.append(interval_between(before, event, first))
+                found.intervals.append(interval_between(before, event))
                 before = event
             case "evaluation":
                 found.evaluations = _without_repeated(found.evaluations, event["step"])
@@ -131,7 +130,8 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
             case "products" | "result" | "end":
                 setattr(found, kind, event)
     now(doing, found.ended)
-    found.spans.sort(key=lambda span: span.began)  # pictures draw what is inside others later
+    # pictures draw what is inside of others later
+    found.spans.sort(key=lambda span: (span.began, -span.ended))
     return found
 
 

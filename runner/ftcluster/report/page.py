@@ -162,9 +162,7 @@ def percent(share: float) -> str:
     >>> percent(0.1234), percent(0.004)
     ('12 %', '0.4 %')
     """
-    return (
-        f"{share:.0%}".replace("%", " %") if share >= 0.1 or not share else f"{100 * share:.1f} %"
-    )
+    return f"{100 * share:.{1 if 0.0005 <= share < 0.1 else 0}f} %"
 
 
 def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:

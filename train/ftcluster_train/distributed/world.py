@@ -132,6 +132,14 @@ def abandon_world() -> None:
         abandon()
 
 
+def least_over_ranks(values: list[float]) -> list[float]:
+    """The element-wise minimum over all ranks, the same on every rank."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MIN)
+    result: list[float] = tensor.tolist()
+    return result
+
+
 def sum_over_ranks(values: list[float]) -> list[float]:
     """The element-wise sum over all ranks, the same on every rank."""
     tensor = torch.tensor(values, dtype=torch.float64)

@@ -77,8 +77,7 @@ class RunNumbers:
         elif kind == "step":
             self.step = max(self.step, event["step"])
         elif kind == "communication":
-            first = self.latest["start"]["first_step"]
-            self.interval = interval_between(self._before, event, first)
+            self.interval = interval_between(self._before, event)
             self._before = event
         self.latest[kind] = event
 

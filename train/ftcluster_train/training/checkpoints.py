@@ -1,6 +1,7 @@
 """Saved models: a folder that exists is complete, also after a crash."""
 
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -61,6 +62,7 @@ class Checkpoints:
         writes = self._writes and folder not in self._saved
         if True not in gather_over_ranks(writes):
             return folder
+        began = time.perf_counter()
         problem = self._write(folder, optimizer, tokenizer, position, writes)
         problems: list[str | None] = gather_over_ranks(problem)
         for rank, text in enumerate(problems):
@@ -68,7 +70,8 @@ class Checkpoints:
                 what = f"no checkpoint of step {position.step} on the host of rank {rank}"
                 self._log.write("notice", message=f"{what}: {text}")
         if problems[0] == "":
-            self._log.write("checkpoint", step=position.step, folder=str(folder))
+            seconds = round(time.perf_counter() - began, 3)
+            self._log.write("checkpoint", step=position.step, folder=str(folder), seconds=seconds)
         return folder if "" in problems else None
 
     def _write(

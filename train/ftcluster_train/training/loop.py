@@ -23,7 +23,6 @@ from ftcluster_train.distributed.world import (
     World,
     check_equal_on_ranks,
     gather_over_ranks,
-    sum_over_ranks,
 )
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.rank_status import report
@@ -41,6 +40,7 @@ from ftcluster_train.training.models import call_model
 from ftcluster_train.training.patch_model import patch_model
 from ftcluster_train.training.progress import ProgressLog
 from ftcluster_train.training.resume import Position, Snapshots, resume
+from ftcluster_train.training.step_times import StepTimes
 from ftcluster_train.training.stopping import TrainingStopped
 
 ALL_OPTIMIZATIONS = Optimizations()
@@ -89,9 +89,8 @@ def train(
     torch.use_deterministic_algorithms(settings.full_determinism)
 
     # data: which samples each step takes; every rank computes the same list
-    sampler = BatchSampler(
-        train_set.lengths("input_ids"), recipe.batch_size, settings, optimizations.group_by_length
-    )
+    lengths = train_set.lengths("input_ids")
+    sampler = BatchSampler(lengths, recipe.batch_size, settings, optimizations.group_by_length)
     epoch_steps, last_step = sampler.steps_per_epoch, sampler.steps
 
     # model: its calls of torch functions go to our kernels while `kernels` is active
@@ -158,6 +157,8 @@ def train(
     losses: list[float] = []  # of this rank, since the last log
     trained_samples = position.samples
     trained_tokens = 0  # of this rank, with padding
+    useful_tokens = 0  # of all ranks, without
+    times = StepTimes(optimizer.traffic, world)
     paused = 0.0  # seconds of evaluation and checkpoints, which do not count as training
 
     def position_after(step: int) -> Position:
@@ -177,8 +178,10 @@ def train(
 
     def evaluate_and_log(step: int) -> dict[str, float]:
         optimizer.arriving.wait()  # `kernels` do so in a training step only
+        began = time.perf_counter()
         found: dict[str, float] = evaluate(task, model, validation_sets, world, bf16)
-        log.write("evaluation", step=step, epoch=epoch_of(step), metrics=found)
+        seconds = round(time.perf_counter() - began, 3)
+        log.write("evaluation", step=step, epoch=epoch_of(step), metrics=found, seconds=seconds)
         model.train()
         return found
 
@@ -200,7 +203,8 @@ def train(
         # forward and backward; gradients are all-reduced during the last backward pass
         losses.append(0.0)
         for part in parts:
-            inputs, targets = task.collate([train_set[i] for i in part])
+            with times:
+                inputs, targets = task.collate([train_set[i] for i in part])
             trained_tokens += inputs["input_ids"].numel()
             with kernels:
                 with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -221,6 +225,8 @@ def train(
             raise not_finite_error(step, losses[-1], share, kept)
         schedule.step()
         trained_samples += len(batch)
+        useful_tokens += sum(lengths[sample] for sample in batch)
+        times.end_step()
         asked, pausing = map(bool, optimizer.extra)  # whether any rank was, and whether any is
         stopping = asked and step < last_step
 
@@ -236,9 +242,7 @@ def train(
         )
         if log_due or step == last_step or (step == 1 and settings.logging_first_step):
             seconds = position_after(step).seconds
-            waited = [0.0] * world.size
-            waited[world.rank] = optimizer.traffic.waited
-            loss, *waited = sum_over_ranks([math.fsum(losses), *waited])
+            loss, of_ranks = times.over_ranks(math.fsum(losses))
             log.write(
                 "step",
                 step=step,
@@ -247,6 +251,7 @@ def train(
                 grad_norm=grad_norm,
                 learning_rate=schedule.get_last_lr()[0],
                 samples_per_second=trained_samples / seconds,
+                train_seconds=round(seconds, 3),
                 remaining_seconds=seconds / step * (last_step - step),
             )
             log.write(
@@ -254,8 +259,8 @@ def train(
                 step=step,
                 train_seconds=time.perf_counter() - started - paused,
                 tokens=trained_tokens,
-                waited_seconds=[round(one, 6) for one in waited],
-                sent_bytes=optimizer.traffic.sent,
+                useful_tokens=useful_tokens,
+                **of_ranks,
             )
             losses.clear()
 

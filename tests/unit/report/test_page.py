@@ -1,0 +1,120 @@
+"""The page of runs; how it looks is tested in a browser, by `tests/cluster/test_report.py`."""
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from ftcluster.report.files import RunFiles
+from ftcluster.report.page import labels, percent, render
+from tests.unit.report.runs import run_files
+
+NOW = datetime(2026, 11, 23, 4, 5, tzinfo=UTC)
+RUNS = [
+    run_files(f"mrpc-20261123-013759-{hosts}abc", hosts=hosts, slow=1 if hosts > 2 else -1)
+    for hosts in (1, 2, 4)
+]
+BENCH = {
+    "recipe": "mrpc",
+    "points": [
+        {"run": f"b{n}", "hosts": n, "ranks": n, "samples_per_second": 10.0 * n} for n in (1, 2)
+    ],
+}
+
+
+def text_of(page: str) -> str:
+    """What a reader sees, without pictures."""
+    without = re.sub(r"<svg .*?</svg>|<style>.*?</style>", "", page, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without))
+
+
+def pictures(page: str) -> list[str]:
+    found = re.findall(r"<svg .*?</svg>", page, re.DOTALL)
+    return [ElementTree.fromstring(one).attrib["aria-label"] for one in found]
+
+
+@pytest.fixture(scope="module")
+def one() -> str:
+    return render([run_files(restart=True)], NOW)
+
+
+def test_a_page_of_one_run(one: str) -> None:
+    assert pictures(one) == [
+        "cores of node1-node2 by rank", "Loss", "Evaluation: f1", "What it did when",
+        "Samples per second over time", "Samples per second by rank", "Where a step's time goes",
+        "Each rank's time", "Scaling of mrpc",
+    ]  # fmt: skip
+    text = text_of(one)
+    for said in (
+        "local rank 0: CPUs 0-3, 4 threads, memory of NUMA node 0",
+        "a step takes 120 ms: 75 % compute, 17 % communication, 8.3 % input, 0 % waiting.",
+        "it reaches 50 % of the products&#39; limit",
+        "no host costs more than the others",
+        "3 hosts: up to 718.2 samples/s with the same batch",
+        "1 of 3 after 0.5 min rank 1 on node1: killed &amp; &lt;gone&gt;",
+        "ftcluster train mrpc",
+        "every host has AMX",
+    ):
+        assert said in text, said
+
+
+def test_it_needs_nothing_else(one: str) -> None:
+    assert re.findall(r"<(?:script|link rel=.stylesheet|img|iframe)", one) == []
+    links = re.findall(r"""(?:href|src)=["']([^"']+)|url\(([^)]+)""", one)
+    assert {a or b for a, b in links if not (a or b).startswith("#")} <= {"data:,"}
+    assert len(one) < 200_000
+
+
+def test_text_of_hosts_is_no_markup(one: str) -> None:
+    assert "Xeon &lt;Platinum&gt;" in one
+    assert "<Platinum>" not in one
+
+
+def test_marks_say_what_they_are(one: str) -> None:
+    titles = re.findall(r"<title>([^<]+)</title>", one)
+    assert "core 4: rank 1" in titles
+    assert "core 8: unused" in titles
+    assert "step: 20; training loss: 0.05; run: mrpc 2872" in titles
+
+
+def test_several_runs_side_by_side() -> None:
+    page = render(RUNS, NOW, BENCH)
+    text = text_of(page)
+    assert "mrpc 1abc mrpc 2abc mrpc 4abc state done done done" in text
+    assert "hosts node1 node1-node2 node1-node4" in text
+    assert "mrpc 4abc: node2 costs most" in text
+    assert "mrpc 1abc, 2 hosts: up to" in text
+    assert "What the network between hosts costs is not in it" in text
+    assert pictures(page)[-2:] == ["Scaling of mrpc", "bench scaling, mrpc"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 6])
+def test_a_run_that_has_not_ended(count: int) -> None:
+    files = run_files()
+    page = render([RunFiles(files.run, files.record, files.events[:count])], NOW)
+    assert "state running" in text_of(page)
+
+
+def test_a_script_has_no_training() -> None:
+    events: list[dict[str, Any]] = [
+        {"event": "output", "time": 1.0, "rank": 0, "stream": "stdout", "text": "hello"},
+        {"event": "error", "time": 2.0, "message": "exit code 1", "hint": "", "host": "a"},
+        {"event": "end", "time": 2.0, "state": "failed", "exit_code": 1, "seconds": 1.0},
+    ]  # fmt: skip
+    text = text_of(render([RunFiles("tiny-1", {"kind": "run"}, events)], NOW))
+    assert "state failed" in text
+    assert "exit code 1" in text
+
+
+def test_labels() -> None:
+    def named(*runs: str) -> list[str]:
+        return labels([RunFiles(run, {}, []) for run in runs])
+
+    assert named("mrpc-20261123-013759-2872") == ["mrpc 2872"]
+    assert named("a-1-2872", "a-2-2872") == ["a-1-2872", "a-2-2872"]
+
+
+def test_percent() -> None:
+    assert [percent(x) for x in (0, 0.004, 0.0834, 0.5)] == ["0 %", "0.4 %", "8.3 %", "50 %"]
