@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib import resources
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
@@ -400,7 +401,9 @@ def _rows(runs: Sequence[RunPage], points: Any) -> list[Mapping[str, Any]]:
     return [
         row
         for run in runs
-        for row in charts.thinned([{"run": run.label, "x": x, "y": y} for x, y in points(run)])
+        for row in charts.thinned(
+            [{"run": run.label, "x": x, "y": y} for x, y in points(run) if isfinite(y)]
+        )
     ]
 
 

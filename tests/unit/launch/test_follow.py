@@ -80,7 +80,7 @@ def test_a_lost_connection_is_taken_up_again(
     monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
 ) -> None:
     lost = Outcome("failed", "")
-    step = event("checkpoint", step=1, folder="/x")
+    step = event("checkpoint", step=1, folder="/x", seconds=1.0)
     end = event("end", state="done", seconds=9.0, exit_code=0)
     play(
         monkeypatch, played,

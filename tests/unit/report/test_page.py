@@ -1,5 +1,6 @@
 """The page of runs; how it looks is tested in a browser, by `tests/cluster/test_report.py`."""
 
+import math
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -52,8 +53,8 @@ def test_a_page_of_one_run(one: str) -> None:
         "a step takes 120 ms: 75 % compute, 17 % communication, 8.3 % input, 0 % waiting.",
         "it reaches 50 % of the products&#39; limit",
         "no host costs more than the others",
-        "3 hosts: up to 718.2 samples/s with the same batch",
-        "1 of 3 after 0.5 min rank 1 on node1: killed &amp; &lt;gone&gt;",
+        "3 hosts: up to 720.0 samples/s with the same batch",
+        "1 of 3 after 0.3 min rank 1 on node1: killed &amp; &lt;gone&gt;",
         "ftcluster train mrpc",
         "every host has AMX",
     ):
@@ -95,6 +96,12 @@ def test_a_run_that_has_not_ended(count: int) -> None:
     files = run_files()
     page = render([RunFiles(files.run, files.record, files.events[:count])], NOW)
     assert "state running" in text_of(page)
+
+
+def test_a_loss_that_is_no_number_has_no_point() -> None:
+    files = run_files()
+    events = [{**one, "loss": math.nan} if one["event"] == "step" else one for one in files.events]
+    assert "Loss" not in pictures(render([RunFiles(files.run, files.record, events)], NOW))
 
 
 def test_a_script_has_no_training() -> None:

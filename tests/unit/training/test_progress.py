@@ -28,8 +28,8 @@ def test_trackers_get_steps_and_evaluations_by_trainers_names(tmp_path: Path) ->
     recorder = Recorder()
     log = ProgressLog(EventWriter(tmp_path), Trackers({"recorder": recorder}, print))
     log.write("notice", message="3 samples were cut")
-    log.write("step", **STEP, samples_per_second=64.0, remaining_seconds=1.0)
-    log.write("evaluation", step=10, epoch=1.0, metrics={"accuracy": 0.9})
+    log.write("step", **STEP, samples_per_second=64.0, train_seconds=5.0, remaining_seconds=1.0)
+    log.write("evaluation", step=10, epoch=1.0, metrics={"accuracy": 0.9}, seconds=1.0)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["notice", "step", "evaluation"]
     assert events[1].items() >= {**STEP, "samples_per_second": 64.0}.items()

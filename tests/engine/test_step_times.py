@@ -1,0 +1,62 @@
+"""What ranks report of their time: blocked by slower ranks or the exchange, making batches."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftcluster_common.rank_times import RankTimes, interval_between
+from ftcluster_train.distributed.traffic import Traffic
+from ftcluster_train.distributed.world import World
+from ftcluster_train.training.step_times import StepTimes
+from ftcluster_train.verification.product_speed import product_gflops, product_shapes, weights_of
+from tests.engine.models import make_model
+from tests.engine.ranks import on_ranks
+
+STEPS = 4
+INPUT, EXCHANGE, SLOWER = 0.02, 0.01, 0.05  # seconds of a step
+
+
+def _report(rank: int, size: int) -> tuple[float, dict[str, object]]:
+    """Ranks are slower by turns, so that the sums of their waits say nothing of the exchange."""
+    traffic = Traffic()
+    times = StepTimes(traffic, World(rank, size, "gloo"))
+    found: tuple[float, dict[str, object]] = (0.0, {})
+    for step in range(STEPS):
+        with times:
+            time.sleep(INPUT * (rank + 1))
+        traffic.waited += EXCHANGE + (SLOWER if step % size == rank else 0.0)
+        times.end_step()
+        if step % 2:
+            found = times.over_ranks(rank + 1.0)
+    return found
+
+
+def test_waiting_for_ranks_is_told_from_the_exchange(tmp_path: Path) -> None:
+    (loss, fields), (_, same) = on_ranks(_report, 2, tmp_path)
+    assert loss == 3.0
+    assert (fields | {"sent_bytes": 0}) == (same | {"sent_bytes": 0})
+    event = {"step": STEPS, "train_seconds": 1.0, "useful_tokens": 0, "time": 0.0, **fields}
+    found = interval_between(None, event)
+    assert found.steps == STEPS
+    for rank, times in enumerate(found.ranks):
+        assert isinstance(times, RankTimes)
+        assert times.communication == pytest.approx(STEPS * EXCHANGE)
+        assert times.waiting == pytest.approx(STEPS / 2 * SLOWER)
+        assert STEPS * INPUT * (rank + 1) <= times.input < STEPS * INPUT * (rank + 2)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_the_weights_of_products(kind: str) -> None:
+    model = make_model(kind, "causal-lm" if kind == "gpt2" else "text-classification")
+    shapes = product_shapes(model)
+    matrices = sum(
+        weight.numel()
+        for name, weight in model.named_parameters()
+        if weight.dim() == 2 and "embed" not in name and ".wte" not in name and ".wpe" not in name
+    )
+    head = model.config.hidden_size * model.config.vocab_size if kind == "gpt2" else 0  # shared
+    assert weights_of(shapes) == matrices + head
+    assert product_gflops(shapes, 64, torch.bfloat16) > 0
+    assert product_gflops({}, 64, torch.float32) == 0
