@@ -38,7 +38,8 @@ def test_kinds_of_a_later_version_are_passed_on() -> None:
 def test_a_loss_that_is_no_number_any_more() -> None:
     line = (
         '{"event": "step", "step": 1, "epoch": 0.5, "loss": NaN, "grad_norm": NaN, '
-        '"learning_rate": 0, "samples_per_second": 1.0, "train_seconds": 1, "remaining_seconds": 0.0}'
+        '"learning_rate": 0, "samples_per_second": 1.0, "train_seconds": 1, '
+        '"remaining_seconds": 0.0}'
     )
     assert str(read_event_line(line.encode())["loss"]) == "nan"
 
