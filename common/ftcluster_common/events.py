@@ -60,6 +60,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     "evaluation": {"step": int, "epoch": Number, "metrics": dict, "seconds": Number},
     "parameters": {"step": int, "equal": bool, "sha256": str},
     "checkpoint": {"step": int, "folder": str, "seconds": Number},
+    # model: "" where it was not trained; of a prediction also `predictions`, a folder
     "result": {
         "model": str,
         "metrics": dict,

@@ -135,7 +135,7 @@ def test_a_script_that_is_on_the_hosts(machine: Machine, tmp_path: Path) -> None
 
 def test_a_dry_run_changes_nothing(machine: Machine) -> None:
     before = sorted((machine.home.prefix / "runs").iterdir())
-    done = machine.home.run("run", "--dry-run", *TWO, script("ddp.py"), "a b")
+    done = machine.home.run("run", "--dry-run", "--commands", *TWO, script("ddp.py"), "a b")
     assert done.returncode == 0
     assert '["ddp.py", "a b"]' in done.stdout
     assert sorted((machine.home.prefix / "runs").iterdir()) == before

@@ -107,6 +107,15 @@ def add_dry_run(
     parser.add_argument("--dry-run", action="store_true", help=meaning)
 
 
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Add --commands."""
+    parser.add_argument(
+        "--commands",
+        action="store_true",
+        help="show the plan's shell commands too, as they would run on the head",
+    )
+
+
 def add_allowances(parser: argparse.ArgumentParser) -> None:
     """Add --allow-yanked and --allow-unverified."""
     parser.add_argument(

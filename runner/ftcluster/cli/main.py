@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from rich.text import Text
+
 from ftcluster import __version__
 from ftcluster.cli import (
     attach,
@@ -15,9 +17,11 @@ from ftcluster.cli import (
     check,
     clean,
     demo,
+    evaluate,
     fetch,
     logs,
     plan,
+    predict,
     ps,
     report,
     run,
@@ -30,10 +34,11 @@ from ftcluster.cli import (
 from ftcluster.cli.usage import Parser, check_command, is_flag, with_overrides, with_own_flags
 from ftcluster.errors import FtclusterError, Interrupted, UsageError
 from ftcluster.paths import is_unicode
+from ftcluster.text.terminal import print_lines
 
 COMMANDS = (
-    setup, check, plan, train, run, ps, logs, attach, stop, fetch, report, clean, bench, demo,
-    stacks, bundle, teardown,
+    setup, check, plan, train, evaluate, predict, run, ps, logs, attach, stop, fetch, report, clean,
+    bench, demo, stacks, bundle, teardown,
 )  # fmt: skip
 
 
@@ -89,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if as_json:
             print(json.dumps(error.to_dict()), flush=True)
         label = "" if isinstance(error, Interrupted) else "error: "
-        print(f"{label}{error}", file=sys.stderr)
+        first, *others = str(error).split("\n")
+        print_lines([Text.assemble((label, "bold red"), first), *others], sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

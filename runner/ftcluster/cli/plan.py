@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from ftcluster.cli.arguments import add_output
+from ftcluster.cli.arguments import add_commands, add_output
 from ftcluster.cli.train import (
     add_training,
     prepare_run,
@@ -29,8 +29,8 @@ def add_parser(commands: Any) -> None:
         "plan",
         help="show the ranks of a training, and why",
         description="Shows what `ftcluster train` would start with the same arguments: the ranks "
-        "of each host with their cores, threads and memory, every decision with its reason, and "
-        "the command. Starts nothing.",
+        "of each host with their cores, threads and memory, and every decision with its reason. "
+        "Starts nothing.",
         usage="ftcluster plan [RECIPE] [key=value ...] [options]",
     )
     add_training(parser)
@@ -40,6 +40,7 @@ def add_parser(commands: Any) -> None:
         help="plan for the hosts in FILE, the output of `ftcluster plan --json`, instead of the "
         "cluster that was set up last",
     )
+    add_commands(parser)
     add_output(parser, verbose="")
     parser.set_defaults(run=run)
 
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     cluster = Cluster(inventories=(), facts=read_facts(file)) if file else recall()
     shape = (options.nodes, options.spares, options.ranks_per_host)
     prepared = prepare_run(recipe_words(options), cluster, options.data, options.model, *shape)
-    show_plan(prepared, options.json)
+    show_plan(prepared, options)
     return 0
 
 

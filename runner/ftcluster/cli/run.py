@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from rich.text import Text
+
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords, passed_on
 from ftcluster.cli.arguments import (
+    add_commands,
     add_detach,
     add_dry_run,
     add_launch,
@@ -25,8 +28,7 @@ from ftcluster.cluster.saved import recall
 from ftcluster.errors import UsageError
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
-from ftcluster.launch.mpirun import as_shell
-from ftcluster.launch.preview import host_document, reasons
+from ftcluster.launch.preview import COMMANDS_HINT, as_commands, host_document, reasons
 from ftcluster.launch.script_run import (
     ScriptRun,
     render_script,
@@ -43,6 +45,7 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View, make_view
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster.text.plural import counted
+from ftcluster.text.terminal import print_lines
 from ftcluster.user_script.command import USAGE, Script, doubtful_paths, read_words
 from ftcluster.user_script.compatibility import Incompatibility, incompatibilities
 from ftcluster.user_script.files import choose_files
@@ -83,6 +86,7 @@ def add_parser(commands: Any) -> None:
     add_sharing(parser)
     add_detach(parser)
     add_dry_run(parser)
+    add_commands(parser)
     add_output(parser, verbose="")
     add_options(parser, ("--extra-vars", *CONNECTION))
     parser.add_argument(
@@ -114,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     launch = replace(launch, hang_seconds=options.hang_seconds, **launch_options(options))
     prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, token)
     if options.dry_run:
-        show_plan(prepared, notes, options.json)
+        show_plan(prepared, notes, options)
         return 0
     view = make_view(verbose=True)  # a live view would garble the output of rank 0
     for note in notes:
@@ -186,10 +190,10 @@ class Show:
             self.closed = True
 
 
-def show_plan(run: ScriptRun, notes: Sequence[str], as_json: bool) -> None:
+def show_plan(run: ScriptRun, notes: Sequence[str], options: argparse.Namespace) -> None:
     """Print what would run."""
     script, copied = run.script, run.copied
-    if as_json:
+    if options.json:
         document = {
             "run": run.id,
             "state": "planned",
@@ -207,18 +211,19 @@ def show_plan(run: ScriptRun, notes: Sequence[str], as_json: bool) -> None:
         }
         print(json.dumps(document))
         return
-    for note in notes:
-        print("# note: " + note.replace("\n", "\n# "))
+    lines: list[Text | str] = [line for note in notes for line in f"note: {note}".splitlines()]
     if copied:
         left_out = f", without {', '.join(copied.left_out)}" if copied.left_out else ""
-        print(
-            f"# copied to the hosts: {copied.folder} ({len(copied.files)} files, "
+        lines.append(
+            f"copied to the hosts: {copied.folder} ({len(copied.files)} files, "
             f"{copied.size_bytes / 1e6:.1f} MB{left_out}) to {script_folder(run.plan, copied)}, "
             f"and there to {start_folder(run.plan, run.id, script)}"
         )
-    for line in reasons(run.plan):
-        print(f"# {line}")
-    print(as_shell(run.launch, run.plan, run.job))
+    lines += [*reasons(run.plan), "", COMMANDS_HINT]
+    if options.commands:
+        print(as_commands(lines, run.launch, run.plan, run.job))
+    else:
+        print_lines(lines)
 
 
 def say_result(run: ScriptRun, progress: RunProgress, view: View, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from ftcluster.ansible.inventory import HOSTS_VARIABLE
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
 from ftcluster.cli.arguments import (
+    add_commands,
     add_detach,
     add_dry_run,
     add_launch,
@@ -28,7 +29,7 @@ from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.place import place_of
-from ftcluster.launch.preview import as_document, as_text
+from ftcluster.launch.preview import as_commands, as_document, as_lines, headline
 from ftcluster.launch.runs import find_job
 from ftcluster.launch.training_run import HeadLost, TrainingRun, train
 from ftcluster.planning.memory import ModelSize
@@ -43,6 +44,8 @@ from ftcluster.recipe.inputs import check_inputs, copy_name
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster.text.plural import counted
+from ftcluster.text.terminal import print_lines
+from ftcluster_common.job import Purpose
 from ftcluster_common.recipe import CausalLm, Recipe
 
 DEFAULT_RECIPE = "quickstart"
@@ -76,6 +79,7 @@ def add_parser(commands: Any) -> None:
     add_sharing(parser)
     add_detach(parser)
     add_dry_run(parser)
+    add_commands(parser)
     add_output(parser, verbose="print plain lines instead of the live view")
     add_options(parser, ("--extra-vars", *CONNECTION))
     parser.set_defaults(run=run)
@@ -121,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
         reach = (*cluster.options, *reach_of(options, passwords))
         prepared = prepare(options, cluster, reach)
         if options.dry_run:
-            show_plan(prepared, options.json)
+            show_plan(prepared, options)
             return 0
         progress = carry_on(prepared, options, cluster, reach)
     if progress.state == "running":
@@ -203,6 +207,7 @@ def prepare_run(
     nodes: int | None = None,
     spares: int = 0,
     ranks_per_host: int | None = None,
+    purpose: Purpose = "train",
 ) -> TrainingRun:
     """Prepare a run without changing anything.
 
@@ -212,6 +217,7 @@ def prepare_run(
         nodes: number of hosts with ranks, the head first; default: all.
         spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: default: the plan decides.
+        purpose: whether the model is trained, evaluated or predicts.
 
     Raises:
         UsageError: there are several recipes, or too few hosts for spares.
@@ -224,16 +230,27 @@ def prepare_run(
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
     recipe = with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
-    check_inputs(recipe)
+    trains = purpose == "train"
+    if not trains:
+        recipe = for_trained_model(recipe)
+    check_inputs(recipe, purpose)
     facts = first_hosts(cluster.facts, nodes)
     further = next_hosts(cluster.facts, nodes, spares)
     size = _size_of(recipe)
     recipe, folders = on_the_hosts(recipe, facts)
-    decided = plan_with_spares(facts, further, recipe, load_stacks(), ranks_per_host, size)
-    recipe, notes = with_batch_of(recipe, decided)
+    decided = plan_with_spares(facts, further, recipe, load_stacks(), ranks_per_host, size, trains)
+    recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, ())
     run_id = new_run_id(recipe.name)
     launch = render(decided, run_id)
-    return TrainingRun(run_id, cluster, decided, launch, recipe, folders, notes)
+    return TrainingRun(run_id, cluster, decided, launch, recipe, folders, notes, purpose)
+
+
+def for_trained_model(recipe: Recipe) -> Recipe:
+    """The recipe for a model that is trained already, with its own configuration and tokenizer."""
+    training = replace(recipe.training, use_ipex=False, shard_optimizer=False)
+    return replace(
+        recipe, training=training, from_scratch=False, config_overrides={}, tokenizer=None
+    )
 
 
 def with_batch_of(recipe: Recipe, plan: LaunchPlan) -> tuple[Recipe, tuple[str, ...]]:
@@ -327,14 +344,20 @@ def _with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
     return replace(recipe, training=training, **renamed)  # type: ignore[arg-type]
 
 
-def show_plan(run: TrainingRun, as_json: bool) -> None:
+def show_plan(run: TrainingRun, options: argparse.Namespace) -> None:
     """Print the plan."""
-    if as_json:
+    if options.json:
         names = {host.name for host in run.plan.prepared}
         hosts = tuple(host for host in run.cluster.facts.hosts if host.name in names)
-        print(json.dumps(as_document(run.id, run.plan, run.launch, ClusterFacts(hosts))))
+        facts = ClusterFacts(hosts)
+        print(json.dumps(as_document(run.id, run.recipe, run.plan, run.launch, facts)))
+        return
+    head = headline(run.recipe, run.plan, run.purpose, run.folders)
+    lines = as_lines(head, run.plan, run.folders)
+    if options.commands:
+        print(as_commands(lines, run.launch, run.plan, run.job))
     else:
-        print(as_text(run.plan, run.launch, run.job, run.folders))
+        print_lines(lines)
 
 
 def result_document(progress: RunProgress) -> dict[str, Any]:

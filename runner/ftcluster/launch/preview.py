@@ -1,17 +1,86 @@
 """A plan as text and as JSON. Pure functions only."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any
+
+from rich.text import Text
 
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.launch.mpirun import as_shell
 from ftcluster.planning.plan import HostPlan, LaunchPlan
+from ftcluster.recipe.inputs import PACKAGE
 from ftcluster.text.host_names import short_names
+from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
+from ftcluster_common.job import Purpose
 from ftcluster_common.launch import Launch
+from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe
 
-HEAD = ("host", "rank", "CPUs", "threads", "memory", "samples", "allocator", "interface")
+HEAD = ("host", "rank", "CPUs", "threads", "memory", "samples")
+SHOWN = ("name", "task", "model", "data", "batch_size")  # of a recipe, for `--json`
+SHOWN_TRAINING = ("learning_rate", "num_train_epochs", "max_steps")
+HUB = "Hugging Face Hub"
+COMMANDS_HINT = "the shell commands: --commands"
+
+
+def headline(
+    recipe: Recipe, plan: LaunchPlan, purpose: Purpose, folders: Sequence[tuple[str, str]]
+) -> list[str]:
+    """What is trained, how, and where, in three lines.
+
+    Args:
+        folders: files and folders of the control node and where they are copied to on the hosts.
+    """
+    training = recipe.training
+    model, data = (origin(value, folders) for value in (recipe.model, recipe.data))
+    if recipe.data_config:
+        data = data.replace(recipe.data, f"{recipe.data}, {recipe.data_config}", 1)
+    length = f"samples of up to {recipe.max_length} tokens"
+    if purpose == "train":
+        much = counted_epochs(training.num_train_epochs)
+        if training.max_steps > 0:
+            much = counted(training.max_steps, "step")
+        how = (
+            f"{much}, learning rate {training.learning_rate:g} ({training.lr_scheduler_type}), "
+            f"batch of {recipe.batch_size} {length}, {plan.precision}"
+        )
+    else:
+        how = f"{length}, {plan.precision}"
+    names = short_names([host.name for host in plan.hosts])
+    where = f"{counted(len(plan.hosts), 'host')} ({names})"
+    scratch = ", from random weights" if recipe.from_scratch else ""
+    return [
+        f"{purpose} {model}{scratch}, on {data}",
+        how,
+        f"{counted(plan.world_size, 'rank')} on {where}, backend {plan.backend}",
+    ]
+
+
+def counted_epochs(epochs: float) -> str:
+    """A number of epochs, which may be broken.
+
+    >>> counted_epochs(1.0), counted_epochs(2.5)
+    ('1 epoch', '2.5 epochs')
+    """
+    return f"{epochs:g} epoch{'s' * (epochs != 1)}"
+
+
+def origin(value: str, folders: Sequence[tuple[str, str]] = ()) -> str:
+    """A model or data as a user knows it, and where it comes from; paths are absolute.
+
+    >>> origin("nyu-mll/glue"), origin("/opt/d/a.csv", [("/home/me/a.csv", "/opt/d")])
+    ('nyu-mll/glue (Hugging Face Hub)', '/home/me/a.csv')
+    """
+    for source, path in folders:
+        if value == path or value.startswith(f"{path}/"):
+            return source
+    if value.startswith(BY_TYPE):
+        return value.removeprefix(BY_TYPE)
+    if value.startswith(GENERATED):
+        return value
+    if value.startswith(PACKAGE):
+        return f"{value.removeprefix(PACKAGE).split()[0]} (Python package)"
+    return value if value.startswith("/") else f"{value} ({HUB})"
 
 
 def table(plan: LaunchPlan) -> list[str]:
@@ -25,7 +94,6 @@ def table(plan: LaunchPlan) -> list[str]:
 def _rows(hosts: Sequence[HostPlan]) -> Iterator[tuple[str, ...]]:
     first = hosts[0]
     name = short_names([host.name for host in hosts])
-    preload = " ".join(PurePosixPath(path).name for path in first.preload) or "libc"
     for index, rank in enumerate(first.placement):
         yield (
             "" if index else name,
@@ -34,31 +102,41 @@ def _rows(hosts: Sequence[HostPlan]) -> Iterator[tuple[str, ...]]:
             str(rank.threads),
             f"node {','.join(map(str, rank.memory))}" if rank.memory else "any",
             str(rank.samples or "?"),
-            "" if index else preload,
-            "" if index else first.interface or "?",
         )
 
 
-def reasons(plan: LaunchPlan) -> list[str]:
+def reasons(plan: LaunchPlan) -> list[Text]:
     """A line for each decision with its reason."""
-    return [f"{one.subject}: {one.value} ({one.why})" for one in plan.decisions]
+    return [
+        Text.assemble((one.subject, "bold"), f": {one.value} ", (f"({one.why})", "dim"))
+        for one in plan.decisions
+    ]
 
 
-def as_text(
-    plan: LaunchPlan,
-    launch: Launch,
-    job: Mapping[str, Any] | None = None,
-    folders: Sequence[tuple[str, str]] = (),
-) -> str:
-    """Everything, to be pasted into a shell; all but the commands are comments.
+def as_lines(
+    head: Sequence[str], plan: LaunchPlan, folders: Sequence[tuple[str, str]] = ()
+) -> list[Text | str]:
+    """What a plan says, without the commands.
 
     Args:
-        folders: folders of the control node and where they are copied to on the hosts.
+        head: see `headline`.
+        folders: files and folders of the control node and where they are copied to on the hosts.
     """
-    copies = [f"copy {source} to {path} on every host before" for source, path in folders]
-    comments = [*table(plan), "", *reasons(plan), *([""] if copies else []), *copies]
-    lines = [f"# {line}".rstrip() for line in comments]
-    return "\n".join([*lines, "", as_shell(launch, plan, job)])
+    columns, *ranks = table(plan)
+    copies = [f"copied before: {source} to {path} on every host" for source, path in folders]
+    first = Text(head[0], "bold green")
+    return [
+        first, *head[1:], "", Text(columns, "bold"), *ranks, "", *reasons(plan), *copies, "",
+        COMMANDS_HINT,
+    ]  # fmt: skip
+
+
+def as_commands(
+    lines: Sequence[Text | str], launch: Launch, plan: LaunchPlan, job: Mapping[str, Any]
+) -> str:
+    """Everything, to be pasted into a shell; all but the commands are comments."""
+    comments = [f"# {line}".rstrip() for line in lines if line != COMMANDS_HINT]
+    return "\n".join([*comments, as_shell(launch, plan, job)])
 
 
 def host_document(host: HostPlan) -> dict[str, Any]:
@@ -72,11 +150,17 @@ def host_document(host: HostPlan) -> dict[str, Any]:
     }
 
 
-def as_document(run: str, plan: LaunchPlan, launch: Launch, facts: ClusterFacts) -> dict[str, Any]:
+def as_document(
+    run: str, recipe: Recipe, plan: LaunchPlan, launch: Launch, facts: ClusterFacts
+) -> dict[str, Any]:
     """Everything for `--json`; `ftcluster plan --facts` reads its `facts`."""
     return {
         "run": run,
         "state": "planned",
+        "recipe": {
+            **{name: getattr(recipe, name) for name in SHOWN},
+            **{name: getattr(recipe.training, name) for name in SHOWN_TRAINING},
+        },
         "world_size": plan.world_size,
         "backend": plan.backend,
         "precision": plan.precision,

@@ -90,6 +90,8 @@ def find_job(place: Place, run: str) -> FoundJob:
     name = _only(run, sorted(everywhere), ", ".join(hosts))
     hosts = tuple(sorted(hosts, key=lambda host: name not in jobs[host]))
     prepared, job = sum(name in jobs[host] for host in hosts), everywhere[name]
+    if job.get("purpose", "train") != "train":
+        raise FtclusterError(f"{name} has trained nothing that can be resumed", LIST)
     try:
         return FoundJob(
             name, recipe_of(job["recipe"]), hosts, min(prepared, job["nodes"]),

@@ -16,7 +16,7 @@ from ftcluster.launch.follow import (
 )
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
-from ftcluster_common.job import Job
+from ftcluster_common.job import Job, Purpose
 from ftcluster_common.recipe import Recipe
 
 LOG_SAMPLES_VARIABLE = "FTCLUSTER_LOG_SAMPLES"  # of the control node: see docs/runs.md
@@ -30,6 +30,7 @@ class TrainingRun(Run):
         recipe: what it trains.
         folders: files and folders of this machine, and the folders on the hosts they are copied to.
         notes: what a user should know before it begins.
+        purpose: see Job.
         resume: the runs that it continues, see Job.
         must_resume: see Job.
         hub_token: what each host downloads model and data with, or "".
@@ -38,6 +39,7 @@ class TrainingRun(Run):
     recipe: Recipe
     folders: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    purpose: Purpose = "train"
     resume: tuple[str, ...] = ()
     must_resume: bool = True
     hub_token: str = field(default="", repr=False)
@@ -51,7 +53,7 @@ class TrainingRun(Run):
         job = Job(
             self.id, folder, prefix, self.recipe, plan.precision, plan.ipex, self.resume,
             self.must_resume, log_samples=bool(os.environ.get(LOG_SAMPLES_VARIABLE)),
-            nodes=len(plan.hosts), shard_optimizer=plan.shard_optimizer,
+            nodes=len(plan.hosts), shard_optimizer=plan.shard_optimizer, purpose=self.purpose,
         )  # fmt: skip
         return job.to_dict()
 

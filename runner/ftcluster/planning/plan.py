@@ -155,6 +155,7 @@ def plan(
     stacks: Mapping[str, Stack],
     ranks_per_host: int | None = None,
     model: ModelSize | None = None,
+    trains: bool = True,
 ) -> LaunchPlan:
     """Decide who runs where.
 
@@ -163,6 +164,7 @@ def plan(
         recipe: None for a user's own script, whose batch and memory are not known.
         ranks_per_host: overrides the recipe.
         model: its size, if it is known; the plan then makes sure that it fits.
+        trains: whether the recipe's batch is computed; if not, any number of ranks will do.
 
     Raises:
         PlanError: hosts have different stacks or network providers, or addresses that others
@@ -177,7 +179,7 @@ def plan(
     ipex = _attempt(problems, choose_ipex, recipe, facts.hosts, stack, stacks) if stack else None
     precision, precision_why = _precision(recipe, facts.hosts)
     batch = Batch(precision=precision)
-    if recipe:
+    if recipe and trains:
         batch = Batch.of(recipe, precision, model, ipex=bool(ipex and ipex[0]))
     requested = requested_count(recipe, ranks_per_host)
     chosen = _attempt(problems, choose_counts, facts, requested, batch) or {}

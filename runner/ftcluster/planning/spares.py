@@ -48,6 +48,7 @@ def plan_with_spares(
     stacks: Mapping[str, Stack],
     ranks_per_host: int | None = None,
     model: ModelSize | None = None,
+    trains: bool = True,
 ) -> LaunchPlan:
     """Decide who runs where, also on hosts that take the place of a lost one.
 
@@ -56,12 +57,12 @@ def plan_with_spares(
     Args:
         facts: the hosts with ranks; the first one is the head.
         spares: the others.
-        recipe, ranks_per_host, model: see `plan`.
+        recipe, ranks_per_host, model, trains: see `plan`.
 
     Raises:
         PlanError: see `plan`; or the run would be another one with a spare.
     """
-    decided = plan(facts, recipe, stacks, ranks_per_host, model)
+    decided = plan(facts, recipe, stacks, ranks_per_host, model, trains)
     if not spares:
         return decided
     counts = {host.ranks for host in decided.hosts}
@@ -69,7 +70,7 @@ def plan_with_spares(
     planned = []
     for spare in spares:
         hosts = replace(facts, hosts=(*facts.hosts[:-1], spare))
-        other = plan(hosts, recipe, stacks, ranks, model)
+        other = plan(hosts, recipe, stacks, ranks, model, trains)
         for what, place in COMMON.items():
             own, its = getattr(decided, what), getattr(other, what)
             if own != its:

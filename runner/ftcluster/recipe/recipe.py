@@ -95,7 +95,9 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
         if key in values:
             problems.append(f"{where}: '{key}' is set twice, first at {lines[key]}")
         values[key], lines[key] = value, where
-    for key, value, where in _meant(on_command_line, schema):
+    overridden = list(_meant(on_command_line, schema))
+    problems += _without_effect(overridden, values)
+    for key, value, where in overridden:
         values[key], lines[key] = value, where
     accepted: dict[str, Any] = {}
     for key, value in values.items():
@@ -164,6 +166,15 @@ def _meant(given: Iterable[Given], schema: Mapping[str, Key]) -> Iterator[Given]
         meant = meaning_of(name, value, schema)
         if meant:
             yield (*meant, where)
+
+
+def _without_effect(overridden: Iterable[Given], in_file: Mapping[str, Any]) -> list[str]:
+    """Epochs on the command line, where the file has a number of steps, which counts."""
+    places = {key: where for key, _, where in overridden}
+    epochs, steps = places.get("training.num_train_epochs"), in_file.get("training.max_steps")
+    if not epochs or "training.max_steps" in places or not isinstance(steps, int) or steps < 1:
+        return []
+    return [f"{epochs}: the recipe sets max_steps ({steps}), which counts: add max_steps=-1"]
 
 
 def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:

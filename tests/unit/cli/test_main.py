@@ -64,8 +64,8 @@ def test_arguments_may_come_after_options(capsys: pytest.CaptureFixture[str]) ->
     remembered()
     assert main(["train", "--ranks-per-host", "1", "mrpc", "--dry-run", "precision=fp32"]) == 0
     out = capsys.readouterr().out
-    assert "# precision: fp32 (set in recipe mrpc)" in out
-    assert "# ranks on localhost: 1 (set with --ranks-per-host)" in out
+    assert "\nprecision: fp32 (set in recipe mrpc)" in out
+    assert "\nranks on localhost: 1 (set with --ranks-per-host)" in out
 
 
 def test_two_control_nodes_do_not_give_two_runs_the_same_id(

@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,16 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 def test_hosts_decisions_and_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "mrpc", "precision=fp32"]) == 0
+    assert main(["plan", "mrpc", "precision=fp32", "--commands"]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert lines[:3] == [
-        "# host         rank  CPUs   threads  memory  samples  allocator                 interface",
-        "# node1-node2  0     0-31   31       node 0  8        libtcmalloc_minimal.so.4  eth0",
+    assert lines[:7] == [
+        "# train bert-base-uncased (Hugging Face Hub), on nyu-mll/glue, mrpc (Hugging Face Hub)",
+        "# 3 epochs, learning rate 0.0001 (linear), batch of 32 samples of up to 128 tokens, fp32",
+        "# 4 ranks on 2 hosts (node1-node2), backend impi",
+        "#",
+        "# host         rank  CPUs   threads  memory  samples",
+        "# node1-node2  0     0-31   31       node 0  8",
         "#              1     32-63  31       node 1  8",
     ]
     assert "# ranks on node1-node2: 2 (" in out
@@ -45,6 +50,40 @@ def test_hosts_decisions_and_the_command(capsys: pytest.CaptureFixture[str]) -> 
     assert "ftcluster_train.prepare" in out
     assert lines[-1].startswith("  /opt/ftcluster/current/bin/mpirun -machinefile ")
     assert not list(Path.cwd().glob("state/ftcluster/runs/*"))  # nothing is left behind
+
+
+def test_what_is_trained_comes_first_and_commands_only_when_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
+) -> None:
+    (tmp_path / "reviews.csv").write_text("text,label\na,b\n")
+    (tmp_path / "book.txt").write_text("to be")
+    for words in (
+        "classify --data reviews.csv max_steps=5 bf16=true",
+        "gpt2 --data book.txt tokenizer=null num_train_epochs=1 max_steps=-1",
+        "quickstart --nodes 1",
+    ):
+        assert main(["plan", *words.split()]) == 0
+        out = capsys.readouterr().out
+        assert "mpirun" not in out
+        said("\n".join(out.splitlines()[:3]).replace(str(tmp_path), "FOLDER"))
+
+
+def test_lines_fit_a_terminal_and_have_no_colour_where_it_is_unwanted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"COLUMNS": "60", "FORCE_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["plan", "mrpc"]) == 0
+    coloured = capsys.readouterr().out
+    assert "\x1b[1m" in coloured
+    assert main(["plan", "unknown"]) == 2
+    assert "\x1b[1;31merror: \x1b[0m" in capsys.readouterr().err
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["plan", "mrpc"]) == 0
+    plain = re.sub(r"\x1b\[[12]?m|\x1b\[0m", "", capsys.readouterr().out)
+    assert "\x1b" not in plain  # bold and dim at most
+    assert max(map(len, plain.splitlines())) <= 60
+    assert "\n  " in plain
 
 
 def test_train_with_dry_run_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:

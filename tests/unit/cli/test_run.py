@@ -92,6 +92,11 @@ def test_a_dry_run_as_text(capsys: pytest.CaptureFixture[str], project: Path) ->
     (project / ".git").mkdir()
     assert main(["run", "--dry-run", "--", "train.py", "a b"]) == 0
     out = capsys.readouterr().out
+    assert "mpirun" not in out
+    assert f"copied to the hosts: {project} (1 files, 0.0 MB, without .git)" in out
+    assert "\nranks on localhost: " in out
+    assert main(["run", "--dry-run", "--commands", "--", "train.py", "a b"]) == 0
+    out = capsys.readouterr().out
     assert f"# copied to the hosts: {project} (1 files, 0.0 MB, without .git)" in out
     assert '"program": ["train.py", "a b"]' in out
     assert "/opt/ftcluster/current/bin/mpirun" in out

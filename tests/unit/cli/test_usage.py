@@ -83,4 +83,4 @@ def test_samples_of_a_rank_are_taken_times_the_ranks(capsys: pytest.CaptureFixtu
     )
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(VM)))
     assert main(["plan", "mrpc", "--per_device_train_batch_size", "8"]) == 0
-    assert "# batch: 8 samples (per_device_train_batch_size 8 x 1 rank" in capsys.readouterr().out
+    assert "batch: 8 samples (per_device_train_batch_size 8 x 1 rank" in capsys.readouterr().out

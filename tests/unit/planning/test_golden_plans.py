@@ -36,7 +36,7 @@ def test_the_plan_is_the_golden_one(path: Path) -> None:
     golden = json.loads(path.read_text())
     decided = planned(golden)
     command = as_shell(render(decided, "golden-1"), decided).splitlines()
-    found = [*table(decided), "", *reasons(decided), "", *command]
+    found = [*table(decided), "", *map(str, reasons(decided)), "", *command]
     if RENEW:
         path.write_text(json.dumps({**golden, "plan": found}, indent=1) + "\n")
     assert found == golden["plan"]

@@ -75,6 +75,13 @@ def test_what_is_not_understood_is_answered(said: Callable[[object], None]) -> N
     said(caught.value)
 
 
+def test_epochs_are_not_ignored_where_a_recipe_has_a_number_of_steps() -> None:
+    steps = MINIMAL + "  max_steps: 9\n"
+    with pytest.raises(RecipeError, match=r"the recipe sets max_steps \(9\), which counts: add"):
+        recipe_of("num_train_epochs=2", text=steps)
+    assert recipe_of("num_train_epochs=2", "max_steps=-1", text=steps).training.max_steps == -1
+
+
 def test_every_other_name_is_one_of_a_field() -> None:
     keys = all_keys()
     assert not {*OTHER_NAMES.values()} - keys.keys()

@@ -1,0 +1,98 @@
+"""`ftcluster predict [RECIPE] --model DIR --data PATH --output FILE`: what a model says of rows."""
+
+import argparse
+import csv
+import io
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster.ansible.options import ask_passwords
+from ftcluster.cli.arguments import print_result
+from ftcluster.cli.evaluate import add_use, document, prepare, speed
+from ftcluster.cli.train import show_plan, split_words
+from ftcluster.errors import UsageError
+from ftcluster.launch.place import place_of
+from ftcluster.launch.runs import fetch_model
+from ftcluster.launch.training_run import train
+from ftcluster.paths import write_atomically
+from ftcluster.progress.view import make_view
+from ftcluster_common.job import PREDICT
+from ftcluster_common.recipe import CausalLm
+
+FORMATS = {".jsonl": "", ".csv": ",", ".tsv": "\t"}  # the mark between columns
+READABLE = 0o644
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "predict",
+        help="write what a trained model predicts for rows of data",
+        description="Predicts the class, number or answer of each row of --data, over all hosts of "
+        "the cluster that was set up last. The rows need no labels; they are written in their "
+        "order, with the columns `prediction` and, of classes, `probability`.",
+        usage="ftcluster predict [RECIPE] --model DIR --output FILE [key=value ...] [options]",
+    )
+    add_use(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        required=True,
+        help="*.jsonl, *.csv or *.tsv; a file that is there is replaced",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    split_words(options.words)  # before anything that takes time
+    output = Path(options.output).absolute()
+    if output.suffix not in FORMATS:
+        raise UsageError(f"--output {options.output} does not end in {', '.join(FORMATS)}")
+    if not output.parent.is_dir():
+        raise UsageError(f"--output {options.output}: there is no folder {output.parent}")
+    with ask_passwords(vars(options)) as passwords:
+        prepared, reach = prepare(options, PREDICT, passwords)
+        if isinstance(prepared.recipe.options, CausalLm):
+            raise UsageError(
+                "a language model predicts nothing of a row", "its loss: ftcluster evaluate"
+            )
+        if options.dry_run:
+            show_plan(prepared, options)
+            return 0
+        progress = train(prepared, make_view(options.verbose), reach)
+        place = replace(place_of(prepared.cluster), options=reach)
+        with tempfile.TemporaryDirectory() as scratch:
+            copied = Path(scratch) / "predictions"
+            fetch_model(place, prepared.id, progress.result["predictions"], copied)
+            [file] = copied.iterdir()
+            rows = file.read_text(encoding="utf-8")
+    write_atomically(output, as_table(rows, FORMATS[output.suffix]), READABLE)
+    found = {**document(progress, options.model), "output": str(output)}
+    count = rows.count("\n")
+    text = f"{count} predictions: {options.output}\n{speed(progress, prepared)}"
+    print_result(options, {**found, "rows": count}, text)
+    return 0
+
+
+def as_table(rows: str, mark: str) -> str:
+    """JSON lines as they are, or as a table with a mark between columns.
+
+    >>> as_table('{"a": "x, y", "b": [1]}\\n', ",")
+    'a,b\\n"x, y",[1]\\n'
+    """
+    if not mark:
+        return rows
+    found = [json.loads(line) for line in rows.split("\n") if line]
+    columns = list(dict.fromkeys(name for row in found for name in row))
+    table = io.StringIO()
+    writer = csv.DictWriter(table, columns, delimiter=mark, lineterminator="\n")
+    writer.writeheader()
+    for row in found:
+        nested = {name: json.dumps(v) for name, v in row.items() if isinstance(v, dict | list)}
+        writer.writerow({**row, **nested})
+    return table.getvalue()

@@ -1,0 +1,118 @@
+"""The commands `evaluate` and `predict`; what the ranks do is in tests/engine/test_formats.py."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.cli import evaluate, predict
+from ftcluster.cli.main import main
+from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.progress.state import RunProgress
+from tests.unit.clusters import cluster, host
+from tests.unit.planning.test_memory import write_weights
+
+RESULT = {
+    "model": "", "metrics": {"accuracy": 0.75}, "samples_per_second": 12.5, "train_seconds": 2.0,
+    "world_size": 4, "predictions": "/opt/ftcluster/runs/r/predictions",
+}  # fmt: skip
+ROWS = [{"text": "a, b", "prediction": "good"}, {"text": "c\u2028d", "prediction": "bad"}]
+
+
+@pytest.fixture(autouse=True)
+def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
+    """The runs that were launched on two hosts, in a folder with a model and data."""
+    monkeypatch.chdir(tmp_path)
+    many = cluster(host("node0", cores=64, numa_nodes=32), host("node1", cores=64, numa_nodes=32))
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=many))
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    write_weights(tmp_path / "model/model.safetensors", a=("F32", [2, 3]))
+    (tmp_path / "new.csv").write_text("text\na\n")
+    (tmp_path / "old.csv").write_text("text,label\na,good\n")
+    runs: list[TrainingRun] = []
+
+    def train(run: TrainingRun, *_: object) -> RunProgress:
+        runs.append(run)
+        return RunProgress(run.id, state="done", result=RESULT, seconds=7.0)
+
+    def fetch(_place: object, _run: str, path: str, destination: Path) -> None:
+        assert path == RESULT["predictions"]
+        destination.mkdir()
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+        (destination / "predictions.jsonl").write_text(lines, encoding="utf-8")
+
+    monkeypatch.setattr(evaluate, "train", train)
+    monkeypatch.setattr(predict, "train", train)
+    monkeypatch.setattr(predict, "fetch_model", fetch)
+    return runs
+
+
+def document(capsys: pytest.CaptureFixture[str], words: str) -> dict[str, Any]:
+    assert main([*words.split(), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_model_is_evaluated_on_all_ranks(
+    launched: list[TrainingRun], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = document(capsys, "evaluate classify --model model --data old.csv --bf16")
+    assert found.pop("run").startswith("classify-")
+    assert found == {
+        "state": "done", "model": "model", "metrics": {"accuracy": 0.75},
+        "samples_per_second": 12.5, "world_size": 4, "seconds": 7.0,
+    }  # fmt: skip
+    [run] = launched
+    assert run.plan.world_size == 64  # more than a batch has samples
+    assert (run.job["purpose"], run.plan.precision) == ("evaluate", "bf16")
+    assert [source for source, _ in run.folders] == [f"{Path.cwd()}/old.csv", f"{Path.cwd()}/model"]
+
+
+def test_a_trained_model_has_its_own_configuration_and_tokenizer(
+    launched: list[TrainingRun],
+) -> None:
+    (Path.cwd() / "book.txt").write_text("to be")
+    assert main(["evaluate", "gpt2", "--model", "model", "--data", "book.txt"]) == 0
+    recipe = launched[0].recipe
+    assert (recipe.from_scratch, recipe.tokenizer, recipe.config_overrides) == (False, None, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("out.csv", 'text,prediction\n"a, b",good\nc\u2028d,bad\n'),
+        ("out.tsv", "text\tprediction\na, b\tgood\nc\u2028d\tbad\n"),
+        ("out.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)),
+    ],
+)
+def test_predictions_are_written_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, text: str
+) -> None:
+    found = document(capsys, f"predict classify --model model --data new.csv -o {name}")
+    assert (found["rows"], found["output"]) == (2, str(tmp_path / name))
+    assert (tmp_path / name).read_text(encoding="utf-8") == text
+
+
+def test_what_is_refused_before_anything_starts(
+    launched: list[TrainingRun], capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    said: Callable[[object], None],
+) -> None:  # fmt: skip
+    for words, code in (
+        ("evaluate classify --data new.csv --model model", 1),
+        ("evaluate classify", 2),
+        ("predict classify --model model --data new.csv", 2),
+        ("predict classify --model model --data new.csv --output out.xlsx", 2),
+        ("predict classify --model model --data new.csv --output none/out.csv", 2),
+        ("predict clm --model model --data book.txt --output out.csv", 1),
+    ):
+        assert main(words.split()) == code
+        said(capsys.readouterr().err.replace(str(tmp_path), "FOLDER"))
+    (tmp_path / "book.txt").write_text("to be")
+    assert main(["predict", "clm", "--model", "model", "--data", "book.txt", "-o", "out.csv"]) == 2
+    assert "evaluate" in capsys.readouterr().err
+    assert not launched
