@@ -12,10 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 project = "ftcluster"
 author = "The ftcluster authors"
-release = re.findall(r'__version__ = "(.+)"', (ROOT / "runner/ftcluster/__init__.py").read_text())[
-    0
-]
-version = release
+package = (ROOT / "common/ftcluster_common/__init__.py").read_text()
+version = release = re.findall(r'__version__ = "(.+)"', package)[0]
 
 root_doc = "docs/index"
 include_patterns = [

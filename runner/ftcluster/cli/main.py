@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from ftcluster import __version__
 from ftcluster.cli import (
     attach,
     bench,
@@ -35,6 +34,7 @@ from ftcluster.cli.usage import Parser, check_command, is_flag, with_overrides, 
 from ftcluster.errors import FtclusterError, Interrupted, UsageError
 from ftcluster.paths import is_unicode
 from ftcluster.text.terminal import print_lines
+from ftcluster_common import __version__
 
 COMMANDS = (
     setup, check, plan, train, evaluate, predict, run, ps, logs, attach, stop, fetch, report, clean,

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftcluster import __version__
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.place import Place
 from ftcluster.paths import PRIVATE_FILE, make_state_dir, state_dir, write_atomically
 from ftcluster.progress.state import RunProgress
+from ftcluster_common import __version__
 from ftcluster_common.run_state import RunState
 
 
