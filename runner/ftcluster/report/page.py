@@ -14,7 +14,6 @@ import altair as alt
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from ftcluster import __version__
 from ftcluster.progress.format import duration, metrics
 from ftcluster.report import charts
 from ftcluster.report.analysis import (
@@ -31,6 +30,7 @@ from ftcluster.report.history import History, history_of, totals
 from ftcluster.report.svg import svg_of
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
+from ftcluster_common import __version__
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
 from ftcluster_common.rank_times import Interval, RankTimes
 
