@@ -175,7 +175,8 @@ class Training:
     dataloader_drop_last: bool = False
     gradient_checkpointing: bool = False
     report_to: (
-        Literal["none", "tensorboard", "mlflow"] | tuple[Literal["tensorboard", "mlflow"], ...]
+        Literal["none", "tensorboard", "trackio", "mlflow"]
+        | tuple[Literal["tensorboard", "trackio", "mlflow"], ...]
     ) = "none"
     run_name: str | None = None
     use_ipex: Literal["auto", True, False] = "auto"

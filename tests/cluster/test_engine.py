@@ -1,6 +1,7 @@
 """The tests of the training engine, which need torch, on the stack that was set up."""
 
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -20,8 +21,29 @@ sys.exit(pytest.main(sys.argv[2:]))
 OPTIONS = ("-o", "pythonpath=", "-p", "no:cacheprovider", "--color=no")
 
 
+LOCKS = ROOT / "roles/torch_stack/files"
+
+
+def trackers(folder: Path) -> Path:
+    """A folder with what stack native-trackers has beside native's packages."""
+    lock, more = (
+        (LOCKS / f"{name}.txt").read_text().replace("\\\n", "").splitlines()
+        for name in ("native", "native-trackers")
+    )
+    requirements = folder / "trackers.txt"
+    requirements.write_text("\n".join(set(more) - set(lock)))
+    command = [
+        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+        "--no-deps", "--only-binary=:all:", "--require-hashes", "--target", folder / "trackers",
+        "--requirement", requirements,
+    ]  # fmt: skip
+    subprocess.run(command, check=True, timeout=SECONDS)
+    return folder / "trackers"
+
+
 def test_the_engine_that_was_installed(machine: Machine, tmp_path: Path) -> None:
     changes = {
+        "FTCLUSTER_TEST_TRACKERS": str(trackers(tmp_path)),
         "PATH": f"{machine.python.parent}:/usr/bin:/bin",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'runner'}",
         "PYTHONDONTWRITEBYTECODE": "1",

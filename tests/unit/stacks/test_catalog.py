@@ -39,16 +39,28 @@ TRIOS = """
 
 def test_the_file_has_the_matched_sets_newest_first() -> None:
     found = []
-    for stack in reversed(STACKS.values()):
+    plain = [stack for stack in STACKS.values() if not stack.version("trackio")]
+    for stack in reversed(plain):
         trio = [stack.version(*packages) or "-" for packages in (("torch",), IPEX, (CCL,))]
         found.append([*trio, *stack.python])
     expected = [line.split() for line in TRIOS]
-    for trio, stack in zip(expected, reversed(STACKS.values()), strict=True):
+    for trio, stack in zip(expected, reversed(plain), strict=True):
         if stack.state != "documented":  # ftcluster installs it, with its own package beside it
             trio[3] = max(trio[3], NODE_PYTHON, key=numbers)
     assert found == expected
     assert all(numbers(a[0]) < numbers(b[0]) for a, b in pairwise(expected))
     assert [s.name for s in STACKS.values() if s.state == "default"] == ["native"]
+
+
+def test_the_stack_with_trackers_is_native_and_more() -> None:
+    native, more = STACKS["native"], STACKS["native-trackers"]
+    assert native.packages.items() < more.packages.items()
+    locks = (
+        FILE.with_name(f"{one.name}.txt").read_text().replace("\\\n", "").splitlines()[2:]
+        for one in (native, more)
+    )
+    of_native, of_more = map(set, locks)
+    assert of_native < of_more
 
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=list(STACKS))

@@ -65,7 +65,7 @@ def test_a_stack_meets_what_it_has(stack: Stack, parts: set[str]) -> None:
     [
         ({"torch": "2.8.0+cpu"}, ["intel-2.8"]),
         ({"torch": "2.1"}, ["intel-2.1"]),  # and not 2.13
-        ({"torch": LATEST}, ["native"]),
+        ({"torch": LATEST}, ["native", "native-trackers"]),
         ({"ipex": LATEST}, ["intel-2.8"]),
         ({"torch": "1.13"}, ["intel-1.13.1", "intel-1.13"]),
         ({"ipex": True, "ccl": False}, ["intel-2.8"]),

@@ -1,7 +1,7 @@
-"""Logs losses and metrics to TensorBoard and MLflow, as the recipe's report_to asks.
+"""Logs losses and metrics to TensorBoard, trackio and MLflow, as the recipe's report_to asks.
 
-Only rank 0 does. No stack has these packages. Values have the names of transformers' Trainer: loss,
-learning_rate, grad_norm, epoch, and eval_ before a metric's name.
+Only rank 0 does. The stack native-trackers has the first two packages. Values have the names of
+transformers' Trainer: loss, learning_rate, grad_norm, epoch, and eval_ before a metric's name.
 """
 
 import importlib
@@ -75,6 +75,9 @@ def make_trackers(
     for name in dict.fromkeys(names):
         if name == "tensorboard":
             trackers[name] = TensorBoard(run_dir / "reports" / "tensorboard")
+        elif name == "trackio":
+            store = run_dir / "reports" / "trackio"
+            trackers[name] = Trackio(store, training.run_name or run, asdict(training))
         elif name == "mlflow":
             store = run_dir / "reports" / "mlruns"
             trackers[name] = MLflow(store, training.run_name or run, asdict(training))
@@ -106,6 +109,36 @@ class TensorBoard(Tracker):
     def close(self, failed: bool) -> None:  # noqa: ARG002 - event files have no field for it
         """Close the file."""
         self._writer.close()
+
+
+class Trackio(Tracker):
+    """Logs to a run of trackio, in TRACKIO_DIR or in the folder `store`; it needs no network.
+
+    The project is TRACKIO_PROJECT, by default ftcluster.
+
+    Raises:
+        TrainError: the package is not installed, or its Space or folder fails.
+    """
+
+    def __init__(self, store: Path, name: str, settings: Mapping[str, Any]) -> None:
+        where = os.environ.setdefault("TRACKIO_DIR", str(store))  # read by the import
+        module = _import("trackio", "trackio", "trackio")
+        project = os.environ.get("TRACKIO_PROJECT") or EXPERIMENT
+        try:
+            self._run = module.init(
+                project=project, name=name, config=dict(settings), resume="allow",
+                auto_log_gpu=False, auto_log_cpu=False,
+            )  # fmt: skip
+        except Exception as error:  # SQLite's, the Hub's and ValueError have no common base
+            raise _start_error("trackio", where, error) from error
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log values; a thread of trackio's writes them."""
+        self._run.log(dict(values), step=step)
+
+    def close(self, failed: bool) -> None:  # noqa: ARG002 - its runs have no field for it
+        """Write what is left."""
+        self._run.finish()
 
 
 class MLflow(Tracker):
