@@ -27,7 +27,7 @@ RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#0000
 UNUSED = "#eceef1"
 POINTS = 200  # of a curve
 ROW = 22  # pixels of a bar
-CELLS, CELL = 16, 22  # cores in a row, and pixels of one
+CELLS, CELL = 16, 20  # cores in a row, and pixels of one
 
 
 def curve(rows: Rows, x: str, y: str, x_title: str, y_title: str, zero: bool = False) -> Chart:
@@ -207,13 +207,13 @@ def cores(nodes: Sequence[tuple[str, Sequence[int]]], rank_of: Mapping[int, int]
     squares = base.mark_rect(cornerRadius=3).encode(
         x=x, y=y, color=colour, description=alt.Description("text:N")
     )
-    numbers = base.mark_text(fontSize=10).encode(
+    numbers = base.mark_text(fontSize=11).encode(
         x=x, y=y, text="core:N",
         color=alt.condition("datum.rank == 'unused'", alt.value("#6b7280"), alt.value("white")),
     )  # fmt: skip
     names = (
         base.transform_filter("datum.node != ''")
-        .mark_text(fontSize=11, align="left", dx=-9, dy=-17, color="#374151")
+        .mark_text(fontSize=12, align="left", dx=-9, dy=-18, color="#374151")
         .encode(x=x, y=y, text="node:N")
     )
     layers: Chart = alt.layer(squares, numbers, names)

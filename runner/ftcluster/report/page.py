@@ -142,7 +142,7 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
         places=list(places(runs)),
         course=list(course(runs)),
         speed=list(speed(runs)),
-        reasons=[sentence for run in runs for sentence in reasons(run, len(runs) > 1)],
+        reasons=[(run.label, text) for run in runs if (text := reasons(run))],
         costs=list(costs(runs)),
         growth=list(growth(runs, bench)),
         outlook=[(run.label, run.next) for run in runs if run.next],
@@ -422,32 +422,35 @@ def _bars(runs: Sequence[RunPage]) -> Iterator[tuple[RunPage, Interval, str, lis
             yield run, run.whole, name, ranks
 
 
-def reasons(run: RunPage, named: bool) -> Iterator[str]:
-    """Why it was this fast, in sentences."""
+def reasons(run: RunPage) -> str:
+    """Why it was this fast, in sentences; "" where that is not known."""
     parts, whole = run.parts, run.whole
     if not parts or not whole:
-        return
-    who = f"{run.label}: " if named else ""
+        return ""
     shares = parts.shares
     of = ", ".join(f"{percent(share)} {name}" for name, share in shares.items())
-    yield f"{who}a step takes {1e3 * parts.seconds:.0f} ms: {of}."
+    found = [f"A step takes {1e3 * parts.seconds:.0f} ms: {of}."]
     if parts.limit_share:
-        yield (
-            f"{who}it reaches {percent(parts.limit_share)} of the products' limit, the speed that "
-            f"{sum(run.history.products['gflops']):.0f} GFLOP/s of matrix products would give."
+        rate = sum(run.history.products["gflops"])
+        found.append(
+            f"It reaches {percent(parts.limit_share)} of the products' limit: what its ranks' "
+            f"{rate:.0f} GFLOP/s of matrix products alone would give."
         )
     if len(whole.ranks) > 1:
-        yield f"{who}a rank sends {whole.sent_bytes / whole.steps / 1e6:.1f} MB a step."
-    most = max(("communication", "input", "waiting"), key=lambda name: shares[name])
-    yield f"{who}{ADVICE[most if shares[most] >= 0.1 else 'compute']}"
+        found.append(f"A rank sends {whole.sent_bytes / whole.steps / 1e6:.1f} MB a step.")
+    most = max(ADVICE, key=lambda name: shares[name])
+    return " ".join([*found, ADVICE[most] if shares[most] >= WORTH else COMPUTING])
 
 
+WORTH = 0.1  # of a step
+COMPUTING = "Computing limits it: more hosts, or CPUs with faster matrix products, make it faster."
 ADVICE = {
-    "compute": "what limits it is computing: more hosts, or CPUs whose products are faster.",
-    "communication": "what limits it is the network: a larger batch, gradients in bf16 "
-    "(training.gradient_dtype=bf16) or fewer hosts; ftcluster bench allreduce compares backends.",
-    "input": "what limits it is making batches: see max_length and the disk of its hosts.",
-    "waiting": "what limits it is waiting for slower ranks: ftcluster check tells more of hosts.",
+    "communication": "Besides computing, communication costs most: a larger batch, gradients in "
+    "bf16 (training.gradient_dtype=bf16) or fewer ranks have less of it; ftcluster bench allreduce "
+    "compares backends.",
+    "input": "Besides computing, making batches costs most: see max_length, and the disks.",
+    "waiting": "Besides computing, waiting for slower ranks costs most: see below which host, and "
+    "ftcluster check.",
 }
 
 

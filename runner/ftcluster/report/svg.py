@@ -6,7 +6,7 @@ import altair
 import vl_convert
 
 FONT = "Arial, Helvetica, 'Liberation Sans', sans-serif"
-WIDTH, SIZE = 380, 12  # pixels of a picture, which a phone shows as they are; and of its text
+WIDTH, SIZE = 340, 13  # pixels of a picture, which a phone shows as they are; and of its text
 THEME = {
     "font": FONT,
     "background": "transparent",

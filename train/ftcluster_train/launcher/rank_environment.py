@@ -15,7 +15,7 @@ INHERITED = (
     "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE",
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
 )  # fmt: skip
-INHERITED_PREFIXES = ("HF_", "MLFLOW_")
+INHERITED_PREFIXES = ("HF_", "MLFLOW_", "TRACKIO_")
 CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of variables
 
 

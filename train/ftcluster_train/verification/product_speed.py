@@ -1,5 +1,6 @@
 """How fast a rank computes a model's matrix products alone: the limit of its training."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -31,6 +32,8 @@ def weights_of(shapes: Mapping[tuple[int, int], int]) -> int:
 def product_gflops(shapes: Mapping[tuple[int, int], int], tokens: int, dtype: Any) -> float:
     """1e9 operations per second of these products forward, with this process' threads.
 
+    The best of each shape counts, because other processes may disturb some.
+
     Args:
         tokens: that a rank computes at once.
     """
@@ -44,11 +47,11 @@ def product_gflops(shapes: Mapping[tuple[int, int], int], tokens: int, dtype: An
             left = torch.ones(rows, inner, dtype=dtype)
             right = torch.ones(inner, columns, dtype=dtype)
             torch.mm(left, right)
-            count, began = 0, time.perf_counter()
-            while (taken := time.perf_counter() - began) < SECONDS:
+            best, end = math.inf, time.perf_counter() + SECONDS
+            while (began := time.perf_counter()) < end:
                 torch.mm(left, right)
-                count += 1
-            weight = shapes[inner, columns]
-            operations += weight * 2e-9 * rows * inner * columns
-            seconds += weight * taken / count
+                best = min(best, time.perf_counter() - began)
+            count = shapes[inner, columns]
+            operations += count * 2e-9 * rows * inner * columns
+            seconds += count * best
     return round(operations / seconds, 1) if seconds else 0.0
