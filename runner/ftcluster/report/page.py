@@ -461,9 +461,9 @@ def costs(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[HostCost], str]]:
             continue
         first, *others = run.costs
         if not others:
-            text = f"all ranks are on {first.host}."
+            text = f"All ranks are on {first.host}."
         elif first.saved < 0.01:
-            text = "no host costs more than the others: less than 1 % of a step."
+            text = "No host costs more than the others: less than 1 % of a step."
         else:
             text = (
                 f"{first.host} costs most: if it were as fast as {others[0].host}, "

@@ -50,6 +50,8 @@ COMMANDS = (
     "bench allreduce --json --sizes 25X",
     "bench allreduce --json --backends nccl",
     "bench scaling --json unknown",
+    "report --json --scaling facts.json",
+    "report --json",
 )
 
 

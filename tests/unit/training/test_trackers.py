@@ -1,4 +1,4 @@
-"""Trackers, with stand-ins for the packages that neither the tests nor the stacks have."""
+"""Trackers, with stand-ins for their packages; the real ones: tests/engine/test_report_to.py."""
 
 import socket
 import sys
@@ -146,13 +146,27 @@ def test_mlflow_on_a_server_in_an_experiment_that_is_there(
     assert mlflow.calls[-1] == ("r", "FAILED")
 
 
+def test_trackio_where_its_folder_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: Any) -> None:
+        raise OSError("read-only")
+
+    module(monkeypatch, "trackio", init=init)
+    monkeypatch.setenv("TRACKIO_DIR", "/shared/trackio")
+    with pytest.raises(TrainError, match="trackio cannot start at /shared/trackio: read-only"):
+        trackers(tmp_path, report_to="trackio")
+
+
 @pytest.mark.parametrize(
-    ("name", "package"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow-skinny")]
+    ("name", "package"),
+    [("tensorboard", "tensorboard"), ("trackio", "trackio"), ("mlflow", "mlflow-skinny")],
 )
 def test_a_package_that_is_not_there_is_named_with_its_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # else it stays for other tests
     with pytest.raises(TrainError) as caught:
         trackers(tmp_path, report_to=name)
     host = socket.gethostname()
