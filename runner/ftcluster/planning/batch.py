@@ -136,6 +136,8 @@ class Batch:
             advice.append(f"smaller micro-batches (training.gradient_accumulation_steps={parts})")
         shared = self.sharded or (world == 1 and not self.ipex)  # or would be on more hosts
         better = ["more hosts"] * shared + ["hosts with more memory"]
+        if world > 1 and not (self.sharded or self.ipex or self.local):
+            better.insert(0, "a sharded optimizer (training.shard_optimizer=true)")
         advice += ["shorter samples", *better]
         if any(needed.states + needed.runtime > USABLE * host.memory_bytes for host in full):
             advice = ["a smaller model", *better]

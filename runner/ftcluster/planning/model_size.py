@@ -18,6 +18,22 @@ FEATURES = ("hidden_size", "n_embd", "dim", "d_model")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 INNER = ("intermediate_size", "n_inner", "hidden_dim", "ffn_dim", "d_ff")
 POSITIONS = ("max_position_embeddings", "n_positions")
+# the defaults of transformers, 5.23, for types that are often trained from scratch
+_BERT = {
+    "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+    "intermediate_size": 3072, "max_position_embeddings": 512, "vocab_size": 30522,
+}  # fmt: skip
+DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "bert": _BERT,
+    "roberta": {**_BERT, "vocab_size": 50265},
+    "distilbert": {
+        "n_layers": 6, "dim": 768, "n_heads": 12, "hidden_dim": 3072,
+        "max_position_embeddings": 512, "vocab_size": 30522,
+    },
+    "gpt2": {
+        "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257
+    },
+}  # fmt: skip
 
 
 def model_size(folder: Path) -> ModelSize | None:
@@ -47,7 +63,8 @@ def size_from_scratch(
     1 % for BERT and GPT-2, a first guess for others.
 
     Args:
-        model: a folder with config.json, or `config:TYPE`, of which only overrides are known.
+        model: a folder with config.json, or `config:TYPE`; of a type that is not in DEFAULTS only
+            overrides are known.
         overrides: the recipe's config_overrides.
         vocabulary: tokens of a tokenizer that is trained on the data.
     """
@@ -55,7 +72,7 @@ def size_from_scratch(
         config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
         merged = {**config, **overrides}
     except (OSError, ValueError, TypeError):
-        merged = dict(overrides)
+        merged = {**DEFAULTS.get(model.removeprefix("config:"), {}), **overrides}
     layers, features = _first(merged, LAYERS), _first(merged, FEATURES)
     if not layers or not features:
         return None

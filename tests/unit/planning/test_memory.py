@@ -136,4 +136,21 @@ def test_overrides_and_a_vocabulary_of_the_data_count_for_the_size(tmp_path: Pat
 
 
 def test_a_configuration_that_only_transformers_knows_has_no_size() -> None:
-    assert size_from_scratch("config:gpt2", {"n_layer": 3}) is None
+    assert size_from_scratch("config:opt", {"n_layer": 3}) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("gpt2", GPT2), ("bert", BERT), ("distilbert", DISTILBERT)]
+)
+def test_common_types_have_the_defaults_of_transformers(
+    kind: str, size: tuple[int, int, int]
+) -> None:
+    found = size_from_scratch(f"config:{kind}", {})
+    assert found is not None
+    assert found.parameters == pytest.approx(size[0], rel=0.01)
+    assert (found.layers, found.features, found.heads) == (*size[1:], HEADS)
+    more = size_from_scratch(
+        f"config:{kind}", {"num_hidden_layers": 24, "n_layer": 24, "n_layers": 24}
+    )
+    assert more is not None
+    assert more.layers == 24

@@ -46,8 +46,9 @@ def test_a_model_that_fits_no_host_trains_on_several() -> None:
     launch = planned(hosts(2, 18 * GB))
     assert launch.shard_optimizer
     assert "19 GB, which would be too much for the memory of node0-node1" in why(launch)
-    with pytest.raises(PlanError, match="a rank needs 19 GB"):
+    with pytest.raises(PlanError, match="a rank needs 19 GB") as caught:
         planned(hosts(2, 18 * GB), shard_optimizer=False)
+    assert "training.shard_optimizer=true" in str(caught.value)
     with pytest.raises(PlanError, match="more hosts or hosts with more memory"):
         planned(hosts(2, 12 * GB))
     assert planned(hosts(8, 12 * GB)).shard_optimizer

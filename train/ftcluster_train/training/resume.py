@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from ftcluster_train.distributed.world import World, gather_over_ranks, host_led
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
+from ftcluster_train.io.memory import free_memory
 from ftcluster_train.optim.optimizer_step import OptimizerStep
 from ftcluster_train.optim.state import Header, State, exhaust
 
@@ -292,7 +293,7 @@ class Snapshots:
         """Whether there is memory for the copy."""
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if state.sharded else 1
         size = ranks * state.own_nbytes  # copied on this host
-        fits = size <= MEMORY_SHARE * _free_memory()
+        fits = size <= MEMORY_SHARE * free_memory()
         if state.sharded:
             fits = all(gather_over_ranks(fits))
         if not fits:
@@ -335,15 +336,6 @@ class Snapshots:
         if self._problem:
             self._notice(self._problem)
             self._problem = ""
-
-
-def _free_memory() -> int:
-    """Bytes that this host can give without swapping."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _sha256(path: Path) -> str:
