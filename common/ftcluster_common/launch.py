@@ -25,6 +25,7 @@ RESTART_VARIABLE = "FTCLUSTER_RESTART"  # how often the ranks were started again
 CHECKPOINT_VARIABLE = "FTCLUSTER_CHECKPOINT"  # from which a restarted script may resume
 BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # of torch.distributed
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see ftcluster.launch.mpirun.placement_text
+LAYER_VARIABLE = "FTCLUSTER_LAYER"  # the folder with a script's own packages
 GLOO, IMPI = "gloo", "impi"  # torch's own, and that of ftcluster_train.mpi
 CCL = "ccl"  # the backend of oneccl_bind_pt
 MPI = "mpi"  # MPI_Allreduce itself, where it is measured beside backends

@@ -34,7 +34,7 @@ class ActionModule(ActionBase):
     _VALID_ARGS = frozenset(
         (
             "path", "requirements", "more_requirements", "resolve", "allow_unverified", "index_url",
-            "find_links", "indexes", "wheelhouse", "wheels", "layer", "python", "cache",
+            "find_links", "indexes", "wheelhouse", "wheels", "layer", "base", "python", "cache",
         )
     )  # fmt: skip
     _requires_connection = True

@@ -15,6 +15,7 @@ description:
     broken off, it is made anew.
   - uv, which must be in the list, installs. Neither pip nor the venv module is needed on the host.
   - With O(layer), adds wheels to an environment that is there, and replaces them when they differ.
+  - With O(base), makes a folder of packages for an environment that stays as it is.
   - An environment that a run uses is not changed; the module fails with the run's name.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -62,6 +63,11 @@ options:
   layer:
     description: The name of what is added to a finished environment.
     type: str
+  base:
+    description:
+      - An environment whose Python and uv are used. O(path) then has only the packages, below
+        C(lib/python*/site-packages), and gets its name when it is on the disk.
+    type: path
   python:
     description: The Python that the environment is made from. Left out, the one Ansible uses.
     type: path
@@ -209,8 +215,11 @@ def install(module, path, staging):
             if digest_found(path, layer, check_mode=True) == digest:
                 return False  # by another control node meanwhile
             with without_runs(path):
-                fill(module, path, staging, layer)
-                finish(path, layer, digest)
+                if module.params["base"]:
+                    fill_beside(module, path, staging, digest)
+                else:
+                    fill(module, path, staging, layer)
+                    finish(path, layer, digest)
             return True
     except (ValueError, LookupError) as error:
         module.fail_json(msg=str(error))
@@ -227,22 +236,42 @@ def remove_stale(path):
             shutil.rmtree(staging, ignore_errors=True)
 
 
+def options_of(staging):
+    """uv's: it unpacks once, into a cache on the same file system, and links from there."""
+    return ["--no-config", "--offline", "--quiet", "--cache-dir", staging / "cache"]
+
+
+def install_words(staging):
+    """What uv installs: the wheels of the staging folder and nothing else."""
+    names = [wheel.name.split("-")[:2] for wheel in sorted(staging.glob("*.whl"))]
+    pins = [f"{name}=={version}" for name, version in names]
+    return ["--no-index", "--find-links", staging, "--no-deps", *pins]
+
+
+def fill_beside(module, path, staging, digest):
+    """Install the wheels of the staging folder for another environment, under another name."""
+    base, new = Path(module.params["base"]), staging / "new"
+    where = ["--python", base / "bin/python", "--prefix", new]
+    options = options_of(staging)
+    run(module, [base / "bin/uv", "pip", "install", *options, *where, *install_words(staging)])
+    (new / ".lock").unlink(missing_ok=True)  # uv's, which everybody may write
+    finish(new, "", digest)
+    run(module, ["sync", "--file-system", new])
+    shutil.rmtree(path, ignore_errors=True)  # one that is not whole
+    new.rename(path)
+
+
 def fill(module, path, staging, layer):
     """Install the wheels of the staging folder."""
     uv = unpack_uv(staging) or path / "bin" / "uv"
-    # unpacked once, into a cache on the same file system, and linked from there
-    options = ["--no-config", "--offline", "--quiet", "--cache-dir", staging / "cache"]
+    options = options_of(staging)
     if not layer:
         shutil.rmtree(path, ignore_errors=True)
         python = module.params["python"] or sys.executable
         run(module, [uv, "venv", *options, "--no-project", "--python", python, path])
-    names = [wheel.name.split("-")[:2] for wheel in sorted(staging.glob("*.whl"))]
     python = ["--python", path / "bin/python"]
-    where = ["--no-index", "--find-links", staging, "--no-deps"]
-    if layer:
-        where.append("--reinstall")
-    pins = [f"{name}=={version}" for name, version in names]
-    run(module, [uv, "pip", "install", *options, *python, *where, *pins])
+    again = ["--reinstall"] if layer else []
+    run(module, [uv, "pip", "install", *options, *python, *again, *install_words(staging)])
     run(module, [uv, "pip", "check", *options, *python])
     (path / ".lock").unlink(missing_ok=True)  # uv's, which everybody may write
     (path / f"wheels{'-' + layer if layer else ''}.json").write_text(
@@ -276,6 +305,7 @@ def main():
             "wheelhouse": {"type": "path"},
             "wheels": {"type": "list", "elements": "path"},
             "layer": {"type": "str"},
+            "base": {"type": "path"},
             "python": {"type": "path"},
             "cache": {"type": "path"},
             "digest": {"type": "str"},

@@ -23,7 +23,8 @@ options:
   state:
     description:
       - V(former) exchanges the two links.
-      - V(pruned) removes the stacks that neither of them points to and that no run uses.
+      - V(pruned) removes the stacks that neither of them points to and that no run uses, and the
+        layers, packages of users' own requirements, of all stacks that no run uses.
       - V(removed) removes all stacks and both links, or nothing where a run uses one of them.
     type: str
     choices: [current, former, pruned, removed]
@@ -63,8 +64,8 @@ import shutil
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils import safe_path
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import InUse, without_runs
-from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import refuse_unguarded
 
 
 def target(link):
@@ -109,6 +110,17 @@ def prune(module, prefix):
                     left.append(str(path))
         except InUse as error:
             kept.append(str(error))
+    for path in sorted(prefix.glob("layers/*")):
+        stack = path.name.partition(".staging-")[0].rpartition("-")[0]
+        try:
+            with without_runs(prefix / "stacks" / stack):
+                if not module.check_mode:
+                    safe_path.remove(path)
+                removed.append(f"layers/{path.name}")
+        except InUse as error:
+            kept += [str(error)] if str(error) not in kept else []
+        except OSError as error:
+            left.append(f"{path} ({error.strerror})")
     if left:
         module.fail_json(msg=f"{', '.join(left)} cannot be removed")
     current = target(prefix / "current")
@@ -156,7 +168,7 @@ def main():
     )
     prefix = Path(module.params["prefix"])
     try:
-        refuse_unguarded(prefix / "stacks")
+        safe_path.refuse_unguarded(prefix / "stacks")
     except OSError as error:
         module.fail_json(msg=f"{error.filename}: {error.strerror}")
     if module.params["state"] == "pruned":

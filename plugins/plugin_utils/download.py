@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import linux_environment
@@ -25,6 +26,7 @@ LAST_LINES = 8
 OWN_METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 UNKNOWN = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
 UNFETCHED = "Could not fetch URL "
+CONFLICT = "The conflict is caused by:"
 PREFERRED_SECONDS = 15  # without an answer for so long, an index that is only preferred is given up
 
 
@@ -134,6 +136,19 @@ class Pip:
                 raise DownloadError(complaint(lines, self.target, refused, names))
         return refused
 
+    def download_file(self, requirements, constraints):
+        """Download what a file of requirements asks for, with dependencies, within constraints.
+
+        Both are files, because there may be credentials in them.
+
+        Raises:
+            DownloadError: no source has one of them, or they contradict each other.
+        """
+        words = [f"--requirement={requirements}", f"--constraint={constraints}"]
+        done, lines = self._run(words, self.sources.pip_options(), with_dependencies=True)
+        if not done:
+            raise DownloadError("\n".join(telling(lines)))
+
     def _from_index(self, pin, index):
         """Download a package from its own index; returns pip's message, or "" on success."""
         kind = "--index-url" if "://" in index else "--find-links"
@@ -152,8 +167,12 @@ class Pip:
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
             )
-            # only the log says, after the time, why an index gave nothing
-            unfetched = [line.partition(" ")[2] for line in log if UNFETCHED in line]
+            # only the log says, after the time, why an index gave nothing or what is in conflict
+            logged = [line.partition(" ")[2].strip() for line in log]
+        conflict = [*takewhile(bool, dropwhile(lambda line: line != CONFLICT, logged))]
+        if conflict:  # the versions of one package may be many; what they contradict comes last
+            return False, [*conflict[: LAST_LINES // 2], *conflict[LAST_LINES // 2 :][-3:]]
+        unfetched = [line for line in logged if UNFETCHED in line]
         lines = [line.strip() for line in (*unfetched, *done.stderr.splitlines())]
         return done.returncode == 0, [line.removesuffix(" - skipping") for line in lines if line]
 
@@ -228,23 +247,30 @@ def reason(lines):
     return lines[-1] if lines else "pip failed without output"
 
 
+def telling(lines):
+    """Those of pip's messages that say why it failed."""
+    # of warnings, only these say why there is "no matching distribution"
+    found = (
+        line
+        for line in lines
+        if "WARNING" not in line or "Retrying (Retry(total=0" in line or "Skipping page" in line
+    )
+    return list(dict.fromkeys(found))[-LAST_LINES:]
+
+
 def complaint(lines, target, refused, names):
     """The error message: pip's informative lines and what to do."""
     missing = {canonicalize_name(name) for name in UNKNOWN.findall("\n".join(lines))}
     # one of several indexes may lack a package that another has
     others = tuple(f"/{name}/: " for name in names - missing) if missing else ()
 
-    def tells(line):
-        if UNFETCHED in line:
-            return not any(page in line for page in others)
-        # of warnings, only these say why there is "no matching distribution"
-        return "WARNING" not in line or "Retrying (Retry(total=0" in line or "Skipping page" in line
+    def concerns(line):
+        return UNFETCHED not in line or not any(page in line for page in others)
 
-    telling = list(dict.fromkeys(filter(tells, lines)))[-LAST_LINES:]
     own = [f"{name}: {words}" for name, words in refused.items()]
     return (
         f"the control node cannot download the wheels for Python {target.python} and glibc "
-        f"{target.glibc}: " + "\n".join([*telling, *own]).strip() + "\n"
+        f"{target.glibc}: " + "\n".join([*telling(filter(concerns, lines)), *own]).strip() + "\n"
         "check that pip on the control node reaches a package index (pip config list), or set "
         "torch_stack_index_url, torch_stack_find_links or torch_stack_indexes, or bring a bundle: "
         "ftcluster bundle on a machine that reaches one, then ftcluster setup --bundle FILE"

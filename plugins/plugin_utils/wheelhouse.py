@@ -215,7 +215,7 @@ def verify(house, wanted, python):
     if problems:
         shutil.rmtree(house.folder, ignore_errors=True)
         raise WheelhouseError(
-            "\n".join(problems) + f"\n{house.folder} was removed, nothing was sent; run setup again"
+            "\n".join(problems) + f"\n{house.folder} was removed, nothing was sent; run this again"
         )
 
 

@@ -123,6 +123,33 @@ def test_a_module_of_the_hosts(machine: Machine) -> None:
     assert "there is no module no_such_module" in missing.stderr
 
 
+def test_packages_that_the_stack_does_not_have(machine: Machine, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "own.py").write_text(
+        "import iniconfig, sys, torch\nprint(iniconfig.__file__, torch.__file__, sys.argv[1:])\n"
+    )
+    (folder / "own.txt").write_text("iniconfig==2.0.0\ntorch>=2\n")
+    words = ("--requirements", str(folder / "own.txt"), *TWO, str(folder / "own.py"))
+    done = machine.home.run("run", *words, "one")
+    assert done.returncode == 0, done.stderr
+    [layer] = (machine.home.prefix / "layers").iterdir()
+    own, torch, _ = done.stdout.split()
+    assert Path(own).is_relative_to(layer)
+    assert Path(torch).is_relative_to((machine.home.prefix / "current").resolve())
+    made = layer.stat()
+    # without an index, and with the same packages
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": "/dev/null"}
+    again = machine.home.run("run", *words, "two", **offline)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == done.stdout.replace("one", "two")
+    assert (layer.stat().st_ino, layer.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+    (folder / "own.txt").write_text("torch==1.0\n")
+    refused = machine.home.run("run", *words)
+    assert refused.returncode == 2
+    assert "own.txt:1: torch==1.0: the stack has torch " in refused.stderr
+
+
 def test_a_script_that_is_on_the_hosts(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "where.py").write_text("import os\nprint(os.getcwd())\n")
     done = machine.home.run("run", "--on-hosts", *TWO, str(tmp_path / "where.py"))

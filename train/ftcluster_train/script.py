@@ -25,6 +25,7 @@ from ftcluster_common.launch import CHECKPOINT_VARIABLE, RESTART_VARIABLE
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.io import rank_status
 from ftcluster_train.launcher.last_checkpoint import last_checkpoint, mark_start
+from ftcluster_train.launcher.layer import add_layer, own_layer
 from ftcluster_train.launcher.mpi_output import RankEnd, signal_name
 from ftcluster_train.launcher.processes import end_with_parent
 
@@ -42,6 +43,10 @@ def run(run_dir: Path) -> int:
     except OSError as error:
         problem = f"{job.start}, the script's folder, cannot be entered: {error.strerror}"
         print(error_line(TrainError(problem)), flush=True)
+        return 1
+    if not Path(own_layer()).is_dir():  # Path("") is the current folder
+        problem = f"{own_layer()}, the folder of the script's packages, is gone"
+        print(error_line(TrainError(problem, "start the run again")), flush=True)
         return 1
     if int(os.environ.get(RESTART_VARIABLE, "0")):
         os.environ[CHECKPOINT_VARIABLE] = last_checkpoint(run_dir, Path(job.start))
@@ -90,6 +95,7 @@ def why_not(program: list[str]) -> str:
         if path.is_file():
             return "" if os.access(path, os.R_OK) else f"{path} cannot be read"
         return f"{path} does not exist"
+    add_layer()
     try:
         found = importlib.util.find_spec(program[1])
     except (ImportError, ValueError) as error:

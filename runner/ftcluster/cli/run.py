@@ -26,11 +26,15 @@ from ftcluster.cli.arguments import (
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import recall
 from ftcluster.errors import UsageError
+from ftcluster.launch.ask import find_script, read_stack
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
+from ftcluster.launch.layer import Layer, make_layer
+from ftcluster.launch.place import Place
 from ftcluster.launch.preview import COMMANDS_HINT, as_commands, host_document, reasons
 from ftcluster.launch.script_run import (
     ScriptRun,
+    layer_folder,
     render_script,
     run_script,
     script_folder,
@@ -49,6 +53,7 @@ from ftcluster.text.terminal import print_lines
 from ftcluster.user_script.command import USAGE, Script, doubtful_paths, read_words
 from ftcluster.user_script.compatibility import Incompatibility, incompatibilities
 from ftcluster.user_script.files import choose_files
+from ftcluster.user_script.requirements import read_requirements
 from ftcluster.user_script.source import read_source
 
 HANG_SECONDS = 600  # a script may wait for something for long
@@ -72,6 +77,19 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--force", action="store_true", help="run it even if it needs other versions"
+    )
+    parser.add_argument(
+        "--requirements",
+        type=Path,
+        metavar="FILE",
+        help="packages that the script needs beside the stack's, in pip's format; each host gets "
+        "them once",
+    )
+    parser.add_argument(
+        "--wheels",
+        type=Path,
+        metavar="DIR",
+        help="take the packages of --requirements from this folder, without a package index",
     )
     add_option(parser)
     add_restarts(parser, default=0)  # a script may not resume
@@ -113,20 +131,24 @@ def run(options: argparse.Namespace) -> int:
     copied = choose_files(script.folder, Path.home()) if script.folder else None
     decided = plan_with_spares(facts, spares, None, load_stacks(), options.ranks_per_host)
     run_id = new_run_id(script.name)
-    launch = render_script(decided, run_id, options.hf_token)
     token = find_token() if options.hf_token else ""
-    launch = replace(launch, hang_seconds=options.hang_seconds, **launch_options(options))
-    prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, token)
-    if options.dry_run:
-        show_plan(prepared, notes, options)
-        return 0
     view = make_view(verbose=True)  # a live view would garble the output of rank 0
-    for note in notes:
-        view.say(f"note: {note}")
     show = Show(sys.stderr if options.json else sys.stdout, sys.stderr)
     try:
         with ask_passwords(vars(options)) as passwords:
             reach = (*cluster.options, *passed_on(vars(options)), *passwords)
+            hosts = tuple(host.name for host in decided.prepared)
+            place = Place(cluster.inventories, hosts, decided.rank_user, decided.prefix, reach)
+            layer = layer_of(options, place, view)
+            launch = render_script(decided, run_id, options.hf_token, layer)
+            launch = replace(launch, hang_seconds=options.hang_seconds, **launch_options(options))
+            prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, layer, token)
+            if options.dry_run:
+                notes += look_for_script(prepared, place)
+                show_plan(prepared, notes, options)
+                return 0
+            for note in notes:
+                view.say(f"note: {note}")
             progress = run_script(prepared, view, reach, show, lambda: show.closed, options.detach)
     finally:
         if show.in_line and sys.stderr.isatty():
@@ -158,6 +180,36 @@ def check_script(script: Script, facts: ClusterFacts, force: bool) -> list[str]:
             "to run it anyway: --force",
         )
     return [str(problem) for problem in problems]
+
+
+def layer_of(options: argparse.Namespace, place: Place, view: View) -> Layer | None:
+    """The packages of --requirements that the hosts' stack does not have, or None.
+
+    Raises:
+        UsageError: the options or the file are wrong.
+        FtclusterError: the hosts do not answer, or the packages cannot be downloaded.
+    """
+    if not options.requirements:
+        if options.wheels:
+            raise UsageError("--wheels is for the packages of --requirements FILE")
+        return None
+    if options.wheels and not options.wheels.is_dir():
+        raise UsageError(f"--wheels: {options.wheels} is not a folder")
+    requirements = read_requirements(options.requirements)
+    view.say(f"choosing the packages of {options.requirements} ...")
+    return make_layer(requirements, options.wheels, read_stack(place))
+
+
+def look_for_script(run: ScriptRun, place: Place) -> list[str]:
+    """Check that the hosts have a script that is not copied; returns what cannot be known.
+
+    Raises:
+        FtclusterError: a host does not have it.
+    """
+    if not run.look or (run.look[0] == "-m" and run.layer and run.layer.has_module(run.look[1])):
+        return []
+    silent = find_script(place, run.look)
+    return [f"whether {', '.join(silent)} has {run.look[-1]} is not known"] if silent else []
 
 
 def _here_only(facts: ClusterFacts) -> bool:
@@ -207,6 +259,7 @@ def show_plan(run: ScriptRun, notes: Sequence[str], options: argparse.Namespace)
                 "files": copied.files if copied else [],
                 "copied_to": script_folder(run.plan, copied),
             },
+            "layer": run.layer.document() if run.layer else None,
             "launch": run.launch.shown(),
         }
         print(json.dumps(document))
@@ -219,6 +272,9 @@ def show_plan(run: ScriptRun, notes: Sequence[str], options: argparse.Namespace)
             f"{copied.size_bytes / 1e6:.1f} MB{left_out}) to {script_folder(run.plan, copied)}, "
             f"and there to {start_folder(run.plan, run.id, script)}"
         )
+    if run.layer:
+        packages = ", ".join(f"{name} {version}" for name, version in run.layer.packages.items())
+        lines.append(f"packages in {layer_folder(run.plan, run.layer)} on the hosts: {packages}")
     lines += [*reasons(run.plan), "", COMMANDS_HINT]
     if options.commands:
         print(as_commands(lines, run.launch, run.plan, run.job))

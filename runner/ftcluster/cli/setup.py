@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--prune",
         action="store_true",
-        help="remove all stacks but the current and the previous one",
+        help="remove all stacks but the current and the previous one, and scripts' own packages",
     )
     parser.add_argument(
         "--rollback", action="store_true", help="only switch all hosts back to the previous stack"

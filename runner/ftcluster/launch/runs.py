@@ -24,7 +24,7 @@ def list_runs(place: Place) -> list[RunState]:
     Raises:
         FtclusterError: the head does not answer, or not as it should.
     """
-    found = _play("runs", place, place.variables(), SHORT_SECONDS)
+    found = play("runs", place, place.variables(), SHORT_SECONDS)
     try:
         return [run_state_of(row) for row in found[place.head]["runs_listed"]]
     except (KeyError, TypeError) as error:
@@ -81,7 +81,7 @@ def find_job(place: Place, run: str) -> FoundJob:
     Raises:
         FtclusterError: no host answers, there is no such run, or it is a script's.
     """
-    found = _play("jobs", place, place.variables(run), SHORT_SECONDS, unreachable=True)
+    found = play("jobs", place, place.variables(run), SHORT_SECONDS, unreachable=True)
     jobs = {host: facts["jobs_found"] for host, facts in found.items() if "jobs_found" in facts}
     hosts = tuple(host for host in place.hosts if host in jobs)
     if not hosts:
@@ -121,7 +121,7 @@ def copy_log(
         "logs_follow": follow,
         "logs_destination": str(destination),
     }
-    _play("logs", place, variables, LONG_SECONDS, on_tick)
+    play("logs", place, variables, LONG_SECONDS, on_tick)
 
 
 def fetch_model(place: Place, run: str, path: str, destination: Path) -> None:
@@ -136,7 +136,7 @@ def fetch_model(place: Place, run: str, path: str, destination: Path) -> None:
         "fetch_path": path,
         "fetch_destination": str(destination.absolute()),
     }
-    _play("fetch", place, variables, LONG_SECONDS)
+    play("fetch", place, variables, LONG_SECONDS)
 
 
 def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
@@ -146,12 +146,12 @@ def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
         FtclusterError: a host does not answer.
     """
     variables = {**place.variables(), "clean_runs": list(runs)}
-    found = _play("clean", place, variables, SHORT_SECONDS)
+    found = play("clean", place, variables, SHORT_SECONDS)
     removed: list[str] = found.get(place.head, {}).get("clean_removed", [])
     return removed
 
 
-def _play(
+def play(
     playbook: str,
     place: Place,
     variables: Mapping[str, Any],

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import Run, carry_out, failure, raise_if_stopped
 from ftcluster.launch.hub_token import rank_variables
+from ftcluster.launch.layer import LOCK, Layer
 from ftcluster.launch.mpirun import render, run_dir, stack_bin
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
@@ -14,7 +15,7 @@ from ftcluster.progress.view import View
 from ftcluster.user_script.command import Script
 from ftcluster.user_script.files import Copied
 from ftcluster_common.job import ScriptJob
-from ftcluster_common.launch import Launch
+from ftcluster_common.launch import LAYER_VARIABLE, Launch
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class ScriptRun(Run):
     Attributes:
         script: what every rank runs.
         copied: the files of this machine that the ranks get a copy of, or None.
+        layer: the packages of its own requirements, or None.
         hub_token: the ranks' token for the Hugging Face Hub, or "".
     """
 
     script: Script
     copied: Copied | None
+    layer: Layer | None = None
     hub_token: str = field(default="", repr=False)
 
     playbook: ClassVar[str] = "run"
@@ -43,16 +46,26 @@ class ScriptRun(Run):
         start = start_folder(self.plan, self.id, self.script)
         return ScriptJob(self.id, self.plan.prefix, self.script.program, start).to_dict()
 
-    def variables(self) -> dict[str, Any]:
+    @property
+    def look(self) -> tuple[str, ...]:
+        """A path, or -m and a module, that has to be on the hosts; empty where it is copied."""
         program = self.script.program
-        look = [] if self.copied else list(program[: 2 if program[0] == "-m" else 1])
+        return () if self.copied else program[: 2 if program[0] == "-m" else 1]
+
+    def variables(self) -> dict[str, Any]:
         document = {
             "source": str(self.copied.folder) if self.copied else "",
             "files": self.copied.files if self.copied else (),
             "folder": script_folder(self.plan, self.copied),
-            "look": look,
+            "look": self.look,
         }
-        return {"run_hub_token": self.hub_token, "run_script": document}
+        layer = {
+            "path": layer_folder(self.plan, self.layer),
+            "stack": self.layer.stack if self.layer else "",
+            "wheels": str(self.layer.folder) if self.layer else "",
+            "lock": str(self.layer.folder / LOCK) if self.layer else "",
+        }
+        return {"run_hub_token": self.hub_token, "run_script": document, "run_layer": layer}
 
     def record(self) -> dict[str, Any]:
         script = {
@@ -60,12 +73,17 @@ class ScriptRun(Run):
             "folder": str(self.script.folder or ""),
             "logs": self.logs,
         }
-        return {"script": script}
+        return {"script": script, "layer": self.layer.document() if self.layer else None}
 
 
 def script_folder(plan: LaunchPlan, copied: Copied | None) -> str:
     """Where the copy of a script's folder is on the hosts; each run gets its own copy of that."""
     return f"{plan.prefix}/scripts/{copied.name}" if copied else ""
+
+
+def layer_folder(plan: LaunchPlan, layer: Layer | None) -> str:
+    """Where the packages of a script's own requirements are on the hosts; "" without any."""
+    return f"{plan.prefix}/layers/{layer.name}" if layer else ""
 
 
 class ScriptFailed(FtclusterError):
@@ -76,18 +94,22 @@ class ScriptFailed(FtclusterError):
         self.exit_code = exit_code
 
 
-def render_script(plan: LaunchPlan, run: str, hub_token: bool = False) -> Launch:
+def render_script(
+    plan: LaunchPlan, run: str, hub_token: bool = False, layer: Layer | None = None
+) -> Launch:
     """The mpirun command of a script's run.
 
     Args:
         hub_token: whether the ranks have a token for the Hub.
+        layer: the packages of the script's own requirements, or None.
     """
     program = (
         f"{stack_bin(plan)}/python", "-m", "ftcluster_train.script", "run", run_dir(plan, run)
     )  # fmt: skip
     launch = render(plan, run, program)
     token = rank_variables(run_dir(plan, run)) if hub_token else {}
-    env = launch.env | _script_environment(plan) | token
+    packages = {LAYER_VARIABLE: layer_folder(plan, layer)} if layer else {}
+    env = launch.env | _script_environment(plan) | token | packages
     return replace(launch, env=env, script_ranks=plan.world_size)
 
 

@@ -11,9 +11,12 @@ import pytest
 from ftcluster.ansible.playbook import Outcome
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
-from ftcluster.launch import follow
+from ftcluster.errors import FtclusterError
+from ftcluster.launch import ask, follow
+from ftcluster.launch.place import Place
 from ftcluster_common.launch import label_pattern
 from tests.unit.clusters import VM, cluster, host
+from tests.unit.wheels import write_wheel
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +83,73 @@ def test_arguments_of_the_script_are_not_in_those_of_mpirun(
     assert document["launch"]["argv"][-3:] == ["ftcluster_train.script", "run", run_dir]
 
 
-def test_a_module_and_a_path_of_the_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The variables of each playbook that asks the hosts; their stack has nothing but torch."""
+    variables = []
+
+    def play(playbook: str, place: Place, given: dict[str, Any], *_: Any, **__: Any) -> Any:
+        assert playbook == "ask"
+        variables.append(given)
+        if "no_such" in given["run_script"]["look"]:
+            raise FtclusterError("localhost: there is no module no_such")
+        packages = [{"name": "torch", "version": "2.13.0", "extras": []}]
+        document = {"stack": "native-1", "python": "3.11", "glibc": "2.36", "machine": "x86_64"}
+        if given["ask_stack"]:
+            return {place.head: {"stack_described": {**document, "packages": packages}}}
+        return {}  # none answers
+
+    monkeypatch.setattr(ask, "play", play)
+    return variables
+
+
+def test_a_dry_run_asks_the_hosts_for_what_only_they_have(
+    capsys: pytest.CaptureFixture[str], asked: list[dict[str, Any]]
+) -> None:
+    assert main(["run", "--dry-run", "--", "-m", "no_such"]) == 1
+    assert "there is no module no_such" in capsys.readouterr().err
+    document = planned(capsys, "--", "-m", "perhaps.it")
+    assert document["notes"] == ["whether localhost has perhaps.it is not known"]
+    assert [one["run_script"]["look"] for one in asked] == [["-m", "no_such"], ["-m", "perhaps.it"]]
+
+
+def test_packages_of_its_own(
+    capsys: pytest.CaptureFixture[str], asked: list[dict[str, Any]], hosts: "Hosts",
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_wheel(tmp_path / "wheels", "tool", "1.0", "torch")
+    (tmp_path / "own.txt").write_text("tool\n")
+    words = ("--requirements", str(tmp_path / "own.txt"), "--wheels", str(tmp_path / "wheels"))
+    document = planned(capsys, *words, "--", "-m", "tool.inner")
+    layer = document["layer"]
+    assert layer["packages"] == {"tool": "1.0"}
+    folder = f"/opt/ftcluster/layers/{layer['name']}"
+    assert document["launch"]["env"]["FTCLUSTER_LAYER"] == folder
+    assert len(asked) == 1  # the module is in its own packages
+    assert main(["run", "--dry-run", "--commands", *words, "--", "train.py"]) == 0
+    assert f"# packages in {folder} on the hosts: tool 1.0\n" in capsys.readouterr().out
+    hosts.events = [{"event": "end", "state": "done", "exit_code": 0, "seconds": 1.0}]
+    assert main(["run", *words, "--", "train.py"]) == 0
+    assert hosts.variables["run_layer"]["path"] == folder
+    assert Path(hosts.variables["run_layer"]["lock"]).read_text().startswith("tool==1.0 --hash=")
+    [path] = (tmp_path / "state/ftcluster/runs").glob("*/run.json")
+    assert json.loads(path.read_text())["layer"] == layer
+
+
+@pytest.mark.parametrize("words", [["--wheels", "."], ["--requirements", "none.txt"],
+                                   ["--requirements", "train.py", "--wheels", "none"]])  # fmt: skip
+def test_requirements_that_cannot_be(
+    words: list[str], capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
+) -> None:
+    assert main(["run", "--dry-run", *words, "--", "train.py"]) == 2
+    said(capsys.readouterr().err)
+
+
+def test_a_module_and_a_path_of_the_hosts(
+    capsys: pytest.CaptureFixture[str],
+    asked: list[dict[str, Any]],  # noqa: ARG001
+) -> None:
     document = planned(capsys, "--", "-m", "trl.scripts.sft", "--lr", "1")
     assert program(document)[1:] == ["-m", "trl.scripts.sft", "--lr", "1"]
     assert document["script"]["folder"] is None

@@ -143,6 +143,25 @@ def test_threads_of_gloo_are_given_time_at_the_end(tmp_path: Path) -> None:
     assert time.monotonic() - began > 0.4
 
 
+def test_its_own_packages_come_behind_those_of_the_stack(tmp_path: Path) -> None:
+    packages = tmp_path / "layer/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "own.py").write_text("name = 'own'\n")
+    (packages / "json.py").write_text("name = 'not this one'\n")
+    (tmp_path / "script.py").write_text("import json, own, sys; print(own.name, sys.path[-1])")
+    write_job(tmp_path)
+    done = start(tmp_path, FTCLUSTER_LAYER=str(tmp_path / "layer"))
+    assert done.stdout == f"own {packages}\n"
+    there = {**environment(), "FTCLUSTER_LAYER": str(tmp_path / "layer")}
+    look = subprocess.run(
+        argv("look", "-m", "own"), env=there, capture_output=True, text=True, check=False
+    )
+    assert (look.returncode, look.stdout) == (0, "\n")
+    gone = start(tmp_path, FTCLUSTER_LAYER=str(tmp_path / "none"))
+    assert gone.returncode == 1
+    assert "none, the folder of the script's packages, is gone" in gone.stdout
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     write_job(tmp_path, start=tmp_path / "none")
     done = start(tmp_path)

@@ -1,7 +1,9 @@
 import hashlib
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
@@ -166,3 +168,38 @@ def test_uv_comes_out_of_its_wheel_as_a_program(tmp_path: Path) -> None:
 def test_no_uv_among_the_wheels(tmp_path: Path) -> None:
     (tmp_path / "uvloop-1.0-py3-none-any.whl").touch()
     assert unpack_uv(tmp_path) is None
+
+
+UV = """#!/bin/sh
+while [ "$1" != --prefix ]; do shift; done
+packages=$2/lib/python3.11/site-packages
+mkdir -p "$packages/tool-1.0.dist-info"
+printf '"tool-1.0.dist-info/RECORD",,\\n' > "$packages/tool-1.0.dist-info/RECORD"
+"""
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_packages_for_another_environment_appear_whole_or_not_at_all(
+    tmp_path: Path, run_module: Callable[..., dict[str, Any]], works: bool
+) -> None:
+    uv, staging = tmp_path / "stack/bin/uv", tmp_path / "layers/one.staging-0f"
+    uv.parent.mkdir(parents=True)
+    staging.mkdir(parents=True)
+    uv.write_text(UV if works else f"{UV}echo no space >&2; exit 1\n")
+    uv.chmod(0o755)
+    path = tmp_path / "layers/one"
+    path.mkdir()
+    (path / "torn").touch()  # when the power was lost
+    found = run_module(
+        environment.main, path=str(path), base=str(tmp_path / "stack"), staging=str(staging),
+        digest="d1", sha256=wheels(staging, **{"tool-1.0-py3-none-any.whl": "one"}),
+    )  # fmt: skip
+    if works:
+        assert found["changed"]
+        assert digest_found(path, "", False) == "d1"
+        assert sorted(one.name for one in path.iterdir()) == [".complete", "lib"]
+    else:
+        assert "no space" in found["msg"]
+        assert digest_found(path, "", False) == ""
+    assert not staging.exists()
+    assert list((tmp_path / "stack").iterdir()) == [uv.parent]

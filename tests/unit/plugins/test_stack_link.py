@@ -1,3 +1,5 @@
+import fcntl
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -176,6 +178,23 @@ def test_a_prefix_written_in_another_way_is_the_same(
 def test_links_that_are_relative_are_followed(four: Path, run: Any) -> None:
     point(four / "current", Path("stacks/three"))
     assert run(state="pruned")["removed"] == ["four", "two"]
+
+
+def test_packages_of_scripts_are_removed_where_no_run_uses_their_stack(
+    four: Path, run: Any
+) -> None:
+    for name in ("one-a", "two-a", "two-b", "two-b.staging-0f", "gone-a"):
+        (four / "layers" / name / "lib").mkdir(parents=True)
+    descriptor = os.open(four / "stacks/two", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)  # as a run does
+    found = run(state="pruned")
+    assert found["removed"] == ["four", "three", "layers/gone-a", "layers/one-a"]
+    [why] = found["kept"]
+    assert "the stack two here" in why
+    os.close(descriptor)
+    assert run(state="pruned", check=True)["changed"]
+    assert len(run(state="pruned")["removed"]) == 3
+    assert list((four / "layers").iterdir()) == []
 
 
 def test_a_stack_whose_removal_was_broken_off_is_not_finished(

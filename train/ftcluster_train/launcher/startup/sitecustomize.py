@@ -1,5 +1,7 @@
 """Imported by Python at the start of a user's script, whose folder is first on PYTHONPATH then.
 
+The packages of its own requirements come behind those of the stack, see `layer`.
+
 A script that hangs is asked for its Python stacks, see `python_stacks`.
 
 gloo's threads get time to finish at the end of the script. A thread of torch's gloo backend
@@ -17,6 +19,7 @@ import time
 from pathlib import Path
 
 from ftcluster_train.io import python_stacks
+from ftcluster_train.launcher.layer import add_layer
 
 SETTLE_SECONDS = 0.3
 THREADS = ("pt_gloo_runloop",)  # their name in torch
@@ -41,6 +44,7 @@ def _import_next() -> None:
         sys.modules.setdefault("sitecustomize", own)
 
 
+add_layer()
 python_stacks.write_on_signal()
 atexit.register(_settle)  # handlers run in reverse order, so this is the last
 _import_next()

@@ -1,0 +1,105 @@
+"""What `ftcluster run` asks the hosts before a launch."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Target
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from ftcluster.errors import FtclusterError
+from ftcluster.launch.place import UNREACHABLE, Place
+from ftcluster.launch.runs import SHORT_SECONDS, play
+
+
+@dataclass(frozen=True)
+class HostStack:
+    """The stack of a cluster's hosts.
+
+    Attributes:
+        name: of its folder.
+        target: what packages must be compatible with to run on all hosts.
+        packages: versions by normalized name.
+        extras: by name, the requirements of the package's extras.
+    """
+
+    name: str
+    target: Target
+    packages: dict[str, str]
+    extras: dict[str, tuple[str, ...]]
+
+
+def find_script(place: Place, look: Sequence[str]) -> list[str]:
+    """Check that hosts have a script, a path or -m and a module; returns those that do not answer.
+
+    Raises:
+        FtclusterError: a host does not have it.
+    """
+    found = _ask(place, look, False)
+    return [host for host in place.hosts if host not in found]
+
+
+def read_stack(place: Place) -> HostStack:
+    """What the hosts' stack has.
+
+    Raises:
+        FtclusterError: a host does not answer, or not as it should, or they differ.
+    """
+    found = _ask(place, (), True)
+    silent = [host for host in place.hosts if "stack_described" not in found.get(host, {})]
+    if silent:
+        raise FtclusterError(f"{', '.join(silent)} does not answer", UNREACHABLE)
+    try:
+        return common_stack({host: found[host]["stack_described"] for host in place.hosts})
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise FtclusterError(
+            f"a host does not describe its stack as it should: {error!r}", "run ftcluster setup"
+        ) from error
+
+
+def common_stack(described: dict[str, dict[str, Any]]) -> HostStack:
+    """The stack that hosts have described, the head first.
+
+    Raises:
+        FtclusterError: they differ.
+        LookupError, TypeError, AttributeError, ValueError: an answer has another form.
+    """
+    for key in ("stack", "python", "machine"):
+        values = {host: one[key] for host, one in described.items()}
+        if len(set(values.values())) > 1:
+            raise FtclusterError(
+                f"packages cannot be chosen for hosts that differ in {key}: "
+                + ", ".join(f"{host} has {value}" for host, value in values.items()),
+                "set them up together, or choose hosts that are alike with --nodes",
+            )
+    head, *_ = described.values()
+    if not re.fullmatch(r"[\w.-]+", head["stack"], re.ASCII):
+        raise ValueError(head["stack"])
+    glibc = min((one["glibc"] for one in described.values()), key=Version)
+    packages = {str(canonicalize_name(one["name"], validate=True)): one for one in head["packages"]}
+    return HostStack(
+        head["stack"],
+        Target(head["python"], glibc, head["machine"]),
+        {name: str(Version(one["version"])) for name, one in packages.items()},
+        {
+            name: lines
+            for name, one in packages.items()
+            if (lines := tuple(filter(_is_requirement, one["extras"])))
+        },
+    )
+
+
+def _is_requirement(line: str) -> bool:
+    try:
+        Requirement(line)
+    except InvalidRequirement:
+        return False
+    return "\n" not in line
+
+
+def _ask(place: Place, look: Sequence[str], stack: bool) -> dict[str, dict[str, Any]]:
+    variables = {**place.variables(), "run_script": {"look": list(look)}, "ask_stack": stack}
+    return play("ask", place, variables, SHORT_SECONDS, unreachable=True)

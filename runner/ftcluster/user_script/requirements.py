@@ -1,0 +1,183 @@
+"""A script's own requirements file: pip's Requirements File Format, of packages that are wheels."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import linux_environment
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from ftcluster.errors import UsageError
+
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+_HASH = re.compile(r"\s+--hash[=\s]\s*(\w+):(\w+)")
+_OPTION = re.compile(r"(-\w|--[\w-]+)(?:=|\s*)(.*)")
+_FILE, _CONSTRAINTS = ("-r", "--requirement"), ("-c", "--constraint")
+_FOLDER = ("-f", "--find-links")
+_PASSED_ON = {*_FOLDER, "-i", "--index-url", "--extra-index-url", "--no-index", "--pre",
+              "--prefer-binary", "--trusted-host"}  # fmt: skip
+_ALWAYS = {"--only-binary", "--require-hashes"}  # what is so anyway
+
+
+@dataclass(frozen=True)
+class Line:
+    """A package of a file.
+
+    Attributes:
+        where: file:line.
+        hashes: the SHA-256 of the accepted files; none: any.
+        constraint: whether it only limits the versions of what other packages need.
+    """
+
+    requirement: Requirement
+    where: str
+    hashes: frozenset[str]
+    constraint: bool
+
+    @property
+    def name(self) -> str:
+        """The package's normalized name."""
+        return str(canonicalize_name(self.requirement.name))
+
+    def is_for(self, python: str) -> bool:
+        """Whether hosts with this Python get it."""
+        marker = self.requirement.marker
+        return marker is None or marker.evaluate(linux_environment(python))
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """A file and those that it names.
+
+    Attributes:
+        options: lines about indexes, for pip.
+    """
+
+    path: Path
+    lines: tuple[Line, ...]
+    options: tuple[str, ...]
+
+    def hashes(self, python: str) -> dict[str, frozenset[str]]:
+        """The SHA-256 that each package with hashes may have, by name."""
+        found: dict[str, frozenset[str]] = {}
+        for line in self.lines:
+            if line.hashes and line.is_for(python):
+                found[line.name] = found.get(line.name, frozenset()) | line.hashes
+        return found
+
+    def conflicts(self, stack: Mapping[str, str], python: str) -> list[str]:
+        """The lines that would replace a package of the stack, given its versions by name."""
+        return [
+            f"{line.where}: {line.requirement}: the stack has {line.name} {stack[line.name]}, "
+            "which stays"
+            for line in self.lines
+            if line.name in stack
+            and line.is_for(python)
+            and (
+                line.requirement.url
+                or not line.requirement.specifier.contains(stack[line.name], prereleases=True)
+            )
+        ]
+
+    def for_pip(self, stack: Mapping[str, str], constraints: bool) -> list[str]:
+        """The packages, or the constraints, that pip has to choose beside a stack.
+
+        Of the stack's own packages only extras are left.
+        """
+        found = []
+        for line in self.lines:
+            asked = line.requirement
+            if line.constraint != constraints:
+                continue
+            if line.name not in stack:
+                found.append(str(asked))
+            elif asked.extras:
+                marker = f" ; {asked.marker}" if asked.marker else ""
+                found.append(f"{asked.name}[{','.join(sorted(asked.extras))}]{marker}")
+        return found
+
+
+def read_requirements(path: Path) -> Requirements:
+    """Read a file and those that it names.
+
+    Raises:
+        UsageError: there is no such file, or it has what is not supported; names each line.
+    """
+    lines: list[Line] = []
+    options: list[str] = []
+    problems: list[str] = []
+    _read(path, False, (), lines, options, problems)
+    if problems:
+        raise UsageError("\n  ".join(problems))
+    return Requirements(path, tuple(lines), tuple(options))
+
+
+def _read(
+    path: Path, constraint: bool, above: tuple[Path, ...], lines: list[Line], options: list[str],
+    problems: list[str],
+) -> None:  # fmt: skip
+    """Add what a file has to the lists."""
+    if path in above:
+        problems.append(f"{path} names itself")
+        return
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(f"{path} cannot be read: {getattr(error, 'strerror', 0) or 'not UTF-8'}")
+        return
+    for number, words in _logical_lines(text):
+        where = f"{path}:{number}"
+        if words.startswith("-"):
+            matched = _OPTION.fullmatch(words)
+            name, value = matched.groups() if matched else (words, "")
+            if name in (*_FILE, *_CONSTRAINTS):
+                limits = constraint or name in _CONSTRAINTS
+                _read(path.parent / value, limits, (*above, path), lines, options, problems)
+            elif name in _PASSED_ON:
+                if name in _FOLDER and (path.parent / value).exists():
+                    value = shlex.quote(str((path.parent / value).absolute()))
+                options.append(f"{name} {value}".strip())
+            elif name not in _ALWAYS:
+                problems.append(f"{where}: {name} is not supported")
+            continue
+        try:
+            lines.append(_line(words, where, constraint))
+        except ValueError as error:
+            problems.append(f"{where}: {error}")
+
+
+def _line(words: str, where: str, constraint: bool) -> Line:
+    """One package; a ValueError says what is wrong with it."""
+    hashes = _HASH.findall(words)
+    asked, *more = re.split(r"\s+(?=--)", _HASH.sub("", words))
+    if more or any(kind != "sha256" for kind, _ in hashes):
+        raise ValueError(f"{more[0] if more else hashes[0][0]} is not supported")
+    try:
+        requirement = Requirement(asked)
+    except InvalidRequirement:
+        raise ValueError(f"'{asked}' is not of the form NAME>=1.0, or NAME @ URL") from None
+    url = urlsplit(requirement.url or "")
+    if requirement.url and (
+        url.scheme not in ("https", "http", "file") or not url.path.endswith(".whl")
+    ):
+        raise ValueError(f"{requirement.name} is not a wheel, and nothing is built")
+    digests = frozenset(digest.lower() for _, digest in hashes)
+    return Line(requirement, where, digests, constraint)
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, without comments; a backslash at its end continues one."""
+    parts: list[str] = []
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        comment = line.lstrip().startswith("#")
+        if line.endswith("\\") and not comment:
+            parts.append(line[:-1])
+            continue
+        words = _COMMENT.sub("", "".join([*parts, " " * comment + line])).strip()
+        if words:
+            yield number - len(parts), words
+        parts = []
