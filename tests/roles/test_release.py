@@ -97,10 +97,7 @@ def test_the_wheel_works_in_an_empty_folder(dist: Path, tmp_path: Path) -> None:
     ansible = (python, CONTROL / "ansible-playbook", "--syntax-check", "-i", "localhost,")
     for playbook in ("setup", "teardown"):
         shown = run(*ansible, f"ftcluster.cluster.{playbook}", cwd=empty)
-        assert f"playbook: ftcluster.cluster.{playbook}" in shown
-    where = "import ansible_collections.ftcluster.cluster as c, ftcluster; print(*c.__path__)"
-    assert run(python, "-c", where, cwd=empty).startswith(str(site))
-    assert not list(empty.glob("*.log"))
+        assert f"{site}/ansible_collections/ftcluster/cluster/playbooks/{playbook}.yml" in shown
 
 
 def test_the_collection_has_the_version_and_no_other_packages(dist: Path, tmp_path: Path) -> None:
