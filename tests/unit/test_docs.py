@@ -10,8 +10,10 @@ from tests.programs import ROOT
 PAGES = [
     *ROOT.glob("*.md"),
     *ROOT.glob("docs/*.md"),
+    *ROOT.glob("roles/*/README.md"),
     ROOT / "bench/README.md",
     ROOT / "tests/testbed/README.md",
+    ROOT / "tests/unit/planning/golden/README.md",
 ]
 TESTS = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
