@@ -7,7 +7,7 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,8 +170,31 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
     if isinstance(document, dict):
         lists = [value for value in document.values() if isinstance(value, list)]
         document = lists[0] if len(lists) == 1 else [document]
-    for number, row in enumerate(document, start=1):
-        yield f"{path}: row {number}", row
+    try:
+        for number, row in enumerate(_flat(document), start=1):
+            yield f"{path}: row {number}", row
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: not as SQuAD has its paragraphs: {error!r}") from error
+
+
+def _flat(rows: Iterable[Any]) -> Iterator[Any]:
+    """Rows; of articles, as SQuAD's own files have them, a row for each question."""
+    for row in rows:
+        if not isinstance(row, dict) or "paragraphs" not in row:
+            yield row
+            continue
+        for paragraph in row["paragraphs"]:
+            for asked in paragraph["qas"]:
+                answers = asked.get("answers") or []
+                yield {
+                    "id": asked.get("id", ""),
+                    "question": asked["question"],
+                    "context": paragraph["context"],
+                    "answers": {
+                        name: [answer[name] for answer in answers]
+                        for name in ("text", "answer_start")
+                    },
+                }
 
 
 def _json_value(line: str, path: Path, number: int) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow
 import pytest
 import torch
@@ -155,6 +156,23 @@ def test_a_trained_model_is_evaluated_and_predicts_on_two_ranks(
     assert all(1 / 3 <= one["probability"] <= 1 for one in answers)
     lines = (Path(answered["predictions"]) / "predictions.jsonl").read_text().splitlines()
     assert [[*json.loads(line)] for line in lines] == [["question", "context", "prediction"]] * 21
+
+
+def test_classes_of_named_data_are_those_of_the_model_with_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(tmp_path, "someone/reviews", purpose="evaluate")
+    config = AutoConfig.from_pretrained(job.recipe.model)
+    config.id2label = dict(enumerate(NAMES))
+    config.label2id = {name: number for number, name in enumerate(NAMES)}
+    config.save_pretrained(job.recipe.model)
+    kinds = datasets.Features(
+        text=datasets.Value("string"), label=datasets.ClassLabel(names=["good", "bad", "fair"])
+    )
+    rows = datasets.Dataset.from_dict({"text": ["w5", "w6", "w7"], "label": [0, 1, 2]}, kinds)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: {"validation": rows})
+    samples = Samples(Path(prepare(job).samples) / "validation")
+    assert [NAMES[sample["label"][0]] for sample in samples] == ["good", "bad", "fair"]
 
 
 def test_a_model_that_is_not_trained_or_for_something_else(tmp_path: Path) -> None:

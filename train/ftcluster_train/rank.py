@@ -82,7 +82,8 @@ def run(job: Job) -> None:
         leave_world()
         return
     train_set = samples.pop(TRAIN)
-    write_products(events, job, model, sum(train_set.lengths("input_ids")) / len(train_set))
+    length = sum(train_set.lengths("input_ids")) / len(train_set)
+    write_products(events, job, model, length, world.size)
     trackers = None
     if events:
         check_space(job.run_dir, sum(p.nbytes for p in model.parameters()))
@@ -150,15 +151,16 @@ def write_placement(events: EventWriter | None) -> None:
 
 
 def write_products(
-    events: EventWriter | None, job: Job, model: PreTrainedModel, length: float
+    events: EventWriter | None, job: Job, model: PreTrainedModel, length: float, ranks: int
 ) -> None:
     """Log on rank 0 how fast each rank's matrix products are; all ranks measure at once.
 
     Args:
         length: tokens of a sample, a mean.
+        ranks: of the run.
     """
     shapes, recipe = product_shapes(model), job.recipe
-    parts = int(os.environ["PMI_SIZE"]) * recipe.training.gradient_accumulation_steps
+    parts = ranks * recipe.training.gradient_accumulation_steps
     dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
     own = product_gflops(shapes, round(length * recipe.batch_size / parts), dtype)
     gflops = gather_over_ranks(own)

@@ -207,6 +207,12 @@ def _parse_error(path: Path, stderr: str) -> InventoryError:
     def after(marker: str) -> str:
         return next((line.partition(marker)[2] for line in lines if marker in line), "")
 
+    script = after("Failed to parse inventory with 'script' plugin: ")
+    if script:
+        said = _next(lines, "Standard error from inventory script:")
+        reason = "it printed no JSON" if "JSON" in script else script.rstrip(".")
+        hint = f"it says: {said}" if said else f"look at its output: {path} --list"
+        return InventoryError(f"{path}, a script: {reason}", hint)
     reason = after("YAML parsing failed: ")
     if path.suffix in (".yml", ".yaml", ".json") and reason:
         number = after(f"Origin: {path.absolute()}:").partition(":")[0]
@@ -216,7 +222,14 @@ def _parse_error(path: Path, stderr: str) -> InventoryError:
     if not line:
         return InventoryError(f"{path}: {reason}")
     text = path.read_text(errors="replace").splitlines()[line - 1].strip()
+    if text.startswith("[") and "]" not in text:
+        reason = "the name of a group lacks its ]"
     return InventoryError(f"{path}:{line}: {reason}", f"the line is: {text}")
+
+
+def _next(lines: Sequence[str], line: str) -> str:
+    """The line after another one, or ""."""
+    return next((second for first, second in pairwise(lines) if first == line), "")
 
 
 def _ini_line(path: Path) -> int | None:

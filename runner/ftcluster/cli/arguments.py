@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from ftcluster.text.terminal import print_lines
 from ftcluster_common.timeouts import DEFAULT_SECONDS
 
 MIN_TIMEOUT = 4  # seconds: a sign of life comes every second
@@ -33,8 +34,9 @@ def add_output(
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
     """Add --nodes, --spares and --ranks-per-host."""
-    parser.add_argument("--nodes", type=at_least(1), metavar="N", help="use only the first N hosts")
-    parser.add_argument(
+    group = parser.add_argument_group("hosts and ranks")
+    group.add_argument("--nodes", type=at_least(1), metavar="N", help="use only the first N hosts")
+    group.add_argument(
         "--spares",
         type=at_least(0),
         default=0,
@@ -42,7 +44,12 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         help="prepare the N hosts after those of --nodes, too; a restart uses them in place of "
         "lost hosts",
     )
-    parser.add_argument("--ranks-per-host", type=at_least(1), metavar="N")
+    group.add_argument(
+        "--ranks-per-host",
+        type=at_least(1),
+        metavar="N",
+        help="start N ranks on each host (default: the plan decides, mostly one a NUMA node)",
+    )
 
 
 def add_detach(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +61,8 @@ def add_detach(parser: argparse.ArgumentParser) -> None:
 
 def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
     """Add --timeout, --min-nodes, and --max-restarts with its default."""
-    parser.add_argument(
+    group = parser.add_argument_group("faults and restarts")
+    group.add_argument(
         "--timeout",
         type=at_least(MIN_TIMEOUT),
         default=DEFAULT_SECONDS,
@@ -63,7 +71,7 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
         help="a rank or host without a sign of life for so long is lost; all other time-outs "
         f"follow from it (default: {DEFAULT_SECONDS:g})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--max-restarts",
         type=at_least(0),
         default=default,
@@ -71,7 +79,7 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
         help="start the ranks again at most N times after one was killed, stopped or hung, or a "
         f"host was lost and is back (default: {default})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--min-nodes",
         type=at_least(1),
         default=0,
@@ -127,8 +135,11 @@ def add_allowances(parser: argparse.ArgumentParser) -> None:
 
 
 def print_result(options: argparse.Namespace, document: object, text: str) -> None:
-    """Print the result of a command, as JSON or as text."""
-    print(json.dumps(document) if options.json else text)
+    """Print the result of a command, as JSON or as text that fits a terminal."""
+    if options.json:
+        print(json.dumps(document))
+    else:
+        print_lines(text.split("\n"))
 
 
 def print_detached(options: argparse.Namespace, run: str) -> None:

@@ -9,6 +9,7 @@ from ftcluster.benchmark.all_reduce import measure, prepare, read_size
 from ftcluster.benchmark.all_reduce_report import document, fp32_times, lines
 from ftcluster.cli import bench_scaling
 from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_result
+from ftcluster.cli.help import example_lines
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cluster.facts import BENCH, AllReduce
 from ftcluster.cluster.saved import Cluster, recall, remember
@@ -43,7 +44,12 @@ def add_parser(commands: Any) -> None:
         "--backends", default="", metavar="NAMES", help="such as impi,gloo (default: all)"
     )
     all_reduce.add_argument("--nodes", type=at_least(1), metavar="N", help="only the first N hosts")
-    all_reduce.add_argument("--ranks-per-host", type=at_least(1), metavar="N")
+    all_reduce.add_argument(
+        "--ranks-per-host",
+        type=at_least(1),
+        metavar="N",
+        help="ranks on each host (default: as many as a training has)",
+    )
     all_reduce.add_argument(
         "--seconds",
         type=at_least(1),
@@ -55,7 +61,8 @@ def add_parser(commands: Any) -> None:
     add_cluster(all_reduce)
     add_output(all_reduce, verbose="print plain lines instead of the live view")
     add_options(all_reduce, ("--extra-vars", *CONNECTION))
-    all_reduce.set_defaults(run=run)
+    all_reduce.set_defaults(run=run, parser=all_reduce)
+    all_reduce.more = example_lines("bench allreduce")
     bench_scaling.add_parser(kinds)
 
 

@@ -11,6 +11,7 @@ from ftcluster.benchmark.modes import mode_of, overrides, read_modes
 from ftcluster.benchmark.scaling import Point, document, doubled, lines, measure, share
 from ftcluster.benchmark.scaling_picture import picture
 from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_result
+from ftcluster.cli.help import example_lines
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cli.train import prepare_run, split_words
 from ftcluster.cluster.saved import Cluster
@@ -20,6 +21,7 @@ from ftcluster.launch.runs import clean_runs
 from ftcluster.launch.training_run import TrainingRun, train
 from ftcluster.paths import write_atomically
 from ftcluster.progress.view import make_view
+from ftcluster.recipe.recipe import known_recipes
 from ftcluster.text.plural import counted
 
 STEPS = 30
@@ -65,6 +67,7 @@ def add_parser(kinds: Any) -> None:
     add_output(parser, verbose="print plain lines instead of the live view")
     add_options(parser, ("--extra-vars", *CONNECTION))
     parser.set_defaults(run=run, parser=parser, takes_recipe=True)
+    parser.more = example_lines("bench scaling", known_recipes())
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rich.text import Text
 
@@ -15,6 +16,7 @@ from ftcluster.cli import (
     bundle,
     check,
     clean,
+    completion,
     demo,
     evaluate,
     fetch,
@@ -22,6 +24,7 @@ from ftcluster.cli import (
     plan,
     predict,
     ps,
+    recipes,
     report,
     run,
     setup,
@@ -29,31 +32,74 @@ from ftcluster.cli import (
     stop,
     teardown,
     train,
+    version,
 )
+from ftcluster.cli.help import BEGIN, example_lines, grouped
 from ftcluster.cli.usage import Parser, check_command, is_flag, with_overrides, with_own_flags
 from ftcluster.errors import FtclusterError, Interrupted, UsageError
 from ftcluster.paths import is_unicode
+from ftcluster.recipe.recipe import known_recipes
 from ftcluster.text.terminal import print_lines
 from ftcluster_common import __version__
 
 COMMANDS = (
-    setup, check, plan, train, evaluate, predict, run, ps, logs, attach, stop, fetch, report, clean,
-    bench, demo, stacks, bundle, teardown,
+    setup, check, stacks, bundle, teardown, recipes, plan, train, evaluate, predict, run, ps, logs,
+    attach, stop, fetch, report, clean, demo, bench, version, completion,
 )  # fmt: skip
 
 
-def build_parser() -> Parser:
+class Commands:
+    """The commands, and what each does in a line; argparse lists them without groups.
+
+    Args:
+        action: what argparse adds them to.
+    """
+
+    def __init__(self, action: Any) -> None:
+        self._action = action
+        self.parsers: dict[str, Parser] = {}
+        self.summaries: dict[str, str] = {}
+
+    def add_parser(self, name: str, **settings: Any) -> Parser:
+        """Add a command, as `add_parser` of argparse does."""
+        self.summaries[name] = settings["help"]
+        self.parsers[name] = self._action.add_parser(name, **settings)
+        return self.parsers[name]
+
+
+class MainParser(Parser):
+    """The parser with all commands, whose help has them in groups."""
+
+    commands: Commands
+
+    def format_help(self) -> str:
+        """What the program does, and its commands."""
+        lines = [self.usage_line(), "", *(self.description or "").split("\n")]
+        lines += [
+            *grouped(self.commands.summaries),
+            "",
+            "help of one: ftcluster COMMAND --help",
+            "",
+        ]
+        return "\n".join(lines)
+
+
+def build_parser() -> MainParser:
     """The parser with all commands; each command's module adds its own."""
-    parser = Parser(
+    parser = MainParser(
         prog="ftcluster",
         description="From an Ansible inventory of bare Xeon hosts to a fine-tuned model.",
+        usage="ftcluster COMMAND [options]",
     )
     parser.add_argument("--version", action="version", version=f"ftcluster {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    action = parser.add_subparsers(metavar="COMMAND", parser_class=Parser, prog="ftcluster")
+    parser.commands = Commands(action)
     for command in COMMANDS:
-        command.add_parser(commands)
-    for name, one in commands.choices.items():
-        one.set_defaults(parser=one, command=name)
+        command.add_parser(parser.commands)
+    names = list(known_recipes())
+    for name, one in parser.commands.parsers.items():
+        one.set_defaults(parser=one, main_parser=parser)
+        one.more = example_lines(name, names if one.get_default("takes_recipe") else ())
     return parser
 
 
@@ -66,8 +112,8 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     for word in arguments:
         if not is_unicode(word):
             raise UsageError(f"argument is not valid UTF-8: {word!a}")
-    check_command(arguments, (command.__name__.rpartition(".")[2] for command in COMMANDS))
     parser, arguments = build_parser(), with_own_flags(arguments)
+    check_command(arguments, parser.commands.parsers)
     options, rest = parser.parse_known_args(arguments)
     unknown = [word for word in rest if is_flag(word)]
     if unknown:
@@ -84,6 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     143 where the run was stopped elsewhere.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments:
+        print(BEGIN)
+        return 2
     as_json = "--json" in itertools.takewhile(lambda word: word != "--", arguments)
     try:
         options = read_arguments(arguments)

@@ -127,6 +127,9 @@ def run(options: argparse.Namespace) -> int:
         if options.dry_run:
             show_plan(prepared, options)
             return 0
+        view = make_view(options.verbose)
+        for line in headline(prepared.recipe, prepared.plan, prepared.purpose, prepared.folders):
+            view.say(line)
         progress = carry_on(prepared, options, cluster, reach)
     if progress.state == "running":
         print_detached(options, progress.run)

@@ -4,11 +4,14 @@ import argparse
 import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from rich.text import Text
 
 from ftcluster.errors import UsageError
 from ftcluster.recipe.names import is_argument, is_switch, nearest
 from ftcluster.recipe.recipe import all_keys
+from ftcluster.text.terminal import print_lines
 
 # flags of torchrun, accelerate launch and srun that mean the same as ours
 SAME_FLAGS = {
@@ -34,7 +37,23 @@ SWITCH_WORDS = ("true", "false", "yes", "no")
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports wrong usage as an exception, with the usage of the command that it is about."""
+    """Reports wrong usage as an exception, with the usage of the command that it is about.
+
+    Attributes:
+        more: lines at the end of its help.
+    """
+
+    more: Sequence[str] = ()
+
+    def format_help(self) -> str:
+        """The help with its further lines."""
+        return "\n".join([super().format_help().rstrip("\n"), *self.more, ""])
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help, with headings in bold on a terminal."""
+        lines = self.format_help().rstrip("\n").split("\n")
+        heading = re.compile(r"\S.*:$")
+        print_lines([Text(one, "bold" if heading.match(one) else "") for one in lines], file)
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError."""
@@ -128,7 +147,8 @@ def _unknown(flag: str, value: str, keys: dict[str, bool], parser: Parser) -> Us
     """The error for a flag, with what to write instead."""
     answer = ANSWERS.get(flag.replace("_", "-"))
     known = re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
-    close = difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=0.75)
+    others = [one for one in known if one != flag]  # it may be another command's in a description
+    close = difflib.get_close_matches(flag.replace("_", "-"), others, n=1, cutoff=0.75)
     field = nearest(flag.lstrip("-"), keys)
     if not answer and close:
         answer = f"did you mean {close[0]}?"

@@ -22,7 +22,13 @@ from ftcluster_common.data_files import (
     texts_of,
 )
 from ftcluster_common.job import EVALUATE, PREDICT, Purpose
-from ftcluster_common.recipe import CausalLm, QuestionAnswering, Recipe, TextClassification
+from ftcluster_common.recipe import (
+    CausalLm,
+    Options,
+    QuestionAnswering,
+    Recipe,
+    TextClassification,
+)
 
 MAX_PROBLEMS = 10  # of a file
 PARQUET_MARK = b"PAR1"  # its first bytes
@@ -58,33 +64,36 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     texts = texts_of(path) if isinstance(options, CausalLm) else {}
     try:
         files = texts or files_of(path)
-        problems = [*_missing(path, files, recipe, purpose)]
+        problems = [] if files else [_no_data(path, options)]
     except DataError as error:
         files, problems = {}, [str(error)]
-    for file in (file for split in files.values() for file in split):
-        problems += _check_text(file) if file.suffix == TEXT else _check_rows(file, make_check)
+    for split in _used(files, options, purpose) if files else ():
+        if split not in files:
+            problems.append(f"{path} has no file for {split}; it has {', '.join(files)}")
+        for file in files.get(split, ()):
+            problems += _check_text(file) if file.suffix == TEXT else _check_rows(file, make_check)
     raise_together(problems, f"data {path} are not valid for this task", form)
 
 
-def _missing(path: Path, files: dict[str, Files], recipe: Recipe, purpose: Purpose) -> list[str]:
-    """The sets that the task needs and the data do not have."""
-    if not files:
-        kinds = ", ".join((*TABLES, TEXT) if isinstance(recipe.options, CausalLm) else TABLES)
-        found = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
-        return [f"{path} has no data in {kinds}{found}"]
-    if purpose == PREDICT or (purpose == EVALUATE and len(files) == 1):
-        return []
-    wanted: tuple[str, ...] = () if purpose == EVALUATE else (TRAIN,)
+def _no_data(path: Path, options: Options) -> str:
+    kinds = ", ".join((*TABLES, TEXT) if isinstance(options, CausalLm) else TABLES)
+    found = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
+    return f"{path} has no data in {kinds}{found}"
+
+
+def _used(files: dict[str, Files], options: Options, purpose: Purpose) -> tuple[str, ...]:
+    """The sets that the task reads; all others may be as they are."""
+    if purpose != "train" and len(files) == 1:
+        return tuple(files)
+    if purpose == PREDICT:
+        return ("test",)
     validation: tuple[str, ...] = (VALIDATION,)
-    if isinstance(recipe.options, TextClassification):
-        validation = recipe.options.validation_splits
-    if purpose == EVALUATE or validation != (VALIDATION,):
-        wanted += validation
-    return [
-        f"{path} has no file for {split}; it has {', '.join(files)}"
-        for split in wanted
-        if split not in files
-    ]
+    if isinstance(options, TextClassification):
+        validation = options.validation_splits
+    if purpose == EVALUATE:
+        return validation
+    drawn = validation == (VALIDATION,) and VALIDATION not in files
+    return (TRAIN,) if drawn else (TRAIN, *validation)
 
 
 def _check_text(file: Path) -> list[str]:

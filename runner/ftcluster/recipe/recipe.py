@@ -136,9 +136,14 @@ def schema_of(task: Any) -> dict[str, Key]:
     return {key.name: key for key in keys}
 
 
+def all_fields() -> dict[str, Key]:
+    """Every key of a recipe for any task."""
+    return {name: key for task in TASKS for name, key in schema_of(task).items()}
+
+
 def all_keys() -> dict[str, bool]:
     """Every key of a recipe for any task, and whether its value is true or false."""
-    return {key.name: key.kind is bool for task in TASKS for key in schema_of(task).values()}
+    return {name: key.kind is bool for name, key in all_fields().items()}
 
 
 def _read(overrides: Sequence[str]) -> tuple[list[Given], list[str]]:

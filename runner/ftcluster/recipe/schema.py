@@ -4,7 +4,7 @@ import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 from ftcluster_common.recipe import Limits
@@ -21,7 +21,22 @@ class Key:
     name: str
     kind: Any
     limits: Limits
-    required: bool
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        """Whether a recipe must have it."""
+        return self.default is MISSING
+
+    @property
+    def default_text(self) -> str:
+        """The default as a recipe writes it."""
+        words = {True: "true", False: "false", None: "null", MISSING: "(needed)"}
+        if isinstance(self.default, bool) or self.default in (None, MISSING):
+            return words[self.default]
+        if isinstance(self.default, tuple | Mapping):
+            return ",".join(self.default) or "(none)"
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     def convert(self, value: Any) -> Any:
         """A value of YAML as the field's type.
@@ -72,11 +87,10 @@ def keys_of(kind: Any, section: str = "", leave_out: tuple[str, ...] = ()) -> It
     for spec in fields(kind):
         if spec.name not in leave_out:
             limits = spec.metadata.get("limits", Limits())
-            yield Key(f"{section}{spec.name}", hints[spec.name], limits, _required(spec))
-
-
-def _required(spec: "Field[Any]") -> bool:
-    return spec.default is MISSING and spec.default_factory is MISSING
+            default = spec.default
+            if spec.default_factory is not MISSING:
+                default = spec.default_factory()
+            yield Key(f"{section}{spec.name}", hints[spec.name], limits, default)
 
 
 def _meaning(kind: Any, limits: Limits) -> str:

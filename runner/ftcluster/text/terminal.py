@@ -1,18 +1,25 @@
 """Lines that fit a terminal, with colour where it has some; plain lines elsewhere."""
 
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
 
-INDENT = "  "  # of what continues a line
+INDENT = 2  # of what continues a line, beyond the line's own
 NARROWEST = 20
 
 
-def print_lines(lines: Iterable[Text | str], stream: TextIO | None = None) -> None:
-    """Print lines to stdout or another stream; on a terminal, between words that fit it."""
+def print_lines(
+    lines: Iterable[Text | str], stream: TextIO | None = None, indent: int = INDENT
+) -> None:
+    """Print lines to stdout or another stream; on a terminal, cut between words to fit it.
+
+    Args:
+        indent: columns before what continues a line, beyond the line's own.
+    """
     stream = stream or sys.stdout
     console = Console(file=stream, highlight=False, emoji=False)
     for line in lines:
@@ -20,9 +27,29 @@ def print_lines(lines: Iterable[Text | str], stream: TextIO | None = None) -> No
         if not console.is_terminal:
             print(text.plain, file=stream)
             continue
-        before = " " * (len(text.plain) - len(text.plain.lstrip()))
-        width = max(NARROWEST, console.width - len(before + INDENT))
-        first, *others = text.wrap(console, width) or [Text()]
-        console.print(first)
-        for other in others:
-            console.print(Text(before + INDENT) + other)
+        for part in cut(text, console.width, indent):
+            console.print(part, soft_wrap=True)
+
+
+def cut(text: Text, width: int, indent: int) -> list[Text]:
+    """A line in parts of at most `width` columns, but for longer words, such as paths.
+
+    >>> [part.plain for part in cut(Text("  one two three and a_word_that_is_longer"), 24, 2)]
+    ['  one two three and', '    a_word_that_is_longer']
+    """
+    plain = text.plain
+    own = len(plain) - len(plain.lstrip())
+    before = own + indent if width - own - indent >= NARROWEST else own
+    words = textwrap.wrap(
+        plain[own:], max(NARROWEST, width - own), subsequent_indent=" " * (before - own),
+        break_long_words=False, break_on_hyphens=False, replace_whitespace=False,
+        expand_tabs=False,
+    )  # fmt: skip
+    parts: list[Text] = []
+    begin = 0
+    for words_of_part in words:
+        begin = plain.index(words_of_part.strip(), begin)
+        end = begin + len(words_of_part.strip())
+        parts.append(Text(" " * (before if parts else own)) + text[begin:end])
+        begin = end
+    return parts or [Text()]

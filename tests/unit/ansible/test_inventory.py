@@ -160,3 +160,27 @@ def test_names_of_hosts(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yml"
     path.write_text(json.dumps({"all": {"hosts": {name: {} for name in names}}}))
     assert read(path).hosts == tuple(names)
+
+
+# --- inventories that cannot be read
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("echo oops >&2; exit 3", "non-zero exit code 3\n  it says: oops"),
+        ("echo hello", "it printed no JSON\n  look at its output: "),
+    ],
+)
+def test_a_script_that_fails(tmp_path: Path, script: str, problem: str) -> None:
+    path = tmp_path / "inventory.sh"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    assert problem in error_of(path)
+
+
+def test_a_group_without_its_bracket(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.ini"
+    path.write_text("a\n[web\nnode1\n")
+    found = error_of(path)
+    assert f"{path}:2: the name of a group lacks its ]\n  the line is: [web" in found

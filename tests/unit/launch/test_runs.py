@@ -64,6 +64,7 @@ def test_a_head_that_is_off_is_named_with_what_to_do(
         ({"head": {}}, "there is no run 'r' on head"),
         ({"head": {"r-1": JOB}, "node1": {"r-2": JOB}}, "several runs begin with 'r': r-1, r-2"),
         ({"head": {"r-1": {"script": {}}}}, "r-1 is no training"),
+        ({"head": {"r-1": {**JOB, "purpose": "evaluate"}}}, "r-1 has trained nothing"),
     ],
 )
 def test_what_cannot_be_resumed_is_named(

@@ -11,6 +11,7 @@ import pytest
 from ftcluster.errors import InputError
 from ftcluster.recipe.dataset_checks import MAX_PROBLEMS, check_data
 from ftcluster.recipe.recipe import load_recipe
+from ftcluster_common.data_files import Table, files_of
 from ftcluster_common.recipe import Recipe, TextClassification
 
 MRPC = load_recipe("mrpc")
@@ -142,9 +143,30 @@ def test_files_that_are_not_as_their_names_say(
     said(problems_of(tmp_path / name, FOUND))
 
 
+def test_squads_own_files(tmp_path: Path) -> None:
+    qas = [
+        {"id": "1", "question": "When?", "answers": [{"text": "1973", "answer_start": 20}]},
+        {"id": "2", "question": "Where?", "answers": [], "is_impossible": True},
+    ]
+    paragraph = {"context": QUESTION["context"], "qas": qas}
+    file = tmp_path / "train-v2.0.json"
+    file.write_text(json.dumps({"version": "v2.0", "data": [{"paragraphs": [paragraph]}]}))
+    check_data(tmp_path, SQUAD)
+    first, second = Table(files_of(tmp_path)["train"])
+    assert first["answers"] == {"text": ["1973"], "answer_start": [20]}
+    assert second["answers"] == {"text": [], "answer_start": []}
+    file.write_text(json.dumps({"data": [{"paragraphs": [{"qas": [{}]}]}]}))
+    assert "not as SQuAD has its paragraphs: KeyError('question')" in problems_of(tmp_path, SQUAD)
+
+
 def test_what_is_evaluated_and_predicted(tmp_path: Path) -> None:
     write(tmp_path, train=[PAIR], test=[{"sentence1": "a", "sentence2": "b"}])
     check_data(tmp_path / "test.jsonl", MRPC, "predict")
     check_data(tmp_path / "train.jsonl", MRPC, "evaluate")
     with pytest.raises(InputError, match="has no file for validation; it has"):
         check_data(tmp_path, MRPC, "evaluate")
+    check_data(tmp_path, MRPC, "predict")
+    check_data(tmp_path, MRPC)  # the test set needs no labels
+    (tmp_path / "test.jsonl").rename(tmp_path / "validation.jsonl")
+    with pytest.raises(InputError, match="has no file for test; it has train, validation"):
+        check_data(tmp_path, MRPC, "predict")

@@ -78,7 +78,11 @@ class TextClassificationTask(Task):
 
     def _labels(self, rows: Rows, column: str) -> ClassLabels:
         """How the labels are read; by the classes of the model that is evaluated, if there is."""
-        if self.options.regression or self.purpose == PREDICT or class_names(rows, column):
+        names = class_names(rows, column)
+        if names and self.trained and {*names} <= self.trained.label2id.keys():
+            numbers = {str(i): self.trained.label2id[name] for i, name in enumerate(names)}
+            return ClassLabels(numbers, self.recipe.model)
+        if self.options.regression or self.purpose == PREDICT or names:
             return ClassLabels({})
         found = find_labels(self._values(rows, column), column)
         if found.numbers and self.trained:

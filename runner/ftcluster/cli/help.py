@@ -1,0 +1,91 @@
+"""What help says besides argparse: groups of commands, examples, where to begin."""
+
+from collections.abc import Iterable, Mapping
+
+# commands by what they are for, in the order in which one needs them
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "make a cluster": ("setup", "check", "stacks", "bundle", "teardown"),
+    "train on it": ("recipes", "plan", "train", "evaluate", "predict", "run"),
+    "runs": ("ps", "logs", "attach", "stop", "fetch", "report", "clean"),
+    "more": ("demo", "bench", "version", "completion"),
+}
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "setup": (
+        "ftcluster setup inventory.ini",
+        "ftcluster setup inventory.ini -K -e ftcluster_hosts=xeons",
+        "ftcluster setup inventory.ini --check --diff",
+    ),
+    "check": ("ftcluster check", "ftcluster check inventory.ini --json"),
+    "stacks": ("ftcluster stacks", "ftcluster stacks --torch 2.7 --ipex"),
+    "bundle": ("ftcluster bundle", "ftcluster bundle --stack native -o native.tar"),
+    "teardown": ("ftcluster teardown inventory.ini",),
+    "recipes": ("ftcluster recipes", "ftcluster recipes classify", "ftcluster recipes --fields"),
+    "plan": (
+        "ftcluster plan mrpc",
+        "ftcluster plan gpt2 --facts cluster.json --nodes 4",
+        "ftcluster plan mrpc --commands",
+    ),
+    "train": (
+        "ftcluster train",
+        "ftcluster train classify --data reviews.csv",
+        "ftcluster train mrpc learning_rate=2e-5 num_train_epochs=2 --nodes 4",
+        "ftcluster train my.yml --detach",
+        "ftcluster train --resume RUN",
+    ),
+    "evaluate": ("ftcluster evaluate classify --model my-model --data reviews.csv",),
+    "predict": (
+        "ftcluster predict classify --model my-model --data new.csv --output predicted.csv",
+    ),
+    "run": (
+        "ftcluster run -- train.py --epochs 3",
+        "ftcluster run --nodes 2 --ranks-per-host 4 -- -m my_package.train",
+    ),
+    "ps": ("ftcluster ps", "ftcluster ps --json"),
+    "logs": ("ftcluster logs RUN", "ftcluster logs RUN --rank 3"),
+    "attach": ("ftcluster attach RUN",),
+    "stop": ("ftcluster stop RUN",),
+    "fetch": ("ftcluster fetch RUN my-model",),
+    "clean": ("ftcluster clean --dry-run",),
+    "bench": ("ftcluster bench allreduce", "ftcluster bench scaling mrpc"),
+    "bench allreduce": ("ftcluster bench allreduce --backends impi,gloo --sizes 1M,100M",),
+    "bench scaling": ("ftcluster bench scaling mrpc --steps 50",),
+    "report": ("ftcluster report RUN",),
+    "demo": ("ftcluster demo",),
+    "version": ("ftcluster version --json",),
+    "completion": ('eval "$(ftcluster completion bash)"    # in ~/.bashrc',),
+}
+BEGIN = """\
+On one machine, to try it:
+
+  ftcluster demo
+
+On a cluster:
+
+  ftcluster setup inventory.ini                  # one host a line: node1 ansible_host=10.0.0.11
+  ftcluster recipes                              # what can be trained
+  ftcluster train classify --data reviews.csv    # or a recipe of yours
+
+Every command: ftcluster --help"""
+
+
+def grouped(summaries: Mapping[str, str]) -> list[str]:
+    """Lines with the commands in their groups, and what each does."""
+    width = max(map(len, summaries))
+    lines: list[str] = []
+    known = {name for names in GROUPS.values() for name in names}
+    rest = tuple(name for name in summaries if name not in known)
+    for title, names in {**GROUPS, "others": rest}.items():
+        shown = [name for name in names if name in summaries]
+        if shown:
+            lines += ["", f"{title}:", *(f"  {n.ljust(width)}  {summaries[n]}" for n in shown)]
+    return lines
+
+
+def example_lines(name: str, recipes: Iterable[str] = ()) -> list[str]:
+    """Lines with examples of a command, and the recipes that it takes, if any."""
+    lines = []
+    if names := ", ".join(recipes):
+        lines += ["", "recipes:", f"  {names}"]
+    if name in EXAMPLES:
+        lines += ["", "examples:", *(f"  {example}" for example in EXAMPLES[name])]
+    return lines

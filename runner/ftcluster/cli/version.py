@@ -1,0 +1,36 @@
+"""`ftcluster version`: what this control node runs."""
+
+import argparse
+import platform
+from importlib.metadata import version
+from typing import Any
+
+from ftcluster.cli.arguments import add_output, print_result
+from ftcluster.errors import UsageError
+from ftcluster_common import __version__
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "version",
+        help="show the versions of ftcluster, Python and Ansible",
+        description="Shows the versions of ftcluster, Python and Ansible on this machine. Those on "
+        "the hosts are the stack's: ftcluster stacks.",
+        usage="ftcluster version [--json]",
+    )
+    add_output(parser, verbose="")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    if options.words:
+        raise UsageError(f"version takes no argument, not {' '.join(options.words)}")
+    found = {
+        "ftcluster": __version__,
+        "python": platform.python_version(),
+        "ansible-core": version("ansible-core"),
+    }
+    print_result(options, found, ", ".join(f"{name} {one}" for name, one in found.items()))
+    return 0

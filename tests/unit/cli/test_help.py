@@ -1,0 +1,133 @@
+"""Help, recipes, versions and completion."""
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ftcluster.cli.help import EXAMPLES, GROUPS
+from ftcluster.cli.main import COMMANDS, build_parser, main, read_arguments
+from ftcluster.recipe.recipe import known_recipes
+from ftcluster_common import __version__
+from ftcluster_common.recipe import Training
+
+NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
+
+
+def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def test_every_command_is_in_a_group_and_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(NAMES)
+    assert not {*NAMES} - EXAMPLES.keys()
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("  ")] == [
+        name for names in GROUPS.values() for name in names
+    ]
+    assert "\nmake a cluster:\n  setup  " in out
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_valid_and_in_the_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([*name.split(), "--help"])
+    out = capsys.readouterr().out
+    for example in EXAMPLES[name]:
+        assert f"\n  {example}\n" in out
+        words = shlex.split(example, comments=True)
+        if words[0] == "ftcluster":
+            assert callable(read_arguments(words[1:]).run)
+
+
+def test_a_command_with_a_recipe_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["plan", "--help"])
+    assert f"\nrecipes:\n  {', '.join(known_recipes())}\n" in capsys.readouterr().out
+
+
+def test_help_fits_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"COLUMNS": "50", "FORCE_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    out = capsys.readouterr().out
+    assert "\x1b[1mexamples:\x1b[0m" in out
+    plain = out.replace("\x1b[1m", "").replace("\x1b[0m", "")
+    assert max(map(len, plain.splitlines())) <= 50
+
+
+def test_the_bare_command_shows_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out = capsys.readouterr().out
+    assert "ftcluster demo" in out
+    assert "ftcluster setup inventory.ini" in out
+
+
+def test_recipes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = output(capsys, "recipes")
+    assert [line.split()[0] for line in out.splitlines()[1:-4]] == list(known_recipes())
+    found = json.loads(output(capsys, "recipes", "--json"))
+    assert [one["name"] for one in found] == list(known_recipes())
+    assert all(one["description"] and "Needs:" not in one["description"] for one in found)
+    text = known_recipes()["mrpc"].read_text()
+    assert output(capsys, "recipes", "mrpc") == text
+    assert json.loads(output(capsys, "recipes", "mrpc", "--json"))["text"] == text
+    (tmp_path / "my.yml").write_text("model: m\ndata: d\n")
+    own = json.loads(output(capsys, "recipes", str(tmp_path / "my.yml"), "--json"))
+    assert (own["name"], own["description"]) == ("my", "")
+    assert main(["recipes", "none"]) == 2
+
+
+def test_fields_of_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {
+        one["field"]: one for one in json.loads(output(capsys, "recipes", "--fields", "--json"))
+    }
+    rate = found["training.learning_rate"]
+    assert (rate["default"], rate["value"]) == (f"{Training().learning_rate:g}", "a number")
+    assert found["model"]["default"] == "(needed)"
+    assert {"text_columns", "doc_stride", "block_size"} <= found.keys()
+    out = output(capsys, "recipes", "squad", "--fields")
+    assert "\ndoc_stride " in out
+    assert "\nblock_size " not in out
+
+
+@pytest.mark.parametrize("words", ["recipes", "recipes --fields", "stacks", "stacks native"])
+def test_results_fit_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    for name, value in {"COLUMNS": "60", "FORCE_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    lines = re.sub(r"\x1b\[\d*m", "", output(capsys, *words.split())).splitlines()
+    assert [line for line in lines if len(line) > 60 and " " in line.strip()] == []
+
+
+def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(output(capsys, "version", "--json"))
+    assert found.keys() == {"ftcluster", "python", "ansible-core"}
+    assert found["ftcluster"] == __version__
+    assert output(capsys, "version").startswith(f"ftcluster {__version__}, python ")
+
+
+@pytest.mark.parametrize("line", ["ftcluster tr", "ftcluster train --da", "ftcluster bench sc"])
+def test_bash_completes_commands_and_options(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "completion").write_text(output(capsys, "completion", "bash"))
+    words = line.split()
+    done = subprocess.run(
+        ["bash", "-c", 'source ./completion; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); '
+         '_shtab_ftcluster; echo "${COMPREPLY[@]}"', "bash", *words],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split()[0].startswith(words[-1])
+    assert main(["completion"]) == 2
+    assert build_parser().commands.parsers.keys() == {*NAMES}
