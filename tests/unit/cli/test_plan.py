@@ -59,7 +59,7 @@ def test_what_is_trained_comes_first_and_commands_only_when_asked_for(
     (tmp_path / "book.txt").write_text("to be")
     for words in (
         "classify --data reviews.csv max_steps=5 bf16=true",
-        "gpt2 --data book.txt tokenizer=null num_train_epochs=1 max_steps=-1",
+        "gpt2 --data book.txt tokenizer=null num_train_epochs=1 max_steps=-1 batch_size=16",
         "quickstart --nodes 1",
     ):
         assert main(["plan", *words.split()]) == 0
