@@ -6,11 +6,11 @@
 from the repository's root as root, after `ftcluster setup localhost`. DIR has the folders mrpc and
 squad; --encoder is a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
 
-Four ranks of one thread, each of them a worker, fine-tune the encoder in a network namespace of
+Two ranks of one thread, each of them a worker, fine-tune the encoder in a network namespace of
 their own. The first seed does so by gloo, so what the loopback has carried is what the ranks have
 sent; the others by impi, which takes less of the shared cores. With --rates, each
-way also trains some steps over a loopback that carries four times as many megabits a second, as
-much as four hosts of that speed send at once. Every training adds a line to FILE and is not
+way also trains some steps over a loopback that carries twice as many megabits a second, as
+much as two hosts of that speed send at once. Every training adds a line to FILE and is not
 repeated when the command is started again.
 """
 
@@ -37,7 +37,7 @@ from bench.engine import (
 )
 from ftcluster_common.launch import BACKEND_VARIABLE, GLOO, IMPI
 
-RANKS = 4
+RANKS = 2
 LOCAL = "training.sync=local"
 WAYS: dict[str, tuple[str, ...]] = {
     "each step, fp32": ("training.gradient_dtype=fp32",),

@@ -188,7 +188,7 @@ class Training:
     sync_steps: int = limited(32, at_least=2)
     sync_dtype: Literal["bf16", "int8"] = "bf16"
     outer_learning_rate: float = limited(0.7, above=0)
-    outer_momentum: float = limited(0.9, at_least=0, below=1)
+    outer_momentum: float = limited(0.5, at_least=0, below=1)
 
 
 TaskName = Literal["text-classification", "question-answering", "causal-lm"]
