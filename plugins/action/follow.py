@@ -30,8 +30,9 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
         name = self._task.args.get("file", EVENTS)
-        if name != EVENTS:
-            return {**result, **self._follow_log(name)}
+        once = boolean(self._task.args.get("once", False))
+        if name != EVENTS or once:
+            return {**result, **self._follow_log(name, once)}
         run_dir = self._task.args["run_dir"]
         destination = Path(self._task.args["destination"])
         pause = float(self._task.args.get("poll_seconds", 0.5))
@@ -55,9 +56,8 @@ class ActionModule(ActionBase):
                 raise AnsibleActionFail(self._last_words(run_dir))
             time.sleep(pause)
 
-    def _follow_log(self, name):
+    def _follow_log(self, name, once):
         """Copy a log until the run has ended, or once."""
-        once = boolean(self._task.args.get("once", False))
         pause = float(self._task.args.get("poll_seconds", 0.5))
         offset = 0
         while True:

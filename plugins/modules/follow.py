@@ -23,7 +23,7 @@ options:
     type: path
     default: events.jsonl
   once:
-    description: Of another file, whether to copy only what it has now.
+    description: Whether to copy only what the file has now, and not what comes until the run's end.
     type: bool
     default: false
   destination:
