@@ -52,6 +52,14 @@ def test_run_state_from_events() -> None:
     assert progress.losses == [0.5]
 
 
+def test_a_restart_is_noted() -> None:
+    progress, console = RunProgress("r"), Console(file=io.StringIO())
+    restart = {"event": "restart", "restart": 1, "max_restarts": 3, "message": "rank 1 was killed"}
+    progress.add(restart)
+    make_view(False, console).run_event(progress, "restart")
+    assert console.file.getvalue() == "note: restart 1 of 3: rank 1 was killed\n"  # type: ignore[attr-defined]
+
+
 def test_a_stopped_run_says_how_it_continues() -> None:
     progress = RunProgress(run="r-1")
     assert stopped_line(progress) == "stopped: run r-1; no rank is left running"
