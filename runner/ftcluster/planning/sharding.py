@@ -1,10 +1,7 @@
 """Whether the optimizer is sharded over the ranks. Pure functions only.
 
-A step without shards sends 4 bytes a gradient twice, to be summed and back; of large embeddings
-only the rows of the batch. With shards it sends them once, in bf16 where the model computes them
-so, and bf16 weights back: about half without embeddings. Its own work
-took 3 ns a parameter longer (DistilBERT on two ranks of one thread), which is what half of the
-bytes take at 10 Gbit/s; so it pays on slower networks only.
+With shards a step in bf16 sends fewer bytes, see `bytes_share`, and its own work is no more than
+without (bench/README.md), so it is faster where a step waits for the network.
 """
 
 from collections.abc import Mapping
@@ -19,7 +16,8 @@ from ftcluster.planning.rank_counts import Count, choose_counts
 from ftcluster.text.host_names import short_names
 from ftcluster_common.recipe import Recipe
 
-SLOW_MBITS = 2500  # a quarter of the speed at which it makes no difference
+SLOW_MBITS = 2500  # up to this speed it was measured to be faster
+WORTH = 0.75  # of the bytes at most
 
 
 def choose_sharding(
@@ -79,7 +77,24 @@ def choose_sharding(
         return False, "memory suffices, and no network is known to be so slow that it is faster"
     if batch.precision == "fp32" or batch.parts > 1:
         return False, "memory suffices; in fp32 or with accumulation steps it sends no fewer bytes"
-    return True, f"it sends fewer bytes, over a network of {speed:.0f} Mbit/s"
+    share = bytes_share(batch)
+    if share > WORTH:
+        return False, f"memory suffices; with these embeddings it sends {share:.0%} of the bytes"
+    return True, f"it sends {share:.0%} of the bytes, over a network of {speed:.0f} Mbit/s"
+
+
+def bytes_share(batch: Batch) -> float:
+    """What a step in bf16 sends with shards, as a part of what it sends without.
+
+    Bytes a parameter, but for the rows of the batch: gradients and weights in bf16, embeddings'
+    gradients in fp32; without shards all gradients in fp32 twice, to be summed and back, and no
+    embeddings where they have gradients of rows only. A model that predicts tokens is taken as one
+    whose embeddings are its last layer too, and one that is not known as one without embeddings.
+    """
+    model = batch.model
+    embeddings = model.vocabulary * model.features / model.parameters if model else 0.0
+    whole = 8.0 if batch.predicts_tokens else 8 * max(1 - embeddings, 0.01)
+    return (4 + 2 * embeddings) / whole
 
 
 def _network_mbits(facts: ClusterFacts) -> float | None:

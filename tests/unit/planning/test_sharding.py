@@ -6,8 +6,10 @@ import pytest
 
 from ftcluster.cluster.facts import SETUP, AllReduce, ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
+from ftcluster.planning.batch import Batch
 from ftcluster.planning.memory import ModelSize, need
 from ftcluster.planning.plan import LaunchPlan, plan
+from ftcluster.planning.sharding import bytes_share
 from ftcluster.recipe.recipe import parse_recipe
 from tests.unit.clusters import STACKS, cluster, host
 
@@ -72,6 +74,28 @@ def test_it_is_chosen_for_its_speed_on_slow_networks_only(model: ModelSize | Non
         planned(hosts(2, mbits=1000), model, gradient_accumulation_steps=2),
     ):
         assert not launch.shard_optimizer
+
+
+@pytest.mark.parametrize(
+    ("model", "predicts_tokens", "share"),
+    [
+        (None, False, 0.5),
+        (ModelSize(124_439_808, 12, 768, 12, 50257), True, 0.58),  # GPT-2
+        (ModelSize(109_483_778, 12, 768, 12, 30522), False, 0.70),  # BERT
+        (ModelSize(66_955_010, 6, 768, 12, 30522), False, 0.90),  # DistilBERT
+    ],
+)
+def test_the_share_of_the_bytes(
+    model: ModelSize | None, predicts_tokens: bool, share: float
+) -> None:
+    batch = Batch(precision="bf16", model=model, predicts_tokens=predicts_tokens)
+    assert bytes_share(batch) == pytest.approx(share, abs=0.01)
+
+
+def test_large_embeddings_are_no_reason_for_it() -> None:
+    small = ModelSize(66_955_010, 6, 768, 12, 30522)
+    assert "90% of the bytes" in why(launch := planned(hosts(2, mbits=1000), small))
+    assert not launch.shard_optimizer
 
 
 @pytest.mark.parametrize(("milliseconds", "chosen"), [(5.0, False), (30.0, True)])
