@@ -37,7 +37,7 @@ def test_json_of_stacks_that_meet_requirements(capsys: pytest.CaptureFixture[str
     found = document(capsys, "--ipex", "none")
     assert found["wish"] == {"ipex": False}
     assert found["possible"] is True
-    assert [stack["name"] for stack in found["stacks"]] == ["native"]
+    assert [stack["name"] for stack in found["stacks"]] == ["native", "native-trackers"]
     assert (found["nearest"], found["reasons"]) == ([], [])
 
 
