@@ -75,8 +75,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 def test_what_a_real_run_reports(reported: Path) -> None:
     text = re.sub(r"<svg .*?</svg>|<[^>]+>", " ", reported.read_text(), flags=re.DOTALL)
-    assert re.search(r"A step takes \d+ ms: \d+ % compute", text)
-    assert re.search(r"It reaches \d+ % of the products", text)
+    assert re.search(r"A step takes \d+ ms: [\d.]+ % compute", text)
+    assert re.search(r"It reaches [\d.]+ % of the products", text)
     assert "All ranks are on localhost" in text
     assert "rank 1: CPUs" in text
 
@@ -99,7 +99,7 @@ def test_it_is_readable_on_each_screen(
     }
     for one in pictures:
         assert one["width"] > 280, one
-        assert one["height"] > 60, one
+        assert one["height"] > 40, one
         assert one["marks"] > 3, one
         assert one["text"] >= 10, one
         assert one["out"] <= 2, one
