@@ -36,8 +36,9 @@ FTCLUSTER = ROOT / ".venv/bin/ftcluster"
 PARAMETERS = 66_955_010  # DistilBERT-base with two classes
 ROWS = 900  # of the embedding in a batch of 32 pairs of MRPC
 PERCENT = 50  # of a core
+EVERY = 4  # steps between two exchanges of local steps; the default of 32 would take long
 STEPS = 5  # of each mode; the first one is not counted
-RATES = (0, 2000, 1400, 1000, 700, 500)  # Mbit/s that are tried; 0: not shaped
+RATES = (0, 2000, 1400, 1000, 700)  # Mbit/s that are tried; 0: not shaped
 STEPS_A_RATE = 3  # the first one is not counted
 WANTED = 0.87  # efficiency of the stock recipe at 4 hosts
 DDP = Mode("gloo", "fp32", "ddp")
@@ -127,7 +128,7 @@ def replay(
     seconds = options.stock_seconds if stock else options.our_seconds
     work = {
         "backend": backend, "modes": modes, "steps": steps, "forward": seconds / 3,
-        "backward": 2 * seconds / 3, "rows": ROWS,
+        "backward": 2 * seconds / 3, "rows": ROWS, "every": EVERY,
     }  # fmt: skip
     found: dict[str, list[Line]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -176,8 +177,15 @@ def slowest(ranks: Sequence[Line]) -> float:
 
 
 def seconds_of(lines: Sequence[Line]) -> float:
-    """The median step of a measurement, without its first one."""
-    return statistics.median(slowest(ranks) for line in lines for ranks in line["steps"][1:])
+    """The median step of a measurement; the mean where not every one exchanges something."""
+    mean = statistics.mean if lines[0]["mode"].endswith("local") else statistics.median
+    return mean(slowest(ranks) for line in lines for ranks in counted(line))
+
+
+def counted(line: Line) -> list[list[Line]]:
+    """The steps of a measurement without the first one, or the first ones up to an exchange."""
+    steps: list[list[Line]] = line["steps"]
+    return steps[EVERY:] if line["mode"].endswith("local") else steps[1:]
 
 
 def write(path: Path, lines: Sequence[Line]) -> None:
@@ -202,11 +210,10 @@ def step_of(line: Line) -> Step:
     if line["mode"] == "ddp":
         return Step(DDP, line["hosts"], seconds_of([line]), 8.0 * PARAMETERS)
     dtype, optimizer = line["mode"].split("-")
-    sent = statistics.mean(rank["sent"] for ranks in line["steps"][1:] for rank in ranks)
+    sent = statistics.mean(rank["sent"] for ranks in counted(line) for rank in ranks)
     exchanged = sent * line["hosts"] / max(line["hosts"] - 1, 1)
-    return Step(
-        Mode(line["backend"], dtype, optimizer), line["hosts"], seconds_of([line]), exchanged
-    )
+    mode = Mode(line["backend"], dtype, optimizer, EVERY if optimizer == "local" else 1)
+    return Step(mode, line["hosts"], seconds_of([line]), exchanged)
 
 
 def table(lines: Sequence[Line]) -> Iterator[str]:
@@ -226,7 +233,7 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
             continue
         base = statistics.mean(step.seconds for step in alone)
         for step, line in sorted(own, key=lambda pair: (pair[0].hosts, pair[0].mode)):
-            ranks = [rank for of_step in line["steps"][1:] for rank in of_step]
+            ranks = [rank for of_step in counted(line) for rank in of_step]
             blocked = statistics.mean(rank["waited"] for rank in ranks) / step.seconds
             sent = step.exchanged * (step.hosts - 1) / step.hosts / 1e6
             yield (

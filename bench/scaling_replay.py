@@ -1,13 +1,14 @@
 """Training steps whose computing is a pause, and whose exchange of gradients is real.
 
     ftcluster run -- scaling_replay.py '{"backend": "impi", "modes": ["bf16-whole"], "steps": 6,
-        "forward": 1.0, "backward": 2.0, "rows": 900}'
+        "forward": 1.0, "backward": 2.0, "rows": 900, "every": 4}'
 
 So hosts that share a few cores behave as hosts of their own whose forward and backward passes take
 so many seconds (measured before): each layer waits for its part of them and then has gradients,
 which are summed as the training loop or DistributedDataParallel (the mode `ddp`) sums them, over
 the network. AdamW's step is real too. The model is DistilBERT-base; `rows` of its embedding's
-30,522 have gradients. Rank 0 prints a line of JSON for each step of each mode.
+30,522 have gradients, and local steps are exchanged after `every` steps. Rank 0 prints a line of
+JSON for each step of each mode.
 """
 
 import json
@@ -15,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -26,6 +28,7 @@ import ftcluster_train.mpi  # registers impi
 from ftcluster_common.recipe import Training
 from ftcluster_train.distributed.world import gather_over_ranks
 from ftcluster_train.optim.flat_step import FlatOptimizerStep
+from ftcluster_train.optim.local_step import LocalOptimizerStep
 from ftcluster_train.optim.sharded_step import ShardedOptimizerStep
 
 assert ftcluster_train.mpi
@@ -93,6 +96,19 @@ class Replay(torch.nn.Module):
         return chain.sum()
 
 
+def optimizer_of(mode: str, model: Any, options: dict[str, Any]) -> Any:
+    """The training loop's own for a mode."""
+    dtype, optimizer = mode.split("-")
+    settings = Training(learning_rate=1e-5)
+    if optimizer == "local":
+        local = replace(settings, sync="local", sync_dtype=dtype, sync_steps=options["every"])
+        return LocalOptimizerStep(model, local, torch.bfloat16)
+    settings = replace(settings, gradient_dtype=dtype)
+    if optimizer == "sharded":
+        return ShardedOptimizerStep(model, settings, torch.bfloat16, 1)
+    return FlatOptimizerStep(model, settings, torch.bfloat16, dist.get_world_size())
+
+
 def steps_of(mode: str, options: dict[str, Any]) -> Iterator[dict[str, float]]:
     """Seconds of each step of a mode, seconds that this rank was blocked, and bytes it sent."""
     torch.manual_seed(1)
@@ -105,14 +121,9 @@ def steps_of(mode: str, options: dict[str, Any]) -> Iterator[dict[str, float]]:
         )
         adamw = torch.optim.AdamW(replay.parameters(), lr=1e-5, fused=True)
     else:
-        dtype, optimizer = mode.split("-")
-        settings = Training(learning_rate=1e-5, gradient_dtype=dtype)
-        step = (
-            ShardedOptimizerStep(replay.model, settings, torch.bfloat16, 1)
-            if optimizer == "sharded"
-            else FlatOptimizerStep(replay.model, settings, torch.bfloat16, dist.get_world_size())
-        )
-    for _ in range(options["steps"]):
+        step = optimizer_of(mode, replay.model, options)
+    steps = 3 * options["every"] if mode.endswith("local") else options["steps"]
+    for _ in range(steps):
         dist.barrier()
         began, cpu = time.perf_counter(), time.process_time()
         waited = sent = 0.0

@@ -5,8 +5,8 @@ from html import escape
 from math import log2
 from typing import Any
 
-WIDTH, HEIGHT = 860, 480
-LEFT, RIGHT, TOP, BOTTOM = 60, 250, 40, 50
+WIDTH, HEIGHT = 960, 480
+LEFT, RIGHT, TOP, BOTTOM = 60, 340, 40, 50
 COLOURS = (
     "#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#d44c47", "#956a3b", "#5f6b7a",
 )  # fmt: skip
