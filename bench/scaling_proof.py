@@ -42,6 +42,7 @@ RATES = (0, 2000, 1400, 1000, 700)  # Mbit/s that are tried; 0: not shaped
 STEPS_A_RATE = 3  # the first one is not counted
 WANTED = 0.87  # efficiency of the stock recipe at 4 hosts
 DDP = Mode("gloo", "fp32", "ddp")
+DDP_BUCKETS = 12  # of 25 MiB, and a first one of 1 MiB
 PREDICTED = (8, 16, 32, 64, 128, 256)
 
 Line = dict[str, Any]
@@ -131,12 +132,14 @@ def replay(
         "backward": 2 * seconds / 3, "rows": ROWS, "every": EVERY,
     }  # fmt: skip
     found: dict[str, list[Line]] = {}
+    latencies: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(ROOT / "bench/scaling_replay.py", folder)
         words = ("run", "--nodes", str(hosts), "--ranks-per-host", "1", "--")
+        environment = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
         argv = [str(FTCLUSTER), *words, "scaling_replay.py", json.dumps(work)]
         command = subprocess.Popen(
-            bed.run_argv(argv), env=os.environ | bed.connections, cwd=folder, text=True,
+            bed.run_argv(argv), env=environment | bed.connections, cwd=folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         assert command.stdout
@@ -148,13 +151,14 @@ def replay(
                 limit(bed, hosts, PERCENT)
                 shape(bed, hosts, rate)
             found.setdefault(line["mode"], []).append(line["ranks"])
+            latencies.append(line["latency"])
             print(f"{hosts} hosts, {line['mode']}: {slowest(line['ranks']):.2f} s", file=sys.stderr)
             on_step(line)
         if command.wait() != 0:
             raise SystemExit(f"{argv} failed; see ftcluster logs")
     return [
         {"hosts": hosts, "backend": backend, "mode": mode, "rate": rate, "seconds": seconds,
-         "steps": ranks}
+         "latency": statistics.median(latencies), "steps": ranks}
         for mode, ranks in found.items()
     ]  # fmt: skip
 
@@ -208,12 +212,15 @@ def chosen_rate(lines: Sequence[Line]) -> float:
 def step_of(line: Line) -> Step:
     """A measurement, for the model."""
     if line["mode"] == "ddp":
-        return Step(DDP, line["hosts"], seconds_of([line]), 8.0 * PARAMETERS)
+        latency = DDP_BUCKETS * line["latency"]
+        return Step(DDP, line["hosts"], seconds_of([line]), 8.0 * PARAMETERS, latency=latency)
     dtype, optimizer = line["mode"].split("-")
     sent = statistics.mean(rank["sent"] for ranks in counted(line) for rank in ranks)
     exchanged = sent * line["hosts"] / max(line["hosts"] - 1, 1)
     mode = Mode(line["backend"], dtype, optimizer, EVERY if optimizer == "local" else 1)
-    return Step(mode, line["hosts"], seconds_of([line]), exchanged)
+    calls = statistics.mean(ranks[0]["collectives"] for ranks in counted(line))
+    latency = calls * line["latency"]
+    return Step(mode, line["hosts"], seconds_of([line]), exchanged, latency=latency)
 
 
 def table(lines: Sequence[Line]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 import ftcluster_train.mpi  # registers impi
 from ftcluster_common.recipe import Training
-from ftcluster_train.distributed.world import gather_over_ranks
+from ftcluster_train.distributed.world import gather_over_ranks, latency_of_collectives
 from ftcluster_train.optim.flat_step import FlatOptimizerStep
 from ftcluster_train.optim.local_step import LocalOptimizerStep
 from ftcluster_train.optim.sharded_step import ShardedOptimizerStep
@@ -126,22 +126,25 @@ def steps_of(mode: str, options: dict[str, Any]) -> Iterator[dict[str, float]]:
     for _ in range(steps):
         dist.barrier()
         began, cpu = time.perf_counter(), time.process_time()
-        waited = sent = 0.0
+        waited = sent = collectives = 0
         if mode == "ddp":
             shared().backward()
             torch.nn.utils.clip_grad_norm_(replay.parameters(), 1.0)
             adamw.step()
             adamw.zero_grad()
         else:
-            waited, sent = step.traffic.waited, step.traffic.sent
+            traffic = step.traffic
+            waited, sent, collectives = traffic.waited, traffic.sent, traffic.collectives
             step.backward(replay(), last=True)
             step.step()
-            waited, sent = step.traffic.waited - waited, step.traffic.sent - sent
+            waited, sent = traffic.waited - waited, traffic.sent - sent
+            collectives = traffic.collectives - collectives
         yield {
             "seconds": time.perf_counter() - began,
             "cpu": time.process_time() - cpu,
             "waited": waited,
             "sent": sent,
+            "collectives": collectives,
         }
 
 
@@ -154,9 +157,11 @@ def main(words: Sequence[str]) -> int:
     for mode in options["modes"]:
         for number, found in enumerate(steps_of(mode, options)):
             of_ranks = gather_over_ranks(list(found.values()))
+            latency = latency_of_collectives()
             if dist.get_rank() == 0:
                 ranks = [dict(zip(found, values, strict=True)) for values in of_ranks]
-                print(json.dumps({"mode": mode, "step": number, "ranks": ranks}), flush=True)
+                line = {"mode": mode, "step": number, "ranks": ranks, "latency": latency}
+                print(json.dumps(line), flush=True)
     dist.destroy_process_group()
     return 0
 

@@ -45,7 +45,8 @@ EVENTS: dict[str, dict[str, Any]] = {
     # with each step, of the `steps` since the ranks started: seconds without evaluation and
     # checkpoints; rank 0's tokens with padding, all ranks' without; seconds in which each rank was
     # blocked in collectives, those of them that the exchange itself took, and those in which each
-    # rank made batches, see `ftcluster_train.training.step_times`; bytes that rank 0 has sent
+    # rank made batches, see `ftcluster_train.training.step_times`; bytes and collectives of rank 0,
+    # see `ftcluster_train.distributed.traffic`; seconds of a collective on one number
     "communication": {
         "step": int,
         "steps": int,
@@ -56,6 +57,8 @@ EVENTS: dict[str, dict[str, Any]] = {
         "transfer_seconds": Number,
         "input_seconds": list,
         "sent_bytes": Number,
+        "collectives": int,
+        "latency_seconds": Number,
     },
     "evaluation": {"step": int, "epoch": Number, "metrics": dict, "seconds": Number},
     "parameters": {"step": int, "equal": bool, "sha256": str},

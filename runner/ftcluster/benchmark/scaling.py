@@ -37,6 +37,7 @@ class Point:
         tokens: of a step of rank 0, with padding.
         waited: seconds of a step in which each rank was blocked in collectives, by rank.
         sent: bytes of a step that a rank sends.
+        latency: seconds that a step's collectives take without bytes.
         parameters: of the model.
         slowest: the host of the rank that waited least: the others wait for it.
     """
@@ -51,6 +52,7 @@ class Point:
     tokens: float
     waited: tuple[float, ...]
     sent: float
+    latency: float
     parameters: int
     slowest: str
 
@@ -81,6 +83,7 @@ def measure(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "seconds": of_step("train_seconds"),
         "tokens": of_step("tokens"),
         "sent": of_step("sent_bytes"),
+        "latency": of_step("collectives") * last["latency_seconds"],
         "waited": tuple((after - before) / steps for before, after in pairs),
     }
 
@@ -149,7 +152,8 @@ def step_of(point: Point, first: Point) -> Step:
     mode, dense = point.mode, inf
     if mode.optimizer == "whole":
         dense = 2 * BYTES[mode.dtype] * point.parameters
-    return Step(mode, point.hosts, point.like(first), exchanged, max(dense, exchanged))
+    size = (exchanged, max(dense, exchanged))
+    return Step(mode, point.hosts, point.like(first), *size, point.latency)
 
 
 def model_document(model: Model, steps: Sequence[Step], first: Point) -> dict[str, Any]:
@@ -178,7 +182,6 @@ def model_document(model: Model, steps: Sequence[Step], first: Point) -> dict[st
         "compute_seconds": model.compute,
         "backends": {
             backend: {
-                "seconds_per_host": model.latency[backend],
                 "mb_per_second": 1e-6 / x if x else None,
                 "fixed_seconds": {
                     optimizer: k for (of, optimizer), k in model.fixed.items() if of == backend
@@ -186,6 +189,7 @@ def model_document(model: Model, steps: Sequence[Step], first: Point) -> dict[st
             }
             for backend, x in model.per_byte.items()
         },
+        "seconds_per_host": {mode.name: one for mode, one in model.latency.items()},
         "exchanged_bytes": {
             mode.name: {str(hosts): round(size(hosts)) for hosts in PREDICTED}
             for mode, size in model.exchanged.items()
@@ -265,10 +269,9 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
             f"{seconds:+.3f} s an exchange ({kind} optimizer)"
             for kind, seconds in one["fixed_seconds"].items()
         )
-        yield (
-            f"  {backend}: {1e3 * one['seconds_per_host']:.2f} ms for each further host, "
-            f"{f'{speed:.0f} MB/s' if speed else 'no time for bytes'}, {fixed}"
-        )
+        yield f"  {backend}: {f'{speed:.0f} MB/s' if speed else 'no time for bytes'}, {fixed}"
+    for mode, seconds in model["seconds_per_host"].items():
+        yield f"  {mode}: {1e3 * seconds:.2f} ms for each further host"
     if errors := model["errors"]:
         sizes = [abs(one["error"]) for one in errors]
         yield (

@@ -1,20 +1,23 @@
 """Predicts the time of a training step on other numbers of hosts. Pure functions only.
 
-    T(n) = c + max(0, (k + a (n - 1)) / H + x S (n - 1) / n)
+    T(n) = c + max(0, k / H + a (n - 1) + x S (n - 1) / n)
 
     c  seconds of a step on one host
     S  bytes of gradients and weights that a step exchanges: those of an all-reduce count twice,
        of a reduce-scatter or all-gather once. A host sends S (n - 1) / n of them. Where rows of an
        embedding are exchanged S grows with n, up to what it is without that
     x  seconds a byte: 1 / bandwidth of a host
-    a  seconds for each further host: latency of the n - 1 messages of a ring or pairwise exchange
+    a  seconds for each further host: latency of the n - 1 messages one after the other of a ring or
+       pairwise exchange, in all collectives of a step
     k  seconds of an exchange whatever its size; negative, as far as the backward pass hides it
-    H  steps between two exchanges, of which S has a part already
+    H  steps between two exchanges; S and a are means over them
 
 Latency and bandwidth as in Hockney 1994 (The communication challenge for MPP); messages and bytes
 of collectives as in Thakur, Rabenseifner and Gropp 2005 (Optimization of Collective Communication
-Operations in MPICH). a and x belong to a backend, k to a backend with an optimizer. They are the
-least squares of what measured steps on several hosts take longer than c.
+Operations in MPICH). a belongs to a mode, x to a backend, k to a backend with an optimizer. x and
+k are the least squares of what measured steps on several hosts take longer than c and a (n - 1). a
+is that of collectives without bytes, measured by themselves: time for bytes and for messages both
+grow with n, so that a few points do not tell them apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,6 +62,7 @@ class Step:
     Attributes:
         exchanged: S, bytes.
         most: bytes that S does not exceed on any number of hosts.
+        latency: seconds that the step's collectives take without bytes.
     """
 
     mode: Mode
@@ -66,6 +70,7 @@ class Step:
     seconds: float
     exchanged: float
     most: float = inf
+    latency: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,14 +93,14 @@ class Model:
     Attributes:
         compute: c.
         fixed: k by backend and optimizer.
-        latency: a by backend.
+        latency: a by mode.
         per_byte: x by backend.
         exchanged: S by mode.
     """
 
     compute: float
     fixed: Mapping[tuple[str, str], float]
-    latency: Mapping[str, float]
+    latency: Mapping[Mode, float]
     per_byte: Mapping[str, float]
     exchanged: Mapping[Mode, Exchanged]
 
@@ -104,7 +109,7 @@ class Model:
         if hosts == 1:
             return self.compute
         fixed = self.fixed.get((mode.backend, mode.optimizer), 0.0)
-        often = (fixed + self.latency[mode.backend] * (hosts - 1)) / mode.every
+        often = fixed / mode.every + self.latency[mode] * (hosts - 1)
         size = self.exchanged[mode](hosts)
         moved = self.per_byte[mode.backend] * size * (hosts - 1) / hosts
         return self.compute + max(0.0, often + moved)
@@ -117,8 +122,7 @@ class Model:
 def fit(steps: Sequence[Step]) -> Model | None:
     """The model of these steps; None without one on one host and one on several.
 
-    A backend gets as many of x, k and a as it has steps for, in this order; x and a are not
-    negative.
+    A backend gets x, which is not negative, and k if it has enough steps.
     """
     alone = [step.seconds for step in steps if step.hosts == 1]
     several = sorted((step for step in steps if step.hosts > 1), key=lambda step: step.mode)
@@ -126,12 +130,16 @@ def fit(steps: Sequence[Step]) -> Model | None:
         return None
     compute = mean(alone)
     fixed: dict[tuple[str, str], float] = {}
-    latency, per_byte = {}, {}
+    latency = {
+        mode: mean(step.latency / (step.hosts - 1) for step in group)
+        for mode, group in groupby(several, key=lambda step: step.mode)
+    }
+    per_byte = {}
     for backend, group in groupby(several, key=lambda step: step.mode.backend):
         own = list(group)
         kinds = sorted({step.mode.optimizer for step in own})
-        found = _fit_backend(own, compute, kinds)
-        per_byte[backend], latency[backend], *of_kinds = found
+        longer = [step.seconds - compute - latency[step.mode] * (step.hosts - 1) for step in own]
+        per_byte[backend], *of_kinds = _fit_backend(own, longer, kinds)
         fixed |= {(backend, kind): one for kind, one in zip(kinds, of_kinds, strict=True)}
     exchanged = {
         mode: _fit_size(list(group)) for mode, group in groupby(several, key=lambda step: step.mode)
@@ -161,28 +169,19 @@ def _fit_size(steps: Sequence[Step]) -> Exchanged:
     return Exchanged(mean(sizes), 0.0, most)
 
 
-def _fit_backend(steps: Sequence[Step], compute: float, kinds: Sequence[str]) -> Row:
-    """x, a, and k by kind."""
-    longer = [step.seconds - compute for step in steps]
+def _fit_backend(steps: Sequence[Step], longer: Row, kinds: Sequence[str]) -> Row:
+    """x, and k by kind of optimizer.
 
-    def columns(use: Sequence[str]) -> list[Row]:
-        every = {
-            "x": [step.exchanged * (step.hosts - 1) / step.hosts for step in steps],
-            "a": [(step.hosts - 1) / step.mode.every for step in steps],
-            **{
-                f"k {kind}": [(step.mode.optimizer == kind) / step.mode.every for step in steps]
-                for kind in kinds
-            },
-        }
-        return [every[name] for name in use]
-
-    fixed = [f"k {kind}" for kind in kinds]
-    for use in (["x", *fixed, "a"], ["x", *fixed], ["x"], ["a"]):
-        found = least_squares(columns(use), longer) if len(use) <= len(steps) else None
-        values = dict(zip(use, found, strict=True)) if found else {}
-        if found and min(values.get("x", 0.0), values.get("a", 0.0)) >= 0:
-            return [values.get(name, 0.0) for name in ("x", "a", *fixed)]
-    return [0.0] * (2 + len(kinds))
+    Args:
+        longer: seconds of each step that x and k are to explain.
+    """
+    sizes = [step.exchanged * (step.hosts - 1) / step.hosts for step in steps]
+    fixed = [[(step.mode.optimizer == kind) / step.mode.every for step in steps] for kind in kinds]
+    for columns in ([sizes, *fixed], [sizes]):
+        found = least_squares(columns, longer) if len(columns) <= len(steps) else None
+        if found and found[0] >= 0:
+            return (found + [0.0] * len(kinds))[: 1 + len(kinds)]
+    return [0.0] * (1 + len(kinds))
 
 
 def least_squares(columns: Sequence[Row], values: Row) -> Row | None:

@@ -46,6 +46,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
                         "tokens": 100 * step,
                         "waited_seconds": waited if ranks > 1 else [0.0],
                         "sent_bytes": 1000 * step * (ranks - 1) / ranks,
+                        "collectives": 10 * step,
+                        "latency_seconds": 1e-6 * (ranks - 1),
                     }
                 )
         return RunProgress(run.id)
@@ -110,7 +112,8 @@ def test_modes(
     assert {size for sizes in model["exchanged_bytes"].values() for size in sizes.values()} == {
         1000
     }
-    assert {one["error"] for one in model["errors"]} == {0}
+    assert [one["error"] for one in model["errors"]] == pytest.approx([0] * 24, abs=1e-3)
+    assert list(model["seconds_per_host"].values()) == pytest.approx([1e-5] * 12)
     assert [one["hosts"] for one in model["predicted"]] == [8, 16, 32, 64, 128, 256]
     ElementTree.parse(tmp_path / "scaling.svg")
 
@@ -131,8 +134,8 @@ def point(run: str, hosts: int, seconds: float, waited: tuple[float, ...]) -> Po
     sent = 2e8 * (hosts - 1) / hosts
     mode = Mode("impi", "fp32", "whole")
     return Point(
-        run, mode, hosts, hosts, 30 * hosts, 8 * hosts, seconds, 1000.0, waited, sent, 10**8,
-        "node1",
+        run, mode, hosts, hosts, 30 * hosts, 8 * hosts, seconds, 1000.0, waited, sent,
+        1e-3 * (hosts - 1), 10**8, "node1",
     )  # fmt: skip
 
 

@@ -14,10 +14,11 @@ class Traffic:
             of S bytes over n ranks 2 (n - 1) / n S, of a reduce-scatter or all-gather half of that
             (Thakur, Rabenseifner and Gropp 2005, Optimization of Collective Communication
             Operations in MPICH).
+        collectives: the number of them; an all-reduce in bf16 is two.
     """
 
     def __init__(self) -> None:
-        self.waited, self.sent = 0.0, 0.0
+        self.waited, self.sent, self.collectives = 0.0, 0.0, 0
         self._began = 0.0
 
     def __enter__(self) -> None:
@@ -32,4 +33,5 @@ class Traffic:
         Args:
             passes: 2 for an all-reduce, 1 for others.
         """
+        self.collectives += 1
         self.sent += passes * (ranks - 1) / ranks * size

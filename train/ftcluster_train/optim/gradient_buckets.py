@@ -123,6 +123,7 @@ class GradientBuckets:
         own = [None if table in self._seen else joined(table) for table in self._tables]
         counts = torch.empty(self._world_size, len(own), dtype=torch.int64)
         lengths = torch.tensor([-1 if rows is None else len(rows[0]) for rows in own])
+        self.traffic.add(counts.nbytes, self._world_size)
         with self.traffic:
             all_gather(counts.view(-1), lengths, self._group)
         for table, found, of_ranks in zip(self._tables, own, counts.T.tolist(), strict=True):
@@ -151,7 +152,8 @@ class GradientBuckets:
         wire = torch.zeros(most, width, dtype=torch.bfloat16 if self._bf16 else values.dtype)
         wire[: len(rows)] = values
         all_rows, all_values = padded.new_empty(ranks * most), wire.new_empty(ranks * most, width)
-        self.traffic.add(all_rows.nbytes + all_values.nbytes, ranks)
+        self.traffic.add(all_rows.nbytes, ranks)
+        self.traffic.add(all_values.nbytes, ranks)
         with self.traffic:
             all_gather(all_rows, padded, self._group)
             all_gather(all_values.view(-1), wire.view(-1), self._group)
@@ -175,7 +177,8 @@ class GradientBuckets:
     def _start_all_reduce(self, bucket: torch.Tensor) -> Callable[[], Any]:
         """Returns what waits for it."""
         if self._bf16:
-            self.traffic.add(bucket.nbytes // 2, self._world_size, passes=2)
+            for _ in range(2):
+                self.traffic.add(bucket.nbytes // 2, self._world_size)
             return self._bf16.start(bucket).result
         self.traffic.add(bucket.nbytes, self._world_size, passes=2)
         return dist.all_reduce(bucket, group=self._group, async_op=True).wait  # type: ignore[no-any-return]

@@ -59,6 +59,7 @@ class LocalOptimizerStep(FlatOptimizerStep):
     def _norm(self) -> torch.Tensor:
         norm = super()._norm()
         flags = torch.cat([norm.isfinite().logical_not().float().view(1), self.extra])
+        self.traffic.add(flags.nbytes, dist.get_world_size(), passes=2)
         with self.traffic:
             dist.all_reduce(flags)
         self.extra.copy_(flags[1:])
@@ -80,7 +81,8 @@ class LocalOptimizerStep(FlatOptimizerStep):
         self._sent.mul_(self._worker.share)
         if leaders := self._worker.leaders:
             size = wire_bytes(len(self._sent), self._dtype)
-            self.traffic.add(size, dist.get_world_size(leaders), passes=2)
+            for _ in range(2):
+                self.traffic.add(size, dist.get_world_size(leaders))
         self._exchange = self._thread.submit(self._exchange_sent)
 
     def _exchange_sent(self) -> None:

@@ -4,7 +4,12 @@ import time
 from typing import Any
 
 from ftcluster_train.distributed.traffic import Traffic
-from ftcluster_train.distributed.world import World, least_over_ranks, sum_over_ranks
+from ftcluster_train.distributed.world import (
+    World,
+    latency_of_collectives,
+    least_over_ranks,
+    sum_over_ranks,
+)
 
 
 class StepTimes:
@@ -20,6 +25,7 @@ class StepTimes:
 
     def __init__(self, traffic: Traffic, world: World) -> None:
         self._traffic, self._world = traffic, world
+        self._latency = latency_of_collectives()
         self._input = self._transfer = self._began = self._before = 0.0
         self._blocked: list[float] = []  # in each step since the ranks compared them
         self._steps = 0
@@ -58,4 +64,6 @@ class StepTimes:
             "transfer_seconds": round(self._transfer, 6),
             "input_seconds": rounded[ranks:],
             "sent_bytes": self._traffic.sent,
+            "collectives": self._traffic.collectives,
+            "latency_seconds": self._latency,
         }
