@@ -223,13 +223,22 @@ def step_of(line: Line) -> Step:
     return Step(mode, line["hosts"], seconds_of([line]), exchanged, latency=latency)
 
 
+def merged(lines: Sequence[Line], rate: float) -> list[Line]:
+    """Measurements at a rate, those that were repeated as one."""
+    found: dict[tuple[Any, ...], Line] = {}
+    for line in lines:
+        if "steps" in line and (line["hosts"] == 1 or line["rate"] == rate):
+            key = line["hosts"], line["backend"], line["mode"]
+            before = found.get(key)
+            steps = [*before["steps"], *counted(line)] if before else line["steps"]
+            found[key] = {**line, "steps": steps}
+    return list(found.values())
+
+
 def table(lines: Sequence[Line]) -> Iterator[str]:
     """What was measured at the chosen rate, and the model."""
     rate = chosen_rate(lines)
-    measured = [
-        (step_of(line), line) for line in lines
-        if "steps" in line and (line["hosts"] == 1 or line["rate"] == rate)
-    ]  # fmt: skip
+    measured = [(step_of(line), line) for line in merged(lines, rate)]
     yield f"{rate:.0f} Mbit/s"
     yield "| hosts | mode | step, s | efficiency | blocked | MB sent |"
     yield "|---|---|---|---|---|---|"

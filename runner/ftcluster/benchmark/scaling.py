@@ -189,7 +189,7 @@ def model_document(model: Model, steps: Sequence[Step], first: Point) -> dict[st
             }
             for backend, x in model.per_byte.items()
         },
-        "seconds_per_host": {mode.name: one for mode, one in model.latency.items()},
+        "latency_seconds": {mode.name: one for mode, one in model.latency.items()},
         "exchanged_bytes": {
             mode.name: {str(hosts): round(size(hosts)) for hosts in PREDICTED}
             for mode, size in model.exchanged.items()
@@ -270,8 +270,8 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
             for kind, seconds in one["fixed_seconds"].items()
         )
         yield f"  {backend}: {f'{speed:.0f} MB/s' if speed else 'no time for bytes'}, {fixed}"
-    for mode, seconds in model["seconds_per_host"].items():
-        yield f"  {mode}: {1e3 * seconds:.2f} ms for each further host"
+    for mode, seconds in model["latency_seconds"].items():
+        yield f"  {mode}: latency of {1e3 * seconds:.2f} ms"
     if errors := model["errors"]:
         sizes = [abs(one["error"]) for one in errors]
         yield (

@@ -1,30 +1,33 @@
 """Predicts the time of a training step on other numbers of hosts. Pure functions only.
 
-    T(n) = c + max(0, k / H + a (n - 1) + x S (n - 1) / n)
+    T(n) = c + max(0, k / H + a L(n) + x S (n - 1) / n)
 
     c  seconds of a step on one host
     S  bytes of gradients and weights that a step exchanges: those of an all-reduce count twice,
        of a reduce-scatter or all-gather once. A host sends S (n - 1) / n of them. Where rows of an
        embedding are exchanged S grows with n, up to what it is without that
     x  seconds a byte: 1 / bandwidth of a host
-    a  seconds for each further host: latency of the n - 1 messages one after the other of a ring or
-       pairwise exchange, in all collectives of a step
+    L  messages one after the other of a collective without bytes: n - 1 in gloo's rings, log2 n in
+       MPI's trees
+    a  seconds that such messages of all collectives of a step take
     k  seconds of an exchange whatever its size; negative, as far as the backward pass hides it
     H  steps between two exchanges; S and a are means over them
 
 Latency and bandwidth as in Hockney 1994 (The communication challenge for MPP); messages and bytes
 of collectives as in Thakur, Rabenseifner and Gropp 2005 (Optimization of Collective Communication
 Operations in MPICH). a belongs to a mode, x to a backend, k to a backend with an optimizer. x and
-k are the least squares of what measured steps on several hosts take longer than c and a (n - 1). a
-is that of collectives without bytes, measured by themselves: time for bytes and for messages both
-grow with n, so that a few points do not tell them apart.
+k are the least squares of what measured steps on several hosts take longer than c and a L(n). a is
+that of collectives without bytes, measured by themselves: time for bytes and for messages both grow
+with n, so that a few points do not tell them apart.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import inf
+from math import inf, log2
 from statistics import mean
+
+from ftcluster_common.launch import GLOO
 
 Row = list[float]
 
@@ -109,7 +112,7 @@ class Model:
         if hosts == 1:
             return self.compute
         fixed = self.fixed.get((mode.backend, mode.optimizer), 0.0)
-        often = fixed / mode.every + self.latency[mode] * (hosts - 1)
+        often = fixed / mode.every + self.latency[mode] * messages(mode, hosts)
         size = self.exchanged[mode](hosts)
         moved = self.per_byte[mode.backend] * size * (hosts - 1) / hosts
         return self.compute + max(0.0, often + moved)
@@ -117,6 +120,15 @@ class Model:
     def efficiency(self, mode: Mode, hosts: int) -> float:
         """Samples a second of a host, as a part of those of one host alone."""
         return self.compute / self.seconds(mode, hosts)
+
+
+def messages(mode: Mode, hosts: int) -> float:
+    """L(hosts).
+
+    >>> messages(Mode("gloo", "fp32", "whole"), 8), messages(Mode("impi", "fp32", "whole"), 8)
+    (7.0, 3.0)
+    """
+    return hosts - 1.0 if mode.backend == GLOO else log2(hosts)
 
 
 def fit(steps: Sequence[Step]) -> Model | None:
@@ -131,14 +143,17 @@ def fit(steps: Sequence[Step]) -> Model | None:
     compute = mean(alone)
     fixed: dict[tuple[str, str], float] = {}
     latency = {
-        mode: mean(step.latency / (step.hosts - 1) for step in group)
+        mode: mean(step.latency / messages(mode, step.hosts) for step in group)
         for mode, group in groupby(several, key=lambda step: step.mode)
     }
     per_byte = {}
     for backend, group in groupby(several, key=lambda step: step.mode.backend):
         own = list(group)
         kinds = sorted({step.mode.optimizer for step in own})
-        longer = [step.seconds - compute - latency[step.mode] * (step.hosts - 1) for step in own]
+        longer = [
+            step.seconds - compute - latency[step.mode] * messages(step.mode, step.hosts)
+            for step in own
+        ]
         per_byte[backend], *of_kinds = _fit_backend(own, longer, kinds)
         fixed |= {(backend, kind): one for kind, one in zip(kinds, of_kinds, strict=True)}
     exchanged = {
