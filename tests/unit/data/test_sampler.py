@@ -188,3 +188,9 @@ def test_an_evaluation_of_any_samples(lengths: list[int], size: int) -> None:
     for batch in batches:
         padded = len(batch) * max(lengths[i] for i in batch)
         assert len(batch) == 1 or padded <= EVAL_TOKENS
+
+
+def test_an_evaluation_takes_as_many_samples_at_once_as_it_may() -> None:
+    batches = list(eval_batches([4] * 7, 0, 1, 3))
+    assert [len(batch) for batch in batches] == [3, 3, 1]
+    assert len(list(eval_batches([4] * 7, 0, 1))) == 1
