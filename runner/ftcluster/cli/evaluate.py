@@ -14,6 +14,7 @@ from ftcluster.cli.arguments import (
     add_restarts,
     add_sharing,
     launch_options,
+    print_detached,
     print_result,
 )
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
@@ -76,6 +77,9 @@ def run(options: argparse.Namespace) -> int:
             show_plan(prepared, options)
             return 0
         progress = train(prepared, make_view(options.verbose), reach)
+    if progress.state == "running":  # detached from
+        print_detached(options, progress.run)
+        return 0
     text = f"{metrics(progress.result['metrics'])}\n{speed(progress, prepared)}"
     print_result(options, document(progress, options.model), text)
     return 0

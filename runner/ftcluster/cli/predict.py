@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.options import ask_passwords
-from ftcluster.cli.arguments import print_result
+from ftcluster.cli.arguments import print_detached, print_result
 from ftcluster.cli.evaluate import add_use, document, prepare, speed
 from ftcluster.cli.train import show_plan, split_words
 from ftcluster.errors import UsageError
@@ -64,7 +64,14 @@ def run(options: argparse.Namespace) -> int:
         if options.dry_run:
             show_plan(prepared, options)
             return 0
-        progress = train(prepared, make_view(options.verbose), reach)
+        view = make_view(options.verbose)
+        progress = train(prepared, view, reach)
+        if progress.state == "running":  # detached from
+            view.say(
+                f"its predictions will be in {prepared.launch.run_dir}/predictions on the head"
+            )
+            print_detached(options, progress.run)
+            return 0
         place = replace(place_of(prepared.cluster), options=reach)
         with tempfile.TemporaryDirectory() as scratch:
             copied = Path(scratch) / "predictions"

@@ -98,6 +98,18 @@ def test_predictions_are_written_here(
     assert (tmp_path / name).read_text(encoding="utf-8") == text
 
 
+@pytest.mark.parametrize("command", ["evaluate", "predict -o out.csv"])
+def test_a_run_that_is_detached_from_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for module in (evaluate, predict):
+        monkeypatch.setattr(module, "train", lambda run, *_: RunProgress(run.id))
+    name, *options = command.split()
+    found = document(capsys, " ".join([name, "classify --model model --data old.csv", *options]))
+    assert found == {"run": found["run"], "state": "running"}
+    assert not Path("out.csv").exists()
+
+
 def test_what_is_refused_before_anything_starts(
     launched: list[TrainingRun], capsys: pytest.CaptureFixture[str], tmp_path: Path,
     said: Callable[[object], None],
