@@ -51,10 +51,12 @@ class Command:
     def kinds(self) -> list[str]:
         """What of it a test has to run: `setup`, `setup --stack`; else the whole command.
 
-        Of the programs of clouds, which no test runs, their names.
+        Of the programs of clouds and of measurements, which no test runs, their names.
         """
         if self.words[0] in _CLOUDS:
             return [self.words[0]]
+        if measurement := re.search(r"-m (bench\.\w+)", self.text):
+            return [measurement[1]]
         if self.words[0] != "ftcluster":
             return [self.text]
         words = self.words[1 : self.words.index("--")] if "--" in self.words else self.words[1:]
