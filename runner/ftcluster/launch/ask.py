@@ -39,7 +39,7 @@ def find_script(place: Place, look: Sequence[str]) -> list[str]:
         FtclusterError: a host does not have it.
     """
     found = _ask(place, look, False)
-    return [host for host in place.hosts if host not in found]
+    return [host for host in place.hosts if "script_found" not in found.get(host, {})]
 
 
 def read_stack(place: Place) -> HostStack:

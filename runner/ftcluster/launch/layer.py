@@ -104,6 +104,7 @@ def make_layer(
         with (cache / f".{folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             house = read_wheelhouse(folder) or _fill(folder, requirements, wheels, stack)
+        return _layer(house, stack) if house.wheels else None
     except (DownloadError, WheelhouseError) as error:
         raise _failure(requirements.path, str(error), python) from error
     except OSError as error:
@@ -111,7 +112,6 @@ def make_layer(
             f"{error.filename or cache}: {error.strerror}",
             "it is below XDG_CACHE_HOME, or else ~/.cache, which needs space",
         ) from error
-    return _layer(house, stack) if house.wheels else None
 
 
 def _key(requirements: Requirements, wheels: Path | None, stack: HostStack) -> str:

@@ -97,7 +97,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         document = {"stack": "native-1", "python": "3.11", "glibc": "2.36", "machine": "x86_64"}
         if given["ask_stack"]:
             return {place.head: {"stack_described": {**document, "packages": packages}}}
-        return {}  # none answers
+        found = {"script_found": True} if "json.tool" in given["run_script"]["look"] else {}
+        return {place.head: found}
 
     monkeypatch.setattr(ask, "play", play)
     return variables
@@ -111,6 +112,7 @@ def test_a_dry_run_asks_the_hosts_for_what_only_they_have(
     document = planned(capsys, "--", "-m", "perhaps.it")
     assert document["notes"] == ["whether localhost has perhaps.it is not known"]
     assert [one["run_script"]["look"] for one in asked] == [["-m", "no_such"], ["-m", "perhaps.it"]]
+    assert planned(capsys, "--", "-m", "json.tool")["notes"] == []
 
 
 def test_packages_of_its_own(
