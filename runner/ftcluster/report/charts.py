@@ -156,10 +156,14 @@ def scaling(points: Rows, ideal: Rows, expected: Rows, x_title: str) -> Chart:
             y=alt.Y("y:Q", title="samples/s", axis=alt.Axis(tickCount=5)),
         )
     )
+    texts = [
+        {**row, "text": f"{x_title}: {row['x']}; predicted samples/s: {row['y']:.1f}"}
+        for row in expected[1:]
+    ]
     rings = (
-        alt.Chart(alt.InlineData(list(expected[1:])))
+        alt.Chart(alt.InlineData(texts))
         .mark_point(size=80, color=COMMUNICATION, opacity=1)
-        .encode(x="x:Q", y="y:Q")
+        .encode(x="x:Q", y="y:Q", description="text:N")
     )
     layers = alt.layer(
         line(ideal, [4, 4], "#9aa3af", "ideal"),

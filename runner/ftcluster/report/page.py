@@ -37,6 +37,7 @@ from ftcluster_common.rank_times import Interval, RankTimes
 TEMPLATE = "page.html.j2"
 MANY = 32  # bars of a picture; more ranks are shown as hosts
 METRICS = 6  # pictures of metrics
+FURTHER = 4  # times as many hosts as were measured are shown as predicted
 
 
 @dataclass(frozen=True)
@@ -497,13 +498,26 @@ def growth(runs: Sequence[RunPage], bench: Mapping[str, Any] | None) -> Iterator
             expected = [points[-1], {"x": last.next.hosts, "y": last.next.same_share}]
         yield _scaling(f"Scaling of {recipe}", points, expected, "hosts" if by_host else "ranks")
     if bench:
-        several = bench["points"][-1]["hosts"] > 1
-        x = "hosts" if several else "ranks"
-        points = [
-            {"run": one["run"], "x": one[x], "y": one["samples_per_second"]}
-            for one in bench["points"]
-        ]
-        yield _scaling(f"bench scaling, {bench['recipe']}", points, [], x)
+        yield _bench_scaling(bench)
+
+
+def _bench_scaling(bench: Mapping[str, Any]) -> Picture:
+    """The fastest mode for each number of hosts or ranks, and what its model predicts."""
+    x = "hosts" if bench["points"][-1]["hosts"] > 1 else "ranks"
+    best: dict[int, dict[str, Any]] = {}
+    for one in bench["points"]:
+        point = {"run": one["run"], "x": one[x], "y": one["samples_per_second"]}
+        if point["y"] > best.get(point["x"], {"y": 0.0})["y"]:
+            best[point["x"]] = point
+    points = [best[n] for n in sorted(best)]
+    predicted = (bench.get("model") or {"predicted": ()})["predicted"]
+    further = [
+        {"x": one["hosts"], "y": one["samples_per_second"][one["fastest"]]}
+        for one in predicted
+        if points[-1]["x"] < one["hosts"] <= FURTHER * points[-1]["x"]
+    ]
+    expected = [points[-1], *further] if further else []
+    return _scaling(f"bench scaling, {bench['recipe']}", points, expected, x)
 
 
 def _scaling(title: str, points: Any, expected: Any, x: str) -> Picture:
@@ -512,5 +526,5 @@ def _scaling(title: str, points: Any, expected: Any, x: str) -> Picture:
     ideal = [{"x": n, "y": first["y"] * n / first["x"]} for n in (0, most)]
     note = "dashed grey: ideal, as fast a host as the smallest run"
     if expected:
-        note += "; ring: predicted, with as many samples a rank as now"
+        note += "; rings: predicted, with as many samples a rank as now"
     return picture(title, charts.scaling(points, ideal, expected, x), note)

@@ -22,7 +22,8 @@ THEME = {
     },
     "header": {"labelFontSize": SIZE, "title": None},
 }  # fmt: skip
-MARK = re.compile(r'(<path [^>]*aria-label="([^"]*)"[^>]*?)(?:/>|></path>)')
+# the label of a whole line is that of its first point
+MARK = re.compile(r'(<path (?![^>]*"line mark")[^>]*aria-label="([^"]*)"[^>]*?)(?:/>|></path>)')
 
 
 def svg_of(chart: altair.TopLevelMixin, description: str) -> str:

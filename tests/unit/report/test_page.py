@@ -20,8 +20,16 @@ RUNS = [
 BENCH = {
     "recipe": "mrpc",
     "points": [
-        {"run": f"b{n}", "hosts": n, "ranks": n, "samples_per_second": 10.0 * n} for n in (1, 2)
+        {"run": f"{mode}{n}", "hosts": n, "ranks": n, "samples_per_second": speed * n}
+        for n in (1, 2)
+        for mode, speed in (("gloo", 9.0), ("impi", 10.0))
     ],
+    "model": {
+        "predicted": [
+            {"hosts": n, "fastest": "impi", "samples_per_second": {"impi": 9.5 * n}}
+            for n in (8, 16)
+        ]
+    },
 }
 
 
@@ -89,6 +97,11 @@ def test_several_runs_side_by_side() -> None:
     assert "mrpc 1abc, 2 hosts: up to" in text
     assert "What the network between hosts costs is not in it" in text
     assert pictures(page)[-2:] == ["Scaling of mrpc", "bench scaling, mrpc"]
+    marks = re.findall(r"<title>([^<]+)</title>", page.rpartition("<svg")[2])
+    assert set(marks) == {  # of the faster mode
+        "hosts: 1; samples/s: 10", "hosts: 2; samples/s: 20",
+        "hosts: 8; predicted samples/s: 76.0",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 6])
