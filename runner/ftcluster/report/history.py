@@ -33,6 +33,7 @@ class History:
         steps: events `step`, without those that were repeated after a restart; likewise
             `evaluations`.
         intervals: also of steps that were repeated.
+        before: seconds of training of the runs that it continues.
         restarts: events `restart`; likewise `checkpoints`, `notices` and `errors`.
     """
 
@@ -50,6 +51,7 @@ class History:
     restarts: list[Mapping[str, Any]] = field(default_factory=list)
     checkpoints: list[Mapping[str, Any]] = field(default_factory=list)
     notices: list[Mapping[str, Any]] = field(default_factory=list)
+    before: float = 0.0
     errors: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
@@ -59,9 +61,9 @@ class History:
 
     @property
     def train_seconds(self) -> float:
-        """Of the steps that its model was trained with."""
-        last = self.steps[-1] if self.steps else {"train_seconds": 0.0}
-        return float(self.result.get("train_seconds", last["train_seconds"]))
+        """Of the steps that its model was trained with, in this run."""
+        last = self.steps[-1] if self.steps else {"train_seconds": self.before}
+        return float(self.result.get("train_seconds", last["train_seconds"])) - self.before
 
     @property
     def goodput(self) -> float:
@@ -111,6 +113,8 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
                 if event["step"] >= found.start.get("steps", 0):
                     now(SAVING, at)
             case "communication":
+                if not found.intervals and found.steps:
+                    found.before = found.steps[-1]["train_seconds"] - event["train_seconds"]
                 found.intervals.append(interval_between(before, event))
                 before = event
             case "evaluation":

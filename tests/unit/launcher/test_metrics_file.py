@@ -100,6 +100,14 @@ def test_after_a_restart_the_ranks_count_from_zero() -> None:
     assert found["ftcluster_sent_bytes_per_step",] == 4e6  # of 3 steps
 
 
+def test_what_the_run_before_has_trained_is_not_in_the_goodput() -> None:
+    found = RunNumbers()
+    for event in EVENTS:
+        more = 500.0 if event["event"] == "step" else 0.0
+        found.add({**event, "train_seconds": event.get("train_seconds", 0.0) + more})
+    assert values(found)["ftcluster_goodput_ratio",] == 10 / 40
+
+
 def test_the_end_of_a_run() -> None:
     end = {"event": "end", "time": 1050.0, "state": "done", "exit_code": 0, "seconds": 50.0}
     found = values(numbers(end), now=9999.0)

@@ -34,6 +34,17 @@ def test_a_restart_repeats_steps() -> None:
     assert history.goodput < history_of(events()).goodput
 
 
+def test_what_the_run_before_has_trained_is_not_in_the_goodput() -> None:
+    found = events()
+    more = [
+        {**one, "train_seconds": one["train_seconds"] + 500}
+        if one["event"] in ("step", "result")
+        else one
+        for one in found
+    ]
+    assert history_of(more).goodput == pytest.approx(history_of(found).goodput)
+
+
 def test_steps_that_are_logged_again_replace_those_before() -> None:
     found = events()
     steps = [event for event in found if event["event"] == "step"]

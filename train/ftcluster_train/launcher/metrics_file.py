@@ -57,6 +57,7 @@ class RunNumbers:
         restarts: how often the ranks were started again.
         step: the step that the ranks are in.
         interval: between the last two reports of the ranks.
+        before: seconds of training of the runs that it continues.
     """
 
     latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class RunNumbers:
     restarts: int = 0
     step: int = 0
     interval: Interval | None = None
+    before: float = 0.0
     _before: Mapping[str, Any] | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -77,6 +79,8 @@ class RunNumbers:
         elif kind == "step":
             self.step = max(self.step, event["step"])
         elif kind == "communication":
+            if not self.interval and "step" in self.latest:
+                self.before = self.latest["step"]["train_seconds"] - event["train_seconds"]
             self.interval = interval_between(self._before, event)
             self._before = event
         self.latest[kind] = event
@@ -119,7 +123,7 @@ def samples(numbers: RunNumbers, launch: Launch, recipe: str, now: float) -> Ite
     trained = of("step", "train_seconds")
     if trained is not None and now > numbers.began:
         until = of("end", "time") or now
-        known["goodput_ratio"] = trained / (until - numbers.began)
+        known["goodput_ratio"] = (trained - numbers.before) / (until - numbers.began)
     for name, value in known.items():
         if value is not None:
             yield f"ftcluster_{name}", {}, value
