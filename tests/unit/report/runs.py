@@ -102,7 +102,7 @@ def events(hosts: int = 2, slow: int = -1, restart: bool = False) -> list[dict[s
                 tokens=steps * 700, useful_tokens=steps * BATCH * TOKENS,
                 waited_seconds=[steps * (step_seconds - one) for one in work],
                 transfer_seconds=steps * 0.02, input_seconds=[steps * 0.01] * world,
-                sent_bytes=steps * 4e6,
+                sent_bytes=steps * 4e6, collectives=steps, latency_seconds=1e-4,
             )  # fmt: skip
             if step % (2 * LOGGED) == 0:
                 now += 2
