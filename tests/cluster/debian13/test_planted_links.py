@@ -7,7 +7,7 @@ from tests.cluster.control import OTHER
 from tests.cluster.debian13.canary import canary
 
 HOME = "/var/lib/ftcluster"
-FOLDERS = "runs models data scripts cache mesh metrics"
+FOLDERS = "runs models data scripts layers cache mesh metrics"
 EXCHANGE = f"""
 for name in .setup .setup.new current stacks {FOLDERS}; do
   ! ln -sfnT {{0}} {PREFIX}/$name || echo $name

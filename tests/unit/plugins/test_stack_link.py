@@ -185,10 +185,14 @@ def test_packages_of_scripts_are_removed_where_no_run_uses_their_stack(
 ) -> None:
     for name in ("one-a", "two-a", "two-b", "two-b.staging-0f", "gone-a"):
         (four / "layers" / name / "lib").mkdir(parents=True)
+    (four / "layers/one-link").symlink_to(four / "stacks/one")  # the account may write here
     descriptor = os.open(four / "stacks/two", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)  # as a run does
     found = run(state="pruned")
-    assert found["removed"] == ["four", "three", "layers/gone-a", "layers/one-a"]
+    assert found["removed"] == [
+        "four", "three", "layers/gone-a", "layers/one-a", "layers/one-link",
+    ]  # fmt: skip
+    assert is_finished(str(four / "stacks/one"))
     [why] = found["kept"]
     assert "the stack two here" in why
     os.close(descriptor)
