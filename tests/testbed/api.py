@@ -87,8 +87,15 @@ class Testbed:
             )  # fmt: skip
 
     def down(self, purge: bool = False) -> None:
-        """Remove every host and all that `up` made but the cache; with `purge`, that as well."""
+        """Remove every host and all that `up` made but the cache; with `purge`, that as well.
+
+        The cache is that of testbeds of all names.
+        """
         with _alone():
+            if purge and (used := host.other_disks()):
+                raise TestbedError(
+                    f"{', '.join(used)}: other testbeds use the cache; end them first"
+                )
             settings = self.wanted.recorded() or self.wanted
             network.switch_off()
             names = {node.name for node in settings.all_nodes()} | cgroups.host_names()

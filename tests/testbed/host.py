@@ -15,7 +15,7 @@ from pathlib import Path
 
 from . import network, registries
 from .cgroups import JOIN, Group, legacy
-from .settings import OPERATOR, OPERATOR_ID, OVERLAY, SWITCH, Node, Settings
+from .settings import OPERATOR, OPERATOR_ID, OVERLAY, OVERLAYS, SWITCH, Node, Settings
 from .shell import TestbedError, run, start
 
 MEMORY_V1 = "/sys/fs/cgroup/memory"
@@ -128,8 +128,18 @@ def add_names(node: Node, names: Iterable[Node]) -> None:
 
 def mounted_disks() -> list[str]:
     """Where our overlays are mounted, whoever mounted them."""
+    return [where for source, where in _overlays() if source == OVERLAY]
+
+
+def other_disks() -> list[str]:
+    """Where testbeds with other names have mounted theirs."""
+    return [where for source, where in _overlays() if source != OVERLAY]
+
+
+def _overlays() -> list[tuple[str, str]]:
     lines = Path("/proc/self/mounts").read_text().splitlines()
-    return [where for source, where, *_ in map(str.split, lines) if source == OVERLAY]
+    mounts = [(source, where) for source, where, *_ in map(str.split, lines)]
+    return [(source, where) for source, where in mounts if source.startswith(OVERLAYS)]
 
 
 def unmount(root: Path) -> None:

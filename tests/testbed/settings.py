@@ -25,7 +25,8 @@ if not re.fullmatch(r"[a-z]?", NAME):
 SWITCH = f"ftc-testbed{NAME}"  # the network namespace of the switch and of the control host
 BRIDGE = "br0"  # the switch itself, inside that namespace
 GROUP = f"ftcluster-testbed{NAME}"  # our folder in every cgroup hierarchy
-OVERLAY = f"ftcluster-testbed{NAME}"  # the "device" of our overlay mounts, to know them by
+OVERLAYS = "ftcluster-testbed"  # the "device" of overlay mounts begins so, to know them by
+OVERLAY = f"{OVERLAYS}{NAME}"
 LOCK = Path(f"/run/ftcluster-testbed-{NAME}.lock")  # one command at a time changes the testbed
 
 SHARED = Path("/var/tmp/ftcluster-testbed")  # root file systems for testbeds of all names

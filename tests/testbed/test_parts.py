@@ -1,10 +1,11 @@
 """The testbed's pure parts; the rest is tried by every test that uses it."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from . import access, cli, registries, settings, shape, sysctl, uplink
+from . import access, api, cli, host, registries, settings, shape, sysctl, uplink
 from .settings import Settings
 from .shell import TestbedError
 
@@ -45,6 +46,16 @@ def test_every_host_has_an_address_and_port_names_that_fit() -> None:
     longest_interface_name = 15
     assert max(len(node.name) for node in nodes) <= longest_interface_name
     assert len(uplink.OUTSIDE) <= longest_interface_name
+
+
+def test_the_cache_stays_while_another_testbed_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_alone", contextlib.nullcontext)
+    monkeypatch.setattr(host, "other_disks", lambda: ["/var/tmp/b/node0/root"])
+    bed = api.Testbed(Settings(dir=tmp_path))
+    with pytest.raises(TestbedError, match=r"b/node0/root: other testbeds use the cache"):
+        bed.down(purge=True)
 
 
 def test_inventory() -> None:
