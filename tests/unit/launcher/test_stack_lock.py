@@ -234,7 +234,9 @@ def test_a_node_package_is_not_replaced_under_a_run(
         pass
 
     class Module:
-        params = {"layer": "node_agent", "digest": "d2", "sha256": {}, "python": ""}  # noqa: RUF012
+        params = {  # noqa: RUF012
+            "layer": "node_agent", "base": None, "digest": "d2", "sha256": {}, "python": "",
+        }  # fmt: skip
 
         def fail_json(self, msg: str) -> None:
             raise Failed(msg)

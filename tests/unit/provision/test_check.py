@@ -140,9 +140,7 @@ def test_results_and_exit_codes(
 ) -> None:
     assert main(["check"]) == 1  # no cluster has been set up
     assert main(["check", "a.ini", "b.ini"]) == 2
-    with pytest.raises(SystemExit) as caught:
-        main(["check", "--tags", "x"])
-    assert caught.value.code == 2
+    assert main(["check", "--tags", "x"]) == 2
     assert asked == []
     capsys.readouterr()
     assert main(["check", "i.ini"]) == 0
