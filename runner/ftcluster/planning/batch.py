@@ -7,6 +7,7 @@ from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.memory import (
     BYTES_A_PARAMETER,
+    LOCAL,
     USABLE,
     ModelSize,
     Need,
@@ -203,10 +204,11 @@ class Batch:
         """The memory of a rank, and its parts."""
         needed = self.need(world)
         if needed is None:
+            a_parameter = BYTES_A_PARAMETER + (LOCAL if self.local and world > 1 else 0)
             return (
                 "not estimated",
                 "the size of a model is known only for folders of this machine with safetensors; "
-                f"weights, gradients and AdamW take {BYTES_A_PARAMETER} bytes per parameter",
+                f"weights, gradients and AdamW take {a_parameter} bytes per parameter",
             )
         _, _, why = self.explain(needed, world).partition(": ")
         return f"up to {gigabytes(needed.total)}", why

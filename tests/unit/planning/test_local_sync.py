@@ -54,3 +54,10 @@ def test_what_it_does_not_go_with(other: str) -> None:
     assert (launch.shard_optimizer, launch.ipex) == (False, False)
     with pytest.raises(PlanError, match=f"{other}=true"):
         planned(2, sync="local", **{other: True})
+
+
+def test_a_model_whose_size_is_not_known_takes_more_too() -> None:
+    recipe = replace(RECIPE, training=replace(RECIPE.training, sync="local"))
+    launch = plan(cluster(host("node0"), host("node1")), recipe, STACKS)
+    memory = next(one for one in launch.decisions if one.what == "memory per rank")
+    assert "32 bytes per parameter" in memory.why
