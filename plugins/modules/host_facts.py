@@ -201,6 +201,13 @@ facts:
     tcmalloc:
       {description: Path of the tcmalloc library.,
        type: str, sample: /usr/lib/x86_64-linux-gnu/libtcmalloc.so.4}
+    packages_of_others:
+      description:
+        - The distribution's packages that were installed for clusters in other folders than
+          O(prefix), until C(/etc/ftcluster/packages) says that this one uses them too.
+      type: list
+      elements: str
+      sample: [libtcmalloc-minimal4]
     openmp:
       {description: "Path of Intel's OpenMP library, of the stack in use or the host's own.",
        type: str, sample: /opt/ftcluster/current/lib/libiomp5.so}
@@ -282,6 +289,7 @@ RDMA_LIBRARIES = (
     "libibverbs.so.1", "librdmacm.so.1", "libefa.so.1", "libpsm2.so.2", "libnuma.so.1",
     "libuuid.so.1",
 )  # fmt: skip
+RECORD = "/etc/ftcluster/packages"  # which the role os_package writes
 OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -431,6 +439,18 @@ def has_user(name):
         return False
 
 
+def packages_of_others(record, prefix):
+    """The packages of the record that it does not name the prefix as a user of.
+
+    >>> record = "tree: tree\\nacl: acl\\nacl is used by /opt/a\\nacl is used by /opt/b\\n"
+    >>> packages_of_others(record, "/opt/b")
+    ['tree']
+    """
+    lines = record.splitlines()
+    names = [name for name, colon, _ in (line.partition(":") for line in lines) if colon]
+    return [name for name in names if f"{name} is used by {prefix}" not in lines]
+
+
 def main():
     """Ansible's entry point."""
     module = AnsibleModule(
@@ -492,6 +512,7 @@ def main():
         "rdma_libraries": [name for name in RDMA_LIBRARIES if library((name,))],
         "locks_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY,
         "tcmalloc": library(TCMALLOC),
+        "packages_of_others": packages_of_others(read(RECORD), prefix),
         "openmp": library(OPENMP, (prefix / "current" / "lib", *LIBRARY_FOLDERS)),
     }
     module.exit_json(changed=False, facts={**facts, **cpu_facts(cpuinfo), **network_facts(module)})

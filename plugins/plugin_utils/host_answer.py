@@ -26,6 +26,7 @@ FORMS = {
     "network_address": r"[\w:][\w:.%-]*|",
     "network_interface": r"[^\s/]*",
     "openmp": PATH,
+    "packages_of_others": NAME,
     "prefix": f"(?=/){PATH}",
     "python": NAME,
     "rdma_libraries": NAME,

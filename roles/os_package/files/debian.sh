@@ -150,8 +150,8 @@ remove_all() {
             record_line "$name"
         done
         # shared with a package that is asked for still: to be removed with that one
-        if [ -n "$left" ] && [ -s "$record" ]; then
-            heir=$(sed -n '$s/:.*//p' "$record")
+        if [ -n "$left" ] && grep -q '^[^ ]*:' "$record" 2>/dev/null; then
+            heir=$(sed -n 's/^\([^ ]*\):.*/\1/p' "$record" | tail -n 1)
             # shellcheck disable=SC2046,SC2086 # lists of words
             record_line "$heir" $(recorded "$heir") $left
         fi

@@ -19,6 +19,7 @@ for place in /opt/ftcluster/runs /opt/ftcluster/mesh /var/lib/ftcluster; do
   chown -h ftcluster . folder file
 done
 """
+RECORD = "/etc/ftcluster/packages"
 RUN = "/opt/ftcluster/runs/quickstart-1"
 
 
@@ -29,6 +30,21 @@ def test_a_second_setup_changes_nothing(cluster: Cluster) -> None:
     assert {name: host["changed"] for name, host in hosts.items()} == dict.fromkeys(NAMES, 0)
     assert "libtcmalloc-minimal4t64" in control.shell(OTHER, "dpkg-query -W")
     assert "table inet ftcluster" in control.shell(OTHER, "nft list ruleset")
+
+
+def test_the_allocator_stays_for_a_cluster_in_another_folder(cluster: Cluster) -> None:
+    control = cluster.control
+    foreign = f"sed -i 's, /opt/ftcluster$, /srv/other,' {RECORD}"
+    used_by = "libtcmalloc-minimal4t64 is used by {}"
+    with control.changed({OTHER: (foreign, f"sed -i '/other/d' {RECORD}")}):
+        setup = ("setup", cluster.inventory, "--tags", "preflight,system", "--limit", OTHER)
+        assert control.run(*setup).returncode == 0
+        lines = control.shell(OTHER, f"cat {RECORD}").splitlines()
+        both = [used_by.format(user) for user in ("/srv/other", "/opt/ftcluster")]
+        assert [line for line in lines if "used" in line] == both
+        removal = control.run("teardown", cluster.inventory, "--check", "--limit", OTHER)
+        assert "left libtcmalloc-minimal4t64: used by /srv/other" in removal.stderr
+    assert used_by.format("/opt/ftcluster") in control.shell(OTHER, f"cat {RECORD}")
 
 
 def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -> None:
