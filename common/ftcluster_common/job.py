@@ -28,6 +28,7 @@ class Job:
         log_samples: whether each rank logs the samples of each step.
         nodes: number of hosts with ranks; further ones are spares.
         shard_optimizer: whether each rank has a part of the optimizer's state, as the plan decided.
+        shared_folder: whether all hosts have the same prefix, on a network's file system.
     """
 
     run: str
@@ -43,6 +44,7 @@ class Job:
     nodes: int = 1
     shard_optimizer: bool = False
     purpose: Purpose = "train"
+    shared_folder: bool = False
 
     @property
     def run_dirs(self) -> tuple[Path, ...]:

@@ -6,7 +6,7 @@ Variables of Hydra and Intel MPI: Intel MPI Developer Reference, Hydra Environme
 import itertools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,24 @@ def head_variables(stack: str, path: str, port: str) -> dict[str, str]:
         stack: the stack's folder; mpirun finds its own programs on PATH.
     """
     return {"PATH": f"{stack}/bin{os.pathsep}{path}", "MASTER_PORT": port}
+
+
+def own_rank(environ: Mapping[str, str]) -> int:
+    """The rank of this process: `bind` and torchrun set RANK, Hydra sets PMI_RANK.
+
+    Raises:
+        KeyError: neither is set.
+    """
+    return int(environ["RANK"] if "RANK" in environ else environ["PMI_RANK"])
+
+
+def own_size(environ: Mapping[str, str]) -> int:
+    """The number of ranks, from the same sources.
+
+    Raises:
+        KeyError: it is not set.
+    """
+    return int(environ["WORLD_SIZE"] if "WORLD_SIZE" in environ else environ["PMI_SIZE"])
 
 
 def label_pattern(run: str) -> str:

@@ -59,13 +59,13 @@ def make_state_dir(path: Path) -> None:
     state_dir().chmod(PRIVATE_FOLDER)
 
 
-def write_atomically(path: Path, text: str, mode: int = PRIVATE_FILE) -> None:
+def write_atomically(path: Path, content: str | bytes, mode: int = PRIVATE_FILE) -> None:
     """Write a file so that readers never see a part of it, even after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())

@@ -1,11 +1,11 @@
-"""Binds a rank to its cores and memory, then executes its program: what mpirun starts.
+"""Binds a rank to its cores and memory, then executes its program: what mpirun or torchrun starts.
 
     python -m ftcluster_train.bind PROGRAM ARGUMENTS ...
 
 The plan of all ranks is in FTCLUSTER_PLACEMENT (`ftcluster.launch.mpirun.placement_text` writes
-it), the rank in PMI_RANK. Each host's masks are computed here, on the host, within what this
-process may use now. Where that fails, as in a container without the capability, a line on stderr
-says so and the rank runs all the same.
+it), the rank in PMI_RANK or torchrun's variables. Each host's masks are computed here, on the host,
+within what this process may use now. Where that fails, as in a container without the capability, a
+line on stderr says so and the rank runs all the same.
 
 The program gets the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
 and GROUP_RANK. It is executed and not imported, because LD_PRELOAD is read when a process starts.
@@ -23,7 +23,13 @@ import sys
 from ftcluster_common.launch import PLACEMENT_VARIABLE
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.io.permissions import GROUP_READS
-from ftcluster_train.launcher.affinity import bind_cores, bind_memory, find_place, variables
+from ftcluster_train.launcher.affinity import (
+    bind_cores,
+    bind_memory,
+    find_place,
+    torchrun_place,
+    variables,
+)
 from ftcluster_train.launcher.guardian import ADDRESS, execute, guard
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 
@@ -46,8 +52,8 @@ def guarded(program: list[str], rank: int) -> int:
 def main() -> int:
     """Entry point; returns only where the program cannot be started."""
     text = os.environ.pop(PLACEMENT_VARIABLE, None)
-    rank = os.environ.get("PMI_RANK")
-    if text is None or rank is None or len(sys.argv) < 2:
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if text is None or len(sys.argv) < 2 or not (by_torchrun or "PMI_RANK" in os.environ):
         print(
             f"ftcluster: {PLACEMENT_VARIABLE} and PMI_RANK are not set; start it as "
             "`ftcluster train --dry-run` shows",
@@ -59,17 +65,20 @@ def main() -> int:
     except TrainError as error:
         print(error_line(error), flush=True)
         return 1
-    place = find_place(json.loads(text), int(rank))
+    if by_torchrun:
+        place = torchrun_place(json.loads(text), os.environ)
+    else:
+        place = find_place(json.loads(text), int(os.environ["PMI_RANK"]))
     problems = bind_memory(place.memory)
     threads, more = bind_cores(place)
     for problem in problems + more:
         # one write, so that the lines of several ranks do not mix
-        os.write(2, f"ftcluster: rank {rank} on {os.uname().nodename}: {problem}\n".encode())
+        os.write(2, f"ftcluster: rank {place.rank} on {os.uname().nodename}: {problem}\n".encode())
     os.environ.update(variables(place, threads))
     os.umask(GROUP_READS)  # here, because on other hosts it is that of an SSH session
     program = sys.argv[1:]
     if ADDRESS in os.environ:
-        return guarded(program, int(rank))
+        return guarded(program, place.rank)
     return execute(program)
 
 

@@ -5,6 +5,7 @@ import os
 import socket
 
 from ftcluster_common.events import is_event
+from ftcluster_common.launch import own_rank
 
 MARKER = "FTCLUSTER-ERROR "
 STOPPED_LINE = "FTCLUSTER-STOPPED"  # of rank 0, once a training has saved its state to be ended
@@ -36,7 +37,7 @@ def error_line(error: TrainError) -> str:
             "message": error.message,
             "hint": error.hint,
             "host": socket.gethostname(),
-            "rank": int(os.environ.get("PMI_RANK", 0)),
+            "rank": own_rank({"PMI_RANK": "0", **os.environ}),
             "restartable": error.restartable,
         }
     )

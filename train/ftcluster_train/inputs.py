@@ -25,7 +25,9 @@ class Inputs:
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:
     """Write `run_dir`/inputs.json."""
     text = json.dumps(asdict(inputs)) + "\n"
-    (run_dir / "inputs.json").write_text(text, encoding="utf-8")
+    partial = run_dir / ".inputs.json.partial"
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(run_dir / "inputs.json")  # the ranks of another host may be reading it
 
 
 def read_inputs(run_dir: Path) -> Inputs:

@@ -1,15 +1,20 @@
 """Prepares model and data of a run on this host, before any rank starts.
 
-    python -m ftcluster_train.prepare RUN_DIR [--hub-token]
+    python -m ftcluster_train.prepare RUN_DIR [--hub-token | --job FILE]
 
-With --hub-token it reads a token for the Hugging Face Hub from stdin, and keeps it in memory.
+With --hub-token it reads a token for the Hugging Face Hub from stdin, and keeps it in memory. With
+--job it makes RUN_DIR and puts the job there; other hosts may do the same at the same time in the
+same folder, on a network's file system.
 Writes the data as token samples, unless an earlier run has, and RUN_DIR/inputs.json with the paths
 for the ranks. Prints an error that a user can fix, and exits with 1.
 """
 
+import contextlib
 import errno
+import fcntl
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +31,7 @@ from ftcluster_train.data.token_cache import cached_tokens, token_key
 from ftcluster_train.data.train_tokenizer import train_tokenizer
 from ftcluster_train.errors import TrainError
 from ftcluster_train.inputs import Inputs, write_inputs
+from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.io.permissions import ACCOUNT_ONLY
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 from ftcluster_train.tasks.registry import make_task
@@ -105,9 +111,13 @@ def main() -> int:
         os.environ["HF_TOKEN"] = sys.stdin.read().strip()
     transformers_logging.set_verbosity_error()  # about texts that are longer than the model takes
     run_dir = Path(sys.argv[1])
+    job_file = sys.argv[3] if sys.argv[2:3] == ["--job"] else ""
     try:
         hold_stack(own_stack())
-        inputs = prepare(read_job(run_dir))
+        with _one_host_at_a_time(run_dir) if job_file else contextlib.nullcontext():
+            if job_file:
+                write_atomically(run_dir / "job.json", Path(job_file).read_text(encoding="utf-8"))
+            write_inputs(run_dir, prepare(read_job(run_dir)))
     except DataError as error:
         print(error)
         return 1
@@ -120,8 +130,17 @@ def main() -> int:
             raise
         print(f"the disk of {error.filename or run_dir} is full")
         return 1
-    write_inputs(run_dir, inputs)
     return 0
+
+
+@contextlib.contextmanager
+def _one_host_at_a_time(run_dir: Path) -> Iterator[None]:
+    """A lock on a folder of several hosts; the second one finds all that the first has made."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / "prepare.lock").open("w") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks: both do the work
+            fcntl.lockf(lock, fcntl.LOCK_EX)  # also over NFS, see fcntl_locking(2)
+        yield
 
 
 if __name__ == "__main__":

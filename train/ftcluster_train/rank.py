@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from ftcluster_common.cpu_list import format_cpus
 from ftcluster_common.data_files import TRAIN
 from ftcluster_common.job import Job, read_job
+from ftcluster_common.launch import own_rank
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import (
     abandon_world,
@@ -178,7 +179,7 @@ def main() -> int:
     try:
         run(read_job(run_dir))
     except TrainingStopped:
-        if os.environ["PMI_RANK"] == "0":
+        if own_rank(os.environ) == 0:
             print(STOPPED_LINE, flush=True)
         leave_world()
     except TrainError as error:

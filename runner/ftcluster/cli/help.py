@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 # commands by what they are for, in the order in which one needs them
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "make a cluster": ("setup", "check", "stacks", "bundle", "teardown"),
-    "train on it": ("recipes", "plan", "train", "evaluate", "predict", "run"),
+    "train on it": ("recipes", "plan", "train", "evaluate", "predict", "run", "export"),
     "runs": ("ps", "logs", "attach", "stop", "fetch", "report", "clean"),
     "more": ("demo", "bench", "version", "completion"),
 }
@@ -39,6 +39,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "run": (
         "ftcluster run -- train.py --epochs 3",
         "ftcluster run --nodes 2 --ranks-per-host 4 -- -m my_package.train",
+    ),
+    "export": ("ftcluster export k8s mrpc --facts nodes.json --image registry/ftcluster-node:1",),
+    "export k8s": (
+        "ftcluster export k8s mrpc --facts nodes.json --image registry/ftcluster-node:1",
+        "ftcluster export k8s mrpc --kind mpijob --image registry/ftcluster-node:1 -o k8s",
     ),
     "ps": ("ftcluster ps", "ftcluster ps --json"),
     "logs": ("ftcluster logs RUN", "ftcluster logs RUN --rank 3"),

@@ -19,6 +19,7 @@ from ftcluster.cli import (
     completion,
     demo,
     evaluate,
+    export,
     fetch,
     logs,
     plan,
@@ -43,8 +44,8 @@ from ftcluster.text.terminal import print_lines
 from ftcluster_common import __version__
 
 COMMANDS = (
-    setup, check, stacks, bundle, teardown, recipes, plan, train, evaluate, predict, run, ps, logs,
-    attach, stop, fetch, report, clean, demo, bench, version, completion,
+    setup, check, stacks, bundle, teardown, recipes, plan, train, evaluate, predict, run,
+    export, ps, logs, attach, stop, fetch, report, clean, demo, bench, version, completion,
 )  # fmt: skip
 
 

@@ -48,12 +48,20 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     split_words(options.words)  # wrong usage first
-    file = Path(options.facts).absolute() if options.facts else None
-    cluster = Cluster(inventories=(), facts=read_facts(file)) if file else recall()
+    cluster = facts_of(options.facts)
     shape = (options.nodes, options.spares, options.ranks_per_host)
     prepared = prepare_run(recipe_words(options), cluster, options.data, options.model, *shape)
     show_plan(prepared, options)
     return 0
+
+
+def facts_of(file: str | None) -> Cluster:
+    """The cluster of --facts; without it, that of the last setup.
+
+    Raises:
+        FtclusterError: there is none, or the file cannot be read or is incomplete.
+    """
+    return Cluster(inventories=(), facts=read_facts(Path(file).absolute())) if file else recall()
 
 
 def read_facts(path: Path) -> ClusterFacts:

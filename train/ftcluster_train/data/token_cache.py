@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def cached_tokens(
     """
     folder = cache / key
     if not (folder / NOTICES).is_file():
-        partial = cache / f"{key}.{os.getpid()}.partial"
+        partial = cache / f"{key}.{socket.gethostname()}.{os.getpid()}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:

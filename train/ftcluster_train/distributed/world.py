@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ftcluster_common.launch import BACKEND_VARIABLE, CCL, IMPI
+from ftcluster_common.launch import BACKEND_VARIABLE, CCL, IMPI, own_rank, own_size
 from ftcluster_common.timeouts import timeouts_of
 from ftcluster_train.distributed import mpi_backend, oneccl
 from ftcluster_train.distributed.connectivity import listen
@@ -40,13 +40,14 @@ class World:
 
 
 def join_world() -> World:
-    """Make the process group; rank and size come from PMI, which Hydra sets for each process.
+    """Make the process group; rank and size are those of `bind`, or of Hydra without it.
 
     Raises:
-        TrainError: this process was not started by mpirun, or the backend cannot be loaded.
+        TrainError: this process was not started by mpirun or torchrun, or the backend cannot be
+            loaded.
     """
     try:
-        rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+        rank, size = own_rank(os.environ), own_size(os.environ)
     except KeyError:
         raise TrainError("PMI_RANK is not set", "start the ranks with mpirun") from None
     backend = os.environ.get(BACKEND_VARIABLE, "gloo")
@@ -63,12 +64,21 @@ def join_world() -> World:
     timeouts = timeouts_of(os.environ)
     dist.init_process_group(
         backend,
-        store=open_store(host, port, rank, size, timedelta(seconds=timeouts.join)),
+        store=_store(host, port, rank, size, timedelta(seconds=timeouts.join)),
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeouts.collective),
     )
     return World(rank=rank, size=size, backend=backend)
+
+
+def _store(host: str, port: int, rank: int, size: int, limit: timedelta) -> dist.Store:
+    """The store that all ranks share: torchrun's where it has one, else that of rank 0."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return open_store(host, port, rank, size, limit)
+    store = dist.TCPStore(host, port, size, is_master=False, timeout=limit, wait_for_workers=False)
+    # it outlives the ranks: what those before a restart have left there is not for these
+    return dist.PrefixStore(f"ftcluster/{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
 
 
 def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> dist.TCPStore:
@@ -119,6 +129,17 @@ def host_led(rank: int) -> int | None:
     if "LOCAL_RANK" not in os.environ:  # not started by `bind`: one host
         return 0 if rank == 0 else None
     return int(os.environ["GROUP_RANK"]) if os.environ["LOCAL_RANK"] == "0" else None
+
+
+def folder_led(rank: int, shared: bool) -> int | None:
+    """The number of the run's folder that this rank writes to; None where another one does.
+
+    Args:
+        shared: whether all hosts have the same folder; else each has one.
+    """
+    if shared:
+        return 0 if rank == 0 else None
+    return host_led(rank)
 
 
 def leave_world() -> None:

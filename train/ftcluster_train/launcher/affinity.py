@@ -7,7 +7,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
@@ -73,6 +73,20 @@ def find_place(placement: Mapping[str, Any], rank: int) -> Place:
         memory=tuple(own["memory"]),
         env=kind["env"],
     )
+
+
+def torchrun_place(placement: Mapping[str, Any], environ: Mapping[str, str]) -> Place:
+    """The place of a rank that torchrun has started, on hosts that are all alike.
+
+    torchrun decides which rank it is, and may start fewer hosts than planned.
+
+    Raises:
+        ValueError: the plan has fewer ranks on a host.
+    """
+    numbers = (environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK"))
+    rank, size, local, host = map(int, numbers)
+    place = find_place({**placement, "hosts": [[0, 1]]}, local)
+    return replace(place, rank=rank, world_size=size, host=host)
 
 
 def variables(place: Place, threads: int) -> dict[str, str]:

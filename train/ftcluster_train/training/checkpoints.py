@@ -10,7 +10,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ftcluster_train.distributed.world import World, gather_over_ranks, host_led
+from ftcluster_train.distributed.world import World, folder_led, gather_over_ranks
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
 from ftcluster_train.io.permissions import GROUP_READS
@@ -29,14 +29,16 @@ class Checkpoints:
     Args:
         limit: how many are kept; None: all.
         resumed: the step after which this training goes on.
+        shared: whether all hosts have the same folder.
     """
 
     def __init__(
-        self, folder: Path, limit: int | None, resumed: int, world: World, log: ProgressLog
-    ) -> None:
+        self, folder: Path, limit: int | None, resumed: int, world: World, log: ProgressLog,
+        shared: bool = False,
+    ) -> None:  # fmt: skip
         self._folder, self._limit, self._world, self._log = folder, limit, world, log
-        host = host_led(world.rank)
-        self._writes = host is not None and host < HOSTS
+        led = folder_led(world.rank, shared)
+        self._writes = led is not None and led < HOSTS
         if self._writes:
             remove_leftovers(folder)
         names = (path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*"))

@@ -123,8 +123,9 @@ def train(
         log.write("notice", message=text)
 
     snapshots = Snapshots(
-        job.run_dir / "snapshots", job.snapshot_seconds, job.shard_optimizer, world, notice
-    )
+        job.run_dir / "snapshots", job.snapshot_seconds, job.shard_optimizer, world, notice,
+        job.shared_folder,
+    )  # fmt: skip
     start = str(settings.resume_from_checkpoint or "")
     states = [run / name for run in job.run_dirs for name in ("checkpoints", "snapshots")]
     wanted = f"run {job.resume[0]}" if job.resume and job.must_resume else ""
@@ -144,8 +145,9 @@ def train(
     if position.step:
         set_step(schedule, position.step)
     checkpoints = Checkpoints(
-        job.run_dir / "checkpoints", settings.save_total_limit, position.step, world, log
-    )
+        job.run_dir / "checkpoints", settings.save_total_limit, position.step, world, log,
+        job.shared_folder,
+    )  # fmt: skip
 
     metrics = position.metrics
     best = BestEvaluation(settings)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ftcluster_train.distributed.world import World, gather_over_ranks, host_led
+from ftcluster_train.distributed.world import World, folder_led, gather_over_ranks, host_led
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
 from ftcluster_train.io.memory import free_memory
@@ -241,6 +241,7 @@ class Snapshots:
         seconds: between two, or longer so that they cost at most COST_SHARE of the time; 0: none.
         sharded: whether ranks have different pieces; each rank makes it at the same time then.
         notice: called with what a user should know.
+        shared: whether all hosts have the same folder; rank 0 writes then, for all of them.
 
     Attributes:
         costs: seconds by which each has made the training longer: that it waited, the writer's CPU
@@ -249,10 +250,10 @@ class Snapshots:
 
     def __init__(
         self, folder: Path, seconds: float, sharded: bool, world: World,
-        notice: Callable[[str], None],
+        notice: Callable[[str], None], shared: bool = False,
     ) -> None:  # fmt: skip
         self._folder, self._notice = folder, notice
-        self._writes = host_led(world.rank) is not None
+        self._writes = folder_led(world.rank, shared) is not None
         self._seconds = seconds if self._writes or sharded else 0.0
         self._problem = ""  # why the last one could not be written
         self._pause, self._threads = seconds, torch.get_num_threads()

@@ -1,0 +1,16 @@
+"""`ftcluster export WHAT`: the same training for another scheduler."""
+
+from typing import Any
+
+from ftcluster.cli import export_k8s
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "export",
+        help="write a training for Kubernetes",
+        description="Writes what another scheduler needs to run the same training. Starts nothing.",
+    )
+    kinds = parser.add_subparsers(metavar="WHAT", required=True)
+    export_k8s.add_parser(kinds)

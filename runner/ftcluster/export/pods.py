@@ -1,0 +1,97 @@
+"""A node as the pods of a training see it. Pure functions only."""
+
+from dataclasses import dataclass, replace
+
+from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.planning.memory import USABLE
+from ftcluster.planning.placement import limited
+from ftcluster.planning.plan import HostPlan, LaunchPlan
+from ftcluster.text.host_names import short_names
+from ftcluster_common.cpu_list import format_cpus, parse_cpus
+from ftcluster_common.network import AUTO
+
+STACK = "/opt/ftcluster/stack"  # of the node image
+VOLUME = "/mnt/ftcluster"  # where the pods mount the claim: models, caches, runs
+TCMALLOC = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"  # where Debian has it
+NODE_CORES = 4  # a node with fewer keeps no core for kubelet
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a pod requests, and its limits.
+
+    Attributes:
+        cpus: logical CPUs, as Kubernetes counts them.
+    """
+
+    cpus: int
+    memory_gib: int
+
+
+def resources(facts: ClusterFacts) -> Resources:
+    """What a pod has of each node: all but one core and a tenth of the memory.
+
+    Those are for kubelet, the system and daemon sets: a pod that requests all of a node is never
+    scheduled.
+    """
+    left = [_without_first_core(host) for host in facts.hosts]
+    cpus = min(host.cores if limited(host) else host.threads for host in left)
+    memory = min(host.memory_bytes for host in left)
+    return Resources(cpus, max(1, int(memory * USABLE / GIB)))
+
+
+def as_pods(facts: ClusterFacts) -> ClusterFacts:
+    """The same hosts with what a pod of the node image has of them."""
+    return ClusterFacts(tuple(map(_as_pod, facts.hosts)))
+
+
+def _as_pod(host: HostFacts) -> HostFacts:
+    """One host as a pod.
+
+    Its address is its name: a pod's own is not known before it starts, and plan() only makes sure
+    that hosts have different ones. RDMA needs a device plugin.
+    """
+    return replace(
+        _without_first_core(host),
+        memory_bytes=resources(ClusterFacts((host,))).memory_gib * GIB,
+        prefix=VOLUME,
+        connection="pod",
+        rank_user="",
+        tcmalloc=TCMALLOC,
+        openmp="",  # the native stacks do not have it
+        network_address=host.name,
+        network_interface="",
+        network_provider=AUTO,
+        rdma=(),
+        rdma_libraries=(),
+    )
+
+
+def _without_first_core(host: HostFacts) -> HostFacts:
+    """The host without its first core, which kubelet's CPU manager keeps for the system, too."""
+    if host.cores < NODE_CORES or limited(host):
+        return host
+    cpus = [parse_cpus(node.cpus) for node in host.numa]
+    first = min(cpu for own in cpus for cpu in own)
+    numa = tuple(
+        replace(node, cores=node.cores - 1, cpus=format_cpus(cpu for cpu in own if cpu != first))
+        if first in own
+        else node
+        for node, own in zip(host.numa, cpus, strict=True)
+    )
+    threads = host.threads - host.threads // host.cores
+    return replace(host, cores=host.cores - 1, threads=threads, numa=numa)
+
+
+def uneven(plan: LaunchPlan) -> str:
+    """The hosts whose ranks have other cores than those of the first one; "" for none.
+
+    All pods of a training are made of one template.
+    """
+
+    def cores(host: HostPlan) -> list[tuple[object, ...]]:
+        return [(rank.cpus, rank.threads, rank.memory) for rank in host.placement]
+
+    first = cores(plan.hosts[0])
+    return short_names([host.name for host in plan.hosts if cores(host) != first])
