@@ -25,7 +25,9 @@ RESTART_VARIABLE = "FTCLUSTER_RESTART"  # how often the ranks were started again
 CHECKPOINT_VARIABLE = "FTCLUSTER_CHECKPOINT"  # from which a restarted script may resume
 BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # of torch.distributed
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see ftcluster.launch.mpirun.placement_text
+SLURM_VARIABLE = "SLURM_JOB_ID"  # Slurm's own
 LAYER_VARIABLE = "FTCLUSTER_LAYER"  # the folder with a script's own packages
+GRACE_SECONDS = 30.0  # for the last checkpoint of a training that is asked to stop
 GLOO, IMPI = "gloo", "impi"  # torch's own, and that of ftcluster_train.mpi
 CCL = "ccl"  # the backend of oneccl_bind_pt
 MPI = "mpi"  # MPI_Allreduce itself, where it is measured beside backends
@@ -34,6 +36,8 @@ MPI = "mpi"  # MPI_Allreduce itself, where it is measured beside backends
 GUARD_FILE = "guard"
 LAUNCH_FILE = "launch.json"
 HUB_TOKEN_FILE = "hub_token"  # in the run's folder, while its ranks are running
+# srun(1): beside the job's own script, with all of the job's CPUs
+SRUN_OPTIONS = "--overlap --cpu-bind=none"
 # ftcluster sets the ranks' affinity by itself
 MPI_VARIABLES = {
     "I_MPI_PIN": "0",
@@ -55,6 +59,22 @@ def mesh_variables(ssh_config: str, interface: str) -> dict[str, str]:
         "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {ssh_config}",
         # the head starts every host itself: no other host has the key
         "I_MPI_HYDRA_BRANCH_COUNT": "4096",
+    }
+    return {**variables, **({"I_MPI_HYDRA_IFACE": interface} if interface else {})}
+
+
+def slurm_variables(job: str, interface: str) -> dict[str, str]:
+    """Variables that make Hydra start the hosts of a Slurm job by srun; none where `job` is "".
+
+    Args:
+        interface: as for `mesh_variables`.
+    """
+    if not job:
+        return {}
+    variables = {
+        SLURM_VARIABLE: job,
+        "I_MPI_HYDRA_BOOTSTRAP": "slurm",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SRUN_OPTIONS,
     }
     return {**variables, **({"I_MPI_HYDRA_IFACE": interface} if interface else {})}
 
@@ -109,10 +129,14 @@ def grouped(kinds: Iterable[int]) -> list[list[int]]:
     return [[kind, len(list(same))] for kind, same in itertools.groupby(kinds)]
 
 
-def hostfile_of(hosts: Sequence[Host], counts: Sequence[int]) -> str:
-    """The text of a hostfile, given the number of ranks of each host."""
+def hostfile_of(hosts: Sequence[Host], counts: Sequence[int], by_name: bool = False) -> str:
+    """The text of a hostfile, given the number of ranks of each host.
+
+    Args:
+        by_name: whether mpirun is to know the hosts by name, as srun does.
+    """
     pairs = zip(hosts, counts, strict=True)
-    return "".join(f"{host.address}:{count}\n" for host, count in pairs)
+    return "".join(f"{one.name if by_name else one.address}:{count}\n" for one, count in pairs)
 
 
 @dataclass(frozen=True)
@@ -133,6 +157,9 @@ class Launch:
         share_hosts: whether it starts on hosts that other runs use.
         timeout_seconds: see Timeouts.
         hang_seconds: how long no rank may do anything; 0: for ever; None: timeout_seconds.
+        slurm_job: the Slurm job that has the hosts, which share the run's folder; "" for none.
+        grace_seconds: for the step that the ranks are in and its checkpoint, once they are asked
+            to stop.
     """
 
     run_dir: str
@@ -152,6 +179,8 @@ class Launch:
     share_hosts: bool = False
     timeout_seconds: float = DEFAULT_SECONDS
     hang_seconds: float | None = None
+    slurm_job: str = ""
+    grace_seconds: float = GRACE_SECONDS
 
     @property
     def run(self) -> str:
@@ -202,7 +231,7 @@ class Launch:
             self,
             argv=(*self.argv[:at], str(sum(counts)), *self.argv[at + 1 :]),
             env={**self.env, PLACEMENT_VARIABLE: json.dumps(placement, separators=(",", ":"))},
-            hostfile=hostfile_of(hosts, counts),
+            hostfile=hostfile_of(hosts, counts, bool(self.slurm_job)),
             hosts=tuple(hosts),
             idle=tuple(idle),
             script_ranks=None if self.script_ranks is None else sum(counts),

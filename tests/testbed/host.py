@@ -52,10 +52,10 @@ def boot(node: Node, settings: Settings, authorized_key: Path) -> None:
     button.make()
     host.make()
     power = ["setsid", "--fork", "sh", "-c", POWER, "sh", SWITCH, node.name, host.procs_files()]
-    start(button.join_argv([*power, *nspawn_argv(node, settings.bind_ro)]), log)
+    start(button.join_argv([*power, *nspawn_argv(node, settings.bind_ro, settings.shared)]), log)
 
 
-def nspawn_argv(node: Node, binds: Iterable[str]) -> list[str]:
+def nspawn_argv(node: Node, read_only: Iterable[str], shared: Iterable[str]) -> list[str]:
     return [
         "env",
         "SYSTEMD_NSPAWN_API_VFS_WRITABLE=network",  # hosts may set net.*, not vm.* or kernel.*
@@ -75,7 +75,8 @@ def nspawn_argv(node: Node, binds: Iterable[str]) -> list[str]:
         "--console=pipe",
         "--capability=CAP_NET_ADMIN,CAP_IPC_LOCK,CAP_PERFMON",  # not SYS_TIME: one clock for all
         "--system-call-filter=perf_event_open keyctl add_key request_key",
-        *(f"--bind-ro={path}" for path in binds),
+        *(f"--bind-ro={path}" for path in read_only),
+        *(f"--bind={path}" for path in shared),
     ]
 
 

@@ -69,6 +69,7 @@ class Settings:
     suite: str = "bookworm"
     extra: tuple[str, ...] = ()  # more Debian packages for the root file system
     bind_ro: tuple[str, ...] = ()  # paths of this machine that every host sees, read-only
+    shared: tuple[str, ...] = ()  # and may write, as a network file system that all mount
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z]+", self.suite):
@@ -139,4 +140,5 @@ class Settings:
             suite=saved["suite"],
             extra=tuple(saved["extra"]),
             bind_ro=tuple(saved["bind_ro"]),
+            shared=tuple(saved.get("shared", ())),
         )

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common.run_state import RunState
-from ftcluster_train.io.events import read_events
+from ftcluster_train.io.events import has_ended, read_events
 from ftcluster_train.io.fsync import remove
 from ftcluster_train.launcher.processes import run_of
 
@@ -27,7 +28,7 @@ def list_runs(folder: Path) -> list[RunState]:
     """Every run in a folder of runs, the newest first."""
     paths = [path for path in folder.glob("[!.]*") if path.is_dir()]
     alive = runs_alive()
-    found = [read_run(path, path.name in alive) for path in paths]
+    found = [read_run(path, path.name in alive or in_slurm(path)) for path in paths]
     return sorted(found, key=lambda run: -run.started)
 
 
@@ -80,12 +81,24 @@ def runs_alive() -> set[str]:
     return found
 
 
+def in_slurm(path: Path) -> bool:
+    """Whether a run belongs to a Slurm job that is running, on any host, and has not ended."""
+    job = _document(path / "launch.json").get("slurm_job")
+    if not job or has_ended(path):
+        return False
+    command = ["squeue", "--noheader", "--format=%T", f"--jobs={job}"]
+    with contextlib.suppress(OSError):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() in ("RUNNING", "COMPLETING", "SUSPENDED")
+    return False
+
+
 def remove_runs(folder: Path, runs: Sequence[str]) -> list[str]:
     """Remove the folders of runs that have ended; returns the ids of those removed."""
     alive, removed = runs_alive(), []
     for run in runs:
         path = folder / run
-        if run not in alive and path.parent == folder and path.is_dir():
+        if run not in alive and path.parent == folder and path.is_dir() and not in_slurm(path):
             remove(path)
             removed.append(run)
     return removed

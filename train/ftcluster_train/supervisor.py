@@ -23,7 +23,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.launch import LAUNCH_FILE, RUN_VARIABLE, Host, Launch, read_launch
+from ftcluster_common.launch import (
+    LAUNCH_FILE,
+    RUN_VARIABLE,
+    SLURM_VARIABLE,
+    Host,
+    Launch,
+    read_launch,
+)
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
@@ -38,7 +45,7 @@ from ftcluster_train.launcher.rank_environment import free_port as free_port  # 
 from ftcluster_train.launcher.rank_launch import HostsRefused, Run, run_ranks
 from ftcluster_train.launcher.restart_hosts import change_notice, hosts_of_restart
 from ftcluster_train.launcher.ssh_check import Refusal
-from ftcluster_train.launcher.stop_request import EXIT_CODE, SAVE_SECONDS, Stopped, StopRequest
+from ftcluster_train.launcher.stop_request import EXIT_CODE, Stopped, StopRequest
 
 HOST_RETRY_SECONDS = 5.0
 NO_UNIT = 3  # exit code of `start`
@@ -186,6 +193,9 @@ def start(run_dir: Path, user: str) -> int:
         user: the account, where root starts it; else "".
     """
     if not background.is_supervised(run_dir):
+        if elsewhere := slurm_elsewhere(run_dir):
+            print(elsewhere, file=sys.stderr)
+            return 1
         try:
             background.start_unit(run_dir, user)
         except background.NoUnit as error:
@@ -197,6 +207,20 @@ def start(run_dir: Path, user: str) -> int:
         return 0
     print(f"the supervisor does not start: {run_dir}/supervisor.log", file=sys.stderr)
     return 1
+
+
+def slurm_elsewhere(run_dir: Path) -> str:
+    """Where the supervisor of a Slurm job's run is, if not on this node; else ""."""
+    if not (run_dir / LAUNCH_FILE).exists() or not (launch := read_launch(run_dir)).slurm_job:
+        return ""
+    here = (os.environ.get(SLURM_VARIABLE), os.environ.get("SLURMD_NODENAME"))
+    if here == (launch.slurm_job, launch.hosts[0].name):
+        return ""
+    step = f"srun --jobid={launch.slurm_job} --overlap --nodes=1 --nodelist={launch.hosts[0].name}"
+    return (
+        f"{launch.run} is a run of Slurm job {launch.slurm_job}; follow it by {step} --pty "
+        f"ftcluster attach {launch.run}, or stop it by scancel {launch.slurm_job}"
+    )
 
 
 def become(run_dir: Path, no_unit: str = "") -> int:
@@ -222,9 +246,12 @@ def stop(run_dir: Path) -> str:
     """End a run; returns "stopped", or "not running" where there is none."""
     if has_ended(run_dir):
         return "not running"
+    if elsewhere := slurm_elsewhere(run_dir):
+        raise SystemExit(elsewhere)
     (run_dir / STOP_FILE).touch()  # for one that is just being started
     seen = time.monotonic() if (run_dir / PID_FILE).exists() else float("-inf")
-    deadline = time.monotonic() + SAVE_SECONDS + 3 * processes.GRACE_SECONDS
+    grace = read_launch(run_dir).grace_seconds if (run_dir / LAUNCH_FILE).exists() else 0.0
+    deadline = time.monotonic() + grace + 3 * processes.GRACE_SECONDS
     asked = None
     while time.monotonic() < deadline:
         pid = background.supervisor_of(run_dir)

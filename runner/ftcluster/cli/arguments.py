@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ftcluster.text.terminal import print_lines
+from ftcluster_common.launch import GRACE_SECONDS
 from ftcluster_common.timeouts import DEFAULT_SECONDS
 
 MIN_TIMEOUT = 4  # seconds: a sign of life comes every second
@@ -86,6 +87,18 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
         metavar="N",
         help="restart without lost hosts as long as N hosts are left; without it a restart waits "
         "for them, 12 times --timeout",
+    )
+
+
+def add_grace(parser: argparse.ArgumentParser) -> None:
+    """Add --grace-seconds."""
+    parser.add_argument(
+        "--grace-seconds",
+        type=at_least(1),
+        default=GRACE_SECONDS,
+        metavar="N",
+        help="how long the ranks may take for their last checkpoint when the training is stopped "
+        f"(default: {GRACE_SECONDS:g})",
     )
 
 

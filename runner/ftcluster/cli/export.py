@@ -2,15 +2,16 @@
 
 from typing import Any
 
-from ftcluster.cli import export_k8s
+from ftcluster.cli import export_k8s, export_slurm
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "export",
-        help="write a training for Kubernetes",
+        help="write a training for Kubernetes or Slurm",
         description="Writes what another scheduler needs to run the same training. Starts nothing.",
     )
     kinds = parser.add_subparsers(metavar="WHAT", required=True)
     export_k8s.add_parser(kinds)
+    export_slurm.add_parser(kinds)

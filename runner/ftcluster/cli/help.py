@@ -40,7 +40,14 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ftcluster run -- train.py --epochs 3",
         "ftcluster run --nodes 2 --ranks-per-host 4 -- -m my_package.train",
     ),
-    "export": ("ftcluster export k8s mrpc --facts nodes.json --image registry/ftcluster-node:1",),
+    "export": (
+        "ftcluster export k8s mrpc --facts nodes.json --image registry/ftcluster-node:1",
+        "ftcluster export slurm mrpc --nodes 4 --time 2:00:00 -o mrpc.sh",
+    ),
+    "export slurm": (
+        "ftcluster export slurm mrpc --nodes 4 --time 2:00:00 -o mrpc.sh",
+        "ftcluster export slurm classify --data reviews.csv --partition xeons -o classify.sh",
+    ),
     "export k8s": (
         "ftcluster export k8s mrpc --facts nodes.json --image registry/ftcluster-node:1",
         "ftcluster export k8s mrpc --kind mpijob --image registry/ftcluster-node:1 -o k8s",

@@ -1,6 +1,7 @@
 """`ftcluster train [RECIPE] [key=value ...]`: trains a model on the cluster."""
 
 import argparse
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from ftcluster.cli.arguments import (
     add_commands,
     add_detach,
     add_dry_run,
+    add_grace,
     add_launch,
     add_output,
     add_restarts,
@@ -22,15 +24,17 @@ from ftcluster.cli.arguments import (
     print_result,
 )
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
+from ftcluster.cli.slurm_job import earlier_run, job_of, requeued
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster
+from ftcluster.cluster.slurm import cluster_of_job
 from ftcluster.errors import FtclusterError, UsageError
-from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, new_run_id
+from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, attach, new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.place import place_of
 from ftcluster.launch.preview import as_commands, as_document, as_lines, headline
-from ftcluster.launch.runs import find_job
+from ftcluster.launch.runs import find_job, find_run
 from ftcluster.launch.training_run import HeadLost, TrainingRun, train
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.model_size import model_size, size_from_scratch
@@ -76,6 +80,13 @@ def add_parser(commands: Any) -> None:
     )
     add_cluster(parser)
     add_restarts(parser, default=3)
+    add_grace(parser)
+    parser.add_argument(
+        "--requeue",
+        action="store_true",
+        help="in a Slurm job: when a signal stops the training, as shortly before the time limit, "
+        "have Slurm start the job again, which continues it",
+    )
     add_sharing(parser)
     add_detach(parser)
     add_dry_run(parser)
@@ -120,9 +131,13 @@ def run(options: argparse.Namespace) -> int:
     if options.resume and (recipe_words(options) or options.data or options.model):
         raise UsageError("--resume continues with the run's own recipe, model and data")
     split_words(options.words)  # before anything that takes time
+    job = job_of(options)
     with ask_passwords(vars(options)) as passwords:
-        cluster = cluster_of(options, passwords)
+        cluster = cluster_of_job(job) if job else cluster_of(options, passwords)
         reach = (*cluster.options, *reach_of(options, passwords))
+        must_resume = bool(options.resume)  # else a new head may start from the beginning
+        if job and not options.resume:
+            options.resume = earlier_run(job)
         prepared = prepare(options, cluster, reach)
         if options.dry_run:
             show_plan(prepared, options)
@@ -130,7 +145,9 @@ def run(options: argparse.Namespace) -> int:
         view = make_view(options.verbose)
         for line in headline(prepared.recipe, prepared.plan, prepared.purpose, prepared.folders):
             view.say(line)
-        progress = carry_on(prepared, options, cluster, reach)
+        progress = done_before(options, cluster) if job and not must_resume else None
+        with requeued(job) if job and options.requeue else contextlib.nullcontext():
+            progress = progress or carry_on(prepared, options, cluster, reach, must_resume)
     if progress.state == "running":
         print_detached(options, progress.run)
     else:
@@ -138,8 +155,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def done_before(options: argparse.Namespace, cluster: Cluster) -> RunProgress | None:
+    """The result of the run that a requeued Slurm job would continue, where that was done."""
+    place = place_of(cluster)
+    if not options.resume or find_run(place, options.resume).state != "done":
+        return None
+    return attach(place, options.resume, make_view(options.verbose)).progress
+
+
 def carry_on(
-    run: TrainingRun, options: argparse.Namespace, cluster: Cluster, reach: Sequence[str]
+    run: TrainingRun,
+    options: argparse.Namespace,
+    cluster: Cluster,
+    reach: Sequence[str],
+    must_resume: bool,
 ) -> RunProgress:
     """Train, with --watch on a host that is left when the head is lost.
 
@@ -150,7 +179,6 @@ def carry_on(
     limit = HEAD_SECONDS if options.watch else RECONNECT_LIMIT_SECONDS
     token = find_token() if options.hf_token else ""
     left = options.max_restarts if options.watch else 0
-    must_resume = bool(options.resume)  # else a new head may start from the beginning
     while True:
         lead(run, options, cluster, reach)
         view = make_view(options.verbose)
@@ -187,7 +215,8 @@ def prepare(options: argparse.Namespace, cluster: Cluster, reach: Sequence[str])
     else:
         words = recipe_words(options)
         prepared = prepare_run(words, cluster, options.data, options.model, *shape)
-    return replace(prepared, launch=replace(prepared.launch, **launch_options(options)))
+    given = {**launch_options(options), "grace_seconds": options.grace_seconds}
+    return replace(prepared, launch=replace(prepared.launch, **given))
 
 
 def split_words(words: list[str]) -> tuple[str, list[str]]:
@@ -226,13 +255,7 @@ def prepare_run(
         UsageError: there are several recipes, or too few hosts for spares.
         FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
     """
-    recipe_name, overrides = split_words(words)
-    flags = []
-    if data is not None:  # the recipe's configuration is one of its own data set
-        flags += [f"data={json.dumps(data)}", "data_config=null"]
-    if model is not None:
-        flags += [f"model={json.dumps(model)}"]
-    recipe = with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
+    recipe = training_recipe(words, data, model)
     trains = purpose == "train"
     if not trains:
         recipe = for_trained_model(recipe)
@@ -244,8 +267,19 @@ def prepare_run(
     decided = plan_with_spares(facts, further, recipe, load_stacks(), ranks_per_host, size, trains)
     recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, ())
     run_id = new_run_id(recipe.name)
-    launch = render(decided, run_id)
+    launch = render(decided, run_id, slurm_job=cluster.slurm_job)
     return TrainingRun(run_id, cluster, decided, launch, recipe, folders, notes, purpose)
+
+
+def training_recipe(words: list[str], data: str | None, model: str | None) -> Recipe:
+    """The recipe that words of the command line ask for; arguments and errors as `prepare_run`."""
+    recipe_name, overrides = split_words(words)
+    flags = []
+    if data is not None:  # the recipe's configuration is one of its own data set
+        flags += [f"data={json.dumps(data)}", "data_config=null"]
+    if model is not None:
+        flags += [f"model={json.dumps(model)}"]
+    return with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
 
 
 def for_trained_model(recipe: Recipe) -> Recipe:
@@ -288,10 +322,12 @@ def resume_run(
             is not valid.
     """
     found = find_job(replace(place_of(cluster), options=tuple(reach)), run)
-    facts_of = {host.name: host for host in cluster.facts.hosts}
-    hosts = replace(cluster.facts, hosts=tuple(facts_of[name] for name in found.hosts))
+    hosts = cluster.facts
+    if not cluster.slurm_job:  # the first node answers for all
+        facts_of = {host.name: host for host in hosts.hosts}
+        hosts = replace(hosts, hosts=tuple(facts_of[name] for name in found.hosts))
+        nodes = nodes or found.nodes
     cluster = replace(cluster, facts=hosts)
-    nodes = nodes or found.nodes
     facts, further = first_hosts(hosts, nodes), next_hosts(hosts, nodes, spares)
     size = _size_of(found.recipe)
     stacks = load_stacks()
@@ -302,7 +338,7 @@ def resume_run(
             "train again from the beginning; with training.use_ipex=false a run can be resumed",
         )
     run_id, resumed = new_run_id(found.recipe.name), (found.run, *found.resume)
-    launch = render(decided, run_id)
+    launch = render(decided, run_id, slurm_job=cluster.slurm_job)
     return TrainingRun(run_id, cluster, decided, launch, found.recipe, resume=resumed)
 
 
@@ -320,7 +356,7 @@ def with_absolute_folders(recipe: Recipe) -> Recipe:
 
 def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
     """The recipe with the hosts' paths for folders of this machine, and the folders to copy."""
-    if len(facts.hosts) == 1 and facts.head.connection == "local":
+    if all(host.connection == "local" for host in facts.hosts):  # also the nodes of a Slurm job
         return recipe, ()
     copies: dict[str, str] = {}
 

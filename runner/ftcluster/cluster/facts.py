@@ -1,6 +1,7 @@
 """The facts of each host, which preflight gathers and plan() decides by. Plain data."""
 
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from ftcluster_common.network import AUTO, HostNetwork, RdmaDevice
@@ -96,6 +97,15 @@ class HostFacts:
         lists["numa"] = tuple(NumaNode.from_dict(node) for node in known["numa"])
         lists["rdma"] = tuple(RdmaDevice.from_dict(device) for device in known.get("rdma", ()))
         return cls(**{**known, **lists})
+
+
+def stack_name(folder: str) -> str:
+    """The stack of a folder such as /opt/ftcluster/stacks/native-1b2c3d4e5f60.
+
+    >>> stack_name("/opt/ftcluster/stacks/intel-2.8-1b2c3d4e5f60")
+    'intel-2.8'
+    """
+    return Path(folder).name.rpartition("-")[0]
 
 
 @dataclass(frozen=True)

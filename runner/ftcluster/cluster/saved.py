@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftcluster.ansible.inventory import LOCALHOST
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import FtclusterError
 from ftcluster.paths import make_state_dir, state_dir, write_atomically
@@ -18,12 +19,19 @@ class Cluster:
         inventories: what it was made from.
         options: arguments of ansible-playbook that say how to reach them.
         pattern: which hosts of the inventories it has, or "" for all.
+        slurm_job: the Slurm job that has the hosts, or ""; all see the head's folders, and
+            the inventory has the head alone.
     """
 
     inventories: tuple[Path, ...]
     facts: ClusterFacts
     options: tuple[str, ...] = ()
     pattern: str = ""
+    slurm_job: str = ""
+
+    def addressed(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The inventory's hosts through which these hosts of the cluster are reached."""
+        return (LOCALHOST,) if self.slurm_job else tuple(names)
 
 
 def remember(cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ The head's supervisor runs it. The control node only has its events.jsonl, which
 while it grows.
 """
 
+import os
 import secrets
 import sys
 import time
@@ -34,10 +35,10 @@ from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.stacks.catalog import load_stacks
-from ftcluster_common.launch import Launch
+from ftcluster_common.launch import SLURM_VARIABLE, Launch
 
 RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only follows it
-STOP_LIMIT_SECONDS = 120
+STOP_LIMIT_SECONDS = 3600  # the supervisor has its own, by the grace time of the run
 RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run continues meanwhile
 RECONNECT_PAUSE_SECONDS = 5.0
 SKIP_SECONDS = 1.0  # a task that takes longer is not skipped
@@ -127,7 +128,7 @@ def carry_out(
         FtclusterError: it was to be stopped, and may still be running.
     """
     begin_record(run.id, _record(run))
-    hosts = tuple(host.name for host in run.plan.prepared)
+    hosts = run.cluster.addressed([host.name for host in run.plan.prepared])
     place = Place(run.cluster.inventories, hosts, run.plan.rank_user, run.plan.prefix, reach)
     variables = {
         "train_launch": run.launch.to_dict(),
@@ -246,7 +247,9 @@ def _follow(
     if outcome.state == "stopped" and not detached:
         with Interrupts() as interrupts:
             view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")
-            stop(place, run, on_tick, lambda: interrupts.count > 0)
+            # Slurm sends SIGTERM several times
+            patient = SLURM_VARIABLE in os.environ
+            stop(place, run, on_tick, lambda: interrupts.count > 0 and not patient)
     view.close()
     if progress.ended:
         complete_record(run, end_of(progress))
@@ -309,6 +312,7 @@ def _record(run: Run) -> dict[str, Any]:
         "kind": run.playbook,
         "inventories": [str(path.absolute()) for path in run.cluster.inventories],
         "options": run.cluster.options,
+        "slurm_job": run.cluster.slurm_job,
         "facts": [asdict(host) for host in facts.hosts if host.name in names],
         "stack": {"name": stack.name, "packages": stack.packages},
         "plan": asdict(run.plan),

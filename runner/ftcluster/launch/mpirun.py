@@ -20,6 +20,7 @@ from ftcluster_common.launch import (
     hostfile_of,
     label_pattern,
     mesh_variables,
+    slurm_variables,
 )
 from ftcluster_common.network import PROVIDER_VARIABLE, network_variables
 
@@ -42,16 +43,18 @@ def run_dir(plan: LaunchPlan, run: str) -> str:
     return f"{plan.prefix}/runs/{run}"
 
 
-def render(plan: LaunchPlan, run: str, program: Sequence[str] = ()) -> Launch:
+def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: str = "") -> Launch:
     """The mpirun command of a run.
 
     Args:
         program: what each rank becomes once it is bound; left out, the stack's Python with
             `ftcluster_train.rank`.
+        slurm_job: the Slurm job that has the hosts; "" for none.
     """
     bin_dir, folder = stack_bin(plan), run_dir(plan, run)
     python = f"{bin_dir}/python"
-    ssh_config = f"{plan.prefix}/mesh/ssh_config" if len(plan.hosts) > 1 else ""
+    several = len(plan.hosts) > 1
+    ssh_config = f"{plan.prefix}/mesh/ssh_config" if several and not slurm_job else ""
     env = {
         RUN_VARIABLE: run,
         BACKEND_VARIABLE: plan.backend,
@@ -59,6 +62,8 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = ()) -> Launch:
         "MASTER_ADDR": plan.master_address,
         **MPI_VARIABLES,
         "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
+        **mesh_variables(ssh_config, plan.interface),
+        **slurm_variables(slurm_job, plan.interface),
     }
     if plan.rank_user:  # the stack is not the account's to write
         env["PYTHONPYCACHEPREFIX"] = f"{plan.prefix}/cache"
@@ -80,13 +85,14 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = ()) -> Launch:
     return Launch(
         run_dir=folder,
         argv=argv,
-        env=env | mesh_variables(ssh_config, plan.interface),
-        hostfile=hostfile_of(hosts, [host.ranks for host in plan.hosts]),
+        env=env,
+        hostfile=hostfile_of(hosts, [host.ranks for host in plan.hosts], bool(slurm_job)),
         hosts=hosts,
         ssh_config=ssh_config,
         stack=stack_link(plan),
         idle=idle,
         spares=len(idle),
+        slurm_job=slurm_job,
     )
 
 
@@ -157,7 +163,8 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
         training = launch.script_ranks is None
         prepare = [f"{python} -m ftcluster_train.prepare {folder}"] if training else []
         lines += [f"printf %s {shlex.quote(json.dumps(job))} > {folder}/job.json", *prepare]
-        others = " ".join(shlex.quote(host.address) for host in launch.hosts[1:] + launch.idle)
+        separate = () if launch.slurm_job else launch.hosts[1:] + launch.idle
+        others = " ".join(shlex.quote(host.address) for host in separate)
         if others:
             here = ["umask 077", f"mkdir -p {folder}", f"cat > {folder}/job.json", *prepare]
             there = shlex.quote(" && ".join(here))

@@ -66,5 +66,5 @@ def head_lost_hint(run: str) -> str:
 def place_of(cluster: Cluster) -> Place:
     """Where a cluster's runs are."""
     head = cluster.facts.head
-    hosts = tuple(host.name for host in cluster.facts.hosts)
+    hosts = cluster.addressed([host.name for host in cluster.facts.hosts])
     return Place(cluster.inventories, hosts, head.rank_user, head.prefix, cluster.options)

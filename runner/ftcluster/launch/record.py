@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.inventory import LOCALHOST
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.place import Place
 from ftcluster.paths import PRIVATE_FILE, make_state_dir, state_dir, write_atomically
@@ -139,9 +140,10 @@ def recorded_place(run: str) -> Place | None:
     try:
         record = _read(run)
         plan = record["plan"]
+        names = tuple(host["name"] for host in (*plan["hosts"], *plan["spares"]))
         return Place(
             inventories=tuple(map(Path, record["inventories"])),
-            hosts=tuple(host["name"] for host in (*plan["hosts"], *plan["spares"])),
+            hosts=(LOCALHOST,) if record.get("slurm_job") else names,
             rank_user=plan["rank_user"],
             prefix=plan["prefix"],
             options=tuple(record.get("options", ())),

@@ -54,6 +54,7 @@ class TrainingRun(Run):
             self.id, folder, prefix, self.recipe, plan.precision, plan.ipex, self.resume,
             self.must_resume, log_samples=bool(os.environ.get(LOG_SAMPLES_VARIABLE)),
             nodes=len(plan.hosts), shard_optimizer=plan.shard_optimizer, purpose=self.purpose,
+            shared_folder=bool(self.cluster.slurm_job),
         )  # fmt: skip
         return job.to_dict()
 

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from ftcluster.cluster.facts import stack_name
 from ftcluster.provision.check import Found
-from ftcluster.provision.stages import stack_name
 from ftcluster_common.finding import Finding
 
 FORMAT = 1

@@ -9,7 +9,7 @@ from typing import Any
 from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, read_inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
-from ftcluster.cluster.facts import SETUP, AllReduce, HostFacts
+from ftcluster.cluster.facts import SETUP, AllReduce, HostFacts, stack_name
 from ftcluster.cluster.saved import recall_of
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.state import SetupProgress
@@ -175,15 +175,6 @@ def _unlock(inventory: Inventory, known: Mapping[str, Any], options: Sequence[st
         options=[*options, "--tags", "verify"],
         time_limit_seconds=UNLOCK_SECONDS,
     )
-
-
-def stack_name(folder: str) -> str:
-    """The stack of a folder such as /opt/ftcluster/stacks/native-1b2c3d4e5f60.
-
-    >>> stack_name("/opt/ftcluster/stacks/intel-2.8-1b2c3d4e5f60")
-    'intel-2.8'
-    """
-    return Path(folder).name.rpartition("-")[0]
 
 
 def address(paths: Sequence[Path], options: Sequence[str]) -> tuple[Inventory, dict[str, Any]]:

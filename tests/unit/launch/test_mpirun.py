@@ -36,6 +36,25 @@ def test_other_hosts_are_started_over_the_mesh() -> None:
     assert "I_MPI_HYDRA_IFACE" not in launch_of_two(network_interface="").env
 
 
+def test_a_slurm_job_starts_its_nodes_by_srun_and_by_name() -> None:
+    hosts = [host(f"xeon{n}", network_address=f"10.0.0.{n}") for n in (1, 2)]
+    planned = plan(cluster(*hosts), RECIPE, STACKS)
+    launch = render(planned, "r-1", slurm_job="12")
+    assert {
+        key: value for key, value in launch.env.items() if "HYDRA" in key or "SLURM" in key
+    } == {
+        "I_MPI_HYDRA_BOOTSTRAP": "slurm",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "--overlap --cpu-bind=none",
+        "I_MPI_HYDRA_IFACE": "eth0",
+        "SLURM_JOB_ID": "12",
+    }
+    assert (launch.slurm_job, launch.ssh_config) == ("12", "")
+    assert launch.hostfile == "xeon1:1\nxeon2:1\n"
+    assert launch.on(launch.hosts).hostfile == launch.hostfile
+    assert launch.env["MASTER_ADDR"] == "10.0.0.1"
+    assert "ssh" not in as_shell(launch, planned, {})  # all nodes see the folder
+
+
 def test_hosts_go_by_address_with_the_head_first() -> None:
     launch = launch_of_two(cores=16, numa_nodes=2)
     assert launch.hosts == (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"))

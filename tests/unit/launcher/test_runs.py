@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.io.events import read_events
+from ftcluster_train.io.events import EventWriter, read_events
 from ftcluster_train.runs import find_jobs, list_runs, remove_runs
 
 RUN = "quickstart-20260131-101500-7f3a"
@@ -93,3 +93,21 @@ def test_jobs_are_found_by_the_beginning_of_their_ids(tmp_path: Path) -> None:
     assert find_jobs(tmp_path, "a") == {"a-1": job, "a-12": job}
     assert find_jobs(tmp_path, "a-1") == {"a-1": job}
     assert find_jobs(tmp_path, "c") == find_jobs(tmp_path / "none", "a") == {}
+
+
+def test_a_run_of_a_slurm_job_may_be_on_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, programs = tmp_path / "runs", tmp_path / "bin"
+    (runs / "r-1").mkdir(parents=True)
+    (runs / "r-1/launch.json").write_text(json.dumps({"slurm_job": "12"}))
+    assert [one.state for one in list_runs(runs)] == ["failed"]  # there is no squeue
+    programs.mkdir()
+    (programs / "squeue").write_text('#!/bin/sh\n[ "$3" = --jobs=12 ] && echo RUNNING\n')
+    (programs / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    assert [one.state for one in list_runs(runs)] == ["running"]
+    assert remove_runs(runs, ["r-1"]) == []
+    EventWriter(runs / "r-1").write("end", state="stopped", exit_code=143, seconds=1.0)
+    assert [one.state for one in list_runs(runs)] == ["stopped"]
+    assert remove_runs(runs, ["r-1"]) == ["r-1"]

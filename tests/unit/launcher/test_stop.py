@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,11 +35,16 @@ print("{STOPPED_LINE}", flush=True)
 """
 
 
-def training(run_dir: Path, *words: str) -> tuple[int, int, int]:
+def training(run_dir: Path, *words: str, **fields: Any) -> tuple[int, int, int]:
     """Start a training with one rank; the process ids of supervisor, guardian and rank."""
     program = run_dir / "rank.py"
     program.write_text(RANK)
-    started(run_dir, f"exec {sys.executable} {program} {run_dir} {' '.join(words)}", max_restarts=3)
+    started(
+        run_dir,
+        f"exec {sys.executable} {program} {run_dir} {' '.join(words)}",
+        max_restarts=3,
+        **fields,
+    )
     pids = run_dir / "pids"
     wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     time.sleep(1.5)  # the supervisor has heard of the rank's step
@@ -67,7 +73,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 def test_ranks_that_do_not_end_in_the_grace_time_are_ended(run_dir: Path) -> None:
     training(run_dir, "7", "deaf")
-    assert seconds_of(lambda: supervisor("stop", run_dir)) > 2.0  # SAVE_SECONDS of the test
+    assert seconds_of(lambda: supervisor("stop", run_dir)) > 2.0  # the grace time of the test
     assert until_end(run_dir)["state"] == "stopped"
     assert processes_of(run_dir.name) == []
 
@@ -93,3 +99,14 @@ def test_a_run_that_waits_for_a_restart_can_be_stopped(run_dir: Path) -> None:
     wait_for(lambda: len(notices(run_dir)) > 1)
     assert supervisor("stop", run_dir).stdout.strip() == "stopped"
     assert until_end(run_dir)["state"] == "stopped"
+
+
+def test_slurm_may_signal_every_process_several_times(run_dir: Path) -> None:
+    supervisor_, guardian, _ = training(run_dir, "7", "deaf", slurm_job="12", grace_seconds=4.0)
+    began = time.monotonic()
+    for _ in range(2):
+        os.kill(supervisor_, signal.SIGTERM)
+        os.kill(guardian, signal.SIGTERM)
+        time.sleep(0.3)
+    assert until_end(run_dir)["state"] == "stopped"
+    assert time.monotonic() - began > 4.0

@@ -23,8 +23,6 @@ IMPATIENT = """
 import sys
 from pathlib import Path
 from ftcluster_train import supervisor
-from ftcluster_train.launcher import stop_request
-stop_request.SAVE_SECONDS = 2.0
 supervisor.processes.GRACE_SECONDS = 1.0
 supervisor.background.SYSTEMD = Path("/none")
 supervisor.background.PAUSE_SECONDS = 0.1
@@ -64,7 +62,7 @@ def launch(
         hosts=tuple(hosts),
         ssh_config="/opt/mesh/ssh_config" if len(hosts) > 1 else "",
         stack="/opt/ftcluster/current",
-        **fields,
+        **{"grace_seconds": 2.0, **fields},
     )
     (run_dir / "launch.json").write_text(json.dumps(started.to_dict()))
     for name, text in {"guard": "secret\n", **({"hub_token": token} if token else {})}.items():
@@ -326,3 +324,16 @@ def test_a_host_that_cannot_take_the_token_ends_the_run_before_a_rank_starts(
     assert "token for the Hub cannot be written: No space left on device" in str(error["message"])
     assert not (run_dir / "hub_token").exists()
     assert not started.exists()
+
+
+def test_a_run_of_a_slurm_job_is_supervised_on_its_first_node_only(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    for node in ("node2", "node1"):
+        monkeypatch.setenv("SLURMD_NODENAME", node)
+        refused = subprocess.CalledProcessError if node == "node2" else ()
+        with contextlib.suppress(refused):
+            launch(run_dir, "exit 0", slurm_job="12", hosts=NODES[:1])
+        assert (run_dir / "supervisor.pid").exists() == (node == "node1")
+    assert until_end(run_dir)["state"] == "done"

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ftcluster_common.launch import SLURM_VARIABLE
 from ftcluster_train.errors import first_line
 from ftcluster_train.io.events import EventWriter, has_ended
 from ftcluster_train.io.permissions import GROUP_READS
@@ -71,7 +72,8 @@ def start_unit(run_dir: Path, user: str) -> None:
     Raises:
         NoUnit: it cannot be one.
     """
-    if not SYSTEMD.is_dir():
+    # the unit would not belong to the Slurm job, and so not be ended with it
+    if not SYSTEMD.is_dir() or SLURM_VARIABLE in os.environ:
         raise NoUnit
     root, account = os.geteuid() == 0, own_account()
     if not (root or (LINGER / account).exists()):

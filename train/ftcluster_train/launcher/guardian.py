@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.launch import SLURM_VARIABLE
 from ftcluster_common.timeouts import BEAT_SECONDS, Timeouts, timeouts_of
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io import python_stacks
@@ -153,7 +154,8 @@ class _Guardian:
         """Send the rank a signal; a training that is asked to stop once more ends at once."""
         now = time.monotonic()
         stop = number in (signal.SIGTERM, signal.SIGINT) and self._trains
-        if stop and self._asked and now - self._asked > REPEAT_SECONDS:
+        again = self._asked and now - self._asked > REPEAT_SECONDS
+        if stop and again and SLURM_VARIABLE not in os.environ:  # Slurm repeats it
             self._end(now)
             return
         if stop:

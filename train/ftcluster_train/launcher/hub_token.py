@@ -30,7 +30,8 @@ def give(token: str, launch: Launch) -> list[Refusal]:
         failed = [Refusal(launch.hosts[0], str(error.strerror), False)]
     else:
         command = f"umask 077 && cat > {shlex.quote(str(path))}"
-        failed = refusals(launch.hosts[1:], launch.ssh_config, command, token, launch.timeouts.ssh)
+        others = () if launch.slurm_job else launch.hosts[1:]  # which share the folder
+        failed = refusals(others, launch.ssh_config, command, token, launch.timeouts.ssh)
     if failed:
         take_back(launch)
     return [
@@ -44,5 +45,5 @@ def take_back(launch: Launch) -> None:
     path = token_file(Path(launch.run_dir))
     path.unlink(missing_ok=True)
     remove = f"rm -f {shlex.quote(str(path))}"
-    others = launch.hosts[1:] + launch.idle
+    others = () if launch.slurm_job else launch.hosts[1:] + launch.idle
     refusals(others, launch.ssh_config, remove, limit_seconds=launch.timeouts.ssh)

@@ -86,7 +86,8 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
 
     # a run that has begun is not lost to another one; with idle hosts it may have the choice
     patient = launch.wait or (launch.restarts > 0 and not launch.idle)
-    _refuse(run.leases.take(launch, stack, waiting if patient else None))
+    if not launch.slurm_job:  # Slurm has given the hosts to the job
+        _refuse(run.leases.take(launch, stack, waiting if patient else None))
     if notice:
         events.write("notice", message=notice)
     sourced = oneccl.variables_for(launch.env, host_path())
@@ -111,6 +112,8 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     )
     try:
         request.saving = beats if launch.script_ranks is None else None
+        request.grace_seconds = launch.grace_seconds
+        request.repeated = bool(launch.slurm_job)  # Slurm signals every process, several times
         trouble = _read(process, watch, beats, request, lambda step: run.metrics.tick(launch, step))
         heard_out = True
         code = process.wait()

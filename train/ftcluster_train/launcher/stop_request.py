@@ -7,10 +7,10 @@ import signal
 import time
 from types import FrameType
 
+from ftcluster_common.launch import GRACE_SECONDS
 from ftcluster_train.launcher.heartbeats import Heartbeats
 
 EXIT_CODE = 128 + signal.SIGTERM  # of a run that was stopped
-SAVE_SECONDS = 30.0  # the grace time: for the step that the ranks are in, and its checkpoint
 
 
 class Stopped(Exception):
@@ -18,17 +18,21 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Takes the signals from now on; the second one ends the run at once.
+    """Takes the signals from now on; the second one ends the run at once, unless `repeated`.
 
     Attributes:
         asked: whether there was one.
         saving: the ranks that save before they end; None: the first signal ends the run as well.
+        grace_seconds: see Launch.
+        repeated: whether further signals are the same request, and only the grace time ends it.
         holding: whether a signal only sets `asked`: the run has not begun, or is being ended.
     """
 
     def __init__(self) -> None:
         self.asked = False
         self.saving: Heartbeats | None = None
+        self.grace_seconds = GRACE_SECONDS
+        self.repeated = False
         self.holding = True
         self._deadline = float("inf")
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -48,7 +52,11 @@ class StopRequest:
         if self.holding:
             return
         # before the first step there is nothing to save
-        if again or not self.saving or not all(one.step for one in self.saving.lives):
+        if not self.saving or not all(one.step for one in self.saving.lives):
             raise Stopped
-        self._deadline = time.monotonic() + SAVE_SECONDS
+        if again and not self.repeated:
+            raise Stopped
+        if again:
+            return
+        self._deadline = time.monotonic() + self.grace_seconds
         self.saving.send(b"stop\n")

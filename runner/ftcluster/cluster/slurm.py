@@ -1,0 +1,239 @@
+"""The hosts that a Slurm job has: which, how many of their CPUs, and what they are.
+
+Slurm's environment variables: sbatch(1), OUTPUT ENVIRONMENT VARIABLES. All nodes have to see the
+same ftcluster and the same prefix; srun reaches them, no SSH is needed.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import RETURN
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
+
+from ftcluster.ansible.inventory import LOCALHOST, inventory_path
+from ftcluster.cluster.facts import ClusterFacts, HostFacts, stack_name
+from ftcluster.cluster.saved import Cluster, recall
+from ftcluster.errors import FtclusterError, UsageError
+from ftcluster_common.launch import SLURM_VARIABLE, SRUN_OPTIONS
+
+AT_ONCE = 32
+SECONDS = 120  # for srun to start a step on a node that is busy
+MODULE = "ansible_collections.ftcluster.cluster.plugins.modules.host_facts"
+CLOCK = ("clock_offset_seconds", "clock_error_seconds")  # which an action plugin measures
+SHARED = (
+    "set it up in a folder that all nodes see: ftcluster setup localhost -e ftcluster_root=false "
+    "-e ftcluster_prefix=DIR"
+)
+# the file that the first node has written, then the command
+SEES_FILE = '[ -e "$1" ] || exit 3; shift; exec "$@"'
+UNSEEN = 3  # its exit code where the node does not see the file
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What a Slurm job has.
+
+    Attributes:
+        job: its id.
+        nodes: Slurm's names of its nodes, this one first.
+        cpus: how many CPUs it has of each node.
+        here: Slurm's name of this node; "" on a machine that is none of them.
+        copies: how many tasks of the job's step run this command.
+        restarts: how often Slurm has requeued the job.
+    """
+
+    job: str
+    nodes: tuple[str, ...]
+    cpus: tuple[int, ...]
+    here: str
+    copies: int
+    restarts: int
+
+
+def allocation(environment: Mapping[str, str]) -> Allocation | None:
+    """What the Slurm job has that this command runs in; None outside of one.
+
+    Raises:
+        FtclusterError: scontrol fails.
+    """
+    if SLURM_VARIABLE not in environment or "SLURM_JOB_NODELIST" not in environment:
+        return None
+    argv = ["scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]]
+    return allocated(environment, _output(argv).split())
+
+
+def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocation:
+    """What a Slurm job has, by its environment and its nodes in Slurm's order."""
+    here = environment.get("SLURMD_NODENAME", "")
+    cpus = repeated(environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    pairs = list(zip(nodes, cpus + (0,) * (len(nodes) - len(cpus)), strict=True))
+    pairs.sort(key=lambda pair: pair[0] != here)  # stable
+    return Allocation(
+        environment[SLURM_VARIABLE],
+        tuple(name for name, _ in pairs),
+        tuple(count for _, count in pairs),
+        here if here in nodes else "",
+        int(environment.get("SLURM_STEP_NUM_TASKS", "1")) if "SLURM_PROCID" in environment else 1,
+        int(environment.get("SLURM_RESTART_COUNT", "0")),
+    )
+
+
+def repeated(text: str) -> tuple[int, ...]:
+    """Numbers as Slurm writes them, one a node.
+
+    >>> repeated("4(x2),2")
+    (4, 4, 2)
+    """
+    found: list[int] = []
+    for word in filter(None, text.split(",")):
+        number, _, count = word.partition("(x")
+        found += [int(number)] * int(count.rstrip(")") or "1")
+    return tuple(found)
+
+
+def on_first_node(found: Allocation, terminal: bool, command: Sequence[str]) -> list[str]:
+    """The command that runs another one on the first node of a job, as after `salloc`."""
+    pty = ["--pty"] if terminal else []
+    return [*_srun(found.job, found.nodes[0]), *pty, *command]
+
+
+def cluster_of_job(found: Allocation) -> Cluster:
+    """The nodes of a job as a cluster, with the prefix of the last setup.
+
+    Raises:
+        UsageError: several tasks of a step run this command.
+        FtclusterError: a node cannot be used; names each with its reason.
+    """
+    if found.copies > 1:
+        raise UsageError(
+            f"srun has started this command {found.copies} times; it starts the ranks by itself",
+            "leave srun out",
+        )
+    head = recall().facts.head
+    if head.rank_user:
+        raise FtclusterError(
+            f"in {head.prefix} the account {head.rank_user} trains; in a Slurm job ranks run as "
+            "the job's user",
+            SHARED,
+        )
+    return Cluster(
+        (inventory_path(LOCALHOST),),
+        ClusterFacts(gather(found, head.prefix)),
+        slurm_job=found.job,
+    )
+
+
+def state_of(job: str) -> str:
+    """The state of a job, such as RUNNING."""
+    return _output(["squeue", "--noheader", f"--jobs={job}", "--format=%T"]).strip()
+
+
+def requeue(job: str) -> None:
+    """Have Slurm end a job and start it again.
+
+    Raises:
+        FtclusterError: it may not, as without sbatch's --requeue where jobs are not by default.
+    """
+    _output(["scontrol", "requeue", job])
+
+
+def gather(found: Allocation, prefix: str) -> tuple[HostFacts, ...]:
+    """The facts of a job's nodes, as preflight gathers them.
+
+    Raises:
+        FtclusterError: a node does not answer as it should, or it does not see the same prefix;
+            names all of them.
+    """
+    if not Path(prefix, "current").exists():
+        raise FtclusterError(f"{found.nodes[0]}: no stack is set up in {prefix}", SHARED)
+    with tempfile.NamedTemporaryFile(prefix=".slurm-", dir=prefix) as seen:
+
+        def ask(node: str) -> dict[str, Any] | str:
+            arguments = {"ANSIBLE_MODULE_ARGS": {"prefix": prefix, "inventory_address": node}}
+            command = [sys.executable, "-m", MODULE, json.dumps(arguments)]
+            return _facts(_srun(found.job, node), seen.name, command, prefix)
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            answers = dict(zip(found.nodes, pool.map(ask, found.nodes), strict=True))
+    problems = [f"{node}: {one}" for node, one in answers.items() if isinstance(one, str)]
+    if problems:
+        raise FtclusterError("\n  ".join(problems), "no rank was started")
+    return tuple(
+        host_facts(node, facts, cpus)
+        for (node, facts), cpus in zip(answers.items(), found.cpus, strict=True)
+        if not isinstance(facts, str)
+    )
+
+
+def host_facts(node: str, facts: Mapping[str, Any], cpus: int) -> HostFacts:
+    """The facts of a node, limited to the CPUs that the job has there.
+
+    Where Slurm does not confine a job to its CPUs, these are a share of the node's time, like the
+    quota of a container.
+
+    Args:
+        facts: see `ftcluster.cluster.host_facts`.
+        cpus: how many; 0 where it is not known.
+    """
+    known = {
+        **facts,
+        "name": node,
+        "connection": "local",
+        "can_become_root": False,
+        "rank_user": "",
+        "stack": stack_name(facts["current"]),
+        **dict.fromkeys(CLOCK),
+    }
+    if 0 < cpus < facts["threads"]:
+        quota = min(cpus, facts["cpu_quota"] or cpus)
+        known |= {"cpu_quota": float(quota), "cores": max(1, min(facts["cores"], int(quota)))}
+    return HostFacts.from_dict(known)
+
+
+def _srun(job: str, node: str) -> list[str]:
+    options = [f"--jobid={job}", "--nodes=1", "--ntasks=1", f"--nodelist={node}"]
+    return ["srun", *options, *SRUN_OPTIONS.split()]
+
+
+def _facts(srun: list[str], seen: str, command: list[str], prefix: str) -> dict[str, Any] | str:
+    """The facts of a node, or why there are none."""
+    argv = [*srun, "sh", "-c", SEES_FILE, "sh", seen, *command]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"srun got no answer within {SECONDS} s"
+    if done.returncode == UNSEEN:
+        return f"it does not see {prefix} of {socket.gethostname()}; {SHARED}"
+    try:
+        answer = json.loads(done.stdout)["facts"]
+    except (ValueError, KeyError, TypeError):
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        return f"it does not run {command[0]}: {lines[0] if lines else 'no output'}"
+    promised = yaml.safe_load(RETURN)["facts"]["contains"]
+    facts, wrong = known_facts(
+        answer, {name: one for name, one in promised.items() if name not in CLOCK}
+    )
+    if wrong:
+        return "; ".join(wrong)
+    return facts if facts["current"] else f"no stack is set up in {prefix}"
+
+
+def _output(argv: list[str]) -> str:
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    except FileNotFoundError:
+        raise FtclusterError(f"{argv[0]} is not on PATH, in a Slurm job") from None
+    except subprocess.CalledProcessError as error:
+        raise FtclusterError(f"{' '.join(argv)} fails: {error.stderr.strip()}") from None

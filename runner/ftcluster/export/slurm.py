@@ -1,0 +1,68 @@
+"""A training as a batch script for Slurm. Pure functions only."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SAVE_SECONDS = 90  # for the last checkpoint
+SIGNAL_SECONDS = SAVE_SECONDS + 30  # before the time limit, which Slurm checks once a minute
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What the script has.
+
+    Attributes:
+        name: of the job; its log is called so, too.
+        options: further ones of sbatch, such as "--time=4:00:00".
+        command: `ftcluster train` with its arguments.
+    """
+
+    name: str
+    nodes: int
+    options: tuple[str, ...]
+    command: tuple[str, ...]
+
+
+def batch_script(job: BatchJob) -> str:
+    """The text for sbatch, with the reason of each line."""
+    options = [
+        (f"--job-name={job.name}", ""),
+        (f"--nodes={job.nodes}", ""),
+        *((option, "") for option in job.options),
+        ("--ntasks-per-node=1", "mpirun starts the ranks, as many as the plan decides"),
+        ("--exclusive", "all cores of each node"),
+        ("--mem=0", "and all of its memory"),
+        (
+            f"--signal=B:TERM@{SIGNAL_SECONDS}",
+            "before the time limit: ftcluster saves a last checkpoint",
+        ),
+        ("--requeue", "then the job continues from it; also after a node was lost"),
+        ("--open-mode=append", "of the log, by a requeued job"),
+        (f"--output={job.name}-%j.log", ""),
+    ]
+    width = max(len(option) for option, _ in options)
+    lines = [f"#SBATCH {option:{width}}  # {why}" if why else f"#SBATCH {option}"
+             for option, why in options]  # fmt: skip
+    flags = ("--requeue", f"--grace-seconds={SAVE_SECONDS}")
+    return "\n".join(
+        (
+            "#!/bin/bash",
+            "# ftcluster export slurm; docs/slurm.md of ftcluster says how the nodes are set up",
+            *lines,
+            "",
+            "# exec: the signal is for ftcluster itself, the shell would not hand it on",
+            f"exec {_wrapped((*job.command, *flags))}",
+            "",
+        )
+    )
+
+
+def _wrapped(words: Sequence[str], width: int = 96) -> str:
+    """A command as lines that a shell reads as one."""
+    lines = [""]
+    for word in map(shlex.quote, words):
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("   ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n".join(lines)
