@@ -1,9 +1,16 @@
 """The columns of data that a task reads: those that are asked for, or found by their names."""
 
+import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from ftcluster_common.data_files import DataError
-from ftcluster_common.recipe import CausalLm, QuestionAnswering, TextClassification
+from ftcluster_common.data_files import DataError, Row
+from ftcluster_common.recipe import (
+    CausalLm,
+    QuestionAnswering,
+    SentenceSimilarity,
+    TextClassification,
+)
 
 PAIRS = (
     ("sentence1", "sentence2"), ("question1", "question2"), ("premise", "hypothesis"),
@@ -13,6 +20,13 @@ TEXTS = (
     "text", "sentence", "review", "content", "comment", "tweet", "message", "body", "document",
     "description", "utterance", "query", "question", "title",
 )  # fmt: skip
+# a query and the text that belongs to it
+SEARCHES = (
+    *((query, text) for query in ("query", "anchor", "question")
+      for text in ("positive", "document", "passage", "context", "text", "answer")),
+    *PAIRS, ("sentence", "positive"), ("text", "positive"), ("title", "body"), ("title", "text"),
+)  # fmt: skip
+NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?[ _-]?\d*", re.IGNORECASE)
 LABELS = (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "emotion", "topic",
     "score", "rating", "stars",
@@ -69,6 +83,77 @@ def text_column(options: CausalLm, columns: Sequence[str]) -> str:
         raise DataError(
             f"no column {options.text_column}; found {', '.join(columns) or 'none'}; name it: "
             "text_column=NAME"
+        )
+    return found
+
+
+class SearchColumns(NamedTuple):
+    """The columns of a query, of the text that belongs to it, and of texts that do not."""
+
+    query: str
+    positive: str
+    negatives: tuple[str, ...]
+
+
+def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> SearchColumns:
+    """The columns with queries and texts.
+
+    Raises:
+        DataError: there are none such; has the columns and how they are named in a recipe.
+    """
+    names = {name.lower(): name for name in columns}
+    query, positive = options.query_column, options.positive_column
+    for known in SEARCHES:
+        found = tuple(names.get(name, "") for name in known)
+        if all(found) and query in (None, found[0]) and positive in (None, found[1]):
+            query, positive = found
+    negatives = options.negative_columns or tuple(filter(NEGATIVE.fullmatch, columns))
+    missing = [name for name in (query, positive, *negatives) if name and name not in columns]
+    if not query or not positive or missing:
+        what = f"no column {', '.join(missing)}" if missing else "no columns known for pairs"
+        raise DataError(
+            f"{what}; found {', '.join(columns) or 'none'}; name them: "
+            f"query_column={query or 'NAME'} positive_column={positive or 'NAME'}"
+        )
+    return SearchColumns(query, positive, negatives)
+
+
+def search_texts(row: Row, columns: SearchColumns) -> list[str]:
+    """A row's query, the text that belongs to it, and those that do not.
+
+    A column of negatives has a text, a list of texts, or nothing.
+
+    Raises:
+        DataError: a column is missing, is not a text, or is empty; says which one.
+    """
+    missing = [name for name in (*columns[:2], *columns.negatives) if name not in row]
+    if missing:
+        raise DataError(f"no column {', '.join(missing)}; found {', '.join(map(str, row))}")
+    found = [(name, row[name]) for name in columns[:2]]
+    for name in columns.negatives:
+        cell = row[name]
+        if cell not in ("", None):
+            found += [(name, text) for text in (cell if isinstance(cell, list) else [cell])]
+    for name, text in found:
+        if not isinstance(text, str):
+            raise DataError(f"{name} is {text!r}, not a text")
+        if not text.strip():
+            raise DataError(f"{name} is empty")
+    return [text for _, text in found]
+
+
+def embedded_column(options: SentenceSimilarity, columns: Sequence[str]) -> str:
+    """The column whose texts get embeddings in a prediction.
+
+    Raises:
+        DataError: there is none.
+    """
+    known = ("query", "anchor", *TEXTS)
+    found = _named(options.query_column or known[0], known, columns)
+    if not found:
+        raise DataError(
+            f"no column {options.query_column or 'that is known for texts'}; found "
+            f"{', '.join(columns) or 'none'}; name it: query_column=NAME"
         )
     return found
 

@@ -122,11 +122,45 @@ class CausalLm:
     vocab_size: int | None = limited(None, at_least=257)
 
 
-Options = TextClassification | QuestionAnswering | CausalLm
+@dataclass(frozen=True)
+class SentenceSimilarity:
+    """Gives texts embeddings: those of a query and its text are alike, others are not.
+
+    The fields of training are those of sentence-transformers' MultipleNegativesRankingLoss. Each
+    text of the batch, of all ranks, is a negative of each query that it does not belong to.
+
+    Attributes:
+        query_column: left out, one that is known for queries; likewise positive_column, with the
+            text that belongs to the query.
+        negative_columns: with texts that do not belong to the query, or lists of them; left out,
+            all that are called negative, negatives, negative_1 and so on.
+        pooling: how an embedding is made of a text's tokens; auto: as the model's folder says, if
+            sentence-transformers has written it, else mean.
+        normalize: whether the saved model gives embeddings of length 1; auto: as the model's folder
+            says, else true. Trained is the cosine in any case.
+        scale: what cosines are multiplied by, the inverse of the temperature.
+        symmetric: whether also each text has to find its query.
+        validation_split_percentage: share of the rows that are kept for validation where the data
+            have no validation set.
+    """
+
+    query_column: str | None = None
+    positive_column: str | None = None
+    negative_columns: tuple[str, ...] = ()
+    max_length: int = limited(256, at_least=3)
+    pooling: Literal["auto", "mean", "cls"] = "auto"
+    normalize: Literal["auto", True, False] = "auto"
+    scale: float = limited(20.0, above=0)
+    symmetric: bool = False
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+
+
+Options = TextClassification | QuestionAnswering | CausalLm | SentenceSimilarity
 TASKS: dict[str, type[Options]] = {
     "text-classification": TextClassification,
     "question-answering": QuestionAnswering,
     "causal-lm": CausalLm,
+    "sentence-similarity": SentenceSimilarity,
 }
 
 
@@ -191,7 +225,7 @@ class Training:
     outer_momentum: float = limited(0.5, at_least=0, below=1)
 
 
-TaskName = Literal["text-classification", "question-answering", "causal-lm"]
+TaskName = Literal["text-classification", "question-answering", "causal-lm", "sentence-similarity"]
 DEFAULT_TASK: TaskName = "text-classification"
 GENERATED = "generated:"  # begins the data of a recipe: train=N,validation=N,seed=N follow
 BY_TYPE = "config:"  # begins a model without weights: a type of model follows
@@ -228,6 +262,14 @@ class Recipe:
 
     @property
     def max_length(self) -> int:
-        """The maximum length of a sample in tokens."""
+        """The maximum length of a text in tokens, or of a sample, where that is one text."""
         options = self.options
         return options.block_size if isinstance(options, CausalLm) else options.max_length
+
+    @property
+    def texts_of_a_sample(self) -> int:
+        """That the model computes one by one; those of columns that are found are not counted."""
+        options = self.options
+        if isinstance(options, SentenceSimilarity):
+            return 2 + len(options.negative_columns)
+        return 1

@@ -15,6 +15,7 @@ from ftcluster_common.recipe import (
     Options,
     QuestionAnswering,
     Recipe,
+    SentenceSimilarity,
     TextClassification,
     Training,
 )
@@ -36,6 +37,7 @@ OPTIONS: dict[str, Options] = {
         max_length=24, doc_stride=4, max_query_length=8, n_best_size=5, max_answer_length=6
     ),
     "causal-lm": CausalLm(block_size=16, validation_split_percentage=10.0),
+    "sentence-similarity": SentenceSimilarity(max_length=24),
 }
 NO_PLACES: Sample = {"null": [0], "first": [1], "question": [0], "begins": [], "ends": []}
 

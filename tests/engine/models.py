@@ -9,6 +9,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import BertProcessing
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -88,6 +89,7 @@ MODEL_CLASSES = {
     "text-classification": AutoModelForSequenceClassification,
     "question-answering": AutoModelForQuestionAnswering,
     "causal-lm": AutoModelForCausalLM,
+    "sentence-similarity": AutoModel,
 }
 
 

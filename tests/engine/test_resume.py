@@ -238,7 +238,8 @@ def test_ranks_that_are_asked_to_stop_save_on_two_hosts_and_resume_to_the_last_b
     assert alone.losses == pytest.approx(whole.losses[-len(alone.losses) :], rel=1e-2)
 
 
-MODEL = make_model("bert"), make_tokenizer()
+TASK = types.SimpleNamespace(tokenizer=make_tokenizer(), write_files=lambda *_: None)
+MODEL = make_model("bert"), TASK
 
 
 def _save_until(folder: Path, stop_before: int) -> None:

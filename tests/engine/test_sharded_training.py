@@ -292,7 +292,7 @@ def _save_without_space(rank: int, size: int, folder: Path) -> Path | None:
     saved = Checkpoints(
         job.run_dir / "checkpoints", None, 0, World(rank, size, "gloo"), ProgressLog(None)
     )
-    place = saved.save(optimizer, make_task_of(job).tokenizer, resume.Position(3))
+    place = saved.save(optimizer, make_task_of(job), resume.Position(3))
     assert len({optimizer.digest() for _ in range(2)}) == 1
     return place
 

@@ -34,12 +34,12 @@ from ftcluster_train.inputs import Inputs, write_inputs
 from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.io.permissions import ACCOUNT_ONLY
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
+from ftcluster_train.tasks.model_limits import longest_input
 from ftcluster_train.tasks.registry import make_task
 from ftcluster_train.training.models import (
     has_tokenizer,
     load_config,
     load_tokenizer,
-    longest_input,
 )
 
 VOCABULARY = 50257  # GPT-2's

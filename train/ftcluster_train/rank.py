@@ -105,7 +105,7 @@ def run(job: Job) -> None:
     if events:
         events.write("phase", doing="saving the model")
         folder = job.run_dir / "model"
-        save_model(trained, task.tokenizer, folder)
+        save_model(trained, task, folder)
         events.write(
             "result",
             model=str(folder),
@@ -129,7 +129,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     if job.purpose != "train":
         config = load_config(recipe, inputs.model, tokenizer)
         task = make_task(recipe, tokenizer, job.purpose, config)
-        model = load_model(task.model_class, recipe, inputs.model, config, whole=True)
+        model = load_model(task.model_class, recipe, inputs.model, config, whole=task.has_head)
         return task, model, samples
     task = make_task(recipe, tokenizer)
     settings = task.model_settings(samples[TRAIN])

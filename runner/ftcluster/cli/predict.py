@@ -31,9 +31,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "predict",
         help="write what a trained model predicts for rows of data",
-        description="Predicts the class, number or answer of each row of --data, over all hosts of "
-        "the cluster that was set up last. The rows need no labels; they are written in their "
-        "order, with the columns `prediction` and, of classes, `probability`.",
+        description="Predicts the class, number, answer or embedding of each row of --data, over "
+        "all hosts of the cluster that was set up last. The rows need no labels; they are written "
+        "in their order, with the columns `prediction` and, of classes, `probability`.",
         usage="ftcluster predict [RECIPE] --model DIR --output FILE [key=value ...] [options]",
     )
     add_use(parser)

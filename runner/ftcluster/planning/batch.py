@@ -27,7 +27,8 @@ class Batch:
         samples: of all ranks together; None for a user's own script.
         each: of a rank and a part, instead of `samples`; 0: `samples` counts.
         parts: number of gradient accumulation steps.
-        tokens: the most that a sample has.
+        tokens: the most that a text has.
+        texts: of a sample, computed one by one.
         predicts_tokens: whether the loss is over the vocabulary at every token.
         precision: bf16 or fp32.
         model: its size, if it is known.
@@ -39,6 +40,7 @@ class Batch:
     each: int = 0
     parts: int = 1
     tokens: int = 0
+    texts: int = 1
     predicts_tokens: bool = False
     precision: str = "fp32"
     model: ModelSize | None = None
@@ -54,6 +56,7 @@ class Batch:
             each=recipe.training.per_device_train_batch_size or 0,
             parts=recipe.training.gradient_accumulation_steps,
             tokens=recipe.max_length,
+            texts=recipe.texts_of_a_sample,
             predicts_tokens=isinstance(recipe.options, CausalLm),
             precision=precision,
             model=model,
@@ -86,9 +89,9 @@ class Batch:
         """The memory of the rank with the most samples; None if it is not known."""
         if self.model is None or self.samples is None:
             return None
-        samples = self.at_once(world)
+        texts = self.at_once(world) * self.texts
         return need(
-            self.model, self.precision, samples, self.tokens, self.predicts_tokens, self.ipex,
+            self.model, self.precision, texts, self.tokens, self.predicts_tokens, self.ipex,
             world if self.sharded else None, self.local and world > 1,
         )  # fmt: skip
 
@@ -167,13 +170,15 @@ class Batch:
             f"{self.model.parameters / 1e6:,.0f} million parameters, "
             f"{gigabytes(needed.runtime)} for Python with its libraries"
         )
-        samples = self.at_once(world)
+        samples = counted(self.at_once(world), "sample")
+        if self.texts > 1:
+            samples += f" with {self.texts} texts each,"
         if needed.saving > needed.activations:
             words += f", {gigabytes(needed.saving)} to load and save all weights in fp32"
         elif needed.activations:
             words += (
                 f", {gigabytes(needed.activations)} for the activations of "
-                f"{counted(samples, 'sample')} of {self.tokens} tokens"
+                f"{samples} of {self.tokens} tokens"
             )
         return words
 

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.errors import InputError, raise_together
-from ftcluster_common.columns import answering_columns, classification_columns, text_column
+from ftcluster_common.columns import (
+    SearchColumns,
+    answering_columns,
+    classification_columns,
+    embedded_column,
+    search_columns,
+    search_texts,
+    text_column,
+)
 from ftcluster_common.data_files import (
     PARQUET,
     TABLES,
@@ -27,6 +35,7 @@ from ftcluster_common.recipe import (
     Options,
     QuestionAnswering,
     Recipe,
+    SentenceSimilarity,
     TextClassification,
 )
 
@@ -61,6 +70,9 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         case CausalLm():
             make_check = partial(_texts, options)
             form = f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
+        case SentenceSimilarity():
+            make_check = partial(_search if answered else _embedded, options)
+            form = _search_form(options, answered)
     texts = texts_of(path) if isinstance(options, CausalLm) else {}
     try:
         files = texts or files_of(path)
@@ -190,6 +202,31 @@ def _classification_form(options: TextClassification, labelled: bool) -> str:
     label = f" and {options.label_column} ({kind})" if labelled else ""
     texts = ", ".join(options.text_columns) or "one or two columns of text"
     return f"each row has {texts}{label}"
+
+
+def _search(options: SentenceSimilarity, columns: Sequence[str]) -> CheckRow:
+    return partial(_search_problem, search_columns(options, columns))
+
+
+def _search_problem(columns: SearchColumns, row: Row) -> str:
+    try:
+        search_texts(row, columns)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def _embedded(options: SentenceSimilarity, columns: Sequence[str]) -> CheckRow:
+    return partial(_check_columns, [embedded_column(options, columns)], [])
+
+
+def _search_form(options: SentenceSimilarity, answered: bool) -> str:
+    if not answered:
+        return f"each row has {options.query_column or 'a column of text'}"
+    return (
+        f"each row has {options.query_column or 'query'}, {options.positive_column or 'positive'} "
+        "(the text that belongs to it) and, if there are such, negatives (texts that do not)"
+    )
 
 
 def _answering(

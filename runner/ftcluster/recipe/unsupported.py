@@ -17,6 +17,13 @@ NAMES_BY_REASON: Mapping[str, str] = {
     "the loss is always the mean over the batch of all ranks: leave it out": (
         "average_tokens_across_devices"
     ),
+    # of sentence-transformers' losses and batches
+    "a rank computes its share in gradient_accumulation_steps parts, whose texts are negatives of "
+    "each other all the same: write that": "mini_batch_size",
+    "scale is its inverse, 20 for a temperature of 0.05: write that": "temperature",
+    "negatives are those of all ranks anyway: leave it out": "gather_across_devices",
+    "equal texts of a batch are never negatives of each other: leave it out": "batch_sampler",
+    "texts get no prompt: put it into the data, and leave it out": "prompts",
     # precision and devices
     f"it is a field of the recipe: {PRECISION}": "bf16",
     f"evaluation has the precision of training: {PRECISION}": "bf16_full_eval fp16_full_eval",

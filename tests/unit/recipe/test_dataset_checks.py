@@ -18,6 +18,7 @@ MRPC = load_recipe("mrpc")
 STSB = load_recipe("glue", ["glue_task=stsb"])
 SQUAD = load_recipe("squad")
 CLM = load_recipe("clm")
+EMBED = load_recipe("embed")
 FOUND = replace(MRPC, options=TextClassification())
 PAIR = {"sentence1": "a", "sentence2": "b", "label": 1}
 QUESTION = {
@@ -49,6 +50,9 @@ def problems_of(folder: Path, recipe: Recipe = MRPC) -> str:
         (STSB, [{**PAIR, "label": 3}, {**PAIR, "label": 2.5}]),
         (SQUAD, [QUESTION, {**QUESTION, "answers": {"text": [], "answer_start": []}}]),
         (CLM, [{"text": "to be"}]),
+        (EMBED, [{"anchor": "a", "answer": "b"}]),
+        (EMBED, [{"query": "a", "positive": "b", "negative_1": n} for n in ("c", "", None, ["d"])]),
+        (EMBED, [QUESTION]),
     ],
 )
 def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
@@ -70,8 +74,12 @@ def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
             {"answers": {"text": ["1973"], "answer_start": [12]}},
         ]),
         (CLM, {"text": "to be"}, [{"text": 3}]),
+        (EMBED, {"query": "a", "positive": "b", "negatives": ["c"]}, [
+            {"query": ""}, {"positive": " "}, {"positive": None}, {"negatives": ["c", ""]},
+            {"negatives": 3},
+        ]),
     ],
-    ids=["classes", "texts", "numbers", "answers", "text"],
+    ids=["classes", "texts", "numbers", "answers", "text", "search"],
 )  # fmt: skip
 def test_rows(
     tmp_path: Path, recipe: Recipe, good: Any, changes: list[Any], said: Callable[[object], None]

@@ -12,6 +12,7 @@ from ftcluster_common.recipe import TASKS, CausalLm, QuestionAnswering, TextClas
 Said = Callable[[object], None]
 QA = "task: question-answering\nmodel: m\ndata: d\n"
 CLM = "task: causal-lm\nmodel: m\ndata: d\n"
+EMBED = "task: sentence-similarity\nmodel: m\ndata: d\n"
 MINIMAL = "model: m\ndata: d\ntext_columns: [a]\n"
 
 
@@ -153,6 +154,14 @@ CONTRADICTIONS = [
     CLM + "vocab_size: 300\nfrom_scratch: true\ntokenizer: t\n",
     "task: causal-lm\nmodel: config:gpt2\ndata: d\n",
     "task: causal-lm\nmodel: m\ndata: generated:train=1\n",
+    EMBED + "pooling: max\n",
+    EMBED + "scale: 0\n",
+    EMBED + "temperature: 0.05\n",
+    EMBED + "mini_batch_size: 32\n",
+    EMBED + "training:\n  sync: local\n",
+    EMBED + "training:\n  group_by_length: true\n",
+    EMBED + "training:\n  label_smoothing_factor: 0.1\n",
+    EMBED + "training:\n  save_strategy: best\n  metric_for_best_model: loss\n",
 ]
 
 

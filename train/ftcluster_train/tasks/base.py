@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_train.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
 from ftcluster_train.data.sources import Rows, load_rows
 from ftcluster_train.data.token_store import Sample, Samples, token_kind
+from ftcluster_train.distributed.traffic import Traffic
 from ftcluster_train.errors import TrainError
 
 ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
@@ -33,6 +34,10 @@ class Batch(NamedTuple):
     targets: dict[str, torch.Tensor]
 
 
+# a forward pass of some samples: the model's outputs, and the batch's targets
+Forward = Callable[[Sequence[Sample]], tuple[Any, dict[str, torch.Tensor]]]
+
+
 class Task(ABC):
     """One task.
 
@@ -47,10 +52,14 @@ class Task(ABC):
         model_class: transformers' AutoModelFor... class.
         validation_splits: the sets that are evaluated.
         large_vocabulary: whether the loss is over the whole vocabulary.
+        has_head: whether a model needs weights of its own for the task.
+        group_by_length: whether batches may have samples of similar length.
     """
 
     model_class: Any
     large_vocabulary = False
+    has_head = True
+    group_by_length = True
     validation_splits: tuple[str, ...] = (VALIDATION,)
 
     def __init__(
@@ -102,9 +111,29 @@ class Task(ABC):
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Samples as tensors of shape (len(samples), tokens of the longest one)."""
 
-    @abstractmethod
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The sum of the samples' losses, a scalar in fp32."""
+        raise NotImplementedError  # of tasks with `losses` of their own
+
+    def losses(
+        self,
+        parts: Sequence[Sequence[Sample]],
+        forward: Forward,
+        traffic: Traffic,  # noqa: ARG002 - of losses over all ranks
+    ) -> Iterator[tuple[torch.Tensor, bool]]:
+        """The loss of each part of this rank's share of a batch, and whether it is the last one.
+
+        Each is meant for a backward pass before the next one is asked for. A rank without a sample
+        has no part.
+
+        Args:
+            traffic: counts what the loss itself sends to other ranks.
+        """
+        for number, part in enumerate(parts, start=1):
+            yield self.loss(*forward(part)), number == len(parts)
+
+    def write_files(self, model: PreTrainedModel, folder: Path) -> None:  # noqa: B027 - optional
+        """Write what other programs need besides model and tokenizer into a saved model."""
 
     @abstractmethod
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
@@ -155,6 +184,25 @@ class Task(ABC):
         if longest is None or wanted <= longest:
             return wanted, []
         return longest, [f"{field} is {longest} instead of {wanted}, the model's limit"]
+
+    def tokenize(
+        self, texts: Sequence[list[str]], limit: int
+    ) -> tuple[dict[str, list[list[int]]], int]:
+        """The tokens of texts or pairs of them, and how many were truncated.
+
+        Args:
+            texts: one or two lists.
+            limit: tokens of a text or a pair, with special ones.
+        """
+        columns = dict(self.tokenizer(*texts))
+        long = [i for i, ids in enumerate(columns["input_ids"]) if len(ids) > limit]
+        if long:
+            again = [[column[i] for i in long] for column in texts]
+            shorter = self.tokenizer(*again, truncation=True, max_length=limit)
+            for name, column in columns.items():
+                for i, values in zip(long, shorter[name], strict=True):
+                    column[i] = values
+        return columns, len(long)
 
     def token_kinds(self) -> dict[str, str]:
         """The tokenizer's columns that the model gets, and the array type of each."""

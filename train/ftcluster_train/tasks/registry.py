@@ -5,12 +5,14 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.causal_lm import CausalLmTask
 from ftcluster_train.tasks.question_answering import QuestionAnsweringTask
+from ftcluster_train.tasks.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.tasks.text_classification import TextClassificationTask
 
 _TASKS: dict[str, type[Task]] = {
     "text-classification": TextClassificationTask,
     "question-answering": QuestionAnsweringTask,
     "causal-lm": CausalLmTask,
+    "sentence-similarity": SentenceSimilarityTask,
 }
 
 

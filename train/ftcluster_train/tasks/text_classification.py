@@ -148,15 +148,7 @@ class TextClassificationTask(Task):
             wrong = [value for value in column if not isinstance(value, str)]
             if wrong:
                 raise TrainError(f"{split} has {wrong[0]!r} in column {name}, which is not a text")
-        columns = dict(self.tokenizer(*texts.values()))
-        long = [i for i, ids in enumerate(columns["input_ids"]) if len(ids) > limit]
-        if long:
-            again = [[column[i] for i in long] for column in texts.values()]
-            shorter = self.tokenizer(*again, truncation=True, max_length=limit)
-            for name, column in columns.items():
-                for i, values in zip(long, shorter[name], strict=True):
-                    column[i] = values
-        return columns, len(long)
+        return self.tokenize([*texts.values()], limit)
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:
         # the classes' names come from the data, not from the pretrained model

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from ftcluster_train.distributed.world import World, folder_led, gather_over_ranks
 from ftcluster_train.errors import TrainError, first_line
@@ -16,6 +16,7 @@ from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
 from ftcluster_train.io.permissions import GROUP_READS
 from ftcluster_train.optim.optimizer_step import OptimizerStep
 from ftcluster_train.optim.state import State, exhaust
+from ftcluster_train.tasks.base import Task
 from ftcluster_train.training.progress import ProgressLog
 from ftcluster_train.training.resume import Position, write_state
 
@@ -52,7 +53,7 @@ class Checkpoints:
     def save(
         self,
         optimizer: OptimizerStep,
-        tokenizer: PreTrainedTokenizerBase,
+        task: Task,
         position: Position,
     ) -> Path | None:
         """Save one unless it exists; every rank calls it. A full disk costs the checkpoint only.
@@ -65,7 +66,7 @@ class Checkpoints:
         if True not in gather_over_ranks(writes):
             return folder
         began = time.perf_counter()
-        problem = self._write(folder, optimizer, tokenizer, position, writes)
+        problem = self._write(folder, optimizer, task, position, writes)
         problems: list[str | None] = gather_over_ranks(problem)
         for rank, text in enumerate(problems):
             if text:
@@ -80,7 +81,7 @@ class Checkpoints:
         self,
         folder: Path,
         optimizer: OptimizerStep,
-        tokenizer: PreTrainedTokenizerBase,
+        task: Task,
         position: Position,
         writes: bool,
     ) -> str | None:
@@ -102,7 +103,7 @@ class Checkpoints:
                 return None
             folder.parent.mkdir(exist_ok=True)
             check_space(folder.parent, state.nbytes + sum(p.nbytes for p in model.parameters()))
-            save_model(model, tokenizer, folder, write_more)
+            save_model(model, task, folder, write_more)
         except TrainError as error:
             return error.message
         except (OSError, SafetensorError) as error:
@@ -168,7 +169,7 @@ def check_space(folder: Path, nbytes: int) -> None:
 
 def save_model(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
     folder: Path,
     write_more: Callable[[Path], None] = lambda _: None,
 ) -> None:
@@ -186,7 +187,8 @@ def save_model(
         model.should_save_on_this_rank = _always
         with new_folder(folder) as partial:
             model.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
+            task.tokenizer.save_pretrained(partial)
+            task.write_files(model, partial)
             write_more(partial)
             for path in partial.rglob("*"):
                 if path.is_file():

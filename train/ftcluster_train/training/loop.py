@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
 from ftcluster_train.data.sampler import BatchSampler, micro_batches, share_of_rank
-from ftcluster_train.data.token_store import Samples
+from ftcluster_train.data.token_store import Sample, Samples
 from ftcluster_train.distributed.world import (
     World,
     check_equal_on_ranks,
@@ -90,7 +91,9 @@ def train(
 
     # data: which samples each step takes; every rank computes the same list
     lengths = train_set.lengths("input_ids")
-    sampler = BatchSampler(lengths, recipe.batch_size, settings, optimizations.group_by_length)
+    sampler = BatchSampler(
+        lengths, recipe.batch_size, settings, optimizations.group_by_length and task.group_by_length
+    )
     epoch_steps, last_step = sampler.steps_per_epoch, sampler.steps
 
     # model: its calls of torch functions go to our kernels while `kernels` is active
@@ -187,6 +190,14 @@ def train(
         model.train()
         return found
 
+    def forward(samples: Sequence[Sample]) -> tuple[Any, dict[str, torch.Tensor]]:
+        nonlocal trained_tokens
+        with times:
+            inputs, targets = task.collate(samples)
+        trained_tokens += inputs["input_ids"].numel()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            return call_model(model, inputs), targets
+
     started = time.perf_counter()
     if settings.eval_on_start and first_step == 1:
         metrics = evaluate_and_log(0)
@@ -198,22 +209,21 @@ def train(
         optimizer.extra.copy_(torch.tensor([stop_asked(), snapshots.is_pausing()]))
         torch.manual_seed(dropout_seed(settings.seed, step, world.rank))
         share = share_of_rank(batch, world.rank, world.size)
-        parts = micro_batches(share, settings.gradient_accumulation_steps)
+        with times:
+            parts = [
+                [train_set[i] for i in part]
+                for part in micro_batches(share, settings.gradient_accumulation_steps)
+            ]
         if job.log_samples:
             log_samples(job.run_dir, world.rank, step, share)
 
         # forward and backward; gradients are all-reduced during the last backward pass
         losses.append(0.0)
-        for part in parts:
-            with times:
-                inputs, targets = task.collate([train_set[i] for i in part])
-            trained_tokens += inputs["input_ids"].numel()
-            with kernels:
-                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                    outputs = call_model(model, inputs)
-                loss = task.loss(outputs, targets) / len(batch)  # a mean over all ranks' samples
-                optimizer.backward(loss, last=part is parts[-1])
-            losses[-1] += loss.item()
+        with kernels:
+            for loss, last in task.losses(parts, forward, optimizer.traffic):
+                loss = loss / len(batch)  # a mean over all ranks' samples
+                optimizer.backward(loss, last)
+                losses[-1] += loss.item()
 
         # clip and update
         report(step, "all-reduce")
@@ -223,7 +233,7 @@ def train(
             kept = None
             if step > first_step:
                 optimizer.synchronize()
-                kept = checkpoints.save(optimizer, task.tokenizer, position_after(step - 1))
+                kept = checkpoints.save(optimizer, task, position_after(step - 1))
             raise not_finite_error(step, losses[-1], share, kept)
         schedule.step()
         trained_samples += len(batch)
@@ -281,7 +291,7 @@ def train(
             if save_due or improved or stopping:
                 report(step, "saving")
                 check_equal_weights(step)
-                checkpoints.save(optimizer, task.tokenizer, position_after(step))
+                checkpoints.save(optimizer, task, position_after(step))
             paused += time.perf_counter() - pause
             if stopping:
                 snapshots.wait()

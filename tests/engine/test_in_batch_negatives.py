@@ -1,0 +1,236 @@
+"""The contrastive loss against its formula in fp64, on any number of ranks and parts."""
+
+import copy
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from ftcluster_common.recipe import SentenceSimilarity
+from ftcluster_train.data.sampler import micro_batches, share_of_rank
+from ftcluster_train.data.token_store import Sample
+from ftcluster_train.distributed.traffic import Traffic
+from ftcluster_train.kernels import Optimizations
+from ftcluster_train.tasks import length_groups
+from ftcluster_train.tasks.in_batch_negatives import Texts, ranking_loss
+from ftcluster_train.tasks.registry import make_task
+from ftcluster_train.training.models import call_model
+from ftcluster_train.training.patch_model import patch_model
+from ftcluster_train.training.progress import ProgressLog
+from tests.engine.jobs import make_job
+from tests.engine.models import make_model, make_tokenizer
+from tests.engine.ranks import on_ranks
+
+# the number of each text: a query, its text, texts that do not belong to it
+ROWS = (
+    (10, 20, 30),
+    (11, 21),
+    (12, 20, 31, 32),  # another query of the first row's text
+    (11, 22),  # another text of the second row's query
+    (13, 21, 23),  # its negative belongs to the last row, its text to the second one
+    (24, 25, 20),  # its negative is the first row's text
+    (14, 24),  # its text is the query before
+    (15, 23, 15),  # its negative is its query
+)
+UNIT = 2**-23  # fp32
+
+
+def formula(embeddings: dict[int, torch.Tensor], scale: float, symmetric: bool) -> torch.Tensor:
+    """The sum of the rows' losses, number by number, with log(sum(exp))."""
+
+    def cosine(one: int, other: int) -> torch.Tensor:
+        return functional.cosine_similarity(embeddings[one], embeddings[other], dim=0)
+
+    def loss(right: torch.Tensor, wrong: Sequence[torch.Tensor]) -> torch.Tensor:
+        scores = torch.stack([right, *wrong]) * scale
+        return scores.exp().sum().log() - scores[0]
+
+    total = torch.zeros((), dtype=torch.float64)
+    for own, (query, text, *_) in enumerate(ROWS):
+        others = [row for number, row in enumerate(ROWS) if number != own]
+        negatives = [n for row in ROWS for n in row[2:]]
+        negatives += [positive for asked, positive, *_ in others if asked != query]
+        forward = loss(
+            cosine(query, text), [cosine(query, n) for n in negatives if n not in (query, text)]
+        )
+        queries = [
+            asked
+            for asked, positive, *_ in others
+            if positive != text and asked not in (query, text)
+        ]
+        backward = loss(cosine(query, text), [cosine(text, asked) for asked in queries])
+        total = total + ((forward + backward) / 2 if symmetric else forward)
+    return total
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(length_groups, "PASS_TOKENS", 8)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_loss_and_gradients_are_those_of_the_formula(symmetric: bool) -> None:
+    numbers = [number for row in ROWS for number in row]
+    every = {number: torch.randn(16) for number in sorted(set(numbers))}
+    ours = {number: one.clone().requires_grad_() for number, one in every.items()}
+    theirs = {number: one.double().requires_grad_() for number, one in every.items()}
+    kinds = torch.tensor([min(place, 2) for row in ROWS for place in range(len(row))])
+    embeddings = functional.normalize(torch.stack([ours[n] for n in numbers]), dim=-1)
+    texts = Texts(torch.tensor(numbers), kinds)
+    parts = [
+        ranking_loss(embeddings, texts, own, 20.0, symmetric) for own in (slice(0, 3), slice(3, 8))
+    ]
+    wanted = formula(theirs, 20.0, symmetric)
+    assert sum(parts).item() == pytest.approx(wanted.item(), rel=64 * UNIT)  # type: ignore[union-attr]
+    sum(parts).backward()  # type: ignore[union-attr]
+    wanted.backward()
+    for number, one in ours.items():
+        assert torch.allclose(one.grad.double(), theirs[number].grad, rtol=0, atol=1e4 * UNIT)
+    # a text that is left out would change it
+    all_differ = texts._replace(texts=torch.arange(len(numbers)))
+    other = ranking_loss(embeddings, all_differ, slice(0, 8), 20.0, symmetric)
+    assert other.item() > wanted.item() * 1.05
+
+
+def sample(row: Sequence[int]) -> Sample:
+    """A row with texts of other lengths and other tokens by their number."""
+    tokens = [[2, *range(number, number + number % 7), number + 40, 3] for number in row]
+    return {
+        "input_ids": [token for text in tokens for token in text],
+        "lengths": list(map(len, tokens)),
+        "texts": list(row),
+    }
+
+
+def gradients(
+    rank: int, size: int, folder: Path, rows: Sequence[Sequence[int]], parts: int, symmetric: bool
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """The loss of a batch and the gradients, summed over the ranks."""
+    job = make_job(folder / str(rank), "sentence-similarity")
+    task = make_task(job.recipe, make_tokenizer())
+    task.options = SentenceSimilarity(symmetric=symmetric)  # type: ignore[attr-defined]
+    model = make_model("bert", "sentence-similarity").eval()
+    task.check_model(model)
+
+    def forward(samples: Sequence[Sample]) -> tuple[Any, dict[str, torch.Tensor]]:
+        inputs, targets = task.collate(samples)
+        return call_model(model, inputs), targets
+
+    own = micro_batches(share_of_rank(range(len(rows)), rank, size), parts)
+    total, lasts = torch.zeros(()), []
+    batches = [[sample(rows[i]) for i in part] for part in own]
+    for loss, last in task.losses(batches, forward, Traffic()):
+        loss.backward()
+        total += loss.detach()
+        lasts.append(last)
+    assert lasts == [False] * (max(len(own), 1) - 1) + [True]
+    found = {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in model.named_parameters()
+    }
+    for tensor in (total, *found.values()):
+        dist.all_reduce(tensor)
+    assert not found["pooler.dense.weight"].any()
+    return total.item(), found
+
+
+def cases(rank: int, size: int, folder: Path) -> list[Any]:
+    length_groups.PASS_TOKENS = 8  # also in another process
+    return [
+        gradients(rank, size, folder / name, rows, parts, symmetric)
+        for name, rows, parts, symmetric in (
+            ("whole", ROWS, 1, False),
+            ("parts", ROWS, 3, True),
+            ("few", ROWS[:2], 2, False),  # a third rank has none
+        )
+    ]
+
+
+@pytest.mark.usefixtures("world")
+def test_any_number_of_ranks_and_parts_learns_the_same(tmp_path: Path) -> None:
+    wanted = [
+        gradients(0, 1, tmp_path, rows, 1, symmetric)
+        for rows, symmetric in ((ROWS, False), (ROWS, True), (ROWS[:2], False))
+    ]
+    alone = cases(0, 1, tmp_path / "alone")
+    for size in (2, 3):
+        (tmp_path / str(size)).mkdir()
+        for of_rank in (alone, *on_ranks(cases, size, tmp_path / str(size), tmp_path)):
+            for (loss, found), (right, exact) in zip(of_rank, wanted, strict=True):
+                assert loss == pytest.approx(right, rel=256 * UNIT)
+                largest = max(one.abs().max() for one in exact.values())
+                for name, one in exact.items():
+                    assert torch.allclose(found[name], one, rtol=0, atol=1e3 * UNIT * largest), name
+
+
+def double_loss(model: PreTrainedModel, pooling: str) -> torch.Tensor:
+    """The formula with the model in fp64, each text by itself."""
+    embeddings = {}
+    for row in ROWS:
+        for number in row:
+            ids = sample([number])["input_ids"]
+            hidden = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+            embeddings[number] = hidden.mean(0) if pooling == "mean" else hidden[0]
+    return formula(embeddings, 20.0, False)
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_model_learns_what_it_learns_in_fp64(tmp_path: Path, pooling: str) -> None:
+    job = make_job(tmp_path, "sentence-similarity")
+    task = make_task(job.recipe, make_tokenizer())
+    task.options = SentenceSimilarity(pooling=pooling)  # type: ignore[attr-defined, arg-type]
+    # with usual weights all texts have nearly the same first vector, and differences are rounding
+    model = make_model("bert", "sentence-similarity", initializer_range=0.3).eval()
+    exact = copy.deepcopy(model).double()
+    task.check_model(model)
+
+    def forward(samples: Sequence[Sample]) -> tuple[Any, dict[str, torch.Tensor]]:
+        inputs, targets = task.collate(samples)
+        return call_model(model, inputs), targets
+
+    [(loss, _)] = task.losses([list(map(sample, ROWS))], forward, Traffic())
+    wanted = double_loss(exact, pooling)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    loss.backward()
+    wanted.backward()
+    norm = math.sqrt(
+        sum(float(p.grad.norm() ** 2) for p in exact.parameters() if p.grad is not None)
+    )
+    right = dict(exact.named_parameters())
+    for name, p in model.named_parameters():
+        if p.grad is not None:
+            assert torch.allclose(p.grad.double(), right[name].grad, rtol=0, atol=1e-5 * norm), name
+
+
+@pytest.mark.usefixtures("world")
+def test_parts_have_the_same_dropout_twice(tmp_path: Path) -> None:
+    job = make_job(tmp_path, "sentence-similarity")
+    task = make_task(job.recipe, make_tokenizer())
+    model = make_model("bert", "sentence-similarity", dropout=0.2).train()
+    task.check_model(model)
+    kernels = patch_model(model, task, True, Optimizations(), ProgressLog())
+    seen = []
+
+    def forward(samples: Sequence[Sample]) -> tuple[Any, dict[str, torch.Tensor]]:
+        inputs, targets = task.collate(samples)
+        outputs = call_model(model, inputs)
+        seen.append(outputs.last_hidden_state.detach().clone())
+        return outputs, targets
+
+    with kernels:
+        rows = list(map(sample, ROWS))
+        for loss, _ in task.losses([rows[:4], rows[4:]], forward, Traffic()):
+            loss.backward()
+    first, again = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert len(first) == len(again) > 2  # groups of lengths
+    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+    forward([{"input_ids": [2, 5, 3]}])
+    forward([{"input_ids": [2, 5, 3]}])
+    assert not torch.equal(seen[-1], seen[-2])

@@ -1,0 +1,165 @@
+"""Pairs of texts become a model that sentence-transformers loads, its metrics and embeddings."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModel, AutoTokenizer
+
+from ftcluster_common.job import EVALUATE, PREDICT, Job
+from ftcluster_common.sentence_modules import SentenceModules, module_files, read_modules
+from ftcluster_train import rank
+from ftcluster_train.data.token_store import Samples
+from ftcluster_train.distributed.world import World
+from ftcluster_train.errors import TrainError
+from ftcluster_train.inputs import read_inputs, write_inputs
+from ftcluster_train.prepare import prepare
+from tests.engine.runs import WORDS, Row, make_whole_job, write_data, write_model
+
+TASK = "sentence-similarity"
+
+
+@pytest.fixture(autouse=True)
+def one_world(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "join_world", lambda: world)
+    monkeypatch.setattr(rank, "leave_world", lambda: None)
+
+
+def pairs(count: int, seed: int) -> list[Row]:
+    """A query is a word, and its text has the word after it, of so many, among others."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        word = draw.randrange(0, 40, 2)
+        others = draw.sample(WORDS[40:], 3)
+        rows.append({"query": WORDS[word], "positive": " ".join([WORDS[word + 1], *others])})
+    return rows
+
+
+def run(job: Job) -> list[dict[str, Any]]:
+    write_inputs(job.run_dir, prepare(job))
+    rank.run(job)
+    return [json.loads(line) for line in (job.run_dir / "events.jsonl").read_text().splitlines()]
+
+
+def result(job: Job) -> dict[str, Any]:
+    [found] = [event for event in run(job) if event["event"] == "result"]
+    return found
+
+
+def test_a_trained_model_finds_its_texts(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", {"train": pairs(400, 1), "validation": pairs(12, 2)})
+    model = write_model(tmp_path / "model", "bert", TASK)
+    job = make_whole_job(
+        tmp_path / "runs/one", TASK, data, model, batch_size=32, num_train_epochs=2.0,
+        eval_strategy="epoch", eval_on_start=True, learning_rate=5e-3, logging_steps=5, save_strategy="epoch",
+        gradient_accumulation_steps=2,
+    )  # fmt: skip
+    events = run(job)
+    losses = [event["loss"] for event in events if event["event"] == "step"]
+    assert losses[-1] < losses[0] / 2
+    metrics = [event["metrics"] for event in events if event["event"] == "evaluation"]
+    assert list(metrics[0]) == ["ndcg_at_10", "mrr_at_10", "accuracy_at_1"]
+    assert metrics[-1]["mrr_at_10"] > 0.9 > 2 * metrics[0]["mrr_at_10"]
+
+    saved = Path(events[-1]["model"])
+    for folder in (saved, job.run_dir / "checkpoints/checkpoint-13"):
+        assert read_modules(folder) == SentenceModules("mean", normalize=True)
+        length = json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
+        assert length == 24
+    changed = replace(job.recipe, model=str(saved))
+    again = replace(job, run_dir=tmp_path / "runs/two", recipe=changed, purpose=EVALUATE)
+    again.run_dir.mkdir()
+    assert result(again)["metrics"] == pytest.approx(metrics[-1], abs=1e-6)
+
+    again = replace(again, run_dir=tmp_path / "runs/three", purpose=PREDICT)
+    again.run_dir.mkdir()
+    rows = [{"query": "w7 w8"}, {"query": "w5"}, {"query": "w7 w8"}]
+    there = write_data(tmp_path / "new", {"test": rows})
+    again = replace(again, recipe=replace(changed, data=there))
+    [file] = Path(result(again)["predictions"]).iterdir()
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [{"query": row["query"]} for row in found] == rows
+    tokens = AutoTokenizer.from_pretrained(saved)(
+        ["w7 w8", "w5"], padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        hidden = AutoModel.from_pretrained(saved).eval()(**tokens).last_hidden_state
+    mask = tokens["attention_mask"].unsqueeze(-1)
+    wanted = functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+    embeddings = torch.tensor([row["prediction"] for row in found])
+    assert torch.allclose(embeddings, wanted[[0, 1, 0]], atol=1e-5)
+
+
+def job_of(folder: Path, rows: list[Row], **changes: Any) -> Job:
+    model = write_model(folder / "model", "bert", TASK)
+    data = write_data(folder / "data", {"train": rows, "validation": pairs(4, 2)})
+    return make_whole_job(folder / "runs/one", TASK, data, model, **changes)
+
+
+def test_samples_and_what_is_cut(tmp_path: Path) -> None:
+    rows = [
+        {"query": "w5", "positive": "w6 w7", "negative": "w8", "negatives": ["w9", "w6 w7"]},
+        {"query": "w5", "positive": "w9", "negative": " ".join(WORDS[:30]), "negatives": None},
+    ]
+    inputs = prepare(job_of(tmp_path, rows))
+    assert inputs.notices == ["train: 1 texts were truncated to 24 tokens"]
+    first, second = Samples(Path(inputs.samples) / "train")
+    assert first["lengths"] == [3, 4, 3, 3, 4]
+    assert second["lengths"] == [3, 3, 24]
+    assert first["input_ids"][:7] == [2, 5, 3, 2, 6, 7, 3]
+    query, positive, negative, other, same = first["texts"]
+    assert (same, second["texts"][:2]) == (positive, [query, other])
+    assert len({query, positive, negative, other, second["texts"][2]}) == 5
+
+
+def test_equal_texts_of_a_set_are_searched_once(tmp_path: Path) -> None:
+    rows = [
+        {"query": "w5", "positive": "w6", "negative": "w5"},
+        {"query": "w7", "positive": "w6", "negative": ""},
+        {"query": "w5", "positive": "w8", "negative": "w9"},
+    ]
+    job = replace(job_of(tmp_path, rows), purpose=EVALUATE)
+    job = replace(job, recipe=replace(job.recipe, data=f"{job.recipe.data}/train.jsonl"))
+    samples = Samples(Path(prepare(job).samples) / "validation")
+    assert [sample["input_ids"][1] for sample in samples] == [5, 6, 7, 8, 9]
+    about = samples.about
+    assert (about["queries"], about["relevant"]) == ([0, 2], [[1, 3], [1]])
+    assert about["documents"] == [1, 0, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"query": "w5", "positive": " "}, "row 3 of train: positive is empty"),
+        ({"query": 5, "positive": "w5"}, "row 3 of train: query is 5, not a text"),
+        ({"query": "w5"}, "row 3 of train: no column positive; found query"),
+    ],
+)
+def test_rows_that_are_refused(tmp_path: Path, row: Row, said: str) -> None:
+    with pytest.raises(TrainError) as caught:
+        prepare(job_of(tmp_path, [*pairs(2, 1), row]))
+    assert caught.value.message == said
+
+
+def test_pooling_is_that_of_the_models_folder(tmp_path: Path) -> None:
+    job = job_of(tmp_path, pairs(40, 1), max_steps=1)
+    modules = SentenceModules("cls", False, {"query": "query: "})
+    for name, document in module_files(modules, 32, 24, {}).items():
+        path = tmp_path / "model" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(document))
+    write_inputs(job.run_dir, prepare(job))
+    task, model, _ = rank.load(job, read_inputs(job.run_dir))
+    task.check_model(model)
+    assert task.modules == modules  # type: ignore[attr-defined]
+    path.write_text(json.dumps({"pooling_mode": "max"}))
+    write_inputs(job.run_dir, prepare(job))
+    with pytest.raises(TrainError) as caught:
+        rank.run(job)
+    assert caught.value.message.startswith("the model's pooling is max")

@@ -1,0 +1,93 @@
+"""The files of sentence-transformers in a model's folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster_common.data_files import DataError
+from ftcluster_common.sentence_modules import SentenceModules, module_files, read_modules
+
+VERSIONS = {"transformers": "5.23.0", "pytorch": "2.13.0"}
+
+
+def write(folder: Path, documents: dict[str, Any]) -> Path:
+    for name, document in documents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(document))
+    return folder
+
+
+def test_what_is_written() -> None:
+    # loaded with sentence-transformers 6.2 without a warning, and with the same embeddings
+    assert module_files(SentenceModules("cls", normalize=True), 384, 256, VERSIONS) == {
+        "modules.json": [
+            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling",
+             "type": "sentence_transformers.models.Pooling"},
+            {"idx": 2, "name": "2", "path": "2_Normalize",
+             "type": "sentence_transformers.models.Normalize"},
+        ],
+        "sentence_bert_config.json": {"max_seq_length": 256, "do_lower_case": False},
+        "config_sentence_transformers.json": {
+            "__version__": {"sentence_transformers": "3.0.0", **VERSIONS},
+            "model_type": "SentenceTransformer",
+            "prompts": {},
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+        },
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": 384,
+            "pooling_mode_cls_token": True,
+            "pooling_mode_mean_tokens": False,
+            "pooling_mode_max_tokens": False,
+            "pooling_mode_mean_sqrt_len_tokens": False,
+            "pooling_mode_weightedmean_tokens": False,
+            "pooling_mode_lasttoken": False,
+            "include_prompt": True,
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        SentenceModules("mean", normalize=False),
+        SentenceModules("cls", True, {"query": "query: "}, "query"),
+    ],
+)
+def test_what_is_written_is_read_again(tmp_path: Path, modules: SentenceModules) -> None:
+    assert read_modules(tmp_path) is None
+    assert read_modules(write(tmp_path, module_files(modules, 8, 9, VERSIONS))) == modules
+
+
+def test_the_form_of_release_6(tmp_path: Path) -> None:
+    kind = "sentence_transformers.sentence_transformer.modules.pooling.Pooling"
+    write(tmp_path, {
+        "modules.json": [{"path": "1_Pooling", "type": kind}],
+        "1_Pooling/config.json": {"embedding_dimension": 384, "pooling_mode": "cls"},
+    })  # fmt: skip
+    assert read_modules(tmp_path) == SentenceModules("cls", normalize=False)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "more", "said"),
+    [
+        ({"pooling_mode": "lasttoken"}, [], "the model's pooling is lasttoken"),
+        (
+            {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True},
+            [],
+            "the model's pooling is cls, max",
+        ),
+        ({}, [{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}], "module Dense"),
+        ({}, [{"path": "2_Dense"}], "cannot be used: KeyError('type')"),
+    ],
+)
+def test_what_cannot_be_trained(tmp_path: Path, pooling: Any, more: Any, said: str) -> None:
+    files = module_files(SentenceModules("mean", normalize=True), 8, 9, VERSIONS)
+    files["1_Pooling/config.json"] = pooling
+    files["modules.json"] += more
+    with pytest.raises(DataError, match=r".*") as caught:
+        read_modules(write(tmp_path, files))
+    assert said in str(caught.value)
