@@ -57,8 +57,8 @@ def test_a_trained_model_finds_its_texts(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", "bert", TASK)
     job = make_whole_job(
         tmp_path / "runs/one", TASK, data, model, batch_size=32, num_train_epochs=2.0,
-        eval_strategy="epoch", eval_on_start=True, learning_rate=5e-3, logging_steps=5, save_strategy="epoch",
-        gradient_accumulation_steps=2,
+        eval_strategy="epoch", eval_on_start=True, learning_rate=5e-3, logging_steps=5,
+        save_strategy="epoch", gradient_accumulation_steps=2,
     )  # fmt: skip
     events = run(job)
     losses = [event["loss"] for event in events if event["event"] == "step"]

@@ -1,0 +1,127 @@
+"""Sentence embeddings: the engine against SentenceTransformerTrainer, side by side.
+
+    .venv-dev/bin/python -m bench.embed --data DIR --encoder DIR --site DIR [--turns N] [--steps N]
+        [--seeds N] [--batch N] [--threads N] [--prefix DIR] [--results FILE]
+
+from the repository's root, after `ftcluster setup localhost`. DIR of --data has the folder squad,
+whose questions and contexts are the pairs; --encoder is a model with its tokenizer, such as
+all-MiniLM-L6-v2. --site is a folder with sentence-transformers beside the stack's torch:
+
+    pip install --target DIR --no-deps sentence-transformers accelerate psutil scikit-learn scipy
+        joblib threadpoolctl cloudpickle narwhals
+
+Both train the same model on the same pairs with the same loss (MultipleNegativesRankingLoss, scale
+20), batch, length and rate; each run is a process, runs are interleaved, numbers are medians.
+`stock` has the batch sampler NO_DUPLICATES and bf16; `stock, fp32` is the same without bf16. `ours`
+runs with tcmalloc, as planned runs do. --seeds also trains an epoch with ours and with stock, and
+measures both with the same code; --turns 0 leaves out the rest.
+"""
+
+import os
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.engine import (
+    ROOT,
+    TCMALLOC,
+    Bench,
+    arguments,
+    machine,
+    quality_table,
+    run_module,
+    write,
+)
+
+RECIPE = ("embed", "model={encoder}", "data={data}/squad")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "stock": {"engine": "stock", "bf16": True},
+    "stock, fp32": {"engine": "stock", "bf16": False},
+    "ours": {"engine": "ours"},
+}
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs trainings of one prepared run; see bench.embed_run."""
+
+    bench: Bench
+    site: Path
+    run_dir: Path
+
+    def run(self, **options: Any) -> dict[str, Any]:
+        """One training."""
+        environment = os.environ | {
+            "PYTHONPATH": f"{ROOT}:{self.site}",
+            "OMP_NUM_THREADS": str(self.bench.threads),
+            "HF_HUB_OFFLINE": "1",
+        }
+        allocator = next((path for path in TCMALLOC if Path(path).exists()), None)
+        if options["engine"] == "ours" and allocator:
+            environment["LD_PRELOAD"] = allocator
+        return run_module("bench.embed_run", self.bench.prefix, self.run_dir, options, environment)
+
+
+def main() -> int:
+    """Measure, print the tables and write the results; returns the exit code."""
+    parser = arguments(__doc__, (), threads=2)
+    parser.add_argument("--encoder", type=Path, required=True)
+    parser.add_argument("--site", type=Path, required=True)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--seeds", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=32)
+    options = parser.parse_args()
+    bench = Bench(
+        options.prefix, options.data.absolute(), options.encoder.absolute(), options.threads
+    )
+    results: dict[str, Any] = {"machine": machine(), "batch": options.batch}
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = bench.prepare(Path(folder) / "run", (*RECIPE, f"batch_size={options.batch}"))
+        runner = Runner(bench, options.site.absolute(), run_dir)
+        if options.turns:
+            results["speed"] = measure(runner, options.turns, options.steps)
+            print(table(results["speed"]), flush=True)
+            write(options.results, results)
+        for seed in range(1, options.seeds + 1):
+            found = results.setdefault("quality", {})
+            for name in ("stock", "ours"):
+                metrics = runner.run(**VARIANTS[name], seed=seed, evaluate=True)["metrics"]
+                print(f"{name}, seed {seed}: {metrics}", file=sys.stderr, flush=True)
+                for metric, value in metrics.items():
+                    found.setdefault(name, {}).setdefault(metric, []).append(value)
+            write(options.results, results)
+        if options.seeds:
+            print(quality_table("squad", results["quality"]), flush=True)
+    return 0
+
+
+def measure(runner: Runner, turns: int, steps: int) -> dict[str, dict[str, Any]]:
+    """Run each variant `turns` times, interleaved; the medians by name."""
+    found: dict[str, list[float]] = {}
+    for _ in range(turns):
+        for name, options in VARIANTS.items():
+            speed = runner.run(**options, steps=steps)["samples_per_second"]
+            found.setdefault(name, []).append(speed)
+            print(f"{name}: {speed:.2f} pairs/s", file=sys.stderr)
+    medians = {name: statistics.median(speeds) for name, speeds in found.items()}
+    stock = max(value for name, value in medians.items() if name != "ours")
+    return {
+        name: {"samples_per_second": medians[name], "all": speeds, "ratio": medians[name] / stock}
+        for name, speeds in found.items()
+    }
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """The variants as a Markdown table."""
+    lines = ["", "| embed | pairs/s | ratio to the faster stock |", "|---|---|---|"]
+    for name, numbers in found.items():
+        lines.append(f"| {name} | {numbers['samples_per_second']:.2f} | {numbers['ratio']:.2f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""One training of bench/embed, in a process of its own with the python of a host's stack.
+
+    PYTHON -m bench.embed_run RUN_DIR OPTIONS
+
+RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
+object: `engine` (`ours` or `stock`), `bf16` (of stock), `steps` (default: an epoch), `seed`,
+`evaluate`. Prints one JSON object.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from transformers.utils import logging
+
+from bench.engine_run import WARM_UP, WORLD, Clock
+from ftcluster_common.columns import search_columns, search_texts
+from ftcluster_common.data_files import TRAIN
+from ftcluster_common.job import Job, read_job
+from ftcluster_train.data.sources import columns_of, load_rows
+from ftcluster_train.inputs import read_inputs, write_inputs
+from ftcluster_train.prepare import prepare
+from ftcluster_train.rank import load
+from ftcluster_train.training.evaluation import evaluate
+from ftcluster_train.training.loop import train
+
+
+def main() -> int:
+    """Train once; returns the exit code."""
+    logging.set_verbosity_error()
+    run_dir, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    job = read_job(run_dir)
+    if not (run_dir / "inputs.json").exists():
+        write_inputs(run_dir, prepare(job))
+    training = replace(
+        job.recipe.training, seed=options.get("seed", 1), max_steps=options.get("steps", -1),
+        logging_steps=1, eval_strategy="no",
+    )  # fmt: skip
+    job = replace(job, recipe=replace(job.recipe, training=training))
+    task, model, samples = load(job, read_inputs(run_dir))
+    task.check_model(model)
+    train_set = samples.pop(TRAIN)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    clock = Clock(None)
+    if options["engine"] == "ours":
+        _, model = train(job, task, model, train_set, {}, WORLD, clock)
+    else:
+        model = _stock(job, clock, options["bf16"])
+    counted = clock.times[WARM_UP - 1 :]
+    speed = job.recipe.batch_size * (len(counted) - 1) / (counted[-1] - counted[0])
+    found: dict[str, Any] = {"samples_per_second": speed}
+    if options.get("evaluate"):
+        found["metrics"] = evaluate(task, model, samples, WORLD, job.precision == "bf16")
+    print(json.dumps(found))
+    return 0
+
+
+def _stock(job: Job, clock: Clock, bf16: bool) -> Any:
+    """Train with sentence-transformers; returns the transformer inside its model."""
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.losses import MultipleNegativesRankingLoss
+
+    recipe, training = job.recipe, job.recipe.training
+    options: Any = recipe.options
+    rows = load_rows(recipe.data, recipe.data_config)[TRAIN]
+    columns = search_columns(options, columns_of(rows))
+    pairs = [search_texts(row, columns) for row in rows]
+    model = SentenceTransformer(recipe.model, device="cpu")
+    model.max_seq_length = options.max_length
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(job.run_dir / "stock"),
+        per_device_train_batch_size=recipe.batch_size,
+        learning_rate=training.learning_rate,
+        num_train_epochs=training.num_train_epochs,
+        max_steps=training.max_steps,
+        warmup_steps=training.warmup_steps or training.warmup_ratio,
+        seed=training.seed,
+        bf16=bf16,
+        use_cpu=True,
+        batch_sampler="no_duplicates",
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = SentenceTransformerTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_dict(
+            {"anchor": [pair[0] for pair in pairs], "positive": [pair[1] for pair in pairs]}
+        ),
+        loss=MultipleNegativesRankingLoss(model, scale=options.scale),
+        callbacks=[clock],
+    )
+    trainer.train()
+    return model[0].auto_model.float()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
