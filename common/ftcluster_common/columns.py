@@ -1,5 +1,6 @@
 """The columns of data that a task reads: those that are asked for, or found by their names."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from ftcluster_common.recipe import (
     QuestionAnswering,
     SentenceSimilarity,
     TextClassification,
+    TextRanking,
 )
 
 PAIRS = (
@@ -101,12 +103,7 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
     Raises:
         DataError: there are none such; has the columns and how they are named in a recipe.
     """
-    names = {name.lower(): name for name in columns}
-    query, positive = options.query_column, options.positive_column
-    for known in SEARCHES:
-        found = tuple(names.get(name, "") for name in known)
-        if all(found) and query in (None, found[0]) and positive in (None, found[1]):
-            query, positive = found
+    query, positive = _find_search(options.query_column, options.positive_column, columns)
     negatives = options.negative_columns or tuple(filter(NEGATIVE.fullmatch, columns))
     missing = [name for name in (query, positive, *negatives) if name and name not in columns]
     if not query or not positive or missing:
@@ -116,6 +113,77 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
             f"query_column={query or 'NAME'} positive_column={positive or 'NAME'}"
         )
     return SearchColumns(query, positive, negatives)
+
+
+def _find_search(
+    query: str | None, text: str | None, columns: Sequence[str]
+) -> tuple[str | None, str | None]:
+    """The columns that are wanted, and for those that are None the known ones."""
+    names = {name.lower(): name for name in columns}
+    for known in SEARCHES:
+        found = tuple(names.get(name, "") for name in known)
+        if all(found) and query in (None, found[0]) and text in (None, found[1]):
+            query, text = found
+    return query, text
+
+
+class RankingColumns(NamedTuple):
+    """The columns of a query and a text, and of either a label or texts that do not belong.
+
+    Attributes:
+        label: "" where there are negatives.
+    """
+
+    search: SearchColumns
+    label: str
+
+
+def ranking_columns(
+    options: TextRanking, columns: Sequence[str], labelled: bool = True
+) -> RankingColumns:
+    """The columns with queries, texts and what is said of them.
+
+    Args:
+        labelled: whether a label or negatives are needed; if not, neither is returned.
+
+    Raises:
+        DataError: there are none such; has the columns and how they are named in a recipe.
+    """
+    query, text = _find_search(options.query_column, options.text_column, columns)
+    negatives = options.negative_columns or tuple(filter(NEGATIVE.fullmatch, columns))
+    if not labelled:
+        negatives = ()
+    label = "" if negatives or not labelled else _named(options.label_column, LABELS, columns)
+    missing = [name for name in (query, text, *negatives) if name and name not in columns]
+    named = f"query_column={query or 'NAME'} text_column={text or 'NAME'}"
+    if query and text and not missing and (label or negatives or not labelled):
+        return RankingColumns(SearchColumns(query, text, negatives), label)
+    what = f"no column {', '.join(missing)}" if missing else "no columns known for pairs"
+    if query and text and not missing:
+        what = f"neither a column {options.label_column} nor one of negatives"
+        named += " label_column=NAME, or negative_columns=NAME"
+    raise DataError(f"{what}; found {', '.join(columns) or 'none'}; name them: {named}")
+
+
+def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str, float]]]:
+    """A row's query, and its texts with their labels, from 0 to 1.
+
+    Raises:
+        DataError: a column is missing, is not a text or a label, or is empty; says which one.
+    """
+    query, text, *negatives = search_texts(row, columns.search)
+    if not columns.label:
+        return query, [(text, 1.0), *((negative, 0.0) for negative in negatives)]
+    if columns.label not in row:
+        raise DataError(f"no column {columns.label}; found {', '.join(map(str, row))}")
+    label = row[columns.label]
+    try:
+        number = float(label)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise DataError(f"{columns.label} is {label!r}, not a number from 0 to 1")
+    return query, [(text, number)]
 
 
 def search_texts(row: Row, columns: SearchColumns) -> list[str]:

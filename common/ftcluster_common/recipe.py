@@ -155,12 +155,38 @@ class SentenceSimilarity:
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
 
-Options = TextClassification | QuestionAnswering | CausalLm | SentenceSimilarity
+@dataclass(frozen=True)
+class TextRanking:
+    """Scores how well a text answers a query, read together (a cross-encoder, or reranker).
+
+    A row has a query with one text and a label, or with texts that belong to it and that do not.
+
+    Attributes:
+        query_column: left out, one that is known for queries; likewise text_column.
+        text_column: with the text; or, where there are negatives, the text that belongs.
+        label_column: 1 where the text belongs to the query, 0 where it does not, or between.
+        negative_columns: with texts that do not belong to the query, or lists of them, instead of a
+            label; left out, all that are called negative, negatives, negative_1 and so on.
+        max_length: tokens of query and text together.
+        validation_split_percentage: share of the queries that are kept for validation where the
+            data have no validation set.
+    """
+
+    query_column: str | None = None
+    text_column: str | None = None
+    label_column: str = "label"
+    negative_columns: tuple[str, ...] = ()
+    max_length: int = limited(256, at_least=8)
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+
+
+Options = TextClassification | QuestionAnswering | CausalLm | SentenceSimilarity | TextRanking
 TASKS: dict[str, type[Options]] = {
     "text-classification": TextClassification,
     "question-answering": QuestionAnswering,
     "causal-lm": CausalLm,
     "sentence-similarity": SentenceSimilarity,
+    "text-ranking": TextRanking,
 }
 
 
@@ -225,7 +251,13 @@ class Training:
     outer_momentum: float = limited(0.5, at_least=0, below=1)
 
 
-TaskName = Literal["text-classification", "question-answering", "causal-lm", "sentence-similarity"]
+TaskName = Literal[
+    "text-classification",
+    "question-answering",
+    "causal-lm",
+    "sentence-similarity",
+    "text-ranking",
+]
 DEFAULT_TASK: TaskName = "text-classification"
 GENERATED = "generated:"  # begins the data of a recipe: train=N,validation=N,seed=N follow
 BY_TYPE = "config:"  # begins a model without weights: a type of model follows

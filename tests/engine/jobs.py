@@ -17,6 +17,7 @@ from ftcluster_common.recipe import (
     Recipe,
     SentenceSimilarity,
     TextClassification,
+    TextRanking,
     Training,
 )
 from ftcluster_train.data.token_store import Sample, Samples, SampleWriter
@@ -38,6 +39,7 @@ OPTIONS: dict[str, Options] = {
     ),
     "causal-lm": CausalLm(block_size=16, validation_split_percentage=10.0),
     "sentence-similarity": SentenceSimilarity(max_length=24),
+    "text-ranking": TextRanking(max_length=32),
 }
 NO_PLACES: Sample = {"null": [0], "first": [1], "question": [0], "begins": [], "ends": []}
 

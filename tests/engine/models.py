@@ -90,6 +90,7 @@ MODEL_CLASSES = {
     "question-answering": AutoModelForQuestionAnswering,
     "causal-lm": AutoModelForCausalLM,
     "sentence-similarity": AutoModel,
+    "text-ranking": AutoModelForSequenceClassification,
 }
 
 

@@ -8,10 +8,13 @@ from typing import Any
 
 from ftcluster.errors import InputError, raise_together
 from ftcluster_common.columns import (
+    RankingColumns,
     SearchColumns,
     answering_columns,
     classification_columns,
     embedded_column,
+    ranked_texts,
+    ranking_columns,
     search_columns,
     search_texts,
     text_column,
@@ -37,6 +40,7 @@ from ftcluster_common.recipe import (
     Recipe,
     SentenceSimilarity,
     TextClassification,
+    TextRanking,
 )
 
 MAX_PROBLEMS = 10  # of a file
@@ -73,6 +77,9 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         case SentenceSimilarity():
             make_check = partial(_search if answered else _embedded, options)
             form = _search_form(options, answered)
+        case TextRanking():
+            make_check = partial(_ranking, options, answered)
+            form = _ranking_form(options, answered)
     texts = texts_of(path) if isinstance(options, CausalLm) else {}
     try:
         files = texts or files_of(path)
@@ -214,6 +221,28 @@ def _search_problem(columns: SearchColumns, row: Row) -> str:
     except DataError as error:
         return str(error)
     return ""
+
+
+def _ranking(options: TextRanking, labelled: bool, columns: Sequence[str]) -> CheckRow:
+    return partial(_ranking_problem, ranking_columns(options, columns, labelled))
+
+
+def _ranking_problem(columns: RankingColumns, row: Row) -> str:
+    try:
+        ranked_texts(row, columns)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def _ranking_form(options: TextRanking, labelled: bool) -> str:
+    texts = f"{options.query_column or 'query'}, {options.text_column or 'text'}"
+    if not labelled:
+        return f"each row has {texts}"
+    return (
+        f"each row has {texts} and either {options.label_column} (from 0 to 1) or negatives (texts "
+        "that do not belong to the query)"
+    )
 
 
 def _embedded(options: SentenceSimilarity, columns: Sequence[str]) -> CheckRow:

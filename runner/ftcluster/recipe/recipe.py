@@ -28,6 +28,7 @@ from ftcluster_common.recipe import (
     Recipe,
     SentenceSimilarity,
     TextClassification,
+    TextRanking,
     Training,
 )
 
@@ -286,7 +287,7 @@ def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradic
                 "a batch has random rows, so that its texts differ, and texts of about the same "
                 "length are computed together anyway: leave it out",
             )
-    no_classes = isinstance(options, QuestionAnswering | SentenceSimilarity) or (
+    no_classes = isinstance(options, QuestionAnswering | SentenceSimilarity | TextRanking) or (
         isinstance(options, TextClassification) and options.regression
     )
     if recipe.training.label_smoothing_factor and no_classes:

@@ -11,6 +11,7 @@ from ftcluster_common.recipe import (
     QuestionAnswering,
     SentenceSimilarity,
     TextClassification,
+    TextRanking,
 )
 
 Contradiction = tuple[str, str]  # the key to change, and what is wrong with its value
@@ -30,6 +31,8 @@ def metric_names(options: Options) -> tuple[str, ...]:
         return names
     if isinstance(options, SentenceSimilarity):
         return RETRIEVAL_METRICS
+    if isinstance(options, TextRanking):
+        return (*RETRIEVAL_METRICS, "accuracy", "loss")
     default = REGRESSION_METRICS if options.regression else ("accuracy", "f1")
     names = (*(options.metrics or default), "loss")
     if len(options.validation_splits) == 1:

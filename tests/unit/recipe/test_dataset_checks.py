@@ -19,6 +19,7 @@ STSB = load_recipe("glue", ["glue_task=stsb"])
 SQUAD = load_recipe("squad")
 CLM = load_recipe("clm")
 EMBED = load_recipe("embed")
+RERANK = load_recipe("rerank")
 FOUND = replace(MRPC, options=TextClassification())
 PAIR = {"sentence1": "a", "sentence2": "b", "label": 1}
 QUESTION = {
@@ -53,6 +54,8 @@ def problems_of(folder: Path, recipe: Recipe = MRPC) -> str:
         (EMBED, [{"anchor": "a", "answer": "b"}]),
         (EMBED, [{"query": "a", "positive": "b", "negative_1": n} for n in ("c", "", None, ["d"])]),
         (EMBED, [QUESTION]),
+        (RERANK, [{"query": "a", "text": "b", "label": n} for n in (0, 1, 0.5, "1", True)]),
+        (RERANK, [{"anchor": "a", "positive": "b", "negative": "c", "label": "of negatives"}]),
     ],
 )
 def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
@@ -78,8 +81,12 @@ def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
             {"query": ""}, {"positive": " "}, {"positive": None}, {"negatives": ["c", ""]},
             {"negatives": 3},
         ]),
+        (RERANK, {"query": "a", "text": "b", "label": 1}, [
+            {"label": 2}, {"label": "no"}, {"label": None}, {"label": float("nan")}, {"text": ""},
+        ]),
+        (RERANK, {"query": "a", "text": "b"}, []),
     ],
-    ids=["classes", "texts", "numbers", "answers", "text", "search"],
+    ids=["classes", "texts", "numbers", "answers", "text", "search", "ranking", "no labels"],
 )  # fmt: skip
 def test_rows(
     tmp_path: Path, recipe: Recipe, good: Any, changes: list[Any], said: Callable[[object], None]

@@ -7,12 +7,14 @@ from ftcluster_train.tasks.causal_lm import CausalLmTask
 from ftcluster_train.tasks.question_answering import QuestionAnsweringTask
 from ftcluster_train.tasks.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.tasks.text_classification import TextClassificationTask
+from ftcluster_train.tasks.text_ranking import TextRankingTask
 
 _TASKS: dict[str, type[Task]] = {
     "text-classification": TextClassificationTask,
     "question-answering": QuestionAnsweringTask,
     "causal-lm": CausalLmTask,
     "sentence-similarity": SentenceSimilarityTask,
+    "text-ranking": TextRankingTask,
 }
 
 

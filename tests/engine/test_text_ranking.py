@@ -1,0 +1,146 @@
+"""Pairs of a query and a text become a cross-encoder, its metrics and scores."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from ftcluster_common.job import EVALUATE, PREDICT, Job
+from ftcluster_train import rank
+from ftcluster_train.data.token_store import Samples
+from ftcluster_train.distributed.world import World
+from ftcluster_train.errors import TrainError
+from ftcluster_train.inputs import write_inputs
+from ftcluster_train.prepare import prepare
+from ftcluster_train.tasks.registry import make_task
+from tests.engine.jobs import write_samples
+from tests.engine.models import make_tokenizer
+from tests.engine.runs import WORDS, Row, make_whole_job, write_data, write_model
+
+TASK = "text-ranking"
+
+
+@pytest.fixture(autouse=True)
+def one_world(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "join_world", lambda: world)
+    monkeypatch.setattr(rank, "leave_world", lambda: None)
+
+
+def triplets(count: int, seed: int) -> list[Row]:
+    """A text is right if it begins with one of the first words, whatever the query is."""
+    draw = random.Random(seed)
+    return [
+        {
+            "query": f"{draw.choice(WORDS)} {number}",
+            "positive": f"{draw.choice(WORDS[:9])} {draw.choice(WORDS)}",
+            "negatives": [f"{draw.choice(WORDS[50:])} {draw.choice(WORDS)}" for _ in range(2)],
+        }
+        for number in range(count)
+    ]
+
+
+def result(job: Job) -> dict[str, Any]:
+    write_inputs(job.run_dir, prepare(job))
+    rank.run(job)
+    lines = (job.run_dir / "events.jsonl").read_text().splitlines()
+    [found] = [one for one in map(json.loads, lines) if one["event"] == "result"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_trained_model_orders_texts(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", {"train": triplets(100, 1), "validation": triplets(10, 2)})
+    model = write_model(tmp_path / "model", "bert", TASK)
+    job = make_whole_job(
+        tmp_path / "runs/one", TASK, data, model, batch_size=30, max_steps=30,
+        eval_strategy="steps", eval_steps=30, learning_rate=5e-3,
+    )  # fmt: skip
+    found = result(job)
+    metrics = found["metrics"]
+    assert list(metrics) == ["ndcg_at_10", "mrr_at_10", "accuracy_at_1", "accuracy", "loss"]
+    assert metrics["accuracy_at_1"] >= 0.9
+    assert metrics["accuracy"] >= 0.9
+    assert metrics["loss"] < 0.5
+
+    changed = replace(job.recipe, model=found["model"])
+    again = replace(job, run_dir=tmp_path / "runs/two", recipe=changed, purpose=EVALUATE)
+    again.run_dir.mkdir()
+    assert result(again)["metrics"] == pytest.approx(metrics, abs=1e-5)
+
+    texts = [f"{WORDS[3]} w40", f"{WORDS[70]} w40"]
+    rows = [{"query": "w7 w8", "text": text} for text in texts]
+    there = write_data(tmp_path / "new", {"test": rows})
+    recipe = replace(changed, data=there)
+    again = replace(again, run_dir=tmp_path / "runs/three", purpose=PREDICT, recipe=recipe)
+    again.run_dir.mkdir()
+    [file] = Path(result(again)["predictions"]).iterdir()
+    scores = [json.loads(line)["prediction"] for line in file.read_text().splitlines()]
+    pairs = [[row["query"], row["text"]] for row in rows]
+    tokens = AutoTokenizer.from_pretrained(found["model"])(pairs, return_tensors="pt")
+    with torch.no_grad():
+        loaded = AutoModelForSequenceClassification.from_pretrained(found["model"]).eval()
+        logits = loaded(**tokens).logits
+    assert logits.shape == (2, 1)  # by which CrossEncoder takes the sigmoid
+    assert scores == pytest.approx(logits[:, 0].sigmoid().tolist(), abs=1e-5)
+    assert scores[0] > scores[1]
+
+
+def job_of(folder: Path, rows: list[Row], **changes: Any) -> Job:
+    model = write_model(folder / "model", "bert", TASK)
+    return make_whole_job(
+        folder / "runs/one", TASK, write_data(folder / "data", {"train": rows}), model, **changes
+    )
+
+
+def test_rows_of_a_query_stay_together(tmp_path: Path) -> None:
+    rows = [{"query": f"w{i % 10 + 5}", "text": f"w{i + 5}", "label": i % 2} for i in range(60)]
+    inputs = prepare(job_of(tmp_path, rows))
+    assert inputs.notices == ["validation: 1 queries, 10 % of train"]
+    train, validation = (Samples(Path(inputs.samples) / s) for s in ("train", "validation"))
+    assert (len(train), len(validation)) == (54, 6)
+    queries = [{sample["input_ids"][1] for sample in split} for split in (train, validation)]
+    assert len(queries[1]) == 1
+    assert not queries[0] & queries[1]
+    assert {sample["label"][0] for sample in train} == {0.0, 1.0}
+
+
+def test_what_is_measured(tmp_path: Path) -> None:
+    task = make_task(job_of(tmp_path, []).recipe, make_tokenizer())
+    samples = [
+        {"input_ids": [5], "query": [query], "label": [label]}
+        for query, label in ((0, 1), (0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (3, 0))
+    ]
+    logits = [1.0, 2.0, -1.0, 0.5, 0.5, 3.0, -2.0]  # the second query's texts have equal scores
+    found = task.score([(logit, 0.25) for logit in logits], write_samples(tmp_path / "s", samples))
+    assert found["mrr_at_10"] == pytest.approx(0.5)
+    assert found["accuracy_at_1"] == 0
+    assert found["accuracy"] == pytest.approx(5 / 7)
+    assert found["loss"] == 0.25
+    alone = write_samples(tmp_path / "alone", samples[5:])
+    assert list(task.score([(3.0, 0.0), (-2.0, 0.0)], alone)) == ["accuracy", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"query": "w5", "text": "", "label": 1}, "row 1 of train: text is empty"),
+        ({"query": "w5", "text": "w6", "label": 3}, "label is 3, not a number from 0 to 1"),
+        ({"query": "w5", "text": "w6"}, "train has neither a column label nor one of negatives"),
+    ],
+)
+def test_rows_that_are_refused(tmp_path: Path, row: Row, said: str) -> None:
+    with pytest.raises(TrainError) as caught:
+        prepare(job_of(tmp_path, [row]))
+    assert said in caught.value.message
+
+
+def test_a_model_with_other_outputs(tmp_path: Path) -> None:
+    job = replace(job_of(tmp_path, triplets(4, 1)), purpose=EVALUATE)
+    with pytest.raises(TrainError) as caught:
+        prepare(job)
+    assert "has 2 outputs, a reranker has one" in caught.value.message
