@@ -114,6 +114,18 @@ def loopbacks(hosts):
             yield host, what, f"set ftcluster_address=ADDRESS for {host} in the inventory"
 
 
+def currencies(hosts):
+    """Hosts with a price in another currency than the first host with one."""
+    prices = {host: facts["price_per_hour"] for host, facts in hosts.items()
+              if facts.get("price_per_hour")}  # fmt: skip
+    first = next(iter(prices), "")
+    for host, price in prices.items():
+        own, usual = (text.partition(" ")[2] for text in (price, prices[first]))
+        if own != usual:
+            what = f"its price is {price}, that of {first} is {prices[first]}"
+            yield host, what, "give all hosts prices in one currency: ftcluster_price_per_hour"
+
+
 def cluster_problems(facts_by_host, requirements):
     """The problems between hosts, a list for each host."""
     problems = {host: [] for host in facts_by_host}
@@ -123,6 +135,7 @@ def cluster_problems(facts_by_host, requirements):
         prefixes(facts_by_host),
         machines(facts_by_host),
         loopbacks(facts_by_host),
+        currencies(facts_by_host),
     ):
         for host, what, hint in found:
             problems[host].append({"what": what, "hint": hint})

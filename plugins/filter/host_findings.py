@@ -54,6 +54,8 @@ _value:
 
 # as useradd accepts it; it becomes a word of limits.conf. Empty: the login user trains
 ACCOUNT = re.compile(r"([a-z_][a-z0-9_-]{0,31})?")
+# a number, and a currency if there is one
+PRICE = re.compile(r"(\d+(\.\d+)?( [^\s\d]{1,8})?)?")
 USUAL_PORTS = {*range(29500, 30000), *range(32768, 61000)}
 ELSEWHERE = "choose another folder with -e ftcluster_prefix=DIR"
 GIVE_ROOT = "give it (-K asks for a password)"
@@ -98,6 +100,11 @@ def host_problems(facts, requirements):
         yield finding(
             f"{facts['rank_user']!a} is not a valid account name",
             "set ftcluster_user to lower-case letters, digits, dashes and underscores",
+        )
+    if not PRICE.fullmatch(facts.get("price_per_hour", "")):
+        yield finding(
+            f"its price, {facts['price_per_hour']!a}, is not a number with or without a currency",
+            "write it like ftcluster_price_per_hour='4.08 USD'",
         )
     if facts["machine"] != requirements["machine"]:
         yield finding(

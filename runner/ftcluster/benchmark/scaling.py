@@ -10,6 +10,8 @@ from statistics import mean
 from typing import Any
 
 from ftcluster.benchmark.scaling_model import Mode, Model, Step, fit, prediction_errors
+from ftcluster.cluster.price import Price, epoch_document
+from ftcluster.progress.format import duration
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
@@ -40,6 +42,8 @@ class Point:
         latency: seconds that a step's collectives take without bytes.
         parameters: of the model.
         slowest: the host of the rank that waited least: the others wait for it.
+        epoch_samples: of the training data.
+        price: of the hosts, if it is known.
     """
 
     run: str
@@ -55,6 +59,8 @@ class Point:
     latency: float
     parameters: int
     slowest: str
+    epoch_samples: int
+    price: Price | None = None
 
     @property
     def waiting(self) -> float:
@@ -127,6 +133,7 @@ def document(recipe: str, stack: str, steps: int, points: Sequence[Point]) -> di
                 "speed_up": round(speed_up, 3),
                 "efficiency": round(efficiency, 3),
                 "waiting": round(point.waiting, 4),
+                "epoch": epoch_document(point.epoch_samples / speed, point.price),
             }
         )
     steps_measured = [step_of(point, first) for point in points]
@@ -209,16 +216,17 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
         f"and step, {result['steps']} steps"
     )
     yield ""
+    priced = any(point["price"] for point in points)
     head = (
         "hosts", "ranks", "threads", "mode", "samples/s", "speed-up", "efficiency", "waiting",
-        "slowest", "",
+        "slowest", *(("an epoch", "costs") if priced else ()), "",
     )  # fmt: skip
     rows = [
         (
             str(point["hosts"]), str(point["ranks"]), str(point["threads"]), point["mode"] or "-",
             f"{point['samples_per_second']:.1f}", f"{point['speed_up']:.2f}",
             f"{point['efficiency']:.0%}", f"{point['waiting']:.1%}", _slowest(point),
-            bar(point["efficiency"]),
+            *(_epoch(point) if priced else ()), bar(point["efficiency"]),
         )
         for point in points
     ]  # fmt: skip
@@ -226,7 +234,7 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
         (
             str(one["hosts"]), "", "", "reference", "",
             f"{one['speed_up']:.2f}" if one["speed_up"] else "", f"{one['efficiency']:.0%}", "",
-            "", f"{bar(one['efficiency'])} {one['of']}",
+            "", *(("", "") if priced else ()), f"{bar(one['efficiency'])} {one['of']}",
         )
         for one in result["references"]
     ]  # fmt: skip
@@ -249,6 +257,13 @@ def bar(part: float) -> str:
     '##########'
     """
     return "#" * round(BAR * min(part, 1.5))
+
+
+def _epoch(point: Mapping[str, Any]) -> tuple[str, str]:
+    """Time and cost of an epoch."""
+    epoch, price = point["epoch"], point["price"]
+    cost = Price(**price).shown(epoch["cost"]) if price else ""
+    return duration(epoch["seconds"]), cost
 
 
 def _slowest(point: Mapping[str, Any]) -> str:

@@ -13,7 +13,8 @@ from ftcluster.benchmark.scaling_picture import picture
 from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_result
 from ftcluster.cli.help import example_lines
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
-from ftcluster.cli.train import prepare_run, split_words
+from ftcluster.cli.train import prepare_run, prices, split_words
+from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.launch.follow import host_of
 from ftcluster.launch.place import place_of
@@ -158,5 +159,7 @@ def measured(run: TrainingRun, events: Sequence[dict[str, Any]]) -> Point:
         run.recipe.batch_size,
         parameters=start["parameters"],
         slowest=host_of(plan, waited.index(min(waited))),
+        epoch_samples=start["train_samples"],
+        price=price_of(prices(run))[0],
         **found,
     )

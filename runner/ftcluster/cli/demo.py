@@ -48,5 +48,6 @@ def run(options: argparse.Namespace) -> int:
         save_svg(
             options.svg, "ftcluster demo", ready.progress, progress, summary(progress, prepared)
         )
-    print_result(options, result_document(progress), f"{summary(progress, prepared)}\n{NEXT}")
+    text = f"{summary(progress, prepared)}\n{NEXT}"
+    print_result(options, result_document(progress, prepared), text)
     return 0

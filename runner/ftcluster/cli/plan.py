@@ -2,22 +2,27 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from ftcluster.cli.arguments import add_commands, add_output
+from ftcluster.cli.arguments import add_commands, add_output, print_result
 from ftcluster.cli.train import (
     add_training,
     prepare_run,
     recipe_words,
+    shape_of,
     show_plan,
     split_words,
 )
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.cluster.price import read_price
 from ftcluster.cluster.saved import Cluster, recall
-from ftcluster.errors import InputError, raise_together
+from ftcluster.errors import FtclusterError, InputError, UsageError, raise_together
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.report.cost import comparison
+from ftcluster.report.epoch_time import past_runs
 from ftcluster_common.cpu_list import parse_cpus
 
 HINT = "give the output of `ftcluster plan --json`, or cluster.json of another control node"
@@ -37,8 +42,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--facts",
         metavar="FILE",
+        action="append",
         help="plan for the hosts in FILE, the output of `ftcluster plan --json`, instead of the "
-        "cluster that was set up last",
+        "cluster that was set up last; given several times, compare time and cost of an epoch",
     )
     add_commands(parser)
     add_output(parser, verbose="")
@@ -48,11 +54,45 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     split_words(options.words)  # wrong usage first
-    cluster = facts_of(options.facts)
-    shape = (options.nodes, options.spares, options.ranks_per_host)
-    prepared = prepare_run(recipe_words(options), cluster, options.data, options.model, *shape)
-    show_plan(prepared, options)
+    files = options.facts or []
+    if len(files) > 1 and options.commands:
+        raise UsageError("--commands shows the commands of one plan: give --facts once")
+    if len(files) > 1:
+        compare(files, options)
+        return 0
+    show_plan(prepared(options, files[0] if files else None), options)
     return 0
+
+
+def prepared(options: argparse.Namespace, file: str | None) -> TrainingRun:
+    """What would run on the hosts of a file, or of the last setup."""
+    shape = (options.nodes, options.spares, options.ranks_per_host)
+    return prepare_run(recipe_words(options), facts_of(file), options.data, options.model, *shape)
+
+
+def compare(files: Sequence[str], options: argparse.Namespace) -> None:
+    """Print what an epoch takes and costs on the hosts of each file.
+
+    Raises:
+        InputError: one cannot be read, or no plan is possible there; names each.
+    """
+    runs, problems = [], []
+    for file in files:
+        try:
+            runs.append((file, prepared(options, file)))
+        except FtclusterError as error:
+            text = str(error)
+            problems.append(text if file in text else f"{file}: {text}")
+    raise_together(problems, "not all of these clusters can be compared", "")
+    recorded = past_runs()
+    shapes = [shape_of(run, recorded, file) for file, run in runs]
+    recipe = runs[0][1].recipe.name
+    result = {
+        "state": "compared",
+        "recipe": recipe,
+        "shapes": [shape.document() for shape in shapes],
+    }
+    print_result(options, result, "\n".join([f"recipe {recipe}", "", *comparison(shapes)]))
 
 
 def facts_of(file: str | None) -> Cluster:
@@ -103,5 +143,12 @@ def _problems(host: Any) -> Iterator[str]:
         cpus = {cpu for node in facts.numa for cpu in parse_cpus(node.cpus)}
         if not 0 < facts.cores <= len(cpus):
             yield f"{facts.name} has {facts.cores} cores, but its NUMA nodes have {len(cpus)} CPUs"
+        price = facts.price_per_hour
     except (AttributeError, TypeError, ValueError) as error:
         yield f"{host['name']}: {error}"
+        return
+    try:
+        if price:
+            read_price(price)
+    except (AttributeError, ValueError):
+        yield f'{facts.name}: {price!r} is no price; write price_per_hour like "4.08 USD"'

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ftcluster.cli.arguments import (
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cli.slurm_job import earlier_run, job_of, requeued
 from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.cluster.price import epoch_document, price_document, price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.cluster.slurm import cluster_of_job
 from ftcluster.errors import FtclusterError, UsageError
@@ -46,6 +47,8 @@ from ftcluster.progress.view import make_view
 from ftcluster.provision.stages import run_stages
 from ftcluster.recipe.inputs import check_inputs, copy_name
 from ftcluster.recipe.recipe import load_recipe
+from ftcluster.report.cost import Shape, cost_line, described
+from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time, past_runs
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster.text.plural import counted
 from ftcluster.text.terminal import print_lines
@@ -151,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
     if progress.state == "running":
         print_detached(options, progress.run)
     else:
-        print_result(options, result_document(progress), summary(progress, prepared))
+        print_result(options, result_document(progress, prepared), summary(progress, prepared))
     return 0
 
 
@@ -389,21 +392,63 @@ def show_plan(run: TrainingRun, options: argparse.Namespace) -> None:
         names = {host.name for host in run.plan.prepared}
         hosts = tuple(host for host in run.cluster.facts.hosts if host.name in names)
         facts = ClusterFacts(hosts)
-        print(json.dumps(as_document(run.id, run.recipe, run.plan, run.launch, facts)))
+        more = shape_of(run, past_runs()).epoch() if run.purpose == "train" else {}
+        print(json.dumps(as_document(run.id, run.recipe, run.plan, run.launch, facts, more)))
         return
     head = headline(run.recipe, run.plan, run.purpose, run.folders)
-    lines = as_lines(head, run.plan, run.folders)
+    epoch = shape_of(run, past_runs()).reasons() if run.purpose == "train" else ()
+    lines = as_lines(head, run.plan, run.folders, epoch)
     if options.commands:
         print(as_commands(lines, run.launch, run.plan, run.job))
     else:
         print_lines(lines)
 
 
-def result_document(progress: RunProgress) -> dict[str, Any]:
+def shape_of(run: TrainingRun, runs: Sequence[PastRun], name: str = "") -> Shape:
+    """A planned training with the time and the cost of an epoch.
+
+    Args:
+        runs: trainings that were measured, the newest first.
+        name: see Shape.
+    """
+    hosts = run.cluster.facts.hosts
+    fields = json.loads(json.dumps(asdict(run.recipe)))  # as a record has them
+    planned = {host.name for host in run.plan.hosts}
+    price, why = price_of(prices(run))
+    return Shape(
+        name,
+        described([(host.cpu_model, host.cores) for host in hosts if host.name in planned]),
+        run.plan.world_size,
+        batch_of(run.plan),
+        run.plan.precision,
+        epoch_time(run.plan, run.recipe, fields, hosts, runs),
+        price,
+        why,
+    )
+
+
+def prices(run: TrainingRun) -> list[tuple[str, str]]:
+    """The hosts that a run is prepared on, with their prices."""
+    names = {host.name for host in run.plan.prepared}
+    hosts = run.cluster.facts.hosts
+    return [(host.name, host.price_per_hour) for host in hosts if host.name in names]
+
+
+def epoch_seconds(progress: RunProgress) -> float | None:
+    """Seconds of an epoch of a training that has ended; None where it had no step left to train."""
+    speed = progress.result["samples_per_second"]
+    return progress.start["train_samples"] / speed if speed else None
+
+
+def result_document(progress: RunProgress, run: TrainingRun) -> dict[str, Any]:
     """The result of `train --json`."""
     start = progress.start
+    price, _ = price_of(prices(run))
     return {
         **progress.document(),
+        "price": price_document(price),
+        "cost": round(price.cost(progress.seconds), 6) if price else None,
+        "epoch": epoch_document(epoch_seconds(progress), price),
         "train_seconds": progress.result["train_seconds"],
         "steps": progress.step.get("step", start["steps"]),
         "precision": start["precision"],
@@ -418,12 +463,17 @@ def summary(progress: RunProgress, run: TrainingRun) -> str:
     count = len(run.plan.hosts)
     hosts = f" on {count} hosts" if count > 1 else ""
     where = "" if head.connection == "local" else f"{head.name}:"
+    price, why = price_of(prices(run))
+    cost = [f"cost: not available ({why})"] if why else []
+    if price:
+        cost = [cost_line(progress.seconds, epoch_seconds(progress), price, len(run.plan.prepared))]
     return "\n".join(
         (
             metrics(result["metrics"]),
             f"{result['samples_per_second']:.1f} samples per second on "
             f"{counted(result['world_size'], 'rank')}{hosts}, "
             f"{duration(progress.seconds)} in all",
+            *cost,
             f"model: {where}{result['model']}",
         )
     )

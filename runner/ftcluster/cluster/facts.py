@@ -43,6 +43,7 @@ class HostFacts:
         rank_user: the account that ranks run as, or "" for the login user.
         stack: name of the stack in use there.
         network_provider: libfabric's provider that the inventory asks for, or "auto".
+        price_per_hour: as the inventory has it, such as "4.08 USD"; "" where it has none.
     """
 
     name: str
@@ -77,6 +78,7 @@ class HostFacts:
     rdma_libraries: tuple[str, ...] = ()
     locks_memory: bool = False
     network_provider: str = AUTO
+    price_per_hour: str = ""
 
     @property
     def network(self) -> HostNetwork:

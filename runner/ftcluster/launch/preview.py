@@ -1,6 +1,6 @@
 """A plan as text and as JSON. Pure functions only."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -107,26 +107,33 @@ def _rows(hosts: Sequence[HostPlan]) -> Iterator[tuple[str, ...]]:
 
 def reasons(plan: LaunchPlan) -> list[Text]:
     """A line for each decision with its reason."""
-    return [
-        Text.assemble((one.subject, "bold"), f": {one.value} ", (f"({one.why})", "dim"))
-        for one in plan.decisions
-    ]
+    return [reason(one.subject, one.value, one.why) for one in plan.decisions]
+
+
+def reason(subject: str, value: str, why: str) -> Text:
+    """A line with a value and its reason."""
+    return Text.assemble((subject, "bold"), f": {value} ", (f"({why})", "dim"))
 
 
 def as_lines(
-    head: Sequence[str], plan: LaunchPlan, folders: Sequence[tuple[str, str]] = ()
+    head: Sequence[str],
+    plan: LaunchPlan,
+    folders: Sequence[tuple[str, str]] = (),
+    more: Iterable[tuple[str, str, str]] = (),
 ) -> list[Text | str]:
     """What a plan says, without the commands.
 
     Args:
         head: see `headline`.
         folders: files and folders of the control node and where they are copied to on the hosts.
+        more: subject, value and reason of what is known beside the plan.
     """
     columns, *ranks = table(plan)
     copies = [f"copied before: {source} to {path} on every host" for source, path in folders]
     first = Text(head[0], "bold green")
     return [
-        first, *head[1:], "", Text(columns, "bold"), *ranks, "", *reasons(plan), *copies, "",
+        first, *head[1:], "", Text(columns, "bold"), *ranks, "", *reasons(plan),
+        *(reason(*one) for one in more), *copies, "",
         COMMANDS_HINT,
     ]  # fmt: skip
 
@@ -151,9 +158,18 @@ def host_document(host: HostPlan) -> dict[str, Any]:
 
 
 def as_document(
-    run: str, recipe: Recipe, plan: LaunchPlan, launch: Launch, facts: ClusterFacts
+    run: str,
+    recipe: Recipe,
+    plan: LaunchPlan,
+    launch: Launch,
+    facts: ClusterFacts,
+    more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Everything for `--json`; `ftcluster plan --facts` reads its `facts`."""
+    """Everything for `--json`; `ftcluster plan --facts` reads its `facts`.
+
+    Args:
+        more: what is known beside the plan.
+    """
     return {
         "run": run,
         "state": "planned",
@@ -167,6 +183,7 @@ def as_document(
         "hosts": [host_document(host) for host in plan.hosts],
         "spares": [host_document(host) for host in plan.spares],
         "decisions": [vars(decision) for decision in plan.decisions],
+        **more,
         "launch": launch.shown(),
         "facts": facts.to_dict(),
     }

@@ -14,6 +14,7 @@ import altair as alt
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from ftcluster.cluster.price import price_of
 from ftcluster.progress.format import duration, metrics
 from ftcluster.report import charts
 from ftcluster.report.analysis import (
@@ -110,6 +111,12 @@ class RunPage:
         return float(history.result.get("samples_per_second", last))
 
     @property
+    def epoch_seconds(self) -> float:
+        """Of the training loop; 0 if it is not known."""
+        samples = self.history.start.get("train_samples", 0)
+        return float(samples / self.speed) if self.speed else 0.0
+
+    @property
     def state(self) -> str:
         """Its state."""
         return str(self.history.end.get("state", "running"))
@@ -178,6 +185,9 @@ def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
     yield row("started", lambda run: _when(run.history.began))
     yield row("time", lambda run: duration(run.history.seconds))
     yield row("samples/s", lambda run: f"{run.speed:.1f}" if run.speed else "")
+    yield row("an epoch", lambda run: duration(run.epoch_seconds) if run.epoch_seconds else "")
+    yield row("cost", lambda run: _cost(run, run.history.seconds))
+    yield row("cost of an epoch", lambda run: _cost(run, run.epoch_seconds))
     yield row("metrics", lambda run: metrics(run.last_metrics))
     yield row("hosts", lambda run: short_names(list(dict.fromkeys(run.hosts))))
     yield row("ranks", _ranks)
@@ -197,6 +207,12 @@ def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
 
 def _when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC") if seconds else ""
+
+
+def _cost(run: RunPage, seconds: float) -> str:
+    hosts = [(host["name"], host.get("price_per_hour", "")) for host in run.record.get("facts", ())]
+    price, _ = price_of(hosts)
+    return price.shown(price.cost(seconds)) if price and seconds else ""
 
 
 def _ranks(run: RunPage) -> str:

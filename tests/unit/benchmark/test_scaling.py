@@ -1,6 +1,7 @@
 """The command `bench scaling` but for the trainings themselves."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
 
     def train(run: TrainingRun, *_: Any, on_event: Callable[[dict[str, Any]], None]) -> RunProgress:
         runs.append(run)
-        on_event({"event": "start", "parameters": 250})
+        on_event({"event": "start", "parameters": 250, "train_samples": 3600})
         settings, ranks = run.recipe.training, run.plan.world_size
         seconds = run.recipe.batch_size / ranks / 10
         for step in range(1, settings.max_steps + 1):
@@ -72,6 +73,20 @@ def test_hosts(trained: list[TrainingRun], capsys: pytest.CaptureFixture[str]) -
     assert {run.recipe.training.max_steps for run in trained} == {7}
     assert [point["speed_up"] for point in found["points"]] == [1, 2, 4, 5]
     assert {point["efficiency"] for point in found["points"]} == {1}
+
+
+@pytest.mark.usefixtures("trained")
+def test_the_cost_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 3600 samples, of which a host's 2 ranks train 20 a second."""
+    priced = [host(f"node{n}", cores=16, numa_nodes=2, price_per_hour="4 EUR") for n in (1, 2)]
+    remember(Cluster((Path("/inventory.ini"),), cluster(*priced)))
+    found = bench(capsys, "quickstart", "--steps", "7")
+    epochs = [point["epoch"] for point in found["points"]]
+    assert epochs == [{"seconds": 180.0, "cost": 0.2}, {"seconds": 90.0, "cost": 0.2}]
+    head, one, two = list(lines(found))[2:5]
+    assert head.split()[9:12] == ["an", "epoch", "costs"]
+    assert re.search(r" 3:00 +0\.20 EUR ", one)
+    assert re.search(r" 1:30 +0\.20 EUR ", two)
 
 
 def test_ranks_of_one_host(trained: list[TrainingRun], capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +150,7 @@ def point(run: str, hosts: int, seconds: float, waited: tuple[float, ...]) -> Po
     mode = Mode("impi", "fp32", "whole")
     return Point(
         run, mode, hosts, hosts, 30 * hosts, 8 * hosts, seconds, 1000.0, waited, sent,
-        1e-3 * (hosts - 1), 10**8, "node1",
+        1e-3 * (hosts - 1), 10**8, "node1", 3600,
     )  # fmt: skip
 
 

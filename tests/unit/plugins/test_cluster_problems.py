@@ -104,3 +104,9 @@ def test_hosts_without_root_among_hosts_with_it(
 ) -> None:
     found = cluster(**{f"node{number}": facts for number, facts in enumerate(hosts)})
     assert bad(found) == without
+
+
+def test_prices_are_in_one_currency() -> None:
+    prices = {"a": "4 USD", "b": "5 USD", "c": "4 EUR", "d": "", "e": "4"}
+    found = cluster(**{name: {"price_per_hour": price} for name, price in prices.items()})
+    assert bad(found) == ["c", "e"]

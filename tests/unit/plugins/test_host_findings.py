@@ -35,6 +35,14 @@ def test_invalid_account_names(name: str) -> None:
     assert findings(rank_user="ft_user-1") == findings(rank_user="") == NOTHING
 
 
+@pytest.mark.parametrize("price", ["4,08", "USD 4", "4 US dollars", "-1", "{{ x }}"])
+def test_invalid_prices(price: str) -> None:
+    [problem] = findings(price_per_hour=price)["problems"]
+    assert repr(price) in problem["what"]
+    for good in ("", "4", "4.08", "4.08 USD", "3 €"):
+        assert findings(price_per_hour=good) == NOTHING
+
+
 def test_all_problems_of_a_host_are_reported(said: Said) -> None:
     refused = {"what": "root must not", "hint": "choose"}
     found = findings(

@@ -35,6 +35,7 @@ def record(hosts: int = 2) -> dict[str, Any]:
             {
                 "name": name, "hostname": f"{name}.example", "cpu_model": "Xeon <Platinum>",
                 "cores": 2 * CORES + 1, "memory_bytes": 64 << 30, "numa": numa,
+                "price_per_hour": "36 USD",
             }
             for name in names
         ],

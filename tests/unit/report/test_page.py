@@ -91,6 +91,8 @@ def test_marks_say_what_they_are(one: str) -> None:
 def test_several_runs_side_by_side() -> None:
     page = render(RUNS, NOW, BENCH)
     text = text_of(page)
+    assert "an epoch 5 s 5 s 7 s" in text
+    assert "cost of an epoch 0.048 USD 0.096 USD 0.27 USD" in text
     assert "mrpc 1abc mrpc 2abc mrpc 4abc state done done done" in text
     assert "hosts node1 node1-node2 node1-node4" in text
     assert "mrpc 4abc: node2 costs most" in text

@@ -1,0 +1,85 @@
+"""What hosts cost. Pure functions only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+VARIABLE = "ftcluster_price_per_hour"  # of the inventory
+HOUR = 3600.0  # seconds
+
+
+@dataclass(frozen=True)
+class Price:
+    """What some hosts cost together.
+
+    Attributes:
+        per_hour: in the inventory's currency.
+        currency: as the inventory has it, or "".
+    """
+
+    per_hour: float
+    currency: str = ""
+
+    def cost(self, seconds: float) -> float:
+        """Of so many seconds."""
+        return self.per_hour * seconds / HOUR
+
+    def shown(self, amount: float) -> str:
+        """An amount of money with two digits after the point, or more where it is small.
+
+        >>> Price(4.08, "USD").shown(4.081), Price(4.08).shown(0.00123)
+        ('4.08 USD', '0.0012')
+        """
+        number = f"{amount:.2f}" if amount >= 0.1 or not amount else f"{amount:.2g}"
+        return f"{number} {self.currency}".rstrip()
+
+
+def read_price(text: str) -> Price:
+    """The price of a host, as the inventory has it: a number, and a currency if there is one.
+
+    Raises:
+        ValueError: it is something else.
+
+    >>> read_price("4.08 USD")
+    Price(per_hour=4.08, currency='USD')
+    """
+    number, _, currency = text.partition(" ")
+    per_hour = float(number)
+    if not 0 <= per_hour < float("inf"):
+        raise ValueError(f"{number} is no price")
+    return Price(per_hour, currency.strip())
+
+
+def price_of(hosts: Sequence[tuple[str, str]]) -> tuple[Price | None, str]:
+    """What hosts cost together; None with the reason where that is not known.
+
+    Args:
+        hosts: name and price of each, "" where it has none. The reason is "" if none of them has.
+    """
+    known = {name: text for name, text in hosts if text}
+    if not known:
+        return None, ""
+    missing = [name for name, _ in hosts if name not in known]
+    if missing:
+        return None, f"{', '.join(missing)}: {VARIABLE} is not set"
+    try:
+        prices = [read_price(text) for text in known.values()]
+    except ValueError as error:
+        return None, f"{VARIABLE}: {error}"
+    currencies = sorted({price.currency for price in prices})
+    if len(currencies) > 1:
+        return None, f"the hosts' prices are in {' and '.join(map(repr, currencies))}"
+    return Price(sum(price.per_hour for price in prices), currencies[0]), ""
+
+
+def price_document(price: Price | None) -> dict[str, Any] | None:
+    """What all hosts cost, for `--json`."""
+    return {"per_hour": price.per_hour, "currency": price.currency} if price else None
+
+
+def epoch_document(seconds: float | None, price: Price | None) -> dict[str, Any]:
+    """Time and cost of an epoch, for `--json`; None where it is not known."""
+    return {
+        "seconds": None if seconds is None else round(seconds, 3),
+        "cost": round(price.cost(seconds), 6) if price and seconds is not None else None,
+    }

@@ -1,0 +1,138 @@
+"""What an epoch and a run cost, as data and as text. Pure functions only."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ftcluster.cluster.price import VARIABLE, Price, epoch_document, price_document
+from ftcluster.progress.format import duration
+from ftcluster.report.epoch_time import EpochTime
+from ftcluster.text.plural import counted
+from ftcluster.text.table import aligned
+
+UNKNOWN = "not available"
+
+
+def cost_line(seconds: float, epoch: float | None, price: Price, hosts: int) -> str:
+    """What a run has cost.
+
+    Args:
+        seconds: of the whole run.
+        epoch: seconds of an epoch.
+
+    >>> cost_line(1800, 450, Price(8.0, "USD"), 2)
+    'cost: 4.00 USD, an epoch of 7:30 1.00 USD (8.00 USD an hour for 2 hosts)'
+    """
+    of_epoch = f", an epoch of {duration(epoch)} {price.shown(price.cost(epoch))}" if epoch else ""
+    return (
+        f"cost: {price.shown(price.cost(seconds))}{of_epoch} "
+        f"({price.shown(price.per_hour)} an hour for {counted(hosts, 'host')})"
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A planned training with its time and its price.
+
+    Attributes:
+        name: the file that its facts came from, or "".
+        hosts: what they are, such as "2 x Xeon 8488C, 64 cores".
+        no_price: why there is no price; "" where no host has one.
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+    ranks: int
+    batch: int
+    precision: str
+    time: EpochTime
+    price: Price | None
+    no_price: str = ""
+
+    @property
+    def cost(self) -> float | None:
+        """Of an epoch."""
+        if not self.price or self.time.seconds is None:
+            return None
+        return self.price.cost(self.time.seconds)
+
+    def document(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "facts": self.name,
+            "hosts": list(self.hosts),
+            "world_size": self.ranks,
+            "batch_size": self.batch,
+            "precision": self.precision,
+            **self.epoch(),
+        }
+
+    def epoch(self) -> dict[str, Any]:
+        """Its time and its price for `--json`."""
+        time = self.time
+        known = {"source": time.source, "why": time.why, "run": time.run}
+        return {
+            "price": price_document(self.price),
+            "epoch": {**epoch_document(time.seconds, self.price), **known},
+        }
+
+    def shown_time(self) -> str:
+        """The time of an epoch."""
+        return UNKNOWN if self.time.seconds is None else duration(self.time.seconds)
+
+    def shown_cost(self) -> str:
+        """The cost of an epoch."""
+        return self.price.shown(self.cost) if self.price and self.cost is not None else UNKNOWN
+
+    def reasons(self) -> Iterator[tuple[str, str, str]]:
+        """What is said below a plan: its subject, the value and why."""
+        source = f"{self.time.source}, " if self.time.source else ""
+        yield "time of an epoch", self.shown_time(), f"{source}{self.time.why}"
+        if self.price:
+            hour = f"{self.price.shown(self.price.per_hour)} an hour for all hosts"
+            yield "cost of an epoch", self.shown_cost(), hour
+        elif self.no_price:
+            yield "cost of an epoch", UNKNOWN, self.no_price
+
+
+def described(hosts: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """Hosts as text: how many have which CPU and how many cores.
+
+    >>> described([("Xeon 8488C", 64), ("Xeon 8488C", 64), ("Xeon 6248", 40)])
+    ('2 x Xeon 8488C, 64 cores', '1 x Xeon 6248, 40 cores')
+    """
+    return tuple(
+        f"{hosts.count(kind)} x {kind[0].replace('(R)', '')}, {counted(kind[1], 'core')}"
+        for kind in dict.fromkeys(hosts)
+    )
+
+
+def comparison(shapes: Sequence[Shape]) -> Iterator[str]:
+    """Shapes side by side, and which is the fastest and the cheapest."""
+    head = ("", "hosts", "ranks", "batch", "an epoch", "costs", "by")
+    rows = [
+        (
+            f"{number}", "; ".join(shape.hosts), str(shape.ranks), str(shape.batch),
+            shape.shown_time(), shape.shown_cost(), shape.time.source or "-",
+        )
+        for number, shape in enumerate(shapes, start=1)
+    ]  # fmt: skip
+    yield from aligned([head, *rows])
+    yield ""
+    for number, shape in enumerate(shapes, start=1):
+        yield f"{number}: {shape.name}, {shape.precision}"
+        yield f"   {shape.time.why}"
+        if not shape.price:
+            yield f"   no cost: {shape.no_price or f'no host has {VARIABLE}'}"
+    best: Mapping[str, Any] = {
+        "fastest": lambda shape: shape.time.seconds,
+        "cheapest": lambda shape: shape.cost,
+    }
+    currencies = {shape.price.currency for shape in shapes if shape.price}
+    for word, value in best.items():
+        if word == "cheapest" and len(currencies) > 1:
+            yield f"not compared by cost: the prices are in {' and '.join(sorted(currencies))}"
+            continue
+        known = [n for n, shape in enumerate(shapes) if value(shape) is not None]
+        if len(known) > 1:
+            yield f"{word}: {1 + min(known, key=lambda n: value(shapes[n]))}"

@@ -1,0 +1,229 @@
+"""How long an epoch of a recipe takes on some hosts, by trainings that were measured."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from statistics import median
+from typing import Any
+
+from ftcluster.cluster.facts import HostFacts
+from ftcluster.errors import FtclusterError
+from ftcluster.launch.record import read_record, recorded_runs
+from ftcluster.planning.plan import LaunchPlan
+from ftcluster.report.analysis import OPERATIONS, step_parts
+from ftcluster.report.files import ended_here
+from ftcluster.report.history import History, history_of, totals
+from ftcluster_common.rank_times import Interval
+from ftcluster_common.recipe import Recipe
+
+MEASURED, ESTIMATED = "measured", "estimated"
+MOST_RUNS = 50  # whose events are read: some MB in all
+SAME = ("task", "data_config", "from_scratch", "config_overrides", "options")
+PATHS = ("model", "data")  # folders have other parents on other clusters
+
+Ranks = tuple[tuple[str, int], ...]  # CPU and threads of each rank
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """What a training that was measured says of speed.
+
+    Attributes:
+        recipe: its fields.
+        ranks: CPU and threads of each.
+        how: precision, and how ranks exchange what they learn.
+        samples_per_second: after the warm-up, without evaluation and checkpoints.
+        epoch_samples: of the training data.
+        tokens: of a sample without padding, a mean.
+        weights: in the model's matrix products.
+        gflops: of the products alone, by rank; none where they were not measured.
+        limit_share: the part of the products' speed that it reached; 0 where that is not known.
+    """
+
+    run: str
+    recipe: Mapping[str, Any]
+    ranks: Ranks
+    how: tuple[Any, ...]
+    samples_per_second: float
+    epoch_samples: int
+    tokens: float
+    weights: int
+    gflops: tuple[float, ...]
+    limit_share: float
+
+    @property
+    def rates(self) -> Iterator[tuple[str, float]]:
+        """CPU and GFLOP/s of a thread, by rank."""
+        if len(self.gflops) == len(self.ranks):
+            for (cpu, threads), rate in zip(self.ranks, self.gflops, strict=True):
+                yield cpu, rate / threads
+
+
+@dataclass(frozen=True)
+class EpochTime:
+    """The time of an epoch.
+
+    Attributes:
+        seconds: of the training loop, without start, evaluation and checkpoints; None if unknown.
+        source: MEASURED, ESTIMATED or "".
+        why: by which run and how; or why it is not known, and how to measure it.
+        run: that run, or "".
+    """
+
+    seconds: float | None
+    source: str
+    why: str
+    run: str = ""
+
+
+def epoch_time(
+    plan: LaunchPlan,
+    recipe: Recipe,
+    fields: Mapping[str, Any],
+    hosts: Sequence[HostFacts],
+    runs: Sequence[PastRun],
+) -> EpochTime:
+    """Of a planned training.
+
+    Measured: a training of the recipe with the same batch on as many ranks with as many threads of
+    the same CPUs. Estimated otherwise, from a training of the recipe on other hosts: the slowest
+    rank computes its samples' matrix products at the speed that was measured for a thread of its
+    CPU, and the step takes as much longer as that training's.
+
+    Args:
+        fields: of the recipe.
+        hosts: all that the plan has ranks on, and maybe more.
+        runs: the newest first.
+    """
+    batch, ranks = batch_of(plan), ranks_of(plan, hosts)
+    same = [run for run in runs if is_same(run.recipe, fields)]
+    how = how_of(plan.precision, plan.ipex, plan.shard_optimizer, fields)
+    for run in same:
+        alike = sorted(run.ranks) == sorted(ranks) and run.recipe["batch_size"] == batch
+        if alike and run.how == how:
+            why = f"run {run.run}: {run.samples_per_second:.1f} samples/s on the same ranks"
+            return EpochTime(run.epoch_samples / run.samples_per_second, MEASURED, why, run.run)
+    measure = f"measure it there: ftcluster bench scaling {recipe.name}"
+    if not same:
+        return EpochTime(None, "", f"no training of this recipe is recorded here; {measure}")
+    source = next((run for run in same if run.limit_share and run.how[:2] == how[:2]), None)
+    if not source:
+        return EpochTime(
+            None, "", f"no training of this recipe in {plan.precision} is recorded here; {measure}"
+        )
+    rates = thread_rates([source, *runs], plan.precision)
+    unknown = sorted({cpu for cpu, _ in ranks} - rates.keys())
+    if unknown:
+        what = f"no training in {plan.precision} on {', '.join(unknown)} is recorded here"
+        return EpochTime(None, "", f"{what}; {measure}")
+    shares = [rank.samples or 0 for host in plan.hosts for rank in host.placement]
+    operations = OPERATIONS * source.weights * source.tokens  # of a sample
+    step = max(
+        samples * operations / (1e9 * rates[cpu] * threads)
+        for samples, (cpu, threads) in zip(shares, ranks, strict=True)
+    )
+    seconds = source.epoch_samples / batch * step / source.limit_share
+    why = (
+        f"by the speed of matrix products on these CPUs, of which run {source.run} reached "
+        f"{source.limit_share:.0%}; what another network costs is not in it"
+    )
+    return EpochTime(seconds, ESTIMATED, why, source.run)
+
+
+def batch_of(plan: LaunchPlan) -> int:
+    """Samples of a step of all ranks."""
+    return sum(rank.samples or 0 for host in plan.hosts for rank in host.placement)
+
+
+def ranks_of(plan: LaunchPlan, hosts: Sequence[HostFacts]) -> Ranks:
+    """CPU and threads of each rank."""
+    cpus = {host.name: host.cpu_model for host in hosts}
+    return tuple((cpus[host.name], rank.threads) for host in plan.hosts for rank in host.placement)
+
+
+def how_of(precision: str, ipex: bool, sharded: bool, fields: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What of a launch changes its speed, beside its ranks."""
+    training = fields["training"]
+    names = ("gradient_accumulation_steps", "gradient_checkpointing", "sync", "sync_steps")
+    return (precision, ipex, sharded, *(training.get(name) for name in names))
+
+
+def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether an epoch of two recipes has the same samples and the same model."""
+    return all(one.get(name) == other.get(name) for name in SAME) and all(
+        PurePath(str(one.get(name))).name == PurePath(str(other.get(name))).name for name in PATHS
+    )
+
+
+def thread_rates(runs: Iterable[PastRun], precision: str) -> dict[str, float]:
+    """GFLOP/s of a thread by CPU: the median of the first run that has measured it."""
+    found: dict[str, float] = {}
+    for run in runs:
+        own: dict[str, list[float]] = {}
+        for cpu, rate in run.rates if run.how[0] == precision else ():
+            own.setdefault(cpu, []).append(rate)
+        for cpu, rates in own.items():
+            found.setdefault(cpu, median(rates))
+    return found
+
+
+def past_runs() -> list[PastRun]:
+    """The trainings that this control node has followed to their ends, the newest first.
+
+    Damaged records are left out: `report` names them.
+    """
+    found: list[PastRun] = []
+    started: list[tuple[float, str]] = []
+    for run in recorded_runs():
+        try:
+            record = read_record(run) or {}
+        except FtclusterError:
+            continue
+        if record.get("kind") == "train":
+            started.append((float(record.get("started", 0)), run))
+    for _, run in sorted(started, reverse=True)[:MOST_RUNS]:
+        try:
+            files = ended_here(run)
+            past = past_run(run, files.record, history_of(files.events)) if files else None
+        except (FtclusterError, KeyError, TypeError, ValueError):  # of another version
+            continue
+        found += [past] if past else []
+    return found
+
+
+def past_run(run: str, record: Mapping[str, Any], history: History) -> PastRun | None:
+    """What a record says of speed; None where it trained no whole interval, or not on its plan.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is of another version.
+    """
+    intervals = history.intervals
+    whole = totals(intervals[1:] or intervals)  # the first one has the warm-up
+    plan, recipe = record["plan"], record["recipe"]
+    cpus = {host["name"]: host["cpu_model"] for host in record["facts"]}
+    ranks = tuple(
+        (cpus[host["name"]], rank["threads"])
+        for host in plan["hosts"]
+        for rank in host["placement"]
+    )
+    if not whole or not whole.steps or not whole.seconds or len(whole.ranks) != len(ranks):
+        return None
+    batch = sum(rank["samples"] for host in plan["hosts"] for rank in host["placement"])
+    parts = step_parts(whole, history.products)
+    return PastRun(
+        run,
+        {**recipe, "batch_size": batch},
+        ranks,
+        how_of(plan["precision"], plan["ipex"], plan["shard_optimizer"], recipe),
+        samples_per_second(whole, batch),
+        history.start["train_samples"],
+        whole.tokens / (whole.steps * batch),
+        history.products.get("weights", 0),
+        tuple(history.products.get("gflops", ())),
+        parts.limit_share or 0.0,
+    )
+
+
+def samples_per_second(whole: Interval, batch: int) -> float:
+    """Of a training whose steps have so many samples."""
+    return whole.steps * batch / whole.seconds

@@ -1,0 +1,186 @@
+"""The time and the cost of an epoch, from trainings with known times."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.cli.main import main
+from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.cluster.price import Price, price_of
+from ftcluster.launch.record import begin_events, begin_record, events_file
+from ftcluster.planning.plan import plan
+from ftcluster.recipe.recipe import load_recipe
+from ftcluster.report.epoch_time import PastRun, epoch_time, past_run, past_runs
+from ftcluster.report.history import history_of
+from tests.unit.clusters import STACKS, cluster, host
+from tests.unit.report.runs import BATCH, STEPS, events
+
+RECIPE = load_recipe("mrpc", [f"batch_size={BATCH}"])
+STEP = 0.12  # seconds, of the made-up events
+MEASURED = STEPS * STEP  # an epoch's
+Said = Callable[[object], None]
+
+
+def hosts(count: int, cores: int = 8, **changes: Any) -> ClusterFacts:
+    """Hosts with two ranks each, of half of the cores."""
+    return cluster(
+        *(host(f"node{n}", cores=cores, numa_nodes=2, **changes) for n in range(1, count + 1))
+    )
+
+
+def fields(**changes: Any) -> Any:
+    return json.loads(json.dumps(asdict(replace(RECIPE, **changes))))
+
+
+def record(facts: ClusterFacts, **changes: Any) -> dict[str, Any]:
+    """As a launch writes it."""
+    planned = json.loads(json.dumps(asdict(plan(facts, RECIPE, STACKS))))
+    known = {"kind": "train", "facts": facts.to_dict()["hosts"], "plan": planned}
+    return {**known, "recipe": fields(**changes)}
+
+
+def past(facts: ClusterFacts) -> PastRun:
+    found = past_run("mrpc-1", record(facts), history_of(events(len(facts.hosts))))
+    assert found
+    return found
+
+
+def seconds(facts: ClusterFacts, *runs: PastRun, **changes: Any) -> tuple[float | None, str]:
+    found = epoch_time(plan(facts, RECIPE, STACKS), RECIPE, fields(**changes), facts.hosts, runs)
+    return found.seconds, found.source
+
+
+def test_a_training_of_the_recipe_on_the_same_ranks_was_measured() -> None:
+    assert seconds(hosts(2), past(hosts(2))) == (pytest.approx(MEASURED), "measured")
+
+
+@pytest.mark.parametrize(
+    ("facts", "times"),
+    [
+        (hosts(4), 0.5),
+        (hosts(2, cores=4), 2.0),
+        # three ranks of as many threads, and the one with 22 of 64 samples sets the pace
+        (cluster(hosts(2).hosts[0], hosts(2, cores=4).hosts[1]), 22 / 16),
+    ],
+)
+def test_on_other_hosts_it_is_estimated_by_the_products(facts: ClusterFacts, times: float) -> None:
+    """The products of the past run could be twice as fast, so half of their speed is expected."""
+    found = seconds(facts, past(hosts(2)))
+    assert found == (pytest.approx(times * MEASURED), "estimated")
+
+
+def test_the_rate_of_another_cpu_comes_from_any_training_on_it() -> None:
+    other = hosts(2, cpu_model="Xeon 6248")
+    unknown = epoch_time(
+        plan(other, RECIPE, STACKS), RECIPE, fields(), other.hosts, [past(hosts(2))]
+    )
+    assert unknown.seconds is None
+    assert "on Xeon 6248 is recorded here" in unknown.why
+    rate = past(hosts(2)).gflops
+    elsewhere = replace(
+        past(other), recipe=fields(model="gpt2"), gflops=tuple(one / 4 for one in rate)
+    )
+    found = seconds(other, past(hosts(2)), elsewhere)
+    assert found == (pytest.approx(4 * MEASURED), "estimated")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": "gpt2"}, {"data": "/d/other"}, {"task": "causal-lm"}],
+)
+def test_a_training_of_another_recipe_says_nothing(changes: dict[str, Any]) -> None:
+    assert seconds(hosts(2), past(hosts(2)), **changes) == (None, "")
+
+
+def test_folders_are_the_same_in_clusters_with_other_prefixes() -> None:
+    there = replace(
+        past(hosts(2)), recipe={**fields(model="/opt/ft/models/mine-1"), "batch_size": BATCH}
+    )
+    assert seconds(hosts(2), there, model="/srv/models/mine-1")[1] == "measured"
+
+
+def test_prices_of_hosts() -> None:
+    assert price_of([("a", "4.08 USD"), ("b", "2 USD")]) == (Price(6.08, "USD"), "")
+    assert price_of([("a", ""), ("b", "")]) == (None, "")
+    for one, other, word in (("1", "", "b"), ("1 USD", "1 EUR", "EUR"), ("x", "1", "'x'")):
+        price, why = price_of([("a", one), ("b", other)])
+        assert price is None
+        assert word in why
+
+
+# --- the records of this control node, and what plan says
+
+
+@pytest.fixture
+def recorded() -> None:
+    """A training on two hosts, one that is damaged and one of another version."""
+    for run, known in {"mrpc-1": record(hosts(2)), "old-1": {"kind": "train"}}.items():
+        begin_record(run, known)
+        begin_events(run)
+        events_file(run).write_text("".join(f"{json.dumps(one)}\n" for one in events(2)))
+    begin_events("damaged-1")
+    (events_file("damaged-1").parent / "run.json").write_text("{")
+
+
+def write_facts(folder: Path, **shapes: ClusterFacts) -> list[str]:
+    """Files of facts, as options of `plan`."""
+    for name, facts in shapes.items():
+        (folder / f"{name}.json").write_text(json.dumps(facts.to_dict()))
+    return [word for name in shapes for word in ("--facts", f"{name}.json")]
+
+
+@pytest.mark.usefixtures("recorded")
+def test_the_runs_of_this_control_node() -> None:
+    [run] = past_runs()
+    assert (run.run, run.recipe["batch_size"]) == ("mrpc-1", BATCH)
+    assert run.samples_per_second == pytest.approx(BATCH / STEP)
+    assert run.limit_share == pytest.approx(0.5)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_plan_compares_clusters_by_time_and_by_money(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    said: Said,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dear = write_facts(
+        tmp_path,
+        two=hosts(2, price_per_hour="4.08 USD"),
+        four=hosts(4, price_per_hour="7 USD"),
+        other=hosts(1, cpu_model="Xeon 6248", price_per_hour="1 USD"),
+        free=hosts(2, cores=4),
+    )
+    words = ["plan", "mrpc", f"batch_size={BATCH}", *dear]
+    assert main(words) == 0
+    said(capsys.readouterr().out)
+    assert main([*words, "--json"]) == 0
+    shapes = json.loads(capsys.readouterr().out)["shapes"]
+    found = {one["facts"]: (one["epoch"]["seconds"], one["epoch"]["cost"]) for one in shapes}
+    assert found == {
+        "two.json": (MEASURED, pytest.approx(2 * 4.08 * MEASURED / 3600, rel=1e-3)),
+        "four.json": (MEASURED / 2, pytest.approx(4 * 7 * MEASURED / 2 / 3600, rel=1e-3)),
+        "other.json": (None, None),
+        "free.json": (2 * MEASURED, None),
+    }
+    assert main([*words[:3], *dear[:2]]) == 0
+    said("\n".join(line for line in capsys.readouterr().out.splitlines() if "an epoch" in line))
+
+
+def test_all_files_that_cannot_be_compared_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = hosts(2)
+    wrong: tuple[HostFacts, ...] = (replace(good.hosts[0], price_per_hour="dear"),)
+    words = write_facts(tmp_path, good=good, wrong=ClusterFacts(wrong))
+    assert main(["plan", "mrpc", *words, "--facts", "missing.json"]) == 1
+    said = capsys.readouterr().err
+    assert "missing.json cannot be read" in said
+    assert "node1: 'dear' is no price" in said
+    assert main(["plan", "mrpc", *words, "--commands"]) == 2
