@@ -241,6 +241,7 @@ class Training:
     run_name: str | None = None
     use_ipex: Literal["auto", True, False] = "auto"
     ddp_backend: Literal["auto", "impi", "gloo", "ccl"] = "auto"
+    ddp_bucket_cap_mb: int | None = limited(None, at_least=1)
     # ftcluster's own
     shard_optimizer: Literal["auto", True, False] = "auto"
     gradient_dtype: Literal["auto", "fp32", "bf16"] = "auto"
@@ -274,6 +275,8 @@ class Recipe:
             a name for `datasets.load_dataset`.
         precision: auto takes bf16 where the CPUs have instructions for it. The model then computes
             with weights in bf16; the master weights and what is saved are fp32.
+        communication_cores: cores of each rank that no thread computes on; None: the plan decides.
+        allocator: auto takes tcmalloc where a host has it.
         options: the fields of the task, which a recipe has at its top level.
     """
 
@@ -288,6 +291,8 @@ class Recipe:
     data_config: str | None = None
     batch_size: int = limited(32, at_least=1)
     ranks_per_host: int | None = limited(None, at_least=1)
+    communication_cores: int | None = limited(None, at_least=0)
+    allocator: Literal["auto", "tcmalloc", "libc"] = "auto"
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     attention_dropout: bool = True
     training: Training = field(default_factory=Training)

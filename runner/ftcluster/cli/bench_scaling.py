@@ -110,7 +110,8 @@ def trainings(
 
     def prepared(words: Sequence[str], nodes: int | None, ranks: int | None) -> TrainingRun:
         folders = (options.data, options.model)
-        return prepare_run([*options.words, *words], cluster, *folders, nodes, 0, ranks)
+        every = [*options.words, *words]
+        return prepare_run(every, cluster, *folders, nodes, 0, ranks, use_tuning=False)
 
     whole = prepared((), options.nodes, options.ranks_per_host)
     hosts, ranks = len(whole.plan.hosts), whole.plan.world_size
@@ -119,28 +120,36 @@ def trainings(
     for count in doubled(hosts if several else ranks):
         nodes, of_host = (count, options.ranks_per_host) if several else (1, count)
         world = prepared((), nodes, of_host).plan.world_size
-        words = (
-            f"batch_size={world * samples}",
-            "training.logging_strategy=steps",
-            "training.logging_first_step=false",
-            "training.eval_strategy=no",
-            "training.save_strategy=no",
-        )
+        words = f"batch_size={world * samples}"
         sharing = {"wait": options.wait, "share_hosts": options.share_hosts}
         for mode in modes if count > 1 else ([],):
-            one = prepared((*words, *mode, *length(options.steps)), nodes, of_host)
+            one = prepared((words, *mode, *short_run(options.steps)), nodes, of_host)
             if one.recipe.training.sync == "local":
                 steps = max(options.steps, 3 * one.recipe.training.sync_steps)
-                one = prepared((*words, *mode, *length(steps)), nodes, of_host)
+                one = prepared((words, *mode, *short_run(steps)), nodes, of_host)
             yield replace(one, launch=replace(one.launch, **sharing))
 
 
-def length(steps: int) -> list[str]:
-    """Fields of a recipe for so many steps.
+def short_run(steps: int) -> list[str]:
+    """Fields of a recipe for so many steps without evaluation.
 
     The first third is a warm-up: memory is new, and the ranks compare their weights.
     """
-    return [f"training.max_steps={steps}", f"training.logging_steps={steps // 3}"]
+    left_out = (
+        "eval_steps", "save_steps", "save_total_limit", "metric_for_best_model",
+        "greater_is_better", "report_to", "run_name",
+    )  # fmt: skip
+    return [
+        f"training.max_steps={steps}",
+        "training.logging_strategy=steps",
+        f"training.logging_steps={steps // 3}",
+        "training.logging_first_step=false",
+        "training.eval_strategy=no",
+        "training.eval_on_start=false",
+        "training.save_strategy=no",
+        "training.load_best_model_at_end=false",
+        *(f"training.{name}=null" for name in left_out),
+    ]
 
 
 def measured(run: TrainingRun, events: Sequence[dict[str, Any]]) -> Point:

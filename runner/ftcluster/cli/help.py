@@ -7,7 +7,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "make a cluster": ("setup", "check", "stacks", "bundle", "teardown"),
     "train on it": ("recipes", "plan", "train", "evaluate", "predict", "run", "export"),
     "runs": ("ps", "logs", "attach", "stop", "fetch", "report", "clean"),
-    "more": ("demo", "bench", "version", "completion"),
+    "more": ("demo", "bench", "tune", "version", "completion"),
 }
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "setup": (
@@ -61,6 +61,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "bench": ("ftcluster bench allreduce", "ftcluster bench scaling mrpc"),
     "bench allreduce": ("ftcluster bench allreduce --backends impi,gloo --sizes 1M,100M",),
     "bench scaling": ("ftcluster bench scaling mrpc --steps 50",),
+    "tune": (
+        "ftcluster tune mrpc --budget 30m",
+        "ftcluster tune mrpc --dry-run",
+        "ftcluster tune mrpc --forget",
+    ),
     "report": ("ftcluster report RUN",),
     "demo": ("ftcluster demo",),
     "version": ("ftcluster version --json",),

@@ -33,6 +33,7 @@ from ftcluster.cli import (
     stop,
     teardown,
     train,
+    tune,
     version,
 )
 from ftcluster.cli.help import BEGIN, example_lines, grouped
@@ -45,7 +46,7 @@ from ftcluster_common import __version__
 
 COMMANDS = (
     setup, check, stacks, bundle, teardown, recipes, plan, train, evaluate, predict, run,
-    export, ps, logs, attach, stop, fetch, report, clean, demo, bench, version, completion,
+    export, ps, logs, attach, stop, fetch, report, clean, demo, bench, tune, version, completion,
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.price import epoch_document, price_document, price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.cluster.slurm import cluster_of_job
+from ftcluster.cluster.tunings import saved_tunings
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, attach, new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
@@ -39,8 +40,9 @@ from ftcluster.launch.runs import find_job, find_run
 from ftcluster.launch.training_run import HeadLost, TrainingRun, train
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.model_size import model_size, size_from_scratch
-from ftcluster.planning.plan import LaunchPlan, first_hosts
+from ftcluster.planning.plan import Decision, LaunchPlan, first_hosts
 from ftcluster.planning.spares import next_hosts, plan_with_spares
+from ftcluster.planning.tuned import UNTUNED, choose_tuned
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
@@ -243,6 +245,7 @@ def prepare_run(
     spares: int = 0,
     ranks_per_host: int | None = None,
     purpose: Purpose = "train",
+    use_tuning: bool = True,
 ) -> TrainingRun:
     """Prepare a run without changing anything.
 
@@ -253,6 +256,7 @@ def prepare_run(
         spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: default: the plan decides.
         purpose: whether the model is trained, evaluated or predicts.
+        use_tuning: whether a training has the settings that `ftcluster tune` has found for it.
 
     Raises:
         UsageError: there are several recipes, or too few hosts for spares.
@@ -267,8 +271,17 @@ def prepare_run(
     further = next_hosts(cluster.facts, nodes, spares)
     size = _size_of(recipe)
     recipe, folders = on_the_hosts(recipe, facts)
-    decided = plan_with_spares(facts, further, recipe, load_stacks(), ranks_per_host, size, trains)
+    tuned, tuning, stacks = UNTUNED, None, load_stacks()
+    if trains and use_tuning:
+        asked = as_tuned(recipe, ranks_per_host)
+        tuned, tuning = choose_tuned(saved_tunings(), asked, facts.hosts)
+    recipe, shape = tuned.applied_to(recipe), (ranks_per_host, size, trains, tuned)
+    decided = plan_with_spares(facts, further, recipe, stacks, *shape)
     recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, ())
+    if tuning:
+        decided = replace(decided, decisions=(*decided.decisions, Decision("tuning", *tuning)))
+    if "batch_size" in tuned.settings:
+        notes = (*notes, f"batch_size={recipe.batch_size}: {tuned.why} --batch")
     run_id = new_run_id(recipe.name)
     launch = render(decided, run_id, slurm_job=cluster.slurm_job)
     return TrainingRun(run_id, cluster, decided, launch, recipe, folders, notes, purpose)
@@ -283,6 +296,11 @@ def training_recipe(words: list[str], data: str | None, model: str | None) -> Re
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
     return with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
+
+
+def as_tuned(recipe: Recipe, ranks_per_host: int | None) -> Recipe:
+    """The recipe on the hosts, as tunings know it."""
+    return replace(recipe, ranks_per_host=ranks_per_host or recipe.ranks_per_host)
 
 
 def for_trained_model(recipe: Recipe) -> Recipe:

@@ -84,6 +84,7 @@ def train(
     detach: bool = False,
     head_seconds: float = RECONNECT_LIMIT_SECONDS,
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+    may_detach: bool = True,
 ) -> RunProgress:
     """Launch a training and follow it to its end; with state running it is detached.
 
@@ -92,6 +93,7 @@ def train(
         detach: whether to return once it is launched.
         head_seconds: how long a head that does not answer is waited for.
         on_event: called for each of the run's events.
+        may_detach: whether Ctrl-C asks; else it stops the run.
 
     Raises:
         HeadLost: the head was waited for in vain.
@@ -99,8 +101,9 @@ def train(
         Interrupted: the user stopped it, or it was stopped elsewhere; no rank is left running.
     """
     followed = carry_out(
-        run, view, reach, on_event=on_event, detach=detach, head_seconds=head_seconds
-    )
+        run, view, reach, on_event=on_event, detach=detach, head_seconds=head_seconds,
+        may_detach=may_detach,
+    )  # fmt: skip
     progress = followed.progress
     if followed.detached:
         return progress

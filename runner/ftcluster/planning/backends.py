@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ftcluster.cluster.facts import AllReduce, ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
+from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.stacks.catalog import Stack, install_hint
 from ftcluster_common.launch import CCL, GLOO, IMPI
 from ftcluster_common.recipe import Recipe
@@ -90,6 +91,7 @@ def choose_backend(
     stack: Stack,
     stacks: Mapping[str, Stack],
     measured: AllReduce | None,
+    tuned: Tuned = UNTUNED,
 ) -> tuple[str, str]:
     """The torch.distributed backend, and why.
 
@@ -110,7 +112,7 @@ def choose_backend(
                 f"{', '.join(stack.backends)}",
                 install_hint(having),
             )
-        return asked, f"set in recipe {recipe.name}"
+        return asked, tuned.reason(recipe, "training.ddp_backend")
     if world == 1:
         return GLOO, "there is only one rank"
     usable = [name for name in stack.backends if name != CCL or cores > WORKERS]

@@ -13,8 +13,12 @@ from ftcluster_common.recipe import Recipe
 Reason = tuple[str, str]
 
 
-def threads(host: HostFacts, layout: Layout, world: int, workers: int) -> Reason:
-    """OpenMP threads of each rank."""
+def threads(host: HostFacts, layout: Layout, world: int, workers: int, asked: str) -> Reason:
+    """OpenMP threads of each rank.
+
+    Args:
+        asked: why so many cores are reserved for communication, or "" where the plan has decided.
+    """
     counts = sorted({rank.threads for rank in layout.ranks})
     value = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     if layout.floating:
@@ -28,15 +32,17 @@ def threads(host: HostFacts, layout: Layout, world: int, workers: int) -> Reason
             why += ", without their second hardware threads, which share the cores' units"
         if layout.spare:
             why += f", {counted(layout.spare, 'core')} unused so that all ranks have equally many"
-    return value, f"{why}; {_communication(layout, world, workers)}"
+    return value, f"{why}; {_communication(layout, world, workers, asked)}"
 
 
-def _communication(layout: Layout, world: int, workers: int) -> str:
+def _communication(layout: Layout, world: int, workers: int, asked: str) -> str:
     if workers:
         cpus = ",".join(rank.workers for rank in layout.ranks)
         if layout.kept:
             return f"CPUs {cpus} are reserved for oneCCL's workers, which poll all the time"
         return f"CPUs {cpus} are shared with oneCCL's workers, because no rank has a core to spare"
+    if asked:
+        return f"{layout.kept or 'none'} of {layout.cores} reserved for communication ({asked})"
     if layout.kept:
         return (
             f"1 of {layout.cores} is reserved for communication, which would slow down a thread "
@@ -83,8 +89,15 @@ def memory(host: HostFacts, layout: Layout) -> Reason:
     return f"nodes {nodes}", "local to the rank's cores; when a node is full, the others are used"
 
 
-def allocator(host: HostFacts) -> Reason:
-    """The allocator that is preloaded."""
+def allocator(host: HostFacts, preloaded: str, asked: str) -> Reason:
+    """The allocator that is preloaded.
+
+    Args:
+        preloaded: its library, or "".
+        asked: why it is this one, or "" where the plan has decided.
+    """
+    if asked:
+        return preloaded or "libc's", asked
     if host.tcmalloc:
         return host.tcmalloc, "tcmalloc is installed; a step takes 13 to 27 % less time with it"
     return "libc's", "tcmalloc is not installed; ftcluster setup with root installs it"

@@ -129,7 +129,13 @@ def even_counts(host: HostFacts) -> tuple[int, ...]:
     )
 
 
-def lay_out(host: HostFacts, ranks: int, communicates: bool, workers: int = 0) -> Layout:
+def lay_out(
+    host: HostFacts,
+    ranks: int,
+    communicates: bool,
+    workers: int = 0,
+    communication_cores: int | None = None,
+) -> Layout:
     """Divide a host's cores among its ranks.
 
     Args:
@@ -137,6 +143,8 @@ def lay_out(host: HostFacts, ranks: int, communicates: bool, workers: int = 0) -
         communicates: whether there are other ranks, on this host or another.
         workers: oneCCL's workers per rank, 0 without oneCCL; they poll, so each has a core of its
             own if the rank has enough.
+        communication_cores: of each rank, which leaves one for a thread; None: 1 from
+            COMMUNICATION_FROM cores on. Not with oneCCL's workers.
     """
     used, _ = worthwhile(host)
     if ranks > sum(len(domain.cpus) for domain in used):
@@ -145,6 +153,8 @@ def lay_out(host: HostFacts, ranks: int, communicates: bool, workers: int = 0) -
     shares = _floating(used, ranks) if floating else _shares(used, ranks)
     cores = host.cores // ranks if floating else min(len(cpus) for cpus, _ in shares)
     kept = int(communicates and cores >= COMMUNICATION_FROM)
+    if communication_cores is not None:
+        kept = min(communication_cores, cores - 1)
     if workers:
         kept = workers if cores > workers else 0
     second_threads = host.threads > host.cores

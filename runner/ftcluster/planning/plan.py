@@ -11,9 +11,10 @@ from ftcluster.planning.backends import WORKERS, choose_backend, choose_ipex, st
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.network import choose_network
-from ftcluster.planning.placement import Layout, RankPlan, lay_out
+from ftcluster.planning.placement import RankPlan, lay_out
 from ftcluster.planning.rank_counts import choose_counts, requested_count
 from ftcluster.planning.sharding import choose_sharding
+from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.stacks.catalog import Stack
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
@@ -156,12 +157,14 @@ def plan(
     ranks_per_host: int | None = None,
     model: ModelSize | None = None,
     trains: bool = True,
+    tuned: Tuned = UNTUNED,
 ) -> LaunchPlan:
     """Decide who runs where.
 
     Args:
         facts: the hosts; the first one is the head.
         recipe: None for a user's own script, whose batch and memory are not known.
+        tuned: which of the recipe's fields `ftcluster tune` has set.
         ranks_per_host: overrides the recipe.
         model: its size, if it is known; the plan then makes sure that it fits.
         trains: whether the recipe's batch is computed; if not, any number of ranks will do.
@@ -169,30 +172,34 @@ def plan(
     Raises:
         PlanError: hosts have different stacks or network providers, or addresses that others
             cannot use; a host has fewer cores than ranks, or too little memory; the batch has
-            fewer samples than ranks; the stack does not have what the recipe requires. Names all
-            problems with their hosts.
+            fewer samples than ranks; the stack or a host does not have what the recipe requires.
+            Names all problems with their hosts.
     """
     facts = _by_loopback(facts)
     problems: list[PlanError] = []
     _attempt(problems, _check_addresses, facts)
+    _attempt(problems, _check_allocator, facts, recipe)
     stack = _attempt(problems, stack_of, facts, stacks)
     ipex = _attempt(problems, choose_ipex, recipe, facts.hosts, stack, stacks) if stack else None
     precision, precision_why = _precision(recipe, facts.hosts)
     batch = Batch(precision=precision)
     if recipe and trains:
         batch = Batch.of(recipe, precision, model, ipex=bool(ipex and ipex[0]))
-    requested = requested_count(recipe, ranks_per_host)
+    requested = requested_count(recipe, ranks_per_host, tuned)
     chosen = _attempt(problems, choose_counts, facts, requested, batch) or {}
     sharding = None
     if chosen:
-        sharding = _attempt(problems, choose_sharding, recipe, facts, requested, batch, chosen)
+        sharding = _attempt(
+            problems, choose_sharding, recipe, facts, requested, batch, chosen, tuned
+        )
     if sharding and sharding[0]:
         batch = replace(batch, sharded=True)
         chosen = choose_counts(facts, requested, batch)
     counts = {name: count.ranks for name, count in chosen.items()}
     world = sum(counts.values())
+    cores = recipe.communication_cores if recipe else None
     layouts = {
-        host.name: lay_out(host, counts[host.name], world > 1)
+        host.name: lay_out(host, counts[host.name], world > 1, communication_cores=cores)
         for host in facts.hosts
         if host.name in counts
     }
@@ -207,7 +214,7 @@ def plan(
             fewest = min(layout.cores for layout in layouts.values())
             measured = facts.known_all_reduce
             backend = _attempt(
-                problems, choose_backend, recipe, world, fewest, stack, stacks, measured
+                problems, choose_backend, recipe, world, fewest, stack, stacks, measured, tuned
             )
     if problems or not ipex or not backend or not sharding:
         raise _together(problems)
@@ -223,8 +230,20 @@ def plan(
         decisions.append(
             Decision("ranks", str(len(layout.ranks)), chosen[host.name].why, (host.name,))
         )
-        for what, reason in _of_host(host, layout, world, workers, len(facts.hosts)).items():
-            decisions.append(Decision(what, *reason, (host.name,)))
+        preloaded = allocator_of(host, recipe)
+        of_host = {
+            "threads per rank": explain.threads(
+                host, layout, world, workers, _asked(recipe, "communication_cores", None, tuned)
+            ),
+            "cores for the system": explain.system(host, layout),
+            "memory": explain.memory(host, layout),
+            "allocator": explain.allocator(
+                host, preloaded, _asked(recipe, "allocator", "auto", tuned)
+            ),
+            "OpenMP": explain.openmp(host),
+            "network interface": explain.interface(host, len(facts.hosts)),
+        }
+        decisions += [Decision(what, *reason, (host.name,)) for what, reason in of_host.items()]
         placement = tuple(
             replace(rank, samples=batch.share(before + index, world))
             for index, rank in enumerate(layout.ranks)
@@ -236,7 +255,7 @@ def plan(
                 address=host.network_address,
                 interface=host.network_interface,
                 placement=placement,
-                allocator=host.tcmalloc,
+                allocator=preloaded,
                 openmp=host.openmp,
                 network=host.network,
             )
@@ -281,18 +300,30 @@ def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
     return replace(facts, hosts=(head,))
 
 
-def _of_host(
-    host: HostFacts, layout: Layout, world: int, workers: int, hosts: int
-) -> dict[str, tuple[str, str]]:
-    """The decisions for one host with their reasons."""
-    return {
-        "threads per rank": explain.threads(host, layout, world, workers),
-        "cores for the system": explain.system(host, layout),
-        "memory": explain.memory(host, layout),
-        "allocator": explain.allocator(host),
-        "OpenMP": explain.openmp(host),
-        "network interface": explain.interface(host, hosts),
-    }
+def allocator_of(host: HostFacts, recipe: Recipe | None) -> str:
+    """The allocator's library that ranks of a host preload, or "" for libc's."""
+    return "" if recipe and recipe.allocator == "libc" else host.tcmalloc
+
+
+def _check_allocator(facts: ClusterFacts, recipe: Recipe | None) -> None:
+    """Make sure that all hosts have the allocator that the recipe names.
+
+    Raises:
+        PlanError: some do not.
+    """
+    without = [host.name for host in facts.hosts if not host.tcmalloc]
+    if recipe and recipe.allocator == "tcmalloc" and without:
+        raise PlanError(
+            f"allocator=tcmalloc, but it is not installed on {short_names(without)}",
+            "install libtcmalloc-minimal4 there, or set allocator=auto",
+        )
+
+
+def _asked(recipe: Recipe | None, name: str, default: object, tuned: Tuned) -> str:
+    """Why a field of the recipe has another value than its default; "" where it does not."""
+    if recipe is None or getattr(recipe, name) == default:
+        return ""
+    return tuned.reason(recipe, name)
 
 
 def _attempt(

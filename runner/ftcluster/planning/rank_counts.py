@@ -7,6 +7,7 @@ from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.placement import domains, even_counts, worthwhile
+from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.text.plural import counted
 from ftcluster_common.recipe import Recipe
 
@@ -24,12 +25,14 @@ class Count:
     why: str
 
 
-def requested_count(recipe: Recipe | None, ranks_per_host: int | None) -> Count | None:
+def requested_count(
+    recipe: Recipe | None, ranks_per_host: int | None, tuned: Tuned = UNTUNED
+) -> Count | None:
     """The number of the command line or else the recipe; None if neither has one."""
     if ranks_per_host is not None:
         return Count(ranks_per_host, "set with --ranks-per-host")
     if recipe is not None and recipe.ranks_per_host is not None:
-        return Count(recipe.ranks_per_host, f"set in recipe {recipe.name}")
+        return Count(recipe.ranks_per_host, tuned.reason(recipe, "ranks_per_host"))
     return None
 
 

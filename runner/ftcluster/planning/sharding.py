@@ -13,6 +13,7 @@ from ftcluster.planning.batch import Batch
 from ftcluster.planning.memory import gigabytes
 from ftcluster.planning.network import host_bytes, nominal_mbits
 from ftcluster.planning.rank_counts import Count, choose_counts
+from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.text.host_names import short_names
 from ftcluster_common.recipe import Recipe
 
@@ -26,6 +27,7 @@ def choose_sharding(
     requested: Count | None,
     batch: Batch,
     counts: Mapping[str, Count],
+    tuned: Tuned = UNTUNED,
 ) -> tuple[bool, str]:
     """Whether each rank has only a part of the optimizer, and why.
 
@@ -52,7 +54,7 @@ def choose_sharding(
             raise PlanError(f"training.shard_optimizer=true: {why}", "set training.use_ipex=false")
         return False, why
     if asked != "auto":
-        return asked, f"set in recipe {recipe.name}"
+        return asked, tuned.reason(recipe, "training.shard_optimizer")
     sharded = replace(batch, sharded=True)
     more = choose_counts(facts, requested, sharded)
     world, world_sharded = (sum(c.ranks for c in found.values()) for found in (counts, more))

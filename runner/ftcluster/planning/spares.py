@@ -8,6 +8,7 @@ from ftcluster.errors import PlanError, UsageError
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.network import ASKED
 from ftcluster.planning.plan import Decision, LaunchPlan, plan
+from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.stacks.catalog import Stack
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
@@ -49,6 +50,7 @@ def plan_with_spares(
     ranks_per_host: int | None = None,
     model: ModelSize | None = None,
     trains: bool = True,
+    tuned: Tuned = UNTUNED,
 ) -> LaunchPlan:
     """Decide who runs where, also on hosts that take the place of a lost one.
 
@@ -57,12 +59,12 @@ def plan_with_spares(
     Args:
         facts: the hosts with ranks; the first one is the head.
         spares: the others.
-        recipe, ranks_per_host, model, trains: see `plan`.
+        recipe, ranks_per_host, model, trains, tuned: see `plan`.
 
     Raises:
         PlanError: see `plan`; or the run would be another one with a spare.
     """
-    decided = plan(facts, recipe, stacks, ranks_per_host, model, trains)
+    decided = plan(facts, recipe, stacks, ranks_per_host, model, trains, tuned)
     if not spares:
         return decided
     counts = {host.ranks for host in decided.hosts}
@@ -70,7 +72,7 @@ def plan_with_spares(
     planned = []
     for spare in spares:
         hosts = replace(facts, hosts=(*facts.hosts[:-1], spare))
-        other = plan(hosts, recipe, stacks, ranks, model, trains)
+        other = plan(hosts, recipe, stacks, ranks, model, trains, tuned)
         for what, place in COMMON.items():
             own, its = getattr(decided, what), getattr(other, what)
             if own != its:

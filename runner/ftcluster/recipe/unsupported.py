@@ -99,8 +99,7 @@ NAMES_BY_REASON: Mapping[str, str] = {
         "parallelism_config accelerator_config tp_size mp_parameters"
     ),
     "gradients are averaged without DistributedDataParallel: leave it out": (
-        "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph "
-        "ddp_timeout"
+        "ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_timeout"
     ),
     "mpirun gives each rank its number: leave it out": "local_rank",
     "a recipe is one training, not a hyperparameter search: leave it out": "ray_scope",

@@ -31,7 +31,8 @@ class FlatOptimizerStep:
         self._model = model
         self.weights = FlatWeights(model, dtype)
         bf16 = training.gradient_dtype == "bf16" and group is None
-        self.gradients = GradientBuckets(self.weights, world_size, bf16, group)
+        bucket_mb = training.ddp_bucket_cap_mb
+        self.gradients = GradientBuckets(self.weights, world_size, bf16, group, bucket_mb)
         self.extra, self.traffic = self.gradients.extra, self.gradients.traffic
         self.arriving = Arriving()
         self._max_norm = training.max_grad_norm

@@ -11,7 +11,8 @@ from ftcluster_train.distributed.traffic import Traffic
 from ftcluster_train.optim.flat_params import FlatWeights
 
 EXTRA = 2  # numbers that are summed with the gradients
-BUCKET = 25 << 18  # elements; 25 MB in fp32, as in torch's DDP
+MEBIBYTE = 1 << 18  # elements in fp32
+BUCKET = 25 * MEBIBYTE  # elements, as many as in torch's DDP
 TABLE = 1 << 20  # elements of an embedding from which on its rows have an exchange of their own
 
 
@@ -37,17 +38,19 @@ class GradientBuckets:
         world_size: ranks of the group.
         bf16: whether gradients are sent in bf16; in the group of all ranks only.
         group: default: all ranks.
+        bucket_mb: of a bucket in fp32, MiB; default: 25.
     """
 
     def __init__(
         self, weights: FlatWeights, world_size: int, bf16: bool = False,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | None = None, bucket_mb: int | None = None,
     ) -> None:  # fmt: skip
         elements = weights.layout.elements
         self._all = torch.zeros(elements + EXTRA)
         self.flat, self.extra = self._all[:elements], self._all[elements:]
         self.traffic = Traffic()
         self._world_size, self._group = world_size, group
+        self._bucket_mb = bucket_mb
         self._slices = weights.layout.slices
         self._bf16 = Bf16AllReduces() if bf16 and world_size > 1 else None
         by_rows = world_size > 1 and weights.model_weights.dtype == torch.bfloat16
@@ -59,7 +62,7 @@ class GradientBuckets:
         apart = list(self._tables.values())
         self.buckets = [
             part
-            for bucket in bucket_slices(weights.layout.decayed, len(self._all))
+            for bucket in bucket_slices(weights.layout.decayed, len(self._all), bucket_mb)
             for part in without(bucket, apart)
         ]
         self._buckets_of = {
@@ -135,7 +138,7 @@ class GradientBuckets:
                 flat.index_add_(0, *found)
             else:
                 self._add_rows(table)
-            for part in bucket_slices(flat.numel(), flat.numel()):
+            for part in bucket_slices(flat.numel(), flat.numel(), self._bucket_mb):
                 self._waits.append(self._start_all_reduce(flat.view(-1)[part]))
 
     def _exchange_rows(
@@ -214,14 +217,18 @@ def without(whole: slice, holes: Sequence[slice]) -> Iterator[slice]:
         yield slice(start, whole.stop)
 
 
-def bucket_slices(decayed: int, end: int, multiple: int = 1) -> list[slice]:
+def bucket_slices(
+    decayed: int, end: int, bucket_mb: int | None = None, multiple: int = 1
+) -> list[slice]:
     """In the order in which they fill: the backward pass starts with the last layers.
 
     Biases and norms come last, because every layer has some.
 
     Args:
+        bucket_mb: the most that one has in fp32, MiB; default: 25.
         multiple: of which each has its length, where `decayed` and `end` are multiples of it.
     """
-    size = max(BUCKET // multiple, 1) * multiple
+    most = bucket_mb * MEBIBYTE if bucket_mb else BUCKET
+    size = max(most // multiple, 1) * multiple
     matrices = [slice(b, min(b + size, decayed)) for b in range(0, decayed, size)]
     return matrices[::-1] + [slice(b, min(b + size, end)) for b in range(decayed, end, size)]

@@ -30,7 +30,7 @@ class ShardedOptimizerStep:
         self, model: PreTrainedModel, training: Training, dtype: torch.dtype, rounds: int
     ) -> None:
         self._model = model
-        self.weights = ShardedWeights(model, dtype)
+        self.weights = ShardedWeights(model, dtype, training.ddp_bucket_cap_mb)
         self.arriving = self.weights.arriving
         self.gradients = ShardedGradients(self.weights, training.gradient_dtype, rounds)
         self.extra, self.traffic = torch.zeros(EXTRA), self.weights.traffic

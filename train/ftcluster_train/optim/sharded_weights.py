@@ -54,9 +54,14 @@ class ShardedWeights(ModelWeights):
         masters: this rank's piece of each bucket, fp32; where the model runs in fp32, views into
             `model_weights`.
         traffic: of weights and gradients.
+
+    Args:
+        bucket_mb: the most that a bucket has in fp32, MiB; default: 25.
     """
 
-    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: torch.nn.Module, dtype: torch.dtype, bucket_mb: int | None = None
+    ) -> None:
         self.traffic = Traffic()
         multiple = ALIGNMENT * dist.get_world_size()
         super().__init__(model, dtype, FlatLayout(model, multiple))
@@ -64,7 +69,7 @@ class ShardedWeights(ModelWeights):
         layout = self.layout
         embeddings = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)}
         self.buckets: list[Bucket] = []
-        for place in bucket_slices(layout.decayed, layout.elements, multiple):
+        for place in bucket_slices(layout.decayed, layout.elements, bucket_mb, multiple):
             group = int(place.start >= layout.decayed)
             end = layout.groups[group].start + layout.lengths[group]
             piece = (place.stop - place.start) // dist.get_world_size()

@@ -1,0 +1,426 @@
+"""The search for the fastest settings of a training, and its result. No I/O: trials are given.
+
+Successive halving (Jamieson and Talwalkar 2016) on top of the plan's default: each setting is tried
+alone, those that helped are put together, the slower half is left out in each round, and the rest
+trains twice as many steps. The default is repeated between the others, because hosts are faster at
+one time than at another. At the end the best ones and the default take turns, and a setting is
+taken only if it is faster by more than these repeated trials differ.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import mean
+from typing import Any
+
+from ftcluster.cluster.facts import HostFacts
+from ftcluster.errors import FtclusterError
+from ftcluster.planning.placement import even_counts
+from ftcluster.planning.plan import LaunchPlan
+from ftcluster.planning.tuned import written
+from ftcluster.progress.format import duration
+from ftcluster.text.plural import counted
+from ftcluster.text.table import aligned
+from ftcluster_common.cpu_list import parse_cpus
+from ftcluster_common.launch import CCL
+from ftcluster_common.recipe import Recipe
+
+Settings = Mapping[str, Any]  # fields of a recipe, see planning.tuned; none: the plan's default
+DEFAULT: Settings = {}
+RANKS, CORES, ALLOCATOR, BATCH = "ranks_per_host", "communication_cores", "allocator", "batch_size"
+BACKEND, BUCKET = "training.ddp_backend", "training.ddp_bucket_cap_mb"
+SHARDED = "training.shard_optimizer"
+BUCKETS = (8, 100)  # MiB; the default is 25
+MORE_RANKS = (2, 4)  # in a NUMA node
+MOST_CORES = 2  # for communication
+CORES_A_CORE = 4  # of a rank for each that is tried for communication
+BATCHES = (2, 4)  # times the recipe's
+
+FINAL = 0  # the round in which finalists and the default take turns
+FINALISTS = 2
+# With 4 turns, trials that differ by up to 10 % chose a wrong winner in 1 of 300 simulated
+# searches, and with trials that differ by 4 % none of 300 missed a setting that is worth 8 %.
+TURNS = 4  # of each in the last round
+LEAST_TURNS = 3  # that decide, if the time is over
+BETWEEN = 3  # candidates between two trials of the default
+FIRST_STEPS = 9  # of the trial that shows how long a step takes; a third is the warm-up
+TRIAL_SECONDS = 4.0  # of training in a trial of the first round
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a trial has measured.
+
+    Attributes:
+        step_seconds: of a step after the warm-up.
+        seconds: of the whole trial.
+    """
+
+    samples_per_second: float
+    step_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A training of some steps.
+
+    Attributes:
+        round: from 1 on, or FINAL.
+        samples_per_second: None where it failed.
+        problem: why it failed.
+    """
+
+    settings: Settings
+    round: int
+    steps: int
+    samples_per_second: float | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the last round says.
+
+    Attributes:
+        settings: the winner's; none: the plan's default.
+        best: the fastest candidate's, also where it does not win.
+        speed_up: its speed relative to the default; None where there is no last round.
+        spread: the largest difference between trials of the best, or of the default, in a round, as
+            a part of their mean.
+    """
+
+    settings: Settings = field(default_factory=dict)
+    best: Settings = field(default_factory=dict)
+    speed_up: float | None = None
+    spread: float | None = None
+
+
+def candidates(
+    recipe: Recipe, hosts: Sequence[HostFacts], plan: LaunchPlan, backends: Sequence[str],
+    batch: bool,
+) -> Iterator[Settings]:  # fmt: skip
+    """Each setting that may be faster than the plan's, alone; what the recipe sets is left alone.
+
+    Args:
+        plan: the default.
+        backends: of the hosts' stack.
+        batch: whether larger batches are tried, which give another model.
+    """
+    training, several = recipe.training, plan.world_size > 1
+    fixed_batch = training.per_device_train_batch_size is not None
+    if recipe.ranks_per_host is None and not fixed_batch:
+        yield from ({RANKS: ranks} for ranks in _rank_counts(recipe, hosts, plan))
+    if several and training.ddp_backend == "auto":
+        yield from ({BACKEND: name} for name in backends if name != plan.backend)
+    if several and recipe.communication_cores is None and plan.backend != CCL:
+        yield from ({CORES: cores} for cores in _communication_cores(hosts, plan))
+    if several and training.ddp_bucket_cap_mb is None and not plan.ipex:
+        yield from ({BUCKET: size} for size in BUCKETS)
+    may_shard = training.shard_optimizer == "auto" and training.sync == "step" and not plan.ipex
+    if len(hosts) > 1 and may_shard:
+        yield {SHARDED: not plan.shard_optimizer}
+    if recipe.allocator == "auto" and any(host.tcmalloc for host in hosts):
+        yield {ALLOCATOR: "libc"}
+    if batch and not fixed_batch:
+        yield from ({BATCH: times * recipe.batch_size} for times in BATCHES)
+
+
+def _rank_counts(
+    recipe: Recipe, hosts: Sequence[HostFacts], plan: LaunchPlan
+) -> Iterator[int]:  # fmt: skip
+    """Numbers of ranks that all hosts can have, but for the plan's own."""
+    possible = set[int]()
+    for host in hosts:
+        whole = even_counts(host)
+        possible |= {*whole, *(times * whole[0] for times in MORE_RANKS)}
+    most = min(min(host.cores for host in hosts), recipe.batch_size // len(hosts))
+    default = {host.ranks for host in plan.hosts}
+    yield from (ranks for ranks in sorted(possible) if ranks <= most and {ranks} != default)
+
+
+def _communication_cores(hosts: Sequence[HostFacts], plan: LaunchPlan) -> Iterator[int]:
+    """Numbers of cores of each rank, but for the plan's own; none under a quota."""
+    if any(host.cpu_quota is not None for host in hosts):
+        return
+    ranks = [(len(parse_cpus(r.cpus)), r.threads) for host in plan.hosts for r in host.placement]
+    fewest, own = min(cores for cores, _ in ranks), {cores - threads for cores, threads in ranks}
+    for cores in range(min(MOST_CORES, fewest // CORES_A_CORE) + 1):
+        if {cores} != own:
+            yield cores
+
+
+def merged(ranked: Sequence[Settings]) -> list[Settings]:
+    """The settings that helped, put together: all of them, and the best two.
+
+    Args:
+        ranked: single settings, the best first.
+
+    >>> merged([{"a": 1}, {"b": 1}, {"a": 2}, {"c": 1}])
+    [{'a': 1, 'b': 1, 'c': 1}, {'a': 1, 'b': 1}]
+    """
+    best: dict[str, Any] = {}
+    for settings in ranked:
+        best = {**settings, **best}
+    order = list(dict.fromkeys(name for settings in ranked for name in settings))
+    sizes = sorted({len(order), min(2, len(order))} - {0, 1}, reverse=True)
+    return [{name: best[name] for name in order[:size]} for size in sizes]
+
+
+class Search:
+    """Tries settings until the best are known or the time is over.
+
+    Attributes:
+        trials: those that have ended, also where the search was interrupted.
+        left_out: candidates that there was no time for.
+
+    Args:
+        measure: trains so many steps with these settings; raises FtclusterError where it fails.
+        left: seconds that are left.
+        say: takes a line about what is tried.
+        further: candidates that only make sense beside these settings, which were faster than the
+            default.
+    """
+
+    def __init__(
+        self,
+        measure: Callable[[Settings, int], Measured],
+        left: Callable[[], float],
+        say: Callable[[str], None],
+        further: Callable[[Settings], Sequence[Settings]] = lambda _: (),
+        seed: int = 0,
+    ) -> None:
+        self._measure, self._left, self._say, self._further = measure, left, say, further
+        self._random = random.Random(seed)
+        self.trials: list[Trial] = []
+        self.left_out: list[Settings] = []
+        self._untried: list[Settings] = []  # of the round, for lack of time
+        self._overhead = self._step = 0.0  # seconds of a trial's start and end, and of a step
+
+    def run(self, pool: Sequence[Settings]) -> None:
+        """Try these candidates.
+
+        Raises:
+            FtclusterError: the default failed.
+        """
+        first = self._measure(DEFAULT, FIRST_STEPS)
+        self._step = first.step_seconds
+        self._overhead = max(first.seconds - FIRST_STEPS * self._step, 0.0)
+        self._say(
+            f"the plan's default: {first.samples_per_second:.1f} samples/s; a trial takes "
+            f"{duration(self._overhead)} besides its steps"
+        )
+        steps = max(FIRST_STEPS, math.ceil(1.5 * TRIAL_SECONDS / self._step))
+        pool, number = list(pool), 1
+        while pool:
+            faster = self._round(pool, number, steps)
+            keep = max(FINALISTS, math.ceil(len(pool) / 2))
+            pool = faster[:keep]
+            if number > 1:
+                pool = [*faster, *self._untried][:keep]
+            else:
+                self.left_out = self._untried
+                alone = [one for one in faster if len(one) == 1]
+                more = [*merged(alone), *(one for best in faster for one in self._further(best))]
+                pool = [*more[:1], *pool[:1], *more[1:], *pool[1:]]
+            ends = len(pool) + math.ceil(len(pool) / BETWEEN) + 1  # trials of the next round
+            longer = ends * self._cost(2 * steps) + self._reserve(2 * steps, FINALISTS)
+            if len(pool) <= FINALISTS or self._left() < longer:
+                break
+            number, steps = number + 1, 2 * steps
+        self._final(pool[:FINALISTS], steps)
+
+    def _cost(self, steps: int) -> float:
+        return self._overhead + steps * self._step
+
+    def _reserve(self, steps: int, finalists: int) -> float:
+        """Seconds of the last round."""
+        return TURNS * (finalists + 1) * self._cost(steps)
+
+    def _round(self, pool: Sequence[Settings], number: int, steps: int) -> list[Settings]:
+        """Those that are faster than the default, the fastest first."""
+        order, self._untried = list(pool), []
+        self._random.shuffle(order)
+        began = len(self.trials)
+        while order:
+            self._try(DEFAULT, number, steps)
+            for _ in range(min(BETWEEN, len(order))):
+                if self._left() < 2 * self._cost(steps) + self._reserve(steps, 1):
+                    self._untried, order = order, []
+                    break
+                self._try(order.pop(), number, steps)
+        self._try(DEFAULT, number, steps)
+        known = relative(self.trials[began:])
+        faster = [(speed, trial.settings) for trial, speed in known if speed > 1]
+        return [settings for _, settings in sorted(faster, key=lambda pair: -pair[0])]
+
+    def _final(self, finalists: Sequence[Settings], steps: int) -> None:
+        if finalists and self._left() < self._reserve(steps, len(finalists)):
+            finalists = finalists[:1]
+        for _ in range(TURNS if finalists else 0):
+            turn = [DEFAULT, *finalists]
+            if self._left() < len(turn) * self._cost(steps):
+                return
+            self._random.shuffle(turn)
+            for settings in turn:
+                self._try(settings, FINAL, steps)
+
+    def _try(self, settings: Settings, number: int, steps: int) -> None:
+        what = written(settings) or "the plan's default"
+        where = "last round" if number == FINAL else f"round {number}"
+        self._say(f"{where}, {counted(steps, 'step')}: {what} ...")
+        try:
+            found = self._measure(settings, steps)
+        except FtclusterError as error:
+            if error.state == "stopped" or not settings:
+                raise
+            self.trials.append(Trial(settings, number, steps, None, error.message))
+            self._say(f"  failed: {error.message.splitlines()[0]}")
+            return
+        self._overhead = max(self._overhead, found.seconds - steps * found.step_seconds)
+        self.trials.append(Trial(settings, number, steps, found.samples_per_second))
+        against = ""
+        if settings:
+            before = [one for one in self.trials if not one.settings and one.round == number]
+            if before and before[-1].samples_per_second:
+                speed_up = found.samples_per_second / before[-1].samples_per_second
+                against = f", {speed_up:.2f} x the default"
+        self._say(f"  {found.samples_per_second:.1f} samples/s{against}")
+
+
+def relative(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
+    """The candidates of a round, and their speed relative to the default just before and after."""
+    found = []
+    for number, trial in enumerate(trials):
+        if not trial.settings or not trial.samples_per_second:
+            continue
+        before = [speed for speed in map(_default_speed, trials[:number]) if speed][-1:]
+        after = [speed for speed in map(_default_speed, trials[number:]) if speed][:1]
+        if around := before + after:
+            found.append((trial, trial.samples_per_second / mean(around)))
+    return found
+
+
+def _default_speed(trial: Trial) -> float | None:
+    return None if trial.settings else trial.samples_per_second
+
+
+def spread(speeds: Sequence[float]) -> float:
+    """How much repeated trials differ, as a part of their mean.
+
+    >>> spread([98.0, 102.0])
+    0.04
+    """
+    return (max(speeds) - min(speeds)) / mean(speeds)
+
+
+def decide(trials: Sequence[Trial]) -> Verdict:
+    """The fastest settings of the last round, if they are faster by more than the spread."""
+    speeds: dict[str, list[float]] = {}  # in the last round
+    defaults: dict[int, list[float]] = {}  # by round
+    of: dict[str, Settings] = {}
+    for trial in trials:
+        if not trial.samples_per_second:
+            continue
+        if not trial.settings:
+            defaults.setdefault(trial.round, []).append(trial.samples_per_second)
+        elif trial.round == FINAL:
+            name = written(trial.settings)
+            of[name] = trial.settings
+            speeds.setdefault(name, []).append(trial.samples_per_second)
+    default = defaults.get(FINAL, [])
+    known = {name: own for name, own in speeds.items() if len(own) >= LEAST_TURNS}
+    if len(default) < LEAST_TURNS or not known:
+        return Verdict()
+    best = max(known, key=lambda name: mean(known[name]))
+    speed_up = mean(known[best]) / mean(default)
+    differs = max(map(spread, [known[best], *defaults.values()]))
+    wins = speed_up - 1 > differs
+    return Verdict(of[best] if wins else DEFAULT, of[best], speed_up, differs)
+
+
+def document(
+    recipe: str, stack: str, search: Search, verdict: Verdict, seconds: float, state: str = "done"
+) -> dict[str, Any]:
+    """The result of `tune --json`."""
+    first = [one for one in search.trials if one.round == 1]
+    defaults = [one.samples_per_second for one in first if not one.settings]
+    alike = [speed for speed in defaults if speed]
+    return {
+        "state": state,
+        "recipe": recipe,
+        "stack": stack,
+        "settings": dict(verdict.settings),
+        "best": dict(verdict.best),
+        "speed_up": _rounded(verdict.speed_up),
+        "spread": _rounded(verdict.spread),
+        "worth": [
+            {"settings": dict(trial.settings), "speed_up": _rounded(speed)}
+            for trial, speed in relative(first)
+        ],
+        "worth_spread": _rounded(spread(alike)) if len(alike) > 1 else None,
+        "trials": [asdict(one) for one in search.trials],
+        "left_out": [dict(one) for one in search.left_out],
+        "seconds": round(seconds, 1),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """The result as text."""
+    count = counted(len(result["trials"]), "trial")
+    yield (
+        f"recipe {result['recipe']}, stack {result['stack']}: {count} in "
+        f"{duration(result['seconds'])}"
+    )
+    noise = result["worth_spread"]
+    if result["worth"]:
+        yield ""
+        rows = sorted(result["worth"], key=lambda one: -float(one["speed_up"]))
+        within = "as fast, within the spread"
+        yield from aligned(
+            [
+                ("setting alone", "x the default", ""),
+                *(
+                    (
+                        written(one["settings"]),
+                        f"{one['speed_up']:.2f}",
+                        within if noise is None or abs(one["speed_up"] - 1) <= noise else "",
+                    )
+                    for one in rows
+                ),
+            ]
+        )
+        if noise is not None:
+            yield f"repeated trials of the default differed by {noise:.1%}"
+    failed = {written(one["settings"]): one["problem"] for one in result["trials"]}
+    for name, problem in failed.items():
+        if problem:
+            yield f"failed: {name}: {problem.splitlines()[0]}"
+    if result["left_out"]:
+        names = "; ".join(map(written, result["left_out"]))
+        yield f"no time for: {names}"
+    yield ""
+    yield from _verdict(result)
+
+
+def _verdict(result: Mapping[str, Any]) -> Iterator[str]:
+    speed_up, differs = result["speed_up"], result["spread"]
+    if result["settings"]:
+        yield (
+            f"fastest: {written(result['settings'])}: {speed_up:.2f} x the plan's default; "
+            f"repeated trials differed by up to {differs:.1%}"
+        )
+    elif speed_up is not None:
+        yield (
+            f"the plan's default stays: the best, {written(result['best'])}, had {speed_up:.2f} x "
+            f"its speed, and repeated trials differed by up to {differs:.1%}"
+        )
+    elif result["state"] == "done" and not result["left_out"]:
+        yield "the plan's default stays: nothing was faster"
+    else:
+        yield "the plan's default stays: there was no time to compare others with it"

@@ -1,0 +1,97 @@
+"""Fields of a recipe that `ftcluster tune` has found for these hosts. Pure functions only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ftcluster.cluster.facts import HostFacts
+from ftcluster.cluster.tunings import Tuning, hosts_of, recipe_of
+from ftcluster_common.recipe import Recipe
+
+TRAINING = "training."
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What of a recipe was measured instead of being decided.
+
+    Attributes:
+        settings: values of fields; a field of the section `training` has its name before it.
+        why: the reason of the decisions that they make.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+    def reason(self, recipe: Recipe, name: str) -> str:
+        """Where a field of a recipe was set."""
+        return self.why if name in self.settings else f"set in recipe {recipe.name}"
+
+    def applied_to(self, recipe: Recipe) -> Recipe:
+        """The recipe with these settings."""
+        top = {name: value for name, value in self.settings.items() if not _of_training(name)}
+        training = {
+            name.removeprefix(TRAINING): value
+            for name, value in self.settings.items()
+            if _of_training(name)
+        }
+        return replace(recipe, training=replace(recipe.training, **training), **top)
+
+
+UNTUNED = Tuned()
+
+
+def _of_training(name: str) -> bool:
+    return name.startswith(TRAINING)
+
+
+def written(settings: Mapping[str, Any]) -> str:
+    """Settings as the command line takes them.
+
+    >>> written({"ranks_per_host": 2, "training.shard_optimizer": True})
+    'ranks_per_host=2 training.shard_optimizer=true'
+    """
+    words = {True: "true", False: "false", None: "null"}
+    return " ".join(
+        f"{name}={words[value] if isinstance(value, bool) or value is None else value}"
+        for name, value in settings.items()
+    )
+
+
+def choose_tuned(
+    tunings: Sequence[Tuning], recipe: Recipe, hosts: Sequence[HostFacts]
+) -> tuple[Tuned, tuple[str, str] | None]:
+    """What was measured for this recipe on these hosts, and the value and reason of a decision.
+
+    None in place of the decision where this recipe was never tuned.
+    """
+    now = hosts_of(hosts)
+    same = [one for one in tunings if one.recipe == recipe_of(recipe)]
+    for one in same:
+        if one.hosts != now:
+            continue
+        on = f"ftcluster tune on {one.date}"
+        if not one.settings:
+            why = f"{on}: of {one.trials} trials none was faster by more than their spread"
+            return UNTUNED, ("the plan's default", f"{why}, {one.spread:.1%}")
+        value = f"{one.speed_up:.2f} x the plan's default"
+        found = f"{on}, {one.trials} trials: {written(one.settings)}"
+        return Tuned(one.settings, f"tuned: {on}"), (value, found)
+    if same:
+        newest = max(same, key=lambda one: one.date)
+        differs = _difference(newest.hosts, now)
+        why = f"that of {newest.date} was on other hosts: {differs}; ftcluster tune measures again"
+        return UNTUNED, ("none", why)
+    return UNTUNED, None
+
+
+def _difference(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
+    """What of the hosts is another one than it was."""
+    names, others = ([str(host["name"]) for host in some] for some in (then, now))
+    if names != others:
+        return f"{', '.join(names)}, now {', '.join(others)}"
+    for before, after in zip(then, now, strict=True):
+        changed = [key for key in after if before.get(key) != after[key]]
+        if changed:
+            return f"{after['name']} has another {', '.join(changed)}"
+    return "another version of ftcluster"

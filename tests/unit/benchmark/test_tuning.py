@@ -1,0 +1,177 @@
+"""The search of `tune` on hosts whose speed is known: what each setting is worth, and the noise."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ftcluster.benchmark.tuning import (
+    FINAL,
+    Measured,
+    Search,
+    Settings,
+    Trial,
+    candidates,
+    decide,
+    document,
+    lines,
+    relative,
+)
+from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.planning.plan import plan
+from ftcluster.recipe.recipe import parse_recipe
+from tests.unit.clusters import STACKS, cluster, host
+
+POOL: list[Settings] = [
+    {"ranks_per_host": 1}, {"training.ddp_backend": "gloo"}, {"training.ddp_bucket_cap_mb": 8},
+    {"training.ddp_bucket_cap_mb": 100}, {"allocator": "libc"},
+]  # fmt: skip
+Worth = Mapping[str, float]
+TEXT = "model: m\ndata: d\ntext_columns: [a]\nbatch_size: 64\n"
+
+
+class Hosts:
+    """Hosts with 100 samples a second by default, and a clock."""
+
+    def __init__(self, worth: Worth, noise: float = 0.0, drift: float = 0.0, seed: int = 0) -> None:
+        self.worth, self.noise, self.drift = worth, noise, drift
+        self.random = random.Random(seed)
+        self.clock = 0.0
+        self.said: list[str] = []
+
+    def measure(self, settings: Settings, steps: int) -> Measured:
+        speed = 100.0 * (1 - self.drift) ** (self.clock / 60)
+        for name, value in settings.items():
+            speed *= self.worth.get(f"{name}={value}", 1.0)
+        speed *= 1 + self.noise * self.random.uniform(-1, 1)
+        step = 10 / speed
+        self.clock += 8 + steps * step
+        return Measured(speed, step, 8 + steps * step)
+
+    def search(self, budget: float = 3600) -> Search:
+        found = Search(self.measure, lambda: budget - self.clock, self.said.append)
+        found.run(POOL)
+        return found
+
+
+def test_what_helped_is_put_together() -> None:
+    worth = {"training.ddp_bucket_cap_mb=8": 1.1, "allocator=libc": 1.06, "ranks_per_host=1": 0.5}
+    hosts = Hosts(worth, noise=0.005)
+    verdict = decide(hosts.search().trials)
+    assert verdict.settings == {"training.ddp_bucket_cap_mb": 8, "allocator": "libc"}
+    assert verdict.speed_up == pytest.approx(1.1 * 1.06, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_chooses_nothing(seed: int) -> None:
+    search = Hosts({}, noise=0.05, seed=seed).search()
+    assert decide(search.trials).settings == {}
+
+
+def test_hosts_that_become_slower_choose_nothing() -> None:
+    hosts = Hosts({}, drift=0.02)
+    search = hosts.search()
+    first = [trial for trial in search.trials if trial.round == 1]
+    assert max(abs(speed - 1) for _, speed in relative(first)) < 0.02
+    assert decide(search.trials).settings == {}
+
+
+@pytest.mark.parametrize("budget", [10, 60, 120, 300, 600, 900, 1500, 3600])
+def test_the_time_is_kept_and_the_last_round_has_its_part(budget: int) -> None:
+    hosts = Hosts({"training.ddp_bucket_cap_mb=8": 1.2})
+    search = hosts.search(budget)
+    most = max(8 + trial.steps * 0.1 for trial in search.trials)
+    assert hosts.clock <= budget + 3 * most  # the default at both ends of a round is always tried
+    if budget >= 300:
+        assert decide(search.trials).settings["training.ddp_bucket_cap_mb"] == 8
+    if budget <= 60:
+        assert search.left_out
+        assert decide(search.trials).speed_up is None
+
+
+def test_a_candidate_that_fails_is_left_out() -> None:
+    hosts = Hosts({"allocator=libc": 1.2})
+
+    def measure(settings: Settings, steps: int) -> Measured:
+        if settings.get("ranks_per_host"):
+            raise FtclusterError("not enough memory")
+        return hosts.measure(settings, steps)
+
+    search = Search(measure, lambda: 1000.0, hosts.said.append)
+    search.run(POOL)
+    assert [one.problem for one in search.trials if one.problem] == ["not enough memory"]
+    assert decide(search.trials).settings == {"allocator": "libc"}
+
+
+def test_the_default_must_not_fail() -> None:
+    def measure(*_: Any) -> Measured:
+        raise FtclusterError("no host answers")
+
+    with pytest.raises(FtclusterError, match="no host answers"):
+        Search(measure, lambda: 1000.0, print).run(POOL)
+
+
+def test_what_is_known_when_it_is_stopped() -> None:
+    hosts = Hosts({"training.ddp_bucket_cap_mb=8": 1.2})
+    whole = len(hosts.search().trials)
+    for stop in range(1, whole + 1):
+        hosts.clock, count = 0.0, 0
+
+        def measure(settings: Settings, steps: int, stop: int = stop) -> Measured:
+            nonlocal count
+            count += 1
+            if count > stop:
+                raise Interrupted("stopped")
+            return hosts.measure(settings, steps)
+
+        search = Search(measure, lambda: 3600 - hosts.clock, hosts.said.append)
+        with pytest.raises(Interrupted):
+            search.run(POOL)
+        verdict = decide(search.trials)
+        turns = sum(one.round == FINAL and not one.settings for one in search.trials)
+        assert bool(verdict.settings) <= (turns >= 3)
+    assert verdict.settings
+
+
+def test_candidates_are_what_has_an_effect_and_is_not_set() -> None:
+    def names(text: str, *facts: Any, batch: bool = False) -> list[dict[str, Any]]:
+        recipe = parse_recipe(TEXT + text, "r.yml")
+        default = plan(cluster(*facts), recipe, STACKS)
+        return list(map(dict, candidates(recipe, facts, default, ("impi", "gloo"), batch)))
+
+    pair = [host(name, cores=32, numa_nodes=2, sockets=2) for name in ("a", "b")]
+    assert names("", *pair, batch=True) == [
+        {"ranks_per_host": 1}, {"ranks_per_host": 4}, {"ranks_per_host": 8},
+        {"training.ddp_backend": "gloo"},
+        {"communication_cores": 0}, {"communication_cores": 2},
+        {"training.ddp_bucket_cap_mb": 8}, {"training.ddp_bucket_cap_mb": 100},
+        {"training.shard_optimizer": True}, {"allocator": "libc"},
+        {"batch_size": 128}, {"batch_size": 256},
+    ]  # fmt: skip
+    one = host("a", cores=2)
+    assert names("", one) == [{"ranks_per_host": 2}, {"allocator": "libc"}]
+    assert names("allocator: libc\nranks_per_host: 1\n", one, batch=True) == [
+        {"batch_size": 128}, {"batch_size": 256},
+    ]  # fmt: skip
+    assert names("training:\n  per_device_train_batch_size: 8\n", one, batch=True) == [
+        {"allocator": "libc"}
+    ]
+    assert names("", replace(one, tcmalloc=""), host("b", cores=3, tcmalloc="")) == [
+        {"ranks_per_host": 2}, {"training.ddp_backend": "gloo"},
+        {"training.ddp_bucket_cap_mb": 8}, {"training.ddp_bucket_cap_mb": 100},
+        {"training.shard_optimizer": True},
+    ]  # fmt: skip
+
+
+def test_the_result_as_text(said: Callable[[object], None]) -> None:
+    hosts = Hosts({"training.ddp_bucket_cap_mb=8": 1.1, "ranks_per_host=1": 0.7}, noise=0.01)
+    search = hosts.search()
+    verdict = decide(search.trials)
+    said("\n".join(lines(document("mrpc", "native", search, verdict, hosts.clock))))
+    search = Hosts({}, noise=0.02).search()
+    search.trials.append(Trial({"allocator": "libc"}, 2, 60, None, "rank 0 was killed"))
+    said("\n".join(lines(document("mrpc", "native", search, decide(search.trials), 600))))
+    search = Hosts({}).search(50)
+    said("\n".join(lines(document("mrpc", "native", search, decide(search.trials), 50))))

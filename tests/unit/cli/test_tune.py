@@ -1,0 +1,167 @@
+"""The command `tune` but for the trainings themselves, and what plans make of its result."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.cli import train as train_verb
+from ftcluster.cli import tune
+from ftcluster.cli.main import main
+from ftcluster.cli.train import prepare_run
+from ftcluster.cluster.saved import Cluster, recall, remember
+from ftcluster.cluster.tunings import saved_tunings
+from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.progress.state import RunProgress
+from tests.unit.clusters import STACKS, VM, cluster, host
+
+WORDS = (
+    "quickstart", "ranks_per_host=null", "training.ddp_backend=impi",
+    "training.ddp_bucket_cap_mb=25",
+)  # fmt: skip
+FOUR = host("xeon1", cores=4)
+
+
+@pytest.fixture(autouse=True)
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
+    """The trainings that were launched: a sample takes a rank 0.1 s, a tenth less with libc."""
+    runs: list[TrainingRun] = []
+    now = [0.0]
+
+    def train(
+        run: TrainingRun, *_: Any, on_event: Callable[[dict[str, Any]], None], **__: Any
+    ) -> RunProgress:
+        runs.append(run)
+        settings = run.recipe.training
+        faster = 1.0 if run.plan.hosts[0].allocator else 0.9
+        seconds = 0.1 * faster * run.recipe.batch_size / run.plan.world_size
+        for step in (settings.logging_steps, settings.max_steps):
+            of_ranks = {"waited_seconds": [0.0], "sent_bytes": 0, "collectives": 0}
+            on_event({"event": "communication", "step": step, "tokens": step, "latency_seconds": 0,
+                      "train_seconds": step * seconds, **of_ranks})  # fmt: skip
+        now[0] += 10 + settings.max_steps * seconds
+        return RunProgress(run.id)
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now[0]
+
+    monkeypatch.setattr(tune, "train", train)
+    monkeypatch.setattr(train_verb, "load_stacks", lambda: STACKS)  # each trial reads them
+    monkeypatch.setattr(tune, "time", Clock)
+    monkeypatch.setattr(tune, "clean_runs", lambda _, ids: list(ids))
+    remember(Cluster((Path("/inventory.ini"),), cluster(FOUR)))
+    return runs
+
+
+def tuned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["tune", "--json", *WORDS, "--budget", "1h", *words]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def decisions(*words: str, ranks_per_host: int | None = None) -> dict[str, tuple[str, str]]:
+    run = prepare_run([*WORDS, *words], recall(), ranks_per_host=ranks_per_host)
+    return {one.what: (one.value, one.why) for one in run.plan.decisions}
+
+
+def test_the_winner_is_used_for_the_same_training(
+    capsys: pytest.CaptureFixture[str], trained: list[TrainingRun]
+) -> None:
+    assert "tuning" not in decisions()
+    found = tuned(capsys)
+    assert found["settings"] == {"ranks_per_host": 4, "allocator": "libc"}
+    assert found["speed_up"] == pytest.approx(4 / 0.9, rel=1e-3)
+    assert {run.recipe.training.eval_strategy for run in trained} == {"no"}
+    used = decisions("learning_rate=1e-3", "num_train_epochs=9")
+    assert used["ranks"][0] == "4"
+    assert used["allocator"][0] == "libc's"
+    assert used["ranks"][1] == used["allocator"][1]
+    assert used["tuning"][0].startswith("4.44 x")
+    assert prepare_run([*WORDS], recall()).plan.hosts[0].allocator == ""
+
+
+def test_what_is_set_goes_before_what_was_tuned(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned(capsys)
+    assert "tuning" not in decisions("training.ddp_backend=auto")
+    assert "tuning" not in decisions("batch_size=64")
+    assert decisions(ranks_per_host=2)["ranks"][0] == "2"
+
+
+def test_what_is_fixed_is_not_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    found = tuned(capsys, "--ranks-per-host", "1", "allocator=tcmalloc")
+    assert (found["settings"], found["trials"][1:]) == ({}, [])
+    assert not saved_tunings()
+
+
+def test_on_other_hosts_it_is_not_used_and_the_plan_says_why(
+    capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
+) -> None:
+    tuned(capsys)
+    for other in (replace(FOUR, stack="intel-2.8"), host("xeon2", cores=4)):
+        remember(Cluster((Path("/inventory.ini"),), cluster(other)))
+        value, why = decisions()["tuning"]
+        said(f"{value}: {why}".replace(saved_tunings()[0].date, "DATE"))
+
+
+def test_a_default_that_is_the_fastest_is_known_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remember(Cluster((Path("/inventory.ini"),), cluster(replace(VM, tcmalloc=""))))
+    capsys.readouterr()
+    words = ["tune", "--json", "quickstart", "--budget", "1h"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["settings"], found["speed_up"]) == ({}, None)
+
+
+def test_a_larger_batch_only_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not any("batch_size" in one["settings"] for one in tuned(capsys)["trials"])
+    assert any("batch_size" in one["settings"] for one in tuned(capsys, "--batch")["trials"])
+
+
+def test_forget(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned(capsys)
+    assert main(["tune", "--forget", "--json", *WORDS, "learning_rate=1e-3"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["forgotten"]) == 1
+    assert "tuning" not in decisions()
+    assert main(["tune", "--forget", *WORDS]) == 0
+
+
+def test_a_dry_run_starts_nothing(
+    capsys: pytest.CaptureFixture[str], trained: list[TrainingRun]
+) -> None:
+    assert tuned(capsys, "--dry-run")["trials"][0] == {"ranks_per_host": 2}
+    assert trained == []
+
+
+def test_a_stopped_search_says_what_is_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, count = tune.train, 0
+
+    def train(*given: Any, **more: Any) -> RunProgress:
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise Interrupted("stopped: run x")
+        return usual(*given, **more)
+
+    monkeypatch.setattr(tune, "train", train)
+    assert main(["tune", "--json", *WORDS]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], len(found["trials"]), found["settings"]) == ("stopped", 2, {})
+    assert not saved_tunings()
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "state/ftcluster/tunings.json"
+    file.write_text('{"tunings": [{}]}')
+    with pytest.raises(FtclusterError, match=r"tunings\.json"):
+        prepare_run([*WORDS], recall())
