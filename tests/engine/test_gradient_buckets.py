@@ -9,7 +9,12 @@ import torch
 from ftcluster_train.kernels import residuals
 from ftcluster_train.optim import gradient_buckets
 from ftcluster_train.optim.flat_params import FlatWeights
-from ftcluster_train.optim.gradient_buckets import BUCKET, GradientBuckets
+from ftcluster_train.optim.gradient_buckets import (
+    BUCKET,
+    MEBIBYTE,
+    GradientBuckets,
+    bucket_slices,
+)
 from tests.engine.ranks import Case, Learned, learn, learn_all, on_ranks
 
 STEPS = 5
@@ -116,3 +121,11 @@ def test_a_table_is_summed_by_rows_where_these_are_few(tmp_path: Path) -> None:
         assert torch.equal(summed, expected)
         assert torch.equal(same, expected)
         assert (sent < whole) == by_rows
+
+
+def test_buckets_of_a_given_size() -> None:
+    end = 5 * MEBIBYTE // 2
+    assert [part.stop - part.start for part in bucket_slices(end, end, bucket_mb=1)] == [
+        MEBIBYTE // 2, MEBIBYTE, MEBIBYTE,
+    ]  # fmt: skip
+    assert bucket_slices(end, end) == [slice(0, end)]
