@@ -61,7 +61,7 @@ class Command:
             return [self.text]
         words = self.words[1 : self.words.index("--")] if "--" in self.words else self.words[1:]
         plain = [word for word in words if not word.startswith("-")]
-        verb = " ".join(plain[: 2 if plain[:1] == ["bench"] else 1])
+        verb = " ".join(plain[: 2 if plain[:1] in (["bench"], ["hosts"]) else 1])
         options = [word.partition("=")[0] for word in words if word.startswith("-")]
         return [verb, *(f"{verb} {option}".strip() for option in options)]
 

@@ -123,7 +123,7 @@ def prepare(
         FtclusterError: the plan is not valid.
     """
     # what was measured must not decide what is measured
-    facts = replace(first_hosts(cluster.facts, nodes), all_reduce=None)
+    facts = replace(first_hosts(cluster.usable, nodes), all_reduce=None)
     stacks = load_stacks()
     stack = stack_of(facts, stacks)
     decided = plan(facts, None, stacks, ranks_per_host)

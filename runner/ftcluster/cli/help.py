@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 # commands by what they are for, in the order in which one needs them
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "make a cluster": ("setup", "check", "stacks", "bundle", "teardown"),
+    "make a cluster": ("setup", "check", "hosts", "stacks", "bundle", "teardown"),
     "train on it": ("recipes", "plan", "train", "evaluate", "predict", "run", "export"),
     "runs": ("ps", "logs", "attach", "stop", "fetch", "report", "clean"),
     "more": ("demo", "bench", "tune", "version", "completion"),
@@ -16,6 +16,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ftcluster setup inventory.ini --check --diff",
     ),
     "check": ("ftcluster check", "ftcluster check inventory.ini --json"),
+    "hosts": ("ftcluster hosts", "ftcluster hosts drain xeon3 --why 'memory errors'"),
     "stacks": ("ftcluster stacks", "ftcluster stacks --torch 2.7 --ipex"),
     "bundle": ("ftcluster bundle", "ftcluster bundle --stack native -o native.tar"),
     "teardown": ("ftcluster teardown inventory.ini",),

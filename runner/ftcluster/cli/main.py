@@ -21,6 +21,7 @@ from ftcluster.cli import (
     evaluate,
     export,
     fetch,
+    hosts,
     logs,
     plan,
     predict,
@@ -45,7 +46,7 @@ from ftcluster.text.terminal import print_lines
 from ftcluster_common import __version__
 
 COMMANDS = (
-    setup, check, stacks, bundle, teardown, recipes, plan, train, evaluate, predict, run,
+    setup, check, hosts, stacks, bundle, teardown, recipes, plan, train, evaluate, predict, run,
     export, ps, logs, attach, stop, fetch, report, clean, demo, bench, tune, version, completion,
 )  # fmt: skip
 

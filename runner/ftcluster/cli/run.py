@@ -42,6 +42,7 @@ from ftcluster.launch.script_run import (
     start_folder,
 )
 from ftcluster.planning.backends import stack_of
+from ftcluster.planning.drained import with_drained
 from ftcluster.planning.plan import first_hosts
 from ftcluster.planning.spares import next_hosts, plan_with_spares
 from ftcluster.progress.format import duration
@@ -122,14 +123,15 @@ def run(options: argparse.Namespace) -> int:
     here = Path.cwd()
     script = read_words(words, options.on_hosts, here)
     cluster = recall()
-    facts = first_hosts(cluster.facts, options.nodes)
-    spares = next_hosts(cluster.facts, options.nodes, options.spares)
+    facts = first_hosts(cluster.usable, options.nodes)
+    spares = next_hosts(cluster.usable, options.nodes, options.spares)
     notes = [
         *check_script(script, facts, options.force),
         *doubtful_paths(script, here, _here_only(facts)),
     ]
     copied = choose_files(script.folder, Path.home()) if script.folder else None
     decided = plan_with_spares(facts, spares, None, load_stacks(), options.ranks_per_host)
+    decided = with_drained(decided, cluster)
     run_id = new_run_id(script.name)
     token = find_token() if options.hf_token else ""
     view = make_view(verbose=True)  # a live view would garble the output of rank 0

@@ -13,7 +13,7 @@ from ftcluster.ansible.options import (
     remembered,
 )
 from ftcluster.cluster.facts import ClusterFacts
-from ftcluster.cluster.saved import Cluster, recall
+from ftcluster.cluster.saved import Cluster, recall, recall_of
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.place import Place, head_lost_hint, place_of
 from ftcluster.launch.record import other_heads, recorded_place, recorded_runs
@@ -66,8 +66,9 @@ def cluster_of(options: argparse.Namespace, passwords: Sequence[str]) -> Cluster
     found = run_stages("look", paths, reach, make_view(False), unreachable=True)
     inventory = found.inventory
     hosts = tuple(found.facts[name] for name in inventory.cluster if name in found.facts)
-    kept = remembered(passed_on(vars(options)))
-    return Cluster(inventory.paths, ClusterFacts(hosts), kept, inventory.pattern)
+    kept, before = remembered(passed_on(vars(options))), recall_of(inventory.paths)
+    drained = before.drained if before else {}
+    return Cluster(inventory.paths, ClusterFacts(hosts), kept, inventory.pattern, drained=drained)
 
 
 def cluster_place(options: argparse.Namespace, passwords: Sequence[str]) -> Place:

@@ -172,7 +172,13 @@ def _save(result: StagesResult, options: tuple[str, ...]) -> None:
         known = {host.name: host for host in before.facts.hosts} | known
     hosts = tuple(known[name] for name in inventory.cluster if name in known)
     facts = ClusterFacts(hosts, _better(result.all_reduce, hosts, before))
-    remember(Cluster(inventory.paths, facts, remembered(options), inventory.pattern))
+    drained = {
+        name: one
+        for name, one in (before.drained if before else {}).items()
+        if name in known and name != facts.head.name
+    }
+    kept, pattern = remembered(options), inventory.pattern
+    remember(Cluster(inventory.paths, facts, kept, pattern, drained=drained))
 
 
 def _better(

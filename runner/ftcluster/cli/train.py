@@ -38,6 +38,7 @@ from ftcluster.launch.place import place_of
 from ftcluster.launch.preview import as_commands, as_document, as_lines, headline
 from ftcluster.launch.runs import find_job, find_run
 from ftcluster.launch.training_run import HeadLost, TrainingRun, train
+from ftcluster.planning.drained import BACK, with_drained
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.model_size import model_size, size_from_scratch
 from ftcluster.planning.plan import Decision, LaunchPlan, first_hosts
@@ -267,8 +268,8 @@ def prepare_run(
     if not trains:
         recipe = for_trained_model(recipe)
     check_inputs(recipe, purpose)
-    facts = first_hosts(cluster.facts, nodes)
-    further = next_hosts(cluster.facts, nodes, spares)
+    facts = first_hosts(cluster.usable, nodes)
+    further = next_hosts(cluster.usable, nodes, spares)
     size = _size_of(recipe)
     recipe, folders = on_the_hosts(recipe, facts)
     tuned, tuning, stacks = UNTUNED, None, load_stacks()
@@ -279,7 +280,8 @@ def prepare_run(
     decided = plan_with_spares(facts, further, recipe, stacks, *shape)
     recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, ())
     if tuning:
-        decided = replace(decided, decisions=(*decided.decisions, Decision("tuning", *tuning)))
+        decided = decided.with_decision(Decision("tuning", *tuning))
+    decided = with_drained(decided, cluster)
     if "batch_size" in tuned.settings:
         notes = (*notes, f"batch_size={recipe.batch_size}: {tuned.why} --batch")
     run_id = new_run_id(recipe.name)
@@ -346,13 +348,18 @@ def resume_run(
     hosts = cluster.facts
     if not cluster.slurm_job:  # the first node answers for all
         facts_of = {host.name: host for host in hosts.hosts}
-        hosts = replace(hosts, hosts=tuple(facts_of[name] for name in found.hosts))
-        nodes = nodes or found.nodes
+        names = [name for name in found.hosts if name not in cluster.drained]
+        if not names:
+            others = ", ".join(found.hosts)
+            raise FtclusterError(f"every host that answers is drained: {others}", BACK)
+        hosts = replace(hosts, hosts=tuple(facts_of[name] for name in names))
+        nodes = nodes or min(found.nodes, len(names))
     cluster = replace(cluster, facts=hosts)
     facts, further = first_hosts(hosts, nodes), next_hosts(hosts, nodes, spares)
     size = _size_of(found.recipe)
     stacks = load_stacks()
     decided = plan_with_spares(facts, further, found.recipe, stacks, ranks_per_host, size)
+    decided = with_drained(decided, cluster)
     if found.ipex or decided.ipex:
         raise FtclusterError(
             f"run {found.run} cannot be resumed: IPEX keeps its own copies of the weights",

@@ -144,7 +144,7 @@ class Trials:
     def __init__(self, options: argparse.Namespace, cluster: Cluster, reach: Sequence[str]) -> None:
         self._options, self._reach = options, tuple(reach)
         self.cluster = cluster
-        self.hosts = first_hosts(cluster.facts, options.nodes)
+        self.hosts = first_hosts(cluster.usable, options.nodes)
         recipe = training_recipe(options.words, options.data, options.model)
         recipe, _ = on_the_hosts(recipe, self.hosts)
         self.recipe = as_tuned(recipe, options.ranks_per_host)

@@ -1,14 +1,22 @@
 """The cluster of the last setup, saved on the control node."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ftcluster.ansible.inventory import LOCALHOST
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import FtclusterError
 from ftcluster.paths import make_state_dir, state_dir, write_atomically
+
+
+@dataclass(frozen=True)
+class Drained:
+    """Why new runs leave a host out, and since when, such as 2026-11-23."""
+
+    why: str
+    since: str
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,7 @@ class Cluster:
         pattern: which hosts of the inventories it has, or "" for all.
         slurm_job: the Slurm job that has the hosts, or ""; all see the head's folders, and
             the inventory has the head alone.
+        drained: hosts that are set up, but that new runs leave out.
     """
 
     inventories: tuple[Path, ...]
@@ -28,6 +37,13 @@ class Cluster:
     options: tuple[str, ...] = ()
     pattern: str = ""
     slurm_job: str = ""
+    drained: Mapping[str, Drained] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> ClusterFacts:
+        """The hosts that new runs may have; the head is one of them."""
+        hosts = tuple(host for host in self.facts.hosts if host.name not in self.drained)
+        return replace(self.facts, hosts=hosts)
 
     def addressed(self, names: Sequence[str]) -> tuple[str, ...]:
         """The inventory's hosts through which these hosts of the cluster are reached."""
@@ -41,6 +57,7 @@ def remember(cluster: Cluster) -> None:
         "hosts": cluster.pattern,
         "options": cluster.options,
         "facts": cluster.facts.to_dict(),
+        "drained": {name: asdict(one) for name, one in cluster.drained.items()},
     }
     make_state_dir(state_dir())
     write_atomically(_file(), json.dumps(document, indent=1) + "\n")
@@ -56,7 +73,9 @@ def recall() -> Cluster:
         document = json.loads(_file().read_text(encoding="utf-8"))
         facts = ClusterFacts.from_dict(document["facts"])
         inventories = tuple(map(Path, document["inventories"]))
-        return Cluster(inventories, facts, tuple(document["options"]), document["hosts"])
+        drained = {name: Drained(**one) for name, one in document.get("drained", {}).items()}
+        options = tuple(document["options"])
+        return Cluster(inventories, facts, options, document["hosts"], drained=drained)
     except FileNotFoundError:
         raise FtclusterError(
             "no cluster has been set up from here",

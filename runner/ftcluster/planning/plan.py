@@ -119,6 +119,10 @@ class LaunchPlan:
         """All hosts that the run is prepared on."""
         return self.hosts + self.spares
 
+    def with_decision(self, decision: Decision) -> "LaunchPlan":
+        """The same plan with one more decision."""
+        return replace(self, decisions=(*self.decisions, decision))
+
     @property
     def world_size(self) -> int:
         """Ranks on all hosts together."""

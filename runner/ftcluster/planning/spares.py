@@ -84,4 +84,4 @@ def plan_with_spares(
     names = short_names([spare.name for spare in spares])
     why = "prepared, without ranks; a restart uses them in place of lost hosts"
     decision = Decision("spares", names, why)
-    return replace(decided, decisions=(*decided.decisions, decision), spares=tuple(planned))
+    return replace(decided.with_decision(decision), spares=tuple(planned))

@@ -1,0 +1,171 @@
+"""The command `hosts`: what becomes of the saved cluster, and which stages run where."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.ansible.inventory import Inventory
+from ftcluster.cli import hosts
+from ftcluster.cli import setup as setup_verb
+from ftcluster.cli.main import main
+from ftcluster.cli.train import prepare_run
+from ftcluster.cluster.saved import Cluster, Drained, recall, remember
+from ftcluster.errors import FtclusterError
+from ftcluster.provision.stages import StagesResult
+from ftcluster_common.run_state import RunState
+from tests.unit.clusters import cluster, host
+
+Said = Callable[[object], None]
+Paths = tuple[Path, ...]
+Played = list[tuple[str, tuple[str, ...]]]
+RUN = RunState("mrpc-1", "running", "mrpc", ("xeon1", "xeon2"), 2, 3, 9, 0.0, 1.0, "")
+
+
+INVENTORY = Path("/inventory.ini")
+EVERYONE = ("xeon1", "xeon2", "xeon3", "xeon4")
+
+
+@pytest.fixture(autouse=True)
+def of_inventory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An inventory of xeon1 to xeon4, of which the first three are the cluster; its own pattern."""
+    own: list[str] = []
+
+    def read_inventory(paths: Paths, options: tuple[str, ...] = (), saved: str = "") -> Inventory:
+        given = [
+            value.partition("=")[2]
+            for name, value in zip(options[::2], options[1::2], strict=True)
+            if name == "--extra-vars"
+        ]
+        pattern = (given or own or [saved])[-1]
+        names = tuple(pattern.split(",")) if pattern not in ("", "all") else EVERYONE
+        return Inventory(paths, names, names, pattern)
+
+    monkeypatch.setattr(hosts, "read_inventory", read_inventory)
+    three = cluster(*(host(name, cores=16) for name in EVERYONE[:3]))
+    remember(Cluster((INVENTORY,), three, ("--user", "ops"), "xeon1,xeon2,xeon3"))
+    return own
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    """The playbooks that ran, and their options; every host of them is found."""
+    found: Played = []
+
+    def run_stages(playbook: str, paths: Paths, options: tuple[str, ...], *_: Any) -> StagesResult:
+        found.append((playbook, tuple(options)))
+        pairs = dict(zip(options[::2], options[1::2], strict=True))
+        pattern = pairs.get("--extra-vars", "").partition("=")[2] or recall().pattern
+        names = tuple(pattern.split(",")) if pattern else EVERYONE
+        here = tuple(pairs["--limit"].split(",")) if "--limit" in pairs else names
+        facts = {name: host(name, cores=16) for name in here}
+        inventory = Inventory(paths, here, names, pattern)
+        return StagesResult(inventory, facts=facts, table=["ok"], stack="native")
+
+    monkeypatch.setattr(setup_verb, "run_stages", run_stages)
+    monkeypatch.setattr(hosts, "run_stages", run_stages)
+    monkeypatch.setattr(hosts, "list_runs", lambda _: [RUN])
+    return found
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["hosts", *words, "--json"]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def names() -> list[str]:
+    return [one.name for one in recall().facts.hosts]
+
+
+def test_a_drained_host_is_left_out_of_new_plans_until_it_returns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(capsys, "drain", "xeon2", "--why", "memory errors")
+    decided = prepare_run(["quickstart"], recall()).plan
+    assert [one.name for one in decided.hosts] == ["xeon1", "xeon3"]
+    [why] = [one.why for one in decided.decisions if (one.what, one.value) == ("drained", "xeon2")]
+    assert "memory errors" in why
+    with pytest.raises(FtclusterError, match="--nodes 3"):
+        prepare_run(["quickstart"], recall(), nodes=3)
+    assert [row["state"] for row in run(capsys)["hosts"]] == [
+        "head",
+        "drained",
+        "ready",
+        "not set up",
+    ]
+    run(capsys, "return", "xeon2")
+    assert len(prepare_run(["quickstart"], recall()).plan.hosts) == 3
+
+
+def test_added_hosts_are_set_up_and_then_the_others_learn_of_them(
+    played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "drain", "xeon3")
+    assert run(capsys, "add", "xeon4")["hosts"] == ["xeon1", "xeon2", "xeon3", "xeon4"]
+    user = ("--user", "ops")
+    pattern = ("--extra-vars", "ftcluster_hosts=xeon1,xeon2,xeon3,xeon4")
+    assert played == [
+        ("setup", (*user, *pattern, "--limit", "xeon4")),
+        ("setup", (*user, *pattern, "--tags", "system,mesh,verify")),
+    ]
+    assert names() == ["xeon1", "xeon2", "xeon3", "xeon4"]
+    assert list(recall().drained) == ["xeon3"]
+
+
+def test_where_the_pattern_names_the_new_host_it_stays(
+    played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remember(replace(recall(), pattern=""))
+    run(capsys, "add", "xeon4")
+    assert [options[2] for _, options in played] == ["--limit", "--tags"]
+
+
+def test_removed_hosts_are_forgotten_by_the_others(
+    played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run(capsys, "remove", "xeon3")
+    assert "--limit xeon3" in found["stays"]
+    pattern = ("--extra-vars", "ftcluster_hosts=xeon1,xeon2")
+    assert played == [("setup", ("--user", "ops", *pattern, "--tags", "system,mesh,verify"))]
+    assert (names(), recall().pattern) == (["xeon1", "xeon2"], "xeon1,xeon2")
+
+
+def test_teardown_goes_before_a_host_is_forgotten(
+    played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "remove", "xeon3", "--teardown")["stays"] == ""
+    assert played[0] == ("teardown", ("--user", "ops", "--limit", "xeon3"))
+
+
+def test_what_is_refused_changes_nothing(
+    of_inventory: list[str], played: Played, capsys: pytest.CaptureFixture[str], said: Said
+) -> None:
+    before = recall()
+    words = ("add xeon9", "add xeon2", "remove xeon1", "remove xeon2", "remove xeon4,xeon5",
+             "drain xeon1", "return xeon2")  # fmt: skip
+    for one in words:
+        found = run(capsys, *one.split(), code=1)
+        said(f"{found['error']}\n{found['hint']}")
+    of_inventory.append("xeon1,xeon2,xeon3")
+    found = run(capsys, "add", "xeon4", code=1)
+    said(f"{found['error']}\n{found['hint']}")
+    assert (recall(), played) == (before, [])
+    assert main(["hosts", "drain"]) == 2
+    assert main(["hosts", "list"]) == 2
+
+
+def test_the_head_is_never_left_out_by_a_later_setup() -> None:
+    remember(replace(recall(), drained={"xeon1": Drained("slow", "2026-01-31")}))
+    found = StagesResult(
+        Inventory((INVENTORY,), ("xeon1", "xeon2"), ("xeon1", "xeon2")),
+        facts={name: host(name) for name in ("xeon1", "xeon2")},
+        table=["ok"],
+        stack="native",
+    )
+    setup_verb._save(found, ())
+    assert recall().drained == {}
