@@ -202,9 +202,9 @@ class Search:
         """Try these candidates.
 
         Raises:
-            FtclusterError: the default failed.
+            FtclusterError: the default failed twice.
         """
-        first = self._measure(DEFAULT, FIRST_STEPS)
+        first = self._measured(DEFAULT, FIRST_STEPS)
         self._step = first.step_seconds
         self._overhead = max(first.seconds - FIRST_STEPS * self._step, 0.0)
         self._say(
@@ -266,12 +266,22 @@ class Search:
             for settings in turn:
                 self._try(settings, FINAL, steps)
 
+    def _measured(self, settings: Settings, steps: int) -> Measured:
+        """A trial; one of the default is repeated once if it fails, as a port may be taken."""
+        try:
+            return self._measure(settings, steps)
+        except FtclusterError as error:
+            if error.state == "stopped" or settings:
+                raise
+            self._say(f"  failed, once more: {error.message.splitlines()[0]}")
+            return self._measure(settings, steps)
+
     def _try(self, settings: Settings, number: int, steps: int) -> None:
         what = written(settings) or "the plan's default"
         where = "last round" if number == FINAL else f"round {number}"
         self._say(f"{where}, {counted(steps, 'step')}: {what} ...")
         try:
-            found = self._measure(settings, steps)
+            found = self._measured(settings, steps)
         except FtclusterError as error:
             if error.state == "stopped" or not settings:
                 raise

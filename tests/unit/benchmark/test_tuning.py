@@ -105,6 +105,21 @@ def test_a_candidate_that_fails_is_left_out() -> None:
     assert decide(search.trials).settings == {"allocator": "libc"}
 
 
+def test_a_default_that_fails_once_is_tried_again() -> None:
+    hosts, failed = Hosts({}), []
+
+    def measure(settings: Settings, steps: int) -> Measured:
+        if not settings and len(failed) < 1:
+            failed.append(steps)
+            raise FtclusterError("the port is taken")
+        return hosts.measure(settings, steps)
+
+    search = Search(measure, lambda: 1000.0, hosts.said.append)
+    search.run(POOL)
+    assert decide(search.trials).speed_up is None
+    assert failed
+
+
 def test_the_default_must_not_fail() -> None:
     def measure(*_: Any) -> Measured:
         raise FtclusterError("no host answers")
