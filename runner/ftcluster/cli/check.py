@@ -18,6 +18,7 @@ from ftcluster.progress.view import make_view
 from ftcluster.provision.check import collect
 from ftcluster.provision.check_report import document
 from ftcluster.provision.check_text import lines
+from ftcluster.provision.host_history import compared, keep, read_history
 
 OPTIONS = ("--limit", "--extra-vars", "--forks", *CONNECTION)
 
@@ -51,5 +52,7 @@ def run(options: argparse.Namespace) -> int:
     view = make_view(options.verbose)
     with ask_passwords(vars(options)) as passwords:
         found = document(collect(inventories, (*arguments, *passwords), view))
+    found = compared(found, read_history(found["inventory"]))
+    keep(found)
     print_result(options, found, "\n".join(lines(found)))
     return 0 if found["state"] == "fit" else 1

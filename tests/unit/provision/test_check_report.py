@@ -4,6 +4,7 @@ from typing import Any
 
 from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.provision.check_report import document, spread
+from ftcluster.provision.host_history import compared
 from tests.programs import ROOT
 from tests.unit.check_documents import facts, found, name, report, row
 
@@ -113,7 +114,7 @@ def test_a_head_that_was_left_out_is_there_all_the_same() -> None:
 
 
 def test_the_page_has_every_key_and_no_other() -> None:
-    result = document(found(2))
+    result = compared(document(found(2)), {})
     finding = {"host": "", "what": "", "hint": "", "kind": ""}
     parts = [result, result["hosts"][0], result["hosts"][0]["speed"], result["pairs"][0], finding]
     tables = re.findall(r"\| key \| type \| what it is \|\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE)
@@ -130,7 +131,7 @@ def test_the_page_has_every_kind() -> None:
         *named.split(),
         "straggler",
         "link",
-        "busy",
+        "busy", "degraded",
         "firewall",
         "allocator",
         "unmeasured",

@@ -1,0 +1,171 @@
+"""What each check has measured of each host, kept on the control node, and what has become worse.
+
+A host may be as fast as the others and yet slower than it was: all of them may have been throttled,
+or it is the only one of its kind.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ftcluster.errors import FtclusterError
+from ftcluster.paths import make_state_dir, state_dir, write_atomically
+from ftcluster_common.finding import Finding
+
+FORMAT = 1
+KEPT = 50  # checks of each host
+LEAST = 3  # earlier checks to compare with
+SLOWER = 0.85  # of a host's own median
+LESS_MEMORY = 0.99  # of the most it ever had; kernels differ by less
+KIND = "degraded"
+# figures that a host is compared by: their unit, and what to look at
+FIGURES = {
+    "bf16_gflops": (
+        "GFLOP/s in bf16",
+        "compare its frequency, cooling and power limits with an earlier time (turbostat, ipmitool "
+        "sel list), and look for other programs",
+    ),
+    "fp32_gflops": ("GFLOP/s in fp32", "see bf16; memory errors also slow it down (dmesg, EDAC)"),
+    "mb_per_second": (
+        "MB/s to its best partner",
+        "check cable, switch port, duplex and error counters (ethtool, ethtool -S)",
+    ),
+}
+SAME = ("cpu", "threads", "torch")  # else figures are not comparable
+
+Document = dict[str, Any]
+History = Mapping[str, Sequence[Mapping[str, Any]]]  # of each host, the oldest first
+
+
+def figures(document: Document) -> dict[str, dict[str, Any]]:
+    """What a check has measured of each host; without those that a run was using."""
+    busy = {one["host"] for one in document["warnings"] if one["kind"] == "busy"}
+    if "" in busy:
+        return {}
+    best: dict[str, float] = {}
+    for pair in document["pairs"]:
+        for name in pair["hosts"]:
+            best[name] = max(best.get(name, 0.0), pair["mb_per_second"])
+    found = {}
+    for host in document["hosts"]:
+        speed, name = host["speed"], host["name"]
+        if speed and name not in busy:
+            found[name] = {
+                "cpu": speed["cpu"],
+                "threads": speed["threads"],
+                "torch": host["versions"].get("torch", ""),
+                "bf16_gflops": speed["bf16_gflops"],
+                "fp32_gflops": speed["fp32_gflops"],
+                "mhz": speed["mhz"],
+                "mb_per_second": best.get(name),
+                "memory_bytes": host["memory_bytes"],
+            }
+    return found
+
+
+def compared(document: Document, history: History) -> Document:
+    """The check with a warning for each figure of a host that is worse than its own earlier ones.
+
+    Each host gets `own_checks`, how many it was compared with, and `of_own_median`, the least of
+    its figures relative to their medians.
+    """
+    now = figures(document)
+    warnings = list(document["warnings"])
+    hosts = []
+    for host in document["hosts"]:
+        current, before = now.get(host["name"]), []
+        if current:
+            before = [
+                one
+                for one in history.get(host["name"], ())
+                if all(one[key] == current[key] for key in SAME)
+            ]
+        parts: list[float] = []
+        if current and len(before) >= LEAST:
+            parts = [part for _, part in _relative(current, before)]
+            warnings += map(asdict, _findings(host["name"], current, before))
+        least = round(min(parts), 3) if parts else None
+        hosts.append({**host, "own_checks": len(before), "of_own_median": least})
+    return {**document, "hosts": hosts, "warnings": warnings}
+
+
+def _relative(
+    current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, float]]:
+    """Figures relative to the medians of the earlier ones."""
+    for name in FIGURES:
+        earlier = [one[name] for one in before if one[name]]
+        if current[name] and len(earlier) >= LEAST:
+            yield name, current[name] / median(earlier)
+
+
+def _findings(
+    host: str, current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]
+) -> Iterator[Finding]:
+    since = before[0]["date"]
+    for name, part in _relative(current, before):
+        if part < SLOWER:
+            unit, hint = FIGURES[name]
+            what = (
+                f"{current[name]:.0f} {unit}, {1 - part:.0%} less than the median of its own "
+                f"{len(before)} checks since {since}"
+            )
+            yield Finding(host, what + _clock(current, before), hint, KIND)
+    most = max(one["memory_bytes"] or 0 for one in before)
+    memory = current["memory_bytes"]
+    if memory and memory < LESS_MEMORY * most:
+        what = f"{memory / 1e9:.0f} GB of memory, and it had {most / 1e9:.0f} GB since {since}"
+        yield Finding(host, what, "a module may have failed: dmidecode -t memory", KIND)
+
+
+def _clock(current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> str:
+    earlier = [one["mhz"] for one in before if one["mhz"]]
+    if not current["mhz"] or not earlier or current["mhz"] >= SLOWER * median(earlier):
+        return ""
+    return f"; its clock is {current['mhz']} MHz, and was {median(earlier):.0f}"
+
+
+def read_history(inventory: str) -> History:
+    """The kept figures of an inventory's hosts.
+
+    Raises:
+        FtclusterError: the file cannot be read.
+    """
+    known: dict[str, dict[str, list[dict[str, Any]]]] = _read()
+    return known.get(inventory, {})
+
+
+def keep(document: Document) -> None:
+    """Add what a check has measured to the kept figures.
+
+    Raises:
+        FtclusterError: the file cannot be read.
+    """
+    known, inventory = _read(), document["inventory"]
+    date = f"{datetime.now(UTC):%Y-%m-%d}"
+    of_hosts = known.setdefault(inventory, {})
+    for name, one in figures(document).items():
+        of_hosts[name] = [*of_hosts.get(name, []), {"date": date, **one}][-KEPT:]
+    make_state_dir(state_dir())
+    content = json.dumps({"format": FORMAT, "inventories": known}, indent=1)
+    write_atomically(_file(), content + "\n")
+
+
+def _read() -> dict[str, dict[str, list[dict[str, Any]]]]:
+    try:
+        document = json.loads(_file().read_text(encoding="utf-8"))
+        return document["inventories"]  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise FtclusterError(
+            f"{_file()} cannot be read: {error!r}", "remove it: later checks begin it anew"
+        ) from error
+
+
+def _file() -> Path:
+    return state_dir() / "checks.json"
