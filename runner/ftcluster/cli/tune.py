@@ -18,7 +18,7 @@ from ftcluster.benchmark.tuning import RANKS, Measured, Search, Settings, candid
 from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_result
 from ftcluster.cli.bench_scaling import short_run
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
-from ftcluster.cli.train import as_tuned, on_the_hosts, prepare_run, training_recipe, split_words
+from ftcluster.cli.train import as_tuned, on_the_hosts, prepare_run, split_words, training_recipe
 from ftcluster.cluster.saved import Cluster
 from ftcluster.cluster.tunings import Tuning, forget_tunings, hosts_of, recipe_of, save_tuning
 from ftcluster.errors import Interrupted
