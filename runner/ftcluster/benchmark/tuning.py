@@ -243,14 +243,18 @@ class Search:
         order, self._untried = list(pool), []
         self._random.shuffle(order)
         began = len(self.trials)
-        while order:
+
+        def has_time(trials: int) -> bool:
+            return self._left() >= trials * self._cost(steps) + self._reserve(steps, 1)
+
+        while order and has_time(3):  # the default, a candidate, the default
             self._try(DEFAULT, number, steps)
             for _ in range(min(BETWEEN, len(order))):
-                if self._left() < 2 * self._cost(steps) + self._reserve(steps, 1):
-                    self._untried, order = order, []
-                    break
-                self._try(order.pop(), number, steps)
-        self._try(DEFAULT, number, steps)
+                if has_time(2):
+                    self._try(order.pop(), number, steps)
+        self._untried = order
+        if len(self.trials) > began:
+            self._try(DEFAULT, number, steps)
         known = relative(self.trials[began:])
         faster = [(speed, trial.settings) for trial, speed in known if speed > 1]
         return [settings for _, settings in sorted(faster, key=lambda pair: -pair[0])]
