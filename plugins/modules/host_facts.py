@@ -228,6 +228,9 @@ facts:
       contains:
         port: {description: The port., type: int}
         user: {description: The account., type: str}
+    host_firewall:
+      {description: "What manages a firewall of the host, C(firewalld) or C(ufw), or nothing.",
+       type: str, sample: ufw}
     clock_offset_seconds:
       {description: The host's clock minus the control node's; none where it could not be measured.,
        type: float, sample: -0.004}
@@ -439,6 +442,19 @@ def has_user(name):
         return False
 
 
+def host_firewall(read_file, is_active):
+    """Which of the usual programs manages a firewall here, or an empty string.
+
+    The unit of ufw is active where ufw itself is disabled, too.
+
+    >>> host_firewall(lambda _: "ENABLED=no", lambda unit: unit == "ufw")
+    ''
+    """
+    if re.search("^ENABLED=yes", read_file("/etc/ufw/ufw.conf"), re.MULTILINE):
+        return "ufw"
+    return "firewalld" if is_active("firewalld") else ""
+
+
 def packages_of_others(record, prefix):
     """The packages of the record that it does not name the prefix as a user of.
 
@@ -480,6 +496,11 @@ def main():
     if quota is not None:
         cores = min(cores, whole_cores(quota))
     available = pythons(module)
+    systemctl = module.get_bin_path("systemctl")
+
+    def is_active(unit):
+        return systemctl and module.run_command([systemctl, "-q", "is-active", unit])[0] == 0
+
     facts = {
         "hostname": socket.gethostname(),
         "machine": platform.machine(),
@@ -512,6 +533,7 @@ def main():
         "rdma_libraries": [name for name in RDMA_LIBRARIES if library((name,))],
         "locks_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY,
         "tcmalloc": library(TCMALLOC),
+        "host_firewall": host_firewall(read, is_active),
         "packages_of_others": packages_of_others(read(RECORD), prefix),
         "openmp": library(OPENMP, (prefix / "current" / "lib", *LIBRARY_FOLDERS)),
     }

@@ -19,7 +19,7 @@ DEFAULTS = Settings()
 EPILOG = f"""\
 settings, from the environment:
   FTCLUSTER_TESTBED_DIR      where disks and the cache are ({DEFAULTS.dir})
-  FTCLUSTER_TESTBED_SUITE    their Debian suite ({DEFAULTS.suite})
+  FTCLUSTER_TESTBED_SUITE    their Debian or Ubuntu suite ({DEFAULTS.suite})
   FTCLUSTER_TESTBED_EXTRA    more Debian packages on their disks, with commas
 
 `down` leaves the cached root file system for the next `up`. What goes wrong and why: README.md.

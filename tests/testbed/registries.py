@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
-from .shell import environment, run
+from .shell import TestbedError, environment, run
 
 BUNDLE = "/etc/ssl/certs/"  # every host has these certificates; other paths mean nothing there
 
@@ -92,6 +92,33 @@ def apt_settings() -> str:
     dump = run("apt-config", "dump", "--no-empty", "--format", '%F "%v";%n', "Acquire").stdout
     keep = re.compile(r"Acquire::(https?::|Check-|Retries|ForceIPv)", re.I)
     return "".join(f"{line}\n" for line in dump.splitlines() if keep.match(line))
+
+
+UBUNTU = ("jammy", "noble")
+# of noble's first release, which its archive keeps
+KEYRING = "pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb"
+KEYRING_SHA256 = "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8"
+
+
+def ubuntu_mirror(debian: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> str:
+    """Where Ubuntu's packages come from: as set, else beside this machine's Debian mirror.
+
+    Raises:
+        TestbedError: it is not set, and no mirror's path ends with "debian".
+    """
+    beside = re.search(r"(https?://\S+)/debian/?(?=\s|$)", "\n".join(debian.values()))
+    if set_one := environ.get("FTCLUSTER_TESTBED_UBUNTU", "").strip():
+        return set_one.rstrip("/")
+    if beside:
+        return f"{beside[1]}/ubuntu"
+    raise TestbedError("set FTCLUSTER_TESTBED_UBUNTU to the URL of a mirror of Ubuntu")
+
+
+def ubuntu_sources(mirror: str, suite: str) -> dict[str, str]:
+    """The same as apt_sources, for Ubuntu."""
+    suites = (suite, f"{suite}-updates", f"{suite}-security")
+    lines = [f"deb {mirror} {one} main universe\n" for one in suites]
+    return {"ubuntu.list": "".join(lines)}
 
 
 # ---------------------------------------------------------------- pip

@@ -1,4 +1,4 @@
-"""The Debian root file system under every host's disk: built once by mmdebstrap, then cached.
+"""The root file system under every host's disk: built once by mmdebstrap, then cached.
 
 There is one for each set of suite, packages and registry settings. It has an operator account
 and what Ansible needs on a host, and nothing of the project.
@@ -38,8 +38,14 @@ MASKED = (
 
 def get(settings: Settings) -> Path:
     """The root file system for these settings; builds it if the cache has none."""
-    sources = registries.apt_sources(settings.suite)
     packages = sorted({*PACKAGES, *settings.extra})
+    mirror = ""
+    if settings.suite in registries.UBUNTU:
+        mirror = registries.ubuntu_mirror(registries.apt_sources(registries.codename()))
+        sources = registries.ubuntu_sources(mirror, settings.suite)
+        packages = sorted({*packages, "apt"})  # the variant has it for Debian only
+    else:
+        sources = registries.apt_sources(settings.suite)
     done = settings.cache / f"{settings.suite}-{_key(packages, sources)}"
     settings.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (settings.cache / "lock").open("w") as lock:
@@ -50,7 +56,8 @@ def get(settings: Settings) -> Path:
         for stale in settings.cache.glob("*.part"):
             shutil.rmtree(stale)
         part = settings.cache / f"{done.name}.part"
-        _bootstrap(settings, packages, sources, part)
+        keyring = _ubuntu_keyring(settings, mirror) if mirror else None
+        _bootstrap(settings, packages, sources, part, keyring)
         _adapt(part)
         part.rename(done)  # a root file system that can be seen is whole
     return done
@@ -70,8 +77,26 @@ def _key(packages: list[str], sources: dict[str, str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
+def _ubuntu_keyring(settings: Settings, mirror: str) -> Path:
+    """The keys that Ubuntu's archive is signed with, which Debian has no package of."""
+    package, folder = settings.cache / "ubuntu-keyring.deb", settings.cache / "ubuntu-keyring"
+    url, checksum = f"{mirror}/{registries.KEYRING}", f"SHA256:{registries.KEYRING_SHA256}"
+    fetched = run("/usr/lib/apt/apt-helper", "download-file", url, package, checksum, check=False)
+    if fetched.returncode:
+        raise TestbedError(
+            f"no Ubuntu at {mirror}; set FTCLUSTER_TESTBED_UBUNTU to another mirror\n"
+            + fetched.stderr.strip()
+        )
+    run("dpkg-deb", "--extract", package, folder)
+    return folder / "usr/share/keyrings/ubuntu-archive-keyring.gpg"
+
+
 def _bootstrap(
-    settings: Settings, packages: list[str], sources: dict[str, str], part: Path
+    settings: Settings,
+    packages: list[str],
+    sources: dict[str, str],
+    part: Path,
+    keyring: Path | None,
 ) -> None:
     apt_conf = settings.cache / "apt.conf"
     apt_conf.write_text(registries.apt_settings())
@@ -80,7 +105,8 @@ def _bootstrap(
         path.write_text(sources[path.name])
     mmdebstrap: list[str | Path] = [
         "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}",
-        f"--aptopt={apt_conf}", "--dpkgopt=force-unsafe-io", settings.suite, part, *source_files,
+        f"--aptopt={apt_conf}", "--dpkgopt=force-unsafe-io",
+        *([f"--keyring={keyring}"] if keyring else []), settings.suite, part, *source_files,
     ]  # fmt: skip
     # In namespaces of its own, and dying with us: a build killed half way leaves no mount behind.
     alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]

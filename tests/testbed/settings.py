@@ -73,7 +73,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z]+", self.suite):
-            raise TestbedError(f"suite {self.suite!r}: want a Debian code name such as bookworm")
+            raise TestbedError(f"suite {self.suite!r}: want a code name such as bookworm")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:

@@ -118,6 +118,15 @@ def test_debian_sources_follow_the_suite_and_others_are_left_out() -> None:
     ]
 
 
+def test_ubuntu_comes_from_beside_the_debian_mirror() -> None:
+    debian = {"debian.sources": "Types: deb\nURIs: http://mirror.example/debian/\nSuites: x"}
+    assert registries.ubuntu_mirror(debian, {}) == "http://mirror.example/ubuntu"
+    own = {"FTCLUSTER_TESTBED_UBUNTU": "http://u.example/u/"}
+    assert registries.ubuntu_mirror(debian, own) == "http://u.example/u"
+    with pytest.raises(TestbedError, match="FTCLUSTER_TESTBED_UBUNTU"):
+        registries.ubuntu_mirror({"debian.list": "deb http://mirror.example/d x main"}, {})
+
+
 def test_pip_settings_of_the_environment_go_before_those_of_files() -> None:
     listing = (
         ":env:.cert='/etc/ssl/certs/ca-certificates.crt'\n"

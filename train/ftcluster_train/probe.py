@@ -38,6 +38,7 @@ from ftcluster_train.distributed.connectivity import (
 from ftcluster_train.errors import first_line
 from ftcluster_train.launcher.processes import run_of
 from ftcluster_train.verification.consistency import KERNELS
+from ftcluster_train.verification.host_firewalls import HostFirewall
 from ftcluster_train.verification.matmul_benchmark import cpuinfo_field, measure_speed
 from ftcluster_train.verification.open_ports import accept_connections
 
@@ -65,6 +66,7 @@ class Request:
         networks: the facts that HostNetwork is made of by host name, as far as known.
         ports: by host name, the ports that the control node tries meanwhile.
         firewall: whether a host whose ports it reaches is a problem.
+        firewalls: by host name, what manages the firewall of a host, as far as known.
     """
 
     hosts: tuple[Host, ...]
@@ -76,12 +78,18 @@ class Request:
     networks: dict[str, dict[str, Any]] = field(default_factory=dict)
     ports: dict[str, list[int]] = field(default_factory=dict)
     firewall: bool = False
+    firewalls: dict[str, HostFirewall] = field(default_factory=dict)
 
     @classmethod
     def read(cls, text: str) -> "Request":
         """From JSON."""
         data = json.loads(text)
-        return cls(**{**data, "hosts": tuple(Host(**host) for host in data["hosts"])})
+        firewalls = {
+            name: HostFirewall(one["program"], tuple(one["ports"]))
+            for name, one in data.get("firewalls", {}).items()
+        }
+        hosts = tuple(Host(**host) for host in data["hosts"])
+        return cls(**{**data, "hosts": hosts, "firewalls": firewalls})
 
 
 def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:

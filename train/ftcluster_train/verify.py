@@ -48,6 +48,7 @@ from ftcluster_train.verification.consistency import (
     open_to_outsiders,
     without_impi,
 )
+from ftcluster_train.verification.host_firewalls import advice
 from ftcluster_train.verification.outliers import slow_hosts, slow_links
 
 LAST_LINES = 12
@@ -89,7 +90,7 @@ def verify(request: Request) -> Report:
         request = replace(request, hosts=reachable)
     answers, problems = launch(request)
     open_hosts = open_to_outsiders(request.hosts, answers)
-    report.problems += problems + find_problems(request.hosts, answers)
+    report.problems += problems + find_problems(request.hosts, answers, request.firewalls)
     report.problems += open_hosts if request.firewall else []
     report.hosts = host_rows(request.hosts, answers)
     report.links = link_rows(request.hosts, answers)
@@ -126,7 +127,13 @@ def unreachable_hosts(request: Request) -> list[Finding]:
             f"at {refusal.host.address}: {refusal.reason}",
             "check that it is on and that the head reaches it; ftcluster setup renews the SSH mesh"
             if refusal.by_ssh
-            else f"let it connect to the head by TCP, ports {PORTS}; if it has no stack, {SETUP}",
+            else "; ".join(
+                (
+                    f"let it connect to the head by TCP, ports {PORTS}",
+                    *advice((head,), request.hosts, request.firewalls),
+                    f"if it has no stack, {SETUP}",
+                )
+            ),
             "ssh" if refusal.by_ssh else "network",
         )
         for refusal in refused

@@ -12,6 +12,7 @@ FACTS = {
     "nics": [{"name": "eth0", "speed_mbits": 1000}, {"name": "veth0", "speed_mbits": None}],
     "network_interface": "eth0", "network_provider": "auto", "rdma": [], "rdma_libraries": [],
     "locks_memory": False, "rank_user": "ftcluster", "hostname": "a",
+    "host_firewall": "ufw", "local_ports": ["1024-65535"],
 }  # fmt: skip
 
 
@@ -35,3 +36,8 @@ def test_what_hosts_have_for_mpi() -> None:
     assert list(found) == ["a"]
     expected = HostNetwork("eth0", locks_memory=True)  # setup raises the limit of its account
     assert HostNetwork.from_dict(found["a"]) == expected
+
+
+def test_firewalls_that_a_known_program_manages() -> None:
+    ufw = {"program": "ufw", "ports": ["29500-29999", "1024-65535"]}
+    assert requested("firewalls") == {"a": ufw}

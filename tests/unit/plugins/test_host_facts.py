@@ -181,3 +181,20 @@ def test_only_stacks_that_were_installed_to_their_end_are_there(tmp_path: Path) 
         (tmp_path / "stacks" / name / ".complete").touch()
     assert host_facts.finished_stacks(tmp_path) == ["native-1", "native-2"]
     assert host_facts.finished_stacks(tmp_path / "stacks" / "file") == []
+
+
+# --- firewalls of the host
+
+
+@pytest.mark.parametrize(
+    ("ufw", "active", "found"),
+    [
+        ("# ufw\nENABLED=yes\nLOGLEVEL=low\n", (), "ufw"),
+        ("ENABLED=no\n", ("ufw",), ""),
+        ("", ("firewalld",), "firewalld"),
+        ("", (), ""),
+    ],
+)
+def test_who_manages_a_firewall(ufw: str, active: tuple[str, ...], found: str) -> None:
+    read_file = reader({"/etc/ufw/ufw.conf": ufw})
+    assert host_facts.host_firewall(read_file, lambda unit: unit in active) == found

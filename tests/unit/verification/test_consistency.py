@@ -12,6 +12,7 @@ from ftcluster_train.verification.consistency import (
     link_rows,
     package_differences,
 )
+from ftcluster_train.verification.host_firewalls import HostFirewall
 
 HOSTS = (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))
 PACKAGES = {"torch": "2.8.0+cpu", "transformers": "4.57.0", "ftcluster-train": "0.1.0"}
@@ -84,6 +85,16 @@ def test_a_pair_without_a_connection_is_one_problem() -> None:
     assert [(finding.host, finding.what, finding.kind) for finding in found] == [
         ("node2", "no TCP connection between it and node3", "network")
     ]
+
+
+def test_firewalls_between_hosts_have_the_commands_that_open_them(
+    said: Callable[[object], None],
+) -> None:
+    ports = ("29500-29999", "32768-60999")
+    firewalls = {"node2": HostFirewall("ufw", ports), "node3": HostFirewall("firewalld", ports)}
+    apart = {"unreached": [[], [2], [1]]}
+    [found] = find_problems(HOSTS, [answer(rank, **apart) for rank in range(3)], firewalls)
+    said(found.hint)
 
 
 def test_a_rank_that_stopped_half_way_says_what_it_knows() -> None:

@@ -54,8 +54,12 @@ def test_a_request_comes_as_json() -> None:
         "ssh_config": REQUEST.ssh_config, "interface": "eth0",
     }  # fmt: skip
     assert Request.read(json.dumps(text)) == REQUEST
-    more = Request.read(json.dumps({**text, "measure": True, "cores": {"node1": 32}}))
+    firewalls = {"node2": {"program": "ufw", "ports": ["29500-29999"]}}
+    more = Request.read(
+        json.dumps({**text, "measure": True, "cores": {"node1": 32}, "firewalls": firewalls})
+    )
     assert (more.measure, more.cores) == (True, {"node1": 32})
+    assert more.firewalls["node2"].ports == ("29500-29999",)
     assert Request.read(json.dumps(asdict(more))) == more
 
 

@@ -1,11 +1,13 @@
 """Compares what verify's ranks report about their hosts. Pure functions only."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ftcluster_common.finding import Finding
 from ftcluster_common.launch import CLUSTER_PORTS, Host
 from ftcluster_train.distributed.connectivity import unconnected_pairs
+from ftcluster_train.verification.host_firewalls import HostFirewall, advice
 from ftcluster_train.verification.outliers import relative_speeds
 
 SHOWN = ("torch", "transformers", "ftcluster-train")
@@ -26,8 +28,16 @@ KERNELS = (
 Answer = Mapping[str, Any]  # of one rank, see `probe`
 
 
-def find_problems(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
-    """Everything that prevents a training."""
+def find_problems(
+    hosts: Sequence[Host],
+    answers: Sequence[Answer],
+    firewalls: Mapping[str, HostFirewall] = MappingProxyType({}),
+) -> list[Finding]:
+    """Everything that prevents a training.
+
+    Args:
+        firewalls: of those hosts where a known program manages one.
+    """
     problems = []
     for answer in answers:
         host = hosts[answer["rank"]]
@@ -49,14 +59,16 @@ def find_problems(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Find
             )
             hint = "see ONEDNN_MAX_CPU_ISA on the host"
             problems.append(Finding(host.name, what, hint, "kernel"))
-    problems += unconnected_hosts(hosts, answers)
+    problems += unconnected_hosts(hosts, answers, firewalls)
     complete = [answer for answer in answers if "packages" in answer]
     for answer in complete[1:]:
         problems += package_differences(hosts, complete[0], answer)
     return problems
 
 
-def unconnected_hosts(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+def unconnected_hosts(
+    hosts: Sequence[Host], answers: Sequence[Answer], firewalls: Mapping[str, HostFirewall]
+) -> list[Finding]:
     """Pairs of hosts that cannot connect to each other."""
     unreached: list[list[int]] = next(
         (answer["unreached"] for answer in answers if "unreached" in answer), []
@@ -65,8 +77,13 @@ def unconnected_hosts(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[
         Finding(
             hosts[one].name,
             f"no TCP connection between it and {hosts[other].name}",
-            f"let them connect to each other by TCP, ports {PORTS} (firewall, security group, "
-            "switch)",
+            "; ".join(
+                (
+                    f"let them connect to each other by TCP, ports {PORTS} (firewall, security "
+                    "group, switch)",
+                    *advice((hosts[one], hosts[other]), hosts, firewalls),
+                )
+            ),
             "network",
         )
         for one, other in sorted(unconnected_pairs(unreached))
