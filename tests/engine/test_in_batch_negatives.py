@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ftcluster_common.recipe import SentenceSimilarity
 from ftcluster_train.data.sampler import micro_batches, share_of_rank
 from ftcluster_train.data.token_store import Sample
 from ftcluster_train.distributed.traffic import Traffic
+from ftcluster_train.distributed.world import World
 from ftcluster_train.kernels import Optimizations
 from ftcluster_train.tasks import length_groups
 from ftcluster_train.tasks.in_batch_negatives import Texts, ranking_loss
@@ -23,7 +25,7 @@ from ftcluster_train.tasks.registry import make_task
 from ftcluster_train.training.models import call_model
 from ftcluster_train.training.patch_model import patch_model
 from ftcluster_train.training.progress import ProgressLog
-from tests.engine.jobs import make_job
+from tests.engine.jobs import make_job, make_task_of, run
 from tests.engine.models import make_model, make_tokenizer
 from tests.engine.ranks import on_ranks
 
@@ -167,6 +169,36 @@ def test_any_number_of_ranks_and_parts_learns_the_same(tmp_path: Path) -> None:
                 largest = max(one.abs().max() for one in exact.values())
                 for name, one in exact.items():
                     assert torch.allclose(found[name], one, rtol=0, atol=1e3 * UNIT * largest), name
+
+
+def trained(rank: int, size: int, folder: Path) -> list[dict[str, torch.Tensor]]:
+    """The weights after some steps of whole trainings, with a sharded optimizer and without.
+
+    The second step of an epoch has one row, so that another rank has none.
+    """
+    found = []
+    for sharded in (False, True):
+        job = make_job(
+            folder / f"{size}-{rank}-{sharded}", "sentence-similarity", batch_size=len(ROWS) - 1,
+            max_steps=4, gradient_accumulation_steps=2, learning_rate=1e-2, adam_epsilon=1e-3,
+        )  # fmt: skip
+        job = replace(job, shard_optimizer=sharded)
+        task, model = make_task_of(job), make_model("bert", "sentence-similarity")
+        task.check_model(model)
+        done = run(job, model, list(map(sample, ROWS)), World(rank, size, "gloo"), task=task)
+        found.append({name: p.detach().clone() for name, p in done.model.named_parameters()})
+    return found
+
+
+@pytest.mark.usefixtures("world")
+def test_whole_trainings_on_ranks_end_with_the_same_weights(tmp_path: Path) -> None:
+    start = dict(make_model("bert", "sentence-similarity").named_parameters())
+    alone, _ = trained(0, 1, tmp_path)
+    assert not torch.allclose(alone["encoder.layer.0.output.dense.weight"],
+                              start["encoder.layer.0.output.dense.weight"], atol=1e-3)  # fmt: skip
+    for weights in on_ranks(trained, 2, tmp_path, tmp_path)[0]:  # of rank 0
+        for name, one in alone.items():
+            assert torch.allclose(weights[name], one, rtol=0, atol=1e-5), name
 
 
 def double_loss(model: PreTrainedModel, pooling: str) -> torch.Tensor:

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from ftcluster.planning.batch import Batch
 from ftcluster.planning.memory import ModelSize, need
 from ftcluster.planning.model_size import model_size, size_from_scratch
+from ftcluster.recipe.recipe import load_recipe
 
 HEADS = 12
 MINI = (22_713_216, 6, 384)
@@ -51,6 +53,20 @@ def test_the_estimate_for_a_sharded_optimizer_is_near_what_was_measured() -> Non
     size = ModelSize(parameters, layers, features, HEADS, 50257)
     found = need(size, "bf16", 1, 128, predicts_tokens=True, shards=2).total / 1e6
     assert found == pytest.approx(2719, rel=0.1)
+
+
+def test_each_text_of_a_sample_has_activations() -> None:
+    size = ModelSize(*MINI, HEADS)
+
+    def batch_of(*overrides: str) -> Batch:
+        recipe = load_recipe("embed", ["batch_size=16", "max_length=128", *overrides])
+        return Batch.of(recipe, "bf16", size, ipex=False)
+
+    pairs, triplets = batch_of(), batch_of("negative_columns=[wrong]")
+    assert pairs.need(1) == need(size, "bf16", 32, 128, predicts_tokens=False)
+    needed = triplets.need(2)
+    assert needed == need(size, "bf16", 24, 128, predicts_tokens=False)
+    assert "of 8 samples with 3 texts each, of 128 tokens" in triplets.explain(needed, 2)
 
 
 def test_a_model_with_only_its_parameters_known() -> None:
