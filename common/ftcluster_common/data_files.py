@@ -20,6 +20,7 @@ WORDS = {  # in names of files, as `datasets` knows them
     "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION, "dev": VALIDATION,
     "test": "test", "testing": "test", "eval": "test",
 }  # fmt: skip
+INDEX = "Unnamed: 0"  # pandas writes an index without a name, and so calls it when it reads it
 SHARD = re.compile(r"-\d+-of-\d+$")  # of a file that the Hub has in parts
 
 Row = Mapping[str, Any]
@@ -139,6 +140,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
                     continue
                 if not header:
                     header = [cell.strip() for cell in cells]
+                    header[0] = header[0] or INDEX
                     if "" in header or len(set(header)) < len(header):
                         raise DataError(f"{where}: names of columns are needed, not {cells}")
                 elif len(cells) != len(header):

@@ -24,6 +24,13 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
+def not_empty(text: str) -> str:
+    """The type of an argument whose value may have come from a variable that is not set."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the value is missing")
+    return text
+
+
 def add_output(
     parser: argparse.ArgumentParser, verbose: str = "print one line per task and host"
 ) -> None:

@@ -10,7 +10,7 @@ from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
 from ftcluster.benchmark.modes import mode_of, overrides, read_modes
 from ftcluster.benchmark.scaling import Point, document, doubled, lines, measure, share
 from ftcluster.benchmark.scaling_picture import picture
-from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_result
+from ftcluster.cli.arguments import add_output, add_sharing, at_least, not_empty, print_result
 from ftcluster.cli.help import example_lines
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cli.train import prepare_run, prices, split_words
@@ -41,8 +41,8 @@ def add_parser(kinds: Any) -> None:
     parser.add_argument(
         "words", nargs="*", metavar="RECIPE or key=value", help="as in train (default: quickstart)"
     )
-    parser.add_argument("--data", metavar="DIR", help="as in train")
-    parser.add_argument("--model", metavar="DIR", help="as in train")
+    parser.add_argument("--data", type=not_empty, metavar="DIR", help="as in train")
+    parser.add_argument("--model", type=not_empty, metavar="DIR", help="as in train")
     parser.add_argument("--nodes", type=at_least(1), metavar="N", help="up to N hosts")
     parser.add_argument(
         "--ranks-per-host", type=at_least(1), metavar="N", help="on a single host, up to N ranks"

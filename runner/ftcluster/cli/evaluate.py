@@ -14,6 +14,7 @@ from ftcluster.cli.arguments import (
     add_restarts,
     add_sharing,
     launch_options,
+    not_empty,
     print_detached,
     print_result,
 )
@@ -51,11 +52,14 @@ def add_use(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model",
+        type=not_empty,
         metavar="DIR",
         required=True,
         help="the trained model (ftcluster fetch), or a Hub name",
     )
-    parser.add_argument("--data", metavar="PATH", help="a file, a folder or a Hub name")
+    parser.add_argument(
+        "--data", type=not_empty, metavar="PATH", help="a file, a folder or a Hub name"
+    )
     add_launch(parser)
     add_option(parser)
     add_cluster(parser)

@@ -59,7 +59,9 @@ def run(options: argparse.Namespace) -> int:
         prepared, reach = prepare(options, PREDICT, passwords)
         if isinstance(prepared.recipe.options, CausalLm):
             raise UsageError(
-                "a language model predicts nothing of a row", "its loss: ftcluster evaluate"
+                "a language model predicts nothing of a row",
+                "its loss: ftcluster evaluate; its texts: transformers' "
+                'pipeline("text-generation", model=DIR)',
             )
         if options.dry_run:
             show_plan(prepared, options)

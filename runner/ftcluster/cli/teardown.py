@@ -1,9 +1,9 @@
 """`ftcluster teardown INVENTORY`: removes a cluster from its hosts."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.inventory import inventory_path
 from ftcluster.ansible.options import (
     SETUP,
     add_inventories,
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     if not given:
         raise UsageError("teardown needs the cluster's inventory")
     arguments = passed_on(vars(options), FLAGS)
-    paths = tuple(map(Path, given))
+    paths = tuple(map(inventory_path, given))
     with ask_passwords(vars(options)) as passwords:
         result = run_stages("teardown", paths, (*arguments, *passwords), make_view(options.verbose))
     if "--check" not in arguments and "--limit" not in arguments:

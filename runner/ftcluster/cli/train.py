@@ -20,6 +20,7 @@ from ftcluster.cli.arguments import (
     add_restarts,
     add_sharing,
     launch_options,
+    not_empty,
     print_detached,
     print_result,
 )
@@ -113,10 +114,13 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--data",
+        type=not_empty,
         metavar="PATH",
         help="a file or a folder with CSV, TSV, JSON, JSONL, Parquet or text, or a Hub name",
     )
-    parser.add_argument("--model", metavar="DIR", help="a model folder, or a Hub name")
+    parser.add_argument(
+        "--model", type=not_empty, metavar="DIR", help="a model folder, or a Hub name"
+    )
     parser.add_argument(
         "--sync",
         choices=("step", "local"),
@@ -135,7 +139,11 @@ def recipe_words(options: argparse.Namespace) -> list[str]:
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     if options.resume and (recipe_words(options) or options.data or options.model):
-        raise UsageError("--resume continues with the run's own recipe, model and data")
+        raise UsageError(
+            "--resume continues with the run's own recipe, model and data",
+            "with others: a new run from a checkpoint, training.resume_from_checkpoint=DIR, or "
+            "from its weights only, --model DIR",
+        )
     split_words(options.words)  # before anything that takes time
     job = job_of(options)
     with ask_passwords(vars(options)) as passwords:

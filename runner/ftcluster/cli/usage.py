@@ -11,6 +11,7 @@ from rich.text import Text
 from ftcluster.errors import UsageError
 from ftcluster.recipe.names import is_argument, is_switch, nearest
 from ftcluster.recipe.recipe import all_keys
+from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.text.terminal import print_lines
 
 # flags of torchrun, accelerate launch and srun that mean the same as ours
@@ -33,6 +34,20 @@ ANSWERS = {
         PLANNED,
     ),
 }  # fmt: skip
+# commands that other tools have, and ours
+OTHER_COMMANDS = {
+    **dict.fromkeys(("finetune", "fine-tune", "fit"), "train"),
+    "resume": "train --resume RUN",
+    **dict.fromkeys(("launch", "exec", "torchrun"), "run -- SCRIPT"),
+    **dict.fromkeys(("eval", "test"), "evaluate"),
+    **dict.fromkeys(("infer", "inference"), "predict"),
+    **dict.fromkeys(("status", "list", "ls", "runs", "queue", "jobs"), "ps"),
+    **dict.fromkeys(("kill", "cancel"), "stop RUN"),
+    **dict.fromkeys(("download", "pull", "save"), "fetch RUN DIR"),
+    "compare": "report RUN RUN",
+    **dict.fromkeys(("rm", "remove"), "clean RUN"),
+    **dict.fromkeys(("init", "install", "deploy"), "setup INVENTORY"),
+}
 SWITCH_WORDS = ("true", "false", "yes", "no")
 
 
@@ -91,7 +106,8 @@ def check_command(arguments: Sequence[str], commands: Iterable[str]) -> None:
     word = next((word for word in arguments if not word.startswith("-")), "")
     names = list(commands)
     if word and word not in names:
-        close = difflib.get_close_matches(word, names, n=1)
+        close = [OTHER_COMMANDS[word]] if word in OTHER_COMMANDS else []
+        close = close or difflib.get_close_matches(word, names, n=1)
         guess = f"did you mean ftcluster {close[0]}? " if close else ""
         raise UsageError(f"there is no command '{word}'", f"{guess}all of them: ftcluster --help")
 
@@ -129,6 +145,8 @@ def with_overrides(
             words.append(f"{name}=true")
         elif left and not is_flag(left[0]):
             words.append(f"{name}={left.pop(0)}")
+        elif name in UNSUPPORTED:  # the recipe's error says what to write instead
+            words.append(f"{name}=true")
         else:
             raise UsageError(f"{flag} needs a value: {name}=VALUE", parser.usage_line())
     return words

@@ -45,12 +45,14 @@ def find_recipe(name: str) -> Path:
     """The file of a recipe given by name or path.
 
     Raises:
-        RecipeError: there is none; lists the known ones and suggests the nearest.
+        RecipeError: there is none, with the known ones and the nearest; or it is a script.
     """
     known = known_recipes()
     if name in known:
         return known[name]
     path = Path(name)
+    if path.suffix == ".py":
+        raise RecipeError(f"{name} is a script, not a recipe", f"ftcluster run -- {name}")
     if path.suffix in (".yml", ".yaml") or "/" in name:
         if path.is_file():
             return path

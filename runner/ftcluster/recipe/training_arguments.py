@@ -50,8 +50,8 @@ def _steps(training: Training, given: Collection[str]) -> Iterator[Contradiction
         if name in given and found != "steps":
             yield (
                 name,
-                f"{name} is for {strategy}: steps, and {strategy} is {found}; leave it out, "
-                "or set it to null",
+                f"{name} is for {strategy}: steps, and {strategy} is {found}; set {strategy} to "
+                f"steps as well, or leave {name} out (or null)",
             )
 
 

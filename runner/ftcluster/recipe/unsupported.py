@@ -1,7 +1,7 @@
 """Arguments of transformers' TrainingArguments that a recipe cannot set, and what to write instead.
 
-The names are those of all releases that stacks have. tests/engine compares them, together with the
-supported ones, with the transformers of the stack in use.
+The names are those of all releases that stacks have, and some of other scripts. tests/engine
+compares them, together with the supported ones, with the transformers of the stack in use.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,8 @@ NAMES_BY_REASON: Mapping[str, str] = {
     ),
     "it is for GPUs, and ftcluster trains on CPUs: leave it out": (
         "tf32 no_cuda use_cpu use_mps_device tpu_num_cores tpu_metrics_debug "
-        "torch_empty_cache_steps use_liger_kernel liger_kernel_config dataloader_pin_memory"
+        "torch_empty_cache_steps use_liger_kernel liger_kernel_config dataloader_pin_memory "
+        "n_gpu gpus num_gpus device_map"
     ),
     # model and optimizer
     "the model is not compiled; torch's own kernels use AMX and AVX512: leave it out": (
@@ -56,6 +57,23 @@ NAMES_BY_REASON: Mapping[str, str] = {
     ),
     "the recipe's task says which columns are read, and their lengths are known: leave it out": (
         "remove_unused_columns label_names length_column_name"
+    ),
+    # of scripts with PEFT, with callbacks or with other tasks
+    "all weights are trained; for adapters such as LoRA write a script with peft: ftcluster run "
+    "--requirements FILE -- SCRIPT": (
+        "use_peft peft lora use_lora qlora lora_r lora_alpha lora_dropout lora_target_modules "
+        "load_in_4bit load_in_8bit"
+    ),
+    "a run is not ended before its last step; for the best of its models write "
+    "load_best_model_at_end=true save_strategy=best": (
+        "early_stopping early_stopping_patience early_stopping_threshold patience"
+    ),
+    "classes are counted and named as the labels are: leave it out": "num_labels id2label label2id",
+    "a row has one class; for several labels of a row write a script: ftcluster run -- SCRIPT": (
+        "problem_type"
+    ),
+    "the type of a model without weights is model: write model=config:TYPE from_scratch=true": (
+        "config_name model_type"
     ),
     # evaluation
     "a run always trains; whether it evaluates is eval_strategy: write that": (

@@ -1,5 +1,6 @@
 """A user's own script: the words after `--`, and its place on the hosts."""
 
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,9 +66,12 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
     if path.is_dir():
         raise UsageError(f"{first} is a folder; give the script in it", USAGE)
     if not path.is_file():
+        scripts = [file.name for file in path.parent.glob("*.py")]
+        near = difflib.get_close_matches(path.name, scripts, n=1)
+        guess = f"did you mean {Path(first).with_name(near[0])}? " if near else ""
         raise UsageError(
             f"script {first} does not exist here",
-            "for one on the hosts: --on-hosts and its absolute path; for a module: -m NAME",
+            f"{guess}for one on the hosts: --on-hosts and its absolute path; for a module: -m NAME",
         )
     folder = Path(path.parent.resolve())
     return Script(path.stem, (path.name, *rest), tuple(rest), folder / path.name, folder)

@@ -185,3 +185,16 @@ def test_importing_the_command_line_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           env={"PYTHONPATH": ":".join(sys.path)})  # fmt: skip
     assert done.stdout.strip() == "[]"
+
+
+def test_teardown_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Path, ...]] = []
+
+    def run_stages(_playbook: str, paths: tuple[Path, ...], *_: object) -> None:
+        asked.append(paths)
+        raise FtclusterError("no host answers")
+
+    monkeypatch.setattr("ftcluster.cli.teardown.run_stages", run_stages)
+    assert main(["teardown", "localhost"]) == 1
+    [[path]] = asked
+    assert path.is_file()

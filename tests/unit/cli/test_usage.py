@@ -27,6 +27,7 @@ def words_of(*arguments: str) -> list[str]:
         ("--max_steps -1 --bf16 mrpc", ["max_steps=-1", "bf16=true", "mrpc"]),
         ("--fp16 False --output_dir out", ["fp16=False", "output_dir=out"]),
         ("--group_by_length false", ["group_by_length=false"]),
+        ("--overwrite_output_dir --lora", ["overwrite_output_dir=true", "lora=true"]),
         ("--gradient_checkpointing mrpc", ["gradient_checkpointing=true", "mrpc"]),
     ],
 )
@@ -47,6 +48,9 @@ def test_wrong_usage_has_an_answer_and_the_usage_of_its_command(
 ) -> None:
     for arguments in (
         "trian mrpc",
+        "resume mrpc-20260131",
+        "status",
+        "train mrpc --data= --nodes 2",
         "train --num_processes 4",
         "train --master_port=29500",
         "train --epochs 3",

@@ -77,6 +77,14 @@ def test_the_exit_code_of_the_rank_that_failed_first(run_dir: Path) -> None:
     assert str(error["hint"]).endswith("/logs/rank-1.log")
 
 
+def test_a_package_that_the_stack_does_not_have_can_be_given(run_dir: Path) -> None:
+    failed = "ModuleNotFoundError: No module named x"
+    launch(run_dir, f"{say(run_dir, 0, failed)}; {ended(run_dir, 0, 1)}; exit 1")
+    until_end(run_dir)
+    [error] = errors(run_dir)
+    assert "ftcluster run --requirements FILE" in str(error["hint"])
+
+
 def test_a_rank_that_failed_ends_those_that_would_wait_for_it(run_dir: Path) -> None:
     began = time.monotonic()
     launch(run_dir, f"{ended(run_dir, 1, 137, 'SIGKILL')}; setsid sleep 300 & sleep 300")

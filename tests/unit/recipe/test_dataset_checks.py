@@ -124,6 +124,7 @@ def test_texts(tmp_path: Path, said: Callable[[object], None]) -> None:
     ("name", "text"),
     [
         ("a.csv", 'Review,Sentiment\n"good, very",pos\nbad,neg\n'),
+        ("a.csv", ",review,sentiment\n0,good,pos\n1,bad,neg\n"),  # the index of pandas
         ("a.csv", "review;sentiment\ngood;1\nbad;0\n"),
         ("a.tsv", "review\tsentiment\ngood\tpos\n"),
         ("a.json", '[{"review": "good", "sentiment": "pos"}]'),

@@ -60,6 +60,12 @@ def test_the_page_of_recipes_has_every_recipe_task_and_field() -> None:
         assert f"`{name}`" in page or f"[{name}]" in page, name
 
 
+def test_a_script_is_run_and_not_a_recipe() -> None:
+    with pytest.raises(RecipeError, match=r"train\.py is a script, not a recipe") as caught:
+        load_recipe("mine/train.py")
+    assert caught.value.hint == "ftcluster run -- mine/train.py"
+
+
 def test_an_unknown_recipe_lists_the_known_and_suggests_the_nearest(said: Said) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("quikstart")

@@ -172,6 +172,7 @@ def test_a_package_that_is_not_there_is_named_with_its_host(
     host = socket.gethostname()
     assert f"the package {package}, which is not installed on {host}" in caught.value.message
     assert f"on {host}: {sys.executable} -m pip install {package}" in caught.value.hint
+    assert ("--stack native-trackers" in caught.value.hint) == (name != "mlflow")
 
 
 def test_a_server_that_is_not_there_stops_the_run_before_it_trains(

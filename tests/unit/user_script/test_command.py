@@ -80,6 +80,12 @@ def test_what_is_not_a_script(here: Path, said: Callable[[object], None]) -> Non
     said("\n".join([*messages, caught.value.message]))
 
 
+def test_a_script_whose_name_is_misspelt(here: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist") as caught:
+        read_words(["project/trian.py"], False, here)
+    assert str(caught.value.hint).startswith("did you mean project/train.py? ")
+
+
 @pytest.mark.parametrize(
     ("name", "run"),
     [

@@ -20,6 +20,8 @@ from ftcluster_train.launcher.rank_logs import append
 from ftcluster_train.launcher.stop_request import EXIT_CODE
 
 LAST_LINES = 12
+NO_MODULE = re.compile(r"^ModuleNotFoundError: ", re.MULTILINE)
+PACKAGE = "packages that the stack does not have: ftcluster run --requirements FILE -- SCRIPT; "
 KILLED = re.compile(rb"=   RANK (\d+) PID \d+ RUNNING AT ")  # in a message of mpirun
 
 
@@ -203,10 +205,11 @@ class _ScriptWatch(Watch):
         last = self._output.last_lines(failure.rank)
         output = f"; its last output:\n{last}" if last else " without output"
         memory = "Linux does so when memory is short; " if failure.signal == "SIGKILL" else ""
+        package = PACKAGE if NO_MODULE.search(last) else ""
         log = f"{self._where}/rank-{failure.rank}.log"
         return {
             "message": f"{failure.description}{output}",
-            "hint": f"{memory}its whole output is in {log}",
+            "hint": f"{package}{memory}its whole output is in {log}",
             "host": failure.host,
             "rank": failure.rank,
         }

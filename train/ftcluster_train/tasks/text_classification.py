@@ -46,6 +46,7 @@ class TextClassificationTask(Task):
         labelled = self.purpose != PREDICT
         texts, label = classification_columns(self.options, columns_of(first), labelled)
         columns = (*texts, label) if labelled else texts
+        notices += self._unread(columns, columns_of(first))
         labels = self._labels(first, label)
         names = labels.names or class_names(first, label)
         sets, drawn = self.with_validation(
@@ -67,6 +68,14 @@ class TextClassificationTask(Task):
                     "use others: metrics=[accuracy,matthews]",
                 )
         return [*notices, *drawn]
+
+    def _unread(self, columns: Sequence[str], known: Sequence[str]) -> list[str]:
+        """Which columns are read, where they were found by their names and there are others."""
+        others = [name for name in known if name not in columns]
+        if self.options.text_columns or not others:
+            return []
+        named = "text_columns=A,B names others"
+        return [f"read: {', '.join(columns)}; not read: {', '.join(others)} ({named})"]
 
     def _check_trained(self) -> None:
         """Make sure that the model that is used predicts what the recipe says."""

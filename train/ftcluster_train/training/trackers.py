@@ -186,10 +186,13 @@ def _import(module: str, name: str, package: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         host = socket.gethostname()
+        stack = (
+            "" if name == "mlflow" else "or on all hosts: ftcluster setup --stack native-trackers; "
+        )
         raise TrainError(
             f"report_to: {name} needs the package {package}, which is not installed on {host}: "
             f"{error}",
-            f"install it on {host}: {sys.executable} -m pip install {package}; "
+            f"install it on {host}: {sys.executable} -m pip install {package}; {stack}"
             "or train without: training.report_to=none",
         ) from error
 
