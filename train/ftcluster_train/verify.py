@@ -125,7 +125,7 @@ def unreachable_hosts(request: Request) -> list[Finding]:
         Finding(
             refusal.host.name,
             f"at {refusal.host.address}: {refusal.reason}",
-            "check that it is on and that the head reaches it; ftcluster setup renews the SSH mesh"
+            _ssh_hint(refusal.reason)
             if refusal.by_ssh
             else "; ".join(
                 (
@@ -138,6 +138,15 @@ def unreachable_hosts(request: Request) -> list[Finding]:
         )
         for refusal in refused
     ]
+
+
+def _ssh_hint(reason: str) -> str:
+    if "Permission denied" in reason:  # it answers, so it is on
+        return (
+            "if its sshd_config has AllowUsers or AllowGroups, add the account; else ftcluster "
+            "setup renews the SSH mesh"
+        )
+    return "check that it is on and that the head reaches it; ftcluster setup renews the SSH mesh"
 
 
 def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:

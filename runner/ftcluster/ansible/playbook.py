@@ -25,7 +25,7 @@ from ftcluster.errors import FtclusterError
 from ftcluster.paths import memory_dir
 from ftcluster.text.printable import printable
 
-Kind = Literal["task", "started", "ok", "changed", "skipped", "failed", "unreachable"]
+Kind = Literal["task", "started", "diff", "ok", "changed", "skipped", "failed", "unreachable"]
 POLL_SECONDS = 0.1
 REFUSE = "ansible.builtin.fail"
 
@@ -37,7 +37,7 @@ class TaskEvent:
     Attributes:
         stage: the play's name in lower case: preflight, system, ...
         host: the host it happened on; empty for tasks.
-        message: of a failed task, or of a debug task.
+        message: of a failed task, or of a debug task; the text of a diff.
         action: the module, fully qualified.
         result: the module's result, empty but for `ok` and `changed`.
     """
@@ -211,6 +211,8 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
     elif name in ("runner_on_failed", "runner_on_unreachable"):
         kind = "failed" if name == "runner_on_failed" else "unreachable"
         message = _failure_text(result)
+    elif name == "runner_on_file_diff" and str(raw.get("stdout", "")).strip():
+        kind, message = "diff", printable(raw["stdout"]).strip("\n")
     elif name in ("runner_on_start", "runner_on_skipped"):
         kind = "started" if name == "runner_on_start" else "skipped"
     else:

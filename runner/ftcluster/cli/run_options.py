@@ -22,6 +22,11 @@ from ftcluster.progress.view import make_view
 from ftcluster.provision.stages import run_stages
 from ftcluster_common.run_state import RunState
 
+WITHOUT_ROOT = (
+    "there is no root here, so only a cluster of the login user is seen; for one that was set up "
+    "with root, log in as a user with root, and give -K if sudo asks for a password"
+)
+
 
 def add_run_options(parser: argparse.ArgumentParser, words: str, meaning: str) -> None:
     """Add a run's id and the options that say how to reach its cluster.
@@ -57,7 +62,7 @@ def cluster_of(options: argparse.Namespace, passwords: Sequence[str]) -> Cluster
         passwords: arguments of ansible-playbook with what the user was asked for.
 
     Raises:
-        FtclusterError: no host answers, or none has been set up from here.
+        FtclusterError: no host answers or has a stack in use, or none has been set up from here.
     """
     if not options.inventories:
         return recall()
@@ -66,6 +71,12 @@ def cluster_of(options: argparse.Namespace, passwords: Sequence[str]) -> Cluster
     found = run_stages("look", paths, reach, make_view(False), unreachable=True)
     inventory = found.inventory
     hosts = tuple(found.facts[name] for name in inventory.cluster if name in found.facts)
+    if hosts and not found.set_up:
+        names = ", ".join(host.name for host in hosts)
+        raise FtclusterError(
+            f"no cluster is set up in {hosts[0].prefix} on {names}",
+            "run ftcluster setup" if hosts[0].rank_user else WITHOUT_ROOT,
+        )
     kept, before = remembered(passed_on(vars(options))), recall_of(inventory.paths)
     drained = before.drained if before else {}
     return Cluster(inventory.paths, ClusterFacts(hosts), kept, inventory.pattern, drained=drained)

@@ -218,4 +218,6 @@ def summary(result: StagesResult, options: argparse.Namespace) -> str:
         return f"{hosts} checked, {changes} to make, {duration(result.seconds)}"
     if options.rollback:
         return f"{hosts} back on the previous stack, {duration(result.seconds)}"
+    if not result.table:  # --tags without verify
+        return f"{hosts}: the chosen stages are done, {changes}, {duration(result.seconds)}"
     return f"{hosts} ready, {changes}, {duration(result.seconds)}"

@@ -21,6 +21,8 @@ class View:
         """Show a playbook's event, which has been added to `progress`."""
         if event.kind in ("ok", "changed") and event.message:
             self.say(f"note: {progress.notices[-1]}")
+        elif event.kind == "diff":
+            self.say(f"{event.host}: {event.task}\n{event.message}")
 
     def run_event(self, progress: RunProgress, kind: str) -> None:
         """Show an event of this kind, which has been added to `progress`."""

@@ -32,6 +32,7 @@ class StagesResult:
         stack: the name of the stack in use, or "" where no stage has looked.
         stack_why: why this one was chosen.
         locked: whether a host has given this setup its lock.
+        set_up: the hosts that have a stack in use.
     """
 
     inventory: Inventory
@@ -43,6 +44,7 @@ class StagesResult:
     stack_why: str = ""
     seconds: float = 0.0
     locked: bool = False
+    set_up: set[str] = field(default_factory=set)
 
     def add(self, event: TaskEvent) -> None:
         """Add one event of the playbook."""
@@ -53,6 +55,8 @@ class StagesResult:
             facts = found["preflight_facts"]
             stack = stack_name(facts.get("current") or "")
             known = {**facts, "stack": stack} if stack else facts
+            if stack:
+                self.set_up.add(event.host)
             self.facts[event.host] = HostFacts.from_dict(known)
         if "cluster_hosts" in found:
             self.inventory = self.inventory.in_order(found["cluster_hosts"])

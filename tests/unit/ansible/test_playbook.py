@@ -48,6 +48,15 @@ def test_events(name: str, data: dict[str, Any], kind: Any, message: str) -> Non
     assert event.result == (data["res"] if kind in ("ok", "changed") else {})
 
 
+def test_the_text_of_a_diff_is_an_event() -> None:
+    text = "\x1b[31m--- before: /etc/a\x1b[0m\r\n+++ after: /etc/a\r\n+x\r\n\r\n"
+    event = read_event({**raw("runner_on_file_diff", diff=[]), "stdout": text})
+    assert event is not None
+    assert (event.kind, event.host, event.task) == ("diff", "n1", "Install")
+    assert event.message == "--- before: /etc/a\n+++ after: /etc/a\n+x"
+    assert read_event({**raw("runner_on_file_diff", diff=[]), "stdout": "\r\n"}) is None
+
+
 def test_other_events_are_ignored() -> None:
     assert read_event({"event": "verbose", "stdout": "hello"}) is None
 

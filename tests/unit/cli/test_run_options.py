@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from ftcluster.ansible.inventory import Inventory
 from ftcluster.cli import run_options
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.place import Place
 from ftcluster.launch.record import record_dir
+from ftcluster.provision.stages import StagesResult
 from ftcluster_common.run_state import RunState
+from tests.unit.clusters import host
 
 HOSTS = ("node0", "node1", "node2")
 PLACE = Place((Path("hosts.ini"),), HOSTS, "ftcluster", "/opt/ftcluster")
@@ -68,3 +71,25 @@ def test_runs_of_all_heads_are_listed(
     monkeypatch.setattr(run_options, "list_runs", one_off)
     assert run_options.all_runs(PLACE) == [FIRST]
     assert "node1 does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rank_user", "hint"), [("ftcluster", "run ftcluster setup"), ("", run_options.WITHOUT_ROOT)]
+)
+def test_a_named_cluster_that_is_not_set_up_is_refused(
+    rank_user: str, hint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    inventory = tmp_path / "hosts.ini"
+    inventory.touch()
+    found = StagesResult(Inventory((inventory,), ("a",), ("a",)))
+    found.facts["a"] = host("a", rank_user=rank_user)
+    monkeypatch.setattr(run_options, "run_stages", lambda *_, **__: found)
+    parser = argparse.ArgumentParser()
+    run_options.add_run_options(parser, "RUN", "")
+    options = parser.parse_args(["-i", str(inventory)])
+    with pytest.raises(FtclusterError) as error:
+        run_options.cluster_of(options, ())
+    assert error.value.message == "no cluster is set up in /opt/ftcluster on a"
+    assert error.value.hint == hint
+    found.set_up.add("a")
+    assert run_options.cluster_of(options, ()).facts.head.name == "a"

@@ -52,6 +52,17 @@ def test_run_state_from_events() -> None:
     assert progress.losses == [0.5]
 
 
+def test_diffs_are_shown() -> None:
+    progress, console = SetupProgress(), Console(file=io.StringIO(), width=10)
+    event = TaskEvent(
+        "diff", "system", "Write the limits", "n1", "--- before\n+++ after: a long name"
+    )
+    progress.add(event)
+    make_view(False, console).setup_event(progress, event)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown == "system ...\nn1: Write the limits\n--- before\n+++ after: a long name\n"
+
+
 def test_a_restart_is_noted() -> None:
     progress, console = RunProgress("r"), Console(file=io.StringIO())
     restart = {"event": "restart", "restart": 1, "max_restarts": 3, "message": "rank 1 was killed"}

@@ -117,14 +117,17 @@ def test_hosts_that_cannot_take_part_are_told_apart(monkeypatch: pytest.MonkeyPa
         return [
             Refusal(HOSTS[1], "ssh from the head fails: No route to host", True),
             Refusal(HOSTS[2], "no TCP connection to the head at 127.0.0.1", False),
+            Refusal(HOSTS[2], "ssh from the head fails: a@b: Permission denied (publickey).", True),
         ]
 
     monkeypatch.setattr(verify, "refusals", refuse)
-    first, second = unreachable_hosts(REQUEST)
+    first, second, third = unreachable_hosts(REQUEST)
     assert (first.host, first.kind) == ("node2", "ssh")
     assert first.what == "at 10.0.0.2: ssh from the head fails: No route to host"
     assert (second.host, second.kind) == ("node3", "network")
     assert "29500-29999" in second.hint
+    assert first.hint.startswith("check that it is on")
+    assert "AllowGroups" in third.hint
     ((hosts, ssh_config, command),) = called
     assert (hosts, ssh_config) == ([*HOSTS[1:]], REQUEST.ssh_config)
     assert command.startswith(
