@@ -91,7 +91,10 @@ def test_a_run_of_the_job_that_is_done_is_not_trained_again(
     begin_record("r-1", {"slurm_job": "12"})
     job(monkeypatch, restarts=1)
     done = RunProgress(run="r-1")
-    done.add({"event": "start", "world_size": 2, "steps": 9, "precision": "bf16", "ipex": False})
+    done.add({
+        "event": "start", "world_size": 2, "steps": 9, "train_samples": 72, "precision": "bf16",
+        "ipex": False,
+    })  # fmt: skip
     done.add({
         "event": "result", "model": "/ft/runs/r-1/model", "metrics": {}, "world_size": 2,
         "samples_per_second": 1.0, "train_seconds": 9.0,
