@@ -9,9 +9,9 @@ from pathlib import Path
 # What a line of a block begins with, if it is a command; other lines are output or a file.
 PROGRAMS = (
     "ansible", "ansible-doc", "ansible-galaxy", "ansible-playbook", "ansible-vault", "apt", "aws",
-    "az", "cd", "cp", "curl", "dnf", "export", "ftcluster", "gcloud", "git", "hf", "mpirun",
-    "numactl", "pip", "pipx", "python", "python3", "rsync", "scp", "source", "ssh", "ssh-copy-id",
-    "ssh-keygen", "ssh-keyscan", "sudo", "tar", "torchrun", "uv",
+    "az", "cd", "cp", "curl", "dnf", "docker", "export", "ftcluster", "gcloud", "git", "hf",
+    "kubectl", "mpirun", "numactl", "pip", "pipx", "python", "python3", "rsync", "scp", "source",
+    "ssh", "ssh-copy-id", "ssh-keygen", "ssh-keyscan", "sudo", "tar", "torchrun", "uv",
 )  # fmt: skip
 _PLACE = re.compile(r"(?:~|\.{0,2}[\w.-]*)/\S+")  # ./test, scripts/docs, ~/ftcluster/bin/pip
 _LANGUAGES = ("", "text", "sh", "console")
@@ -61,7 +61,7 @@ class Command:
             return [self.text]
         words = self.words[1 : self.words.index("--")] if "--" in self.words else self.words[1:]
         plain = [word for word in words if not word.startswith("-")]
-        verb = " ".join(plain[: 2 if plain[:1] in (["bench"], ["hosts"]) else 1])
+        verb = " ".join(plain[: 2 if plain[:1] in (["bench"], ["export"], ["hosts"]) else 1])
         options = [word.partition("=")[0] for word in words if word.startswith("-")]
         return [verb, *(f"{verb} {option}".strip() for option in options)]
 

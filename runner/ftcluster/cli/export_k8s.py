@@ -116,7 +116,10 @@ def run(options: argparse.Namespace) -> int:
             raise
         problems.append(str(error))
     if problems:
-        raise UsageError("\n".join(problems), options.parser.usage_line())
+        text = "\n".join(problems)
+        if len(problems) > 1:
+            text = f"{len(problems)} problems\n{text}".replace("\n", "\n  ")
+        raise UsageError(text, options.parser.usage_line())
     text = as_comment(options, prepared) + manifests(options.kind, pods)
     if options.output:
         write(

@@ -129,6 +129,29 @@ def test_the_program_runs_on_the_cores_of_the_plan() -> None:
     assert bind.PLACEMENT_VARIABLE not in environment
 
 
+def test_ranks_of_torchrun_have_its_numbers_and_the_cores_of_their_local_rank() -> None:
+    last = sorted(os.sched_getaffinity(0))[-1]
+    ranks = [{"cpus": "900", "threads": 9, "memory": []}]
+    ranks.append({"cpus": str(last), "threads": 1, "memory": []})
+    placement = {"kinds": [{"env": {}, "ranks": ranks}], "hosts": [[0, 4]]}
+    numbers = {
+        "RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "2",  # one host of the plan is not there
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "ftcluster_train.bind", *SHOW],
+        env={
+            "PATH": os.environ["PATH"], "PYTHONPATH": NODE_PATH, **numbers,
+            "TORCHELASTIC_RUN_ID": "1", "FTCLUSTER_PLACEMENT": json.dumps(placement),
+        },
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    affinity, _, environment = json.loads(done.stdout)
+    assert affinity == [last]
+    assert {name: environment[name] for name in numbers} == numbers
+
+
 def test_cores_that_are_not_allowed_are_said_in_one_line_and_survived() -> None:
     allowed = sorted(os.sched_getaffinity(0))
     cpus = f"{allowed[0]},900-903"

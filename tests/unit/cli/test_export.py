@@ -1,0 +1,134 @@
+"""`ftcluster export`: what it refuses, all at once, and what it writes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ftcluster.cli import export_k8s
+from ftcluster.cli.main import main
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.export import node_image
+from ftcluster.stacks.catalog import load_stacks
+from tests.unit.clusters import cluster, host
+
+TWO = [host(name, cores=16, network_address=name) for name in ("n1", "n2")]
+
+
+def write_facts(folder: Path, facts: ClusterFacts) -> str:
+    path = folder / "facts.json"
+    path.write_text(json.dumps(facts.to_dict()))
+    return str(path)
+
+
+@pytest.fixture
+def k8s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    monkeypatch.chdir(tmp_path)
+    facts = write_facts(tmp_path, cluster(*TWO))
+
+    def run(*words: str) -> tuple[int, str, str]:
+        given = () if "--facts" in words else ("--facts", facts)
+        code = main(["export", "k8s", *given, *words])
+        out, err = capsys.readouterr()
+        return code, out, err.replace(str(tmp_path), "FOLDER")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "mrpc --image= --name Mrpc_1 --namespace a_b --claim /mnt --token-secret=-x "
+        "--node-selector spr --node-selector a=b=c --spares 1 --kind trainjob --min-nodes 2 "
+        "--nodes 3",
+        f"mrpc --image x --name {'a' * 41}",
+        "mrpc --image x training.ddp_backend=impi",
+        "mrpc --image x --kind mpijob training.ddp_backend=gloo",
+        "mrpc --image x --min-nodes 3",
+        "unknown --image=",
+        "mrpc --image x --facts missing.json",
+    ],
+)
+def test_wrong_input(
+    words: str, k8s: Callable[..., tuple[int, str, str]], said: Callable[[object], None]
+) -> None:
+    code, out, err = k8s(*words.split())
+    assert out == ""
+    said(f"{code} {err}")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        cluster(*(host(name, cores=16, stack="intel-2.8") for name in ("n1", "n2"))),
+        cluster(host("n1", cores=16), host("n2", cores=32), host("n3", cores=32)),
+    ],
+    ids=["ipex", "mixed"],
+)
+def test_nodes_without_an_image_or_of_several_kinds(
+    facts: ClusterFacts,
+    tmp_path: Path,
+    k8s: Callable[..., tuple[int, str, str]],
+    said: Callable[[object], None],
+) -> None:
+    path = write_facts(tmp_path, facts)
+    code, out, err = k8s("quickstart", "ranks_per_host=1", "--image", "x", "--facts", path)
+    assert (code, out) == (1, "")
+    said(err)
+
+
+def test_no_facts_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "k8s", "quickstart", "--image", "x"]) == 1
+    assert "no cluster has been set up" in capsys.readouterr().err
+
+
+def test_folders_of_this_machine_are_to_be_copied_to_the_volume(
+    tmp_path: Path, k8s: Callable[..., tuple[int, str, str]]
+) -> None:
+    (tmp_path / "reviews.csv").write_text("text,label\na,b\nb,a\n")
+    code, out, err = k8s("classify", "--data", str(tmp_path / "reviews.csv"), "--image", "x")
+    assert code == 0
+    [line] = err.splitlines()
+    there = line.rpartition(" to ")[2]
+    assert there.startswith("/mnt/ftcluster/data/")
+    assert line == f"copy it to the volume first: FOLDER/reviews.csv to {there}"
+    assert f'"data": "{there}/reviews.csv"' in out
+
+
+def test_a_folder_with_manifests_and_what_the_image_is_built_from(
+    tmp_path: Path, k8s: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, text, _ = k8s("mrpc", "--image", "x")
+    roles = tmp_path / "roles"
+    (roles / "node_agent/files").mkdir(parents=True)
+    wheel = roles / "node_agent/files/ftcluster_train-0.1.0-py3-none-any.whl"
+    wheel.write_bytes(b"PK\xff")
+    (roles / "torch_stack").symlink_to(node_image.collection() / "roles/torch_stack")
+    folder = tmp_path / "out"
+    assert k8s("mrpc", "--image", "x", "-o", str(folder))[0] == 1  # a checkout has no wheel
+    assert not folder.exists()
+    monkeypatch.setattr(node_image, "collection", lambda: tmp_path)
+    code, out, _ = k8s("mrpc", "--image", "x", "-o", str(folder))
+    assert code == 0
+    assert out.splitlines() == sorted(out.splitlines(), key=lambda line: "/image/" in line)
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    names = ["Dockerfile", "known-hosts", "requirements.txt", "ssh_config", "sshd_config"]
+    assert files == {"pytorchjob.yaml", *(f"image/{name}" for name in (*names, wheel.name))}
+    assert (folder / "pytorchjob.yaml").read_text() == text
+    assert (folder / "image" / wheel.name).read_bytes() == wheel.read_bytes()
+    lock = (folder / "image/requirements.txt").read_text()
+    assert lock.startswith("--extra-index-url https://")
+    assert "\ntorch==" in lock
+
+
+def test_stacks_with_and_without_an_image() -> None:
+    names = [stack.name for stack in load_stacks().values() if not node_image.why_no_image(stack)]
+    assert names == ["native", "native-trackers"]
+
+
+def test_names_of_recipes_become_names_for_kubernetes() -> None:
+    for name in ("gpt2-shakespeare", "./My_run.2.yml"):
+        assert export_k8s.LABEL.fullmatch(export_k8s.default_name(name))

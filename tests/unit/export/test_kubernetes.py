@@ -1,0 +1,190 @@
+"""Manifests are what Kubeflow's operators accept, with the numbers of the plan."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from kubeflow.training import ApiClient
+from kubeflow_trainer_api import models
+
+from ftcluster.cli.main import main
+from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.export.kubernetes import MPI, PYTORCH, TRAIN
+from ftcluster.export.pods import GIB
+from ftcluster_common.job import recipe_of
+from tests.unit.clusters import cluster, host
+
+KINDS = (PYTORCH, TRAIN, MPI)
+OPTIONS = [
+    "--image",
+    "registry/node:1",
+    "--name",
+    "pairs",
+    "--namespace",
+    "team",
+    "--claim",
+    "work",
+    "--token-secret",
+    "hub",
+    "--node-selector",
+    "cpu=spr",
+    "--node-selector",
+    "example.com/pool=",
+    "--max-restarts",
+    "5",
+]
+# of MPIJob v2beta1, which no package has: mpi-operator 0.8, pkg/apis/kubeflow/v2beta1/types.go
+MPI_FIELDS = {
+    "mpiImplementation": "Intel",
+    "sshAuthMountPath": "/home/ftcluster/.ssh",
+    "launcherCreationPolicy": "WaitForWorkersReady",
+}
+
+
+@pytest.fixture(autouse=True)
+def nodes() -> None:
+    each = [
+        host(name, cores=64, numa_nodes=2, memory_bytes=256 * GIB, network_address=address)
+        for name, address in (("n1", "10.0.0.1"), ("n2", "10.0.0.2"), ("n3", "10.0.0.3"))
+    ]
+    remember(Cluster(inventories=(), facts=cluster(*each)))
+
+
+@pytest.fixture
+def export(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    def manifests(kind: str, *more: str) -> dict[str, Any]:
+        assert main(["export", "k8s", "quickstart", "--kind", kind, *OPTIONS, *more]) == 0
+        found = yaml.safe_load_all(capsys.readouterr().out)
+        return {document["kind"]: document for document in found}
+
+    return manifests
+
+
+def accepted(document: Mapping[str, Any]) -> Any:
+    """What is left of a manifest that is read by the schema: without unknown fields."""
+    kind, group = document["kind"], document["apiVersion"].split("/")[0]
+    if kind in ("PyTorchJob", "MPIJob"):
+        client, text = ApiClient(), SimpleNamespace(data=json.dumps(document))
+        return client.sanitize_for_serialization(client.deserialize(text, f"KubeflowOrgV1{kind}"))
+    prefix = "TrainerV1alpha1" if group == "trainer.kubeflow.org" else "IoK8sApiCoreV1"
+    return getattr(models, f"{prefix}{kind}").from_dict(document).to_dict()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_schemas_have_every_field(kind: str, export: Callable[..., dict[str, Any]]) -> None:
+    for name, document in export(kind).items():
+        spec = document.get("spec")
+        if name == "MPIJob":
+            assert {key: spec.pop(key) for key in MPI_FIELDS} == MPI_FIELDS
+        if name != "ConfigMap":
+            assert accepted(document) == document
+
+
+def test_the_schemas_see_mistakes(export: Callable[..., dict[str, Any]]) -> None:
+    documents = export(PYTORCH) | export(TRAIN)
+    job, runtime = documents["PyTorchJob"], documents["TrainingRuntime"]
+    job["spec"]["elasticPolicy"]["minNodes"] = 1
+    assert accepted(job) != job
+    runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["replica"] = 1
+    assert accepted(runtime) != runtime
+    runtime["spec"]["mlPolicy"]["numNodes"] = "3"
+    with pytest.raises(ValueError, match="numNodes"):
+        accepted(runtime)
+
+
+def pods_of(documents: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The template of each pod with ranks, and who has it."""
+    for name, document in documents.items():
+        spec = document.get("spec", {})
+        if name == "TrainingRuntime":
+            [job] = spec["template"]["spec"]["replicatedJobs"]
+            yield name, job["template"]["spec"]["template"]
+        for part in ("pytorchReplicaSpecs", "mpiReplicaSpecs"):
+            for role, replica in spec.get(part, {}).items():
+                yield role, replica["template"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_pod_has_what_it_needs(kind: str, export: Callable[..., dict[str, Any]]) -> None:
+    documents = export(kind)
+    assert {one["metadata"]["namespace"] for one in documents.values()} == {"team"}
+    assert {one["metadata"]["name"] for one in documents.values()} == {"pairs", "pairs-job"}
+    for role, pod in pods_of(documents):
+        spec = pod["spec"]
+        assert spec["nodeSelector"] == {"cpu": "spr", "example.com/pool": ""}
+        volumes = {volume.pop("name"): volume for volume in spec["volumes"]}
+        assert volumes["ftcluster"] == {"persistentVolumeClaim": {"claimName": "work"}}
+        assert volumes["job"] == {"configMap": {"name": "pairs-job"}}
+        assert volumes["shared-memory"]["emptyDir"]["medium"] == "Memory"
+        [container] = spec["containers"]
+        init = spec.get("initContainers", [])
+        assert [one["name"] for one in init] == ([] if role == "Launcher" else ["prepare"])
+        for one in (container, *init):
+            assert one["image"] == "registry/node:1"
+            assert {mount["name"] for mount in one["volumeMounts"]} == volumes.keys()
+            amounts = one["resources"]
+            assert amounts["requests"] == amounts["limits"]
+            if role != "Launcher":  # 64 cores with two threads, and 256 GiB
+                assert amounts["limits"] == {"cpu": "126", "memory": "230Gi"}
+        # the token is where something is downloaded, and nowhere else
+        secret = {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
+        for one in init:
+            assert {"name": "HF_TOKEN", "valueFrom": secret} in one["env"]
+        assert "HF_TOKEN" not in json.dumps(container)
+
+
+@pytest.mark.parametrize(("kind", "backend"), [(PYTORCH, "gloo"), (TRAIN, "gloo"), (MPI, "impi")])
+def test_ranks_have_the_numbers_of_the_plan(
+    kind: str, backend: str, export: Callable[..., dict[str, Any]]
+) -> None:
+    documents = export(kind, "--nodes", "2")
+    role = "Launcher" if kind == MPI else ""
+    [container] = next(pod for name, pod in pods_of(documents) if role in name)["spec"][
+        "containers"
+    ]
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    assert env["FTCLUSTER_BACKEND"] == backend
+    assert json.loads(env["FTCLUSTER_PLACEMENT"]) == {
+        "kinds": [{"env": {}, "ranks": [
+            {"cpus": "1-31", "threads": 30, "memory": [0]},
+            {"cpus": "32-63", "threads": 31, "memory": [1]},
+        ]}],
+        "hosts": [[0, 2]],
+    }  # fmt: skip
+    assert env["LD_PRELOAD"].endswith("libtcmalloc_minimal.so.4")
+    assert env["HF_HOME"].startswith("/mnt/ftcluster/")
+    assert ("FI_PROVIDER" in env) == (kind == MPI)
+    job = json.loads(documents["ConfigMap"]["data"]["job.json"])
+    assert (job["run"], job["nodes"], job["shared_folder"]) == ("pairs", 2, True)
+    assert recipe_of(job["recipe"]).batch_size == 32
+    if kind == PYTORCH:
+        spec = documents["PyTorchJob"]["spec"]
+        assert spec["nprocPerNode"] == "2"
+        assert spec["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
+    elif kind == TRAIN:
+        assert documents["TrainJob"]["spec"]["trainer"] == {"numNodes": 2, "numProcPerNode": 2}
+        assert documents["TrainingRuntime"]["spec"]["mlPolicy"] == {"numNodes": 2, "torch": {}}
+    else:
+        spec = documents["MPIJob"]["spec"]
+        assert (spec["slotsPerWorker"], spec["mpiReplicaSpecs"]["Worker"]["replicas"]) == (2, 2)
+        assert re.search(r"mpirun -machinefile \S+ -n 4 ", container["command"][2])
+
+
+def test_the_elastic_policy(export: Callable[..., dict[str, Any]]) -> None:
+    policy = export(PYTORCH)["PyTorchJob"]["spec"]["elasticPolicy"]
+    assert (policy["minReplicas"], policy["maxReplicas"], policy["maxRestarts"]) == (3, 3, 5)
+    policy = export(PYTORCH, "--min-nodes", "1")["PyTorchJob"]["spec"]["elasticPolicy"]
+    assert (policy["minReplicas"], policy["maxReplicas"]) == (1, 3)
+
+
+def test_trainer_is_never_asked_for_intel_mpi(export: Callable[..., dict[str, Any]]) -> None:
+    assert "Intel" not in json.dumps(export(TRAIN))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_again(kind: str, export: Callable[..., dict[str, Any]]) -> None:
+    assert export(kind) == export(kind)

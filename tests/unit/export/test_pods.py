@@ -1,0 +1,52 @@
+"""What a pod has of a node."""
+
+from dataclasses import replace
+
+import pytest
+
+from ftcluster.export.pods import GIB, STACK, TCMALLOC, VOLUME, as_pods, resources
+from ftcluster.planning.plan import plan
+from ftcluster_common.cpu_list import parse_cpus
+from tests.unit.clusters import STACKS, cluster, host, nodes
+
+NODE = host("node1", cores=32, numa_nodes=2, memory_bytes=256 * GIB)
+
+
+def test_a_core_and_a_tenth_of_the_memory_are_the_nodes() -> None:
+    assert NODE.threads == 64
+    assert vars(resources(cluster(NODE))) == {"cpus": 62, "memory_gib": 230}
+    [pod] = as_pods(cluster(NODE)).hosts
+    assert [node.cpus for node in pod.numa] == ["1-15", "16-31"]
+    assert (pod.cores, pod.threads, pod.memory_bytes) == (31, 62, 230 * GIB)
+    assert (pod.prefix, pod.tcmalloc, pod.rdma) == (VOLUME, TCMALLOC, ())
+    assert not STACK.startswith(VOLUME)  # which the volume would hide
+
+
+def test_the_smallest_node_decides_what_each_pod_requests() -> None:
+    less = replace(NODE, name="node2", memory_bytes=255 * GIB)
+    assert resources(cluster(NODE, less)).memory_gib == 229
+
+
+@pytest.mark.parametrize(
+    ("node", "cpus"),
+    [
+        (host("small", cores=3), 6),  # none is left to the node
+        (host("single", cores=32, threads=32), 31),  # without second threads
+        (host("quota", cores=8, numa=nodes(32, 1), cpu_quota=8.0), 8),
+    ],
+)
+def test_requests_of_other_nodes(node: object, cpus: int) -> None:
+    assert resources(cluster(node)).cpus == cpus  # type: ignore[arg-type]
+
+
+def test_the_plan_has_no_more_than_what_the_pod_requests() -> None:
+    """Also where the kernel emulates nodes with the same cores, and firmware numbers by turns."""
+    turns = tuple(
+        replace(node, cpus=text) for node, text in zip(NODE.numa, ("0-30:2", "1-31:2"), strict=True)
+    )
+    same = tuple(replace(node, cpus="0-31", cores=32) for node in NODE.numa)
+    for numa in (NODE.numa, turns, same):
+        facts = as_pods(cluster(replace(NODE, numa=numa)))
+        [decided] = plan(facts, None, STACKS).hosts
+        used = [cpu for rank in decided.placement for cpu in parse_cpus(rank.cpus)]
+        assert sorted(used) == list(range(1, 32))
