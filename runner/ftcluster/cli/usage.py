@@ -122,7 +122,7 @@ def with_overrides(
         takes_recipe: whether the command has a recipe.
 
     Raises:
-        UsageError: a flag means nothing to this command; has what to write instead.
+        UsageError: flags mean nothing to this command; has what to write instead of each.
 
     >>> with_overrides(["--lr", "--adam_beta1", "0.8", "--fp16"], ["--adam_beta1", "--fp16"], True,
     ...     Parser())
@@ -130,6 +130,7 @@ def with_overrides(
     """
     keys = all_keys() if takes_recipe else {}
     words: list[str] = []
+    answers: dict[str, str] = {}  # to flags that mean nothing
     left = list(arguments)
     while left:
         word = left.pop(0)
@@ -138,7 +139,7 @@ def with_overrides(
         if word not in unknown:
             words.append(word)
         elif not takes_recipe or not word.startswith("--") or not is_argument(name, keys):
-            raise _unknown(flag, value, keys, parser)
+            answers[flag] = _answer(flag, value, keys, parser)
         elif equals:
             words.append(f"{name}={value}")
         elif _is_switch(name, keys) and not (left and left[0].lower() in SWITCH_WORDS):
@@ -149,6 +150,11 @@ def with_overrides(
             words.append(f"{name}=true")
         else:
             raise UsageError(f"{flag} needs a value: {name}=VALUE", parser.usage_line())
+    if answers:
+        many = len(answers) > 1
+        lines = [f"{flag}: {said}" if many else said for flag, said in answers.items() if said]
+        named = f"unknown option{'s' if many else ''} {', '.join(answers)}"
+        raise UsageError(named, "\n  ".join([*lines, parser.usage_line()]))
     return words
 
 
@@ -161,16 +167,13 @@ def _is_switch(name: str, keys: dict[str, bool]) -> bool:
     return keys.get(name, keys.get(f"training.{name}", is_switch(name)))
 
 
-def _unknown(flag: str, value: str, keys: dict[str, bool], parser: Parser) -> UsageError:
-    """The error for a flag, with what to write instead."""
-    answer = ANSWERS.get(flag.replace("_", "-"))
+def _answer(flag: str, value: str, keys: dict[str, bool], parser: Parser) -> str:
+    """What to write instead of a flag, or ""."""
+    if answer := ANSWERS.get(flag.replace("_", "-")):
+        return answer
     known = re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
     others = [one for one in known if one != flag]  # it may be another command's in a description
-    close = difflib.get_close_matches(flag.replace("_", "-"), others, n=1, cutoff=0.75)
+    if close := difflib.get_close_matches(flag.replace("_", "-"), others, n=1, cutoff=0.75):
+        return f"did you mean {close[0]}?"
     field = nearest(flag.lstrip("-"), keys)
-    if not answer and close:
-        answer = f"did you mean {close[0]}?"
-    elif not answer and field:
-        answer = f"did you mean {field.removeprefix('training.')}={value or 'VALUE'}?"
-    usage = parser.usage_line()
-    return UsageError(f"unknown option {flag}", f"{answer}\n  {usage}" if answer else usage)
+    return f"did you mean {field.removeprefix('training.')}={value or 'VALUE'}?" if field else ""

@@ -57,6 +57,7 @@ def test_wrong_usage_has_an_answer_and_the_usage_of_its_command(
         "train --learning_rate --nodes 2",
         "train --nods 2",
         "train --xyzzy",
+        "train --num_processes 4 --xyzzy --epochs 3",
         "stacks --torh 2.7",
         "setup --learning_rate 1",
     ):
