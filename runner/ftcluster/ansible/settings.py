@@ -49,13 +49,30 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
     return settings | {"PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
 
 
+def inventory_of_ansible() -> tuple[str, str]:
+    """The inventory that Ansible would take, and where that is set; ("", "") if nowhere."""
+    name = "ANSIBLE_INVENTORY"
+    if value := os.environ.get(name):
+        return value, name
+    file, parser = _own_file()
+    value = parser.get("defaults", "inventory", fallback="")
+    return (str(Path(file).parent / value), file) if value else ("", "")
+
+
 def _set_in_file() -> set[str]:
     """Which of our settings the user's ansible.cfg has."""
-    from ansible.config.manager import find_ini_config_file
-
-    parser = configparser.ConfigParser(interpolation=None, strict=False)
-    with contextlib.suppress(configparser.Error):  # Ansible itself reports it
-        parser.read(find_ini_config_file() or ())
+    _, parser = _own_file()
     return {
         variable for variable, (section, key) in IN_FILE.items() if parser.has_option(section, key)
     }
+
+
+def _own_file() -> tuple[str, configparser.ConfigParser]:
+    """The user's ansible.cfg, "" without one, and what it has."""
+    from ansible.config.manager import find_ini_config_file
+
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    file = find_ini_config_file() or ""
+    with contextlib.suppress(configparser.Error):  # Ansible itself reports it
+        parser.read(file)
+    return file, parser

@@ -16,6 +16,7 @@ from ftcluster.ansible.options import (
     passed_on,
     remembered,
 )
+from ftcluster.ansible.settings import inventory_of_ansible
 from ftcluster.cli.arguments import add_allowances, add_output, print_result
 from ftcluster.cluster.facts import BENCH, AllReduce, ClusterFacts, HostFacts
 from ftcluster.cluster.saved import Cluster, recall, recall_of, remember
@@ -120,12 +121,22 @@ def stack_variables(options: argparse.Namespace, before: Cluster | None) -> dict
 
 
 def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:
-    """The given inventories; the saved cluster's or this machine's if there are none."""
+    """The given inventories; the saved cluster's or this machine's if there are none.
+
+    Raises:
+        UsageError: none is given or saved, and Ansible is configured to take another one.
+    """
     if given:
         return tuple(map(inventory_path, given))
     try:
         return recall().inventories
     except FtclusterError:
+        theirs, where = inventory_of_ansible()
+        if theirs:
+            raise UsageError(
+                f"which inventory? {where} names {theirs}",
+                f"ftcluster setup {theirs}, or for this machine: ftcluster setup {LOCALHOST}",
+            ) from None
         return (inventory_path(LOCALHOST),)
 
 

@@ -273,3 +273,21 @@ def test_the_stack_in_use_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     limited = {"a": "intel-2.8", "b": "native"}
     assert stack_after(monkeypatch, "native", "--rollback", "--limit", "b") == limited
     assert stack_after(monkeypatch, "native", "--rollback") == {"a": "native", "b": "native"}
+
+
+def test_an_inventory_of_ansible_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ANSIBLE_INVENTORY", raising=False)
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(tmp_path / "ansible.cfg"))
+    (tmp_path / "ansible.cfg").write_text("[defaults]\nforks = 5\n")
+    [ours] = verb.find_inventories(())
+    assert ours.name == "localhost.ini"
+    (tmp_path / "ansible.cfg").write_text("[defaults]\ninventory = company/hosts.yml\n")
+    with pytest.raises(UsageError, match=f"setup {tmp_path}/company/hosts.yml, or"):
+        verb.find_inventories(())
+    monkeypatch.setenv("ANSIBLE_INVENTORY", "one.yml")
+    with pytest.raises(UsageError, match="ANSIBLE_INVENTORY names one.yml"):
+        verb.find_inventories(())
+    remember(Cluster((Path("/inventory.ini"),), cluster(host("a"))))
+    assert verb.find_inventories(()) == (Path("/inventory.ini"),)
