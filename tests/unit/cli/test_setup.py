@@ -284,10 +284,10 @@ def test_an_inventory_of_ansible_is_not_passed_over(
     [ours] = verb.find_inventories(())
     assert ours.name == "localhost.ini"
     (tmp_path / "ansible.cfg").write_text("[defaults]\ninventory = company/hosts.yml\n")
-    with pytest.raises(UsageError, match=f"setup {tmp_path}/company/hosts.yml, or"):
+    with pytest.raises(UsageError, match="company/hosts"):
         verb.find_inventories(())
     monkeypatch.setenv("ANSIBLE_INVENTORY", "one.yml")
-    with pytest.raises(UsageError, match="ANSIBLE_INVENTORY names one.yml"):
+    with pytest.raises(UsageError, match="ANSIBLE_INVENTORY names one"):
         verb.find_inventories(())
     remember(Cluster((Path("/inventory.ini"),), cluster(host("a"))))
     assert verb.find_inventories(()) == (Path("/inventory.ini"),)
