@@ -25,7 +25,7 @@ cli/bin/pip install --quiet --no-deps ftcluster-*.whl
 """
 # a node has one core. Long enough to be stopped in the middle, if it is not short
 SHORT = ("ranks_per_host=1", "batch_size=8", "data=generated:train=160,validation=40,seed=1")
-LONG = (*SHORT[:2], "data=generated:train=1600,validation=40,seed=1", "training.logging_steps=1")
+LONG = (*SHORT[:2], "data=generated:train=800,validation=40,seed=1", "training.logging_steps=1")
 
 
 @pytest.fixture(scope="module")
