@@ -1,7 +1,6 @@
 """`ftcluster demo`: setup and training on this machine."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ftcluster.cli.arguments import add_output, print_result
@@ -11,7 +10,6 @@ from ftcluster.cluster.saved import recall
 from ftcluster.errors import UsageError
 from ftcluster.launch.training_run import train
 from ftcluster.paths import bundled
-from ftcluster.progress.svg import save_svg
 from ftcluster.progress.view import make_view
 
 NEXT = """
@@ -30,9 +28,6 @@ def add_parser(commands: Any) -> None:
         description="Sets up this machine and fine-tunes a small encoder on it with two ranks.",
     )
     add_output(parser)
-    parser.add_argument(
-        "--svg", type=Path, metavar="FILE", help="save the final display as a picture"
-    )
     parser.set_defaults(run=run)
 
 
@@ -41,13 +36,9 @@ def run(options: argparse.Namespace) -> int:
     if options.words:
         raise UsageError(f"demo takes no argument, not {' '.join(options.words)}")
     view = make_view(options.verbose)
-    ready = setup((bundled("inventory") / "localhost.ini",), (), view)
+    setup((bundled("inventory") / "localhost.ini",), (), view)
     prepared = prepare_run([], recall())
     progress = train(prepared, view)
-    if options.svg:
-        save_svg(
-            options.svg, "ftcluster demo", ready.progress, progress, summary(progress, prepared)
-        )
     text = f"{summary(progress, prepared)}\n{NEXT}"
     print_result(options, result_document(progress, prepared), text)
     return 0

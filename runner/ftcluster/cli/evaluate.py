@@ -5,22 +5,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
+from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import (
-    add_commands,
-    add_dry_run,
     add_launch,
-    add_output,
-    add_restarts,
-    add_sharing,
     launch_options,
     not_empty,
     print_detached,
     print_result,
 )
-from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
-from ftcluster.cli.train import DEFAULT_RECIPE, prepare_run, show_plan, split_words
-from ftcluster.launch.hub_token import add_option, find_token
+from ftcluster.cli.run_options import cluster_of, reach_of
+from ftcluster.cli.train import DEFAULT_RECIPE, add_running, prepare_run, show_plan, split_words
+from ftcluster.launch.hub_token import find_token
 from ftcluster.launch.training_run import TrainingRun, train
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
@@ -61,14 +56,7 @@ def add_use(parser: argparse.ArgumentParser) -> None:
         "--data", type=not_empty, metavar="PATH", help="a file, a folder or a Hub name"
     )
     add_launch(parser)
-    add_option(parser)
-    add_cluster(parser)
-    add_restarts(parser, default=3)
-    add_sharing(parser)
-    add_dry_run(parser)
-    add_commands(parser)
-    add_output(parser, verbose="print plain lines instead of the live view")
-    add_options(parser, ("--extra-vars", *CONNECTION))
+    add_running(parser)
     parser.set_defaults(takes_recipe=True)
 
 

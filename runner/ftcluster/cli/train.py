@@ -73,7 +73,6 @@ def add_parser(commands: Any) -> None:
         usage="ftcluster train [RECIPE] [key=value ...] [options]",
     )
     add_training(parser)
-    add_option(parser)
     parser.add_argument(
         "--resume",
         metavar="RUN",
@@ -85,8 +84,6 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="if the head does not answer for 2 minutes, continue the run on the other hosts",
     )
-    add_cluster(parser)
-    add_restarts(parser, default=3)
     add_grace(parser)
     parser.add_argument(
         "--requeue",
@@ -94,12 +91,8 @@ def add_parser(commands: Any) -> None:
         help="in a Slurm job: when a signal stops the training, as shortly before the time limit, "
         "have Slurm start the job again, which continues it",
     )
-    add_sharing(parser)
     add_detach(parser)
-    add_dry_run(parser)
-    add_commands(parser)
-    add_output(parser, verbose="print plain lines instead of the live view")
-    add_options(parser, ("--extra-vars", *CONNECTION))
+    add_running(parser)
     parser.set_defaults(run=run)
 
 
@@ -129,6 +122,18 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     )
     add_launch(parser)
     parser.set_defaults(takes_recipe=True)
+
+
+def add_running(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that all commands have that run a recipe on the cluster."""
+    add_option(parser)
+    add_cluster(parser)
+    add_restarts(parser, default=3)
+    add_sharing(parser)
+    add_dry_run(parser)
+    add_commands(parser)
+    add_output(parser, verbose="print plain lines instead of the live view")
+    add_options(parser, ("--extra-vars", *CONNECTION))
 
 
 def recipe_words(options: argparse.Namespace) -> list[str]:

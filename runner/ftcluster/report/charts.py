@@ -37,6 +37,8 @@ def curve(rows: Rows, x: str, y: str, x_title: str, y_title: str, zero: bool = F
         rows: with the fields x, y and run.
         zero: whether the y axis begins at 0.
     """
+    # the default rounds the label of a lone value to an integer
+    form = alt.Undefined if len({row[y] for row in rows}) > 1 else ".3~r"
     lines = (
         alt.Chart(alt.InlineData(list(rows)))
         .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=14, opacity=0.9))
@@ -46,7 +48,8 @@ def curve(rows: Rows, x: str, y: str, x_title: str, y_title: str, zero: bool = F
                 scale=alt.Scale(zero=False, nice=False),
             ),
             y=alt.Y(
-                f"{y}:Q", title=y_title, axis=alt.Axis(tickCount=5), scale=alt.Scale(zero=zero)
+                f"{y}:Q", title=y_title, axis=alt.Axis(tickCount=5, format=form),
+                scale=alt.Scale(zero=zero),
             ),
             color=_by_run(rows),
         )

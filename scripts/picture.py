@@ -1,0 +1,75 @@
+"""Writes docs/cluster.svg: what a terminal shows at the end of a setup and of a training.
+
+scripts/picture DATA MODEL
+
+as root: sets four test hosts up, and trains the recipe mrpc on them for one epoch. DATA is a folder
+with MRPC (train.jsonl, validation.jsonl), MODEL one of an encoder with its tokenizer.
+"""
+
+import io
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).parents[1]
+PICTURE = ROOT / "docs/cluster.svg"
+WIDTH = 106  # characters
+HOSTS = 4
+INSIDE = "--inside"  # the hosts' network
+
+
+def main(data: str, model: str) -> None:
+    """Make the hosts, draw in their network, and remove them."""
+    # .venv, which draws, has no tests, and .venv-dev another ftcluster
+    from tests.testbed import Settings, Testbed
+
+    with Testbed(replace(Settings.from_environment(), suite="bookworm")) as bed:
+        bed.up(HOSTS)
+        with tempfile.TemporaryDirectory() as folder:
+            inventory = Path(folder) / "inventory.ini"
+            inventory.write_text(bed.inventory().replace("\nnode", "\nxeon"))
+            own = {"XDG_STATE_HOME": f"{folder}/state"}
+            program = (ROOT / ".venv/bin/python", __file__, INSIDE)
+            done = bed.run(*program, inventory, data, model, env=own)
+            print(done.stdout, done.stderr)
+    if done.returncode != 0:
+        raise SystemExit(done.returncode)
+
+
+def draw(inventory: str, data: str, model: str) -> None:
+    """Set up, train, and save what the terminal showed."""
+    from ftcluster.cli.setup import setup
+    from ftcluster.cli.train import prepare_run, summary
+    from ftcluster.cluster.saved import recall
+    from ftcluster.launch.training_run import train
+    from ftcluster.progress.pictures import run_picture, setup_picture
+    from ftcluster.progress.view import make_view
+
+    ready = setup((Path(inventory),), (), make_view(verbose=False))
+    run = prepare_run(["mrpc", "training.num_train_epochs=1"], recall(), data, model)
+    progress = train(run, make_view(verbose=False))
+    console = Console(file=io.StringIO(), record=True, width=WIDTH, force_terminal=True)
+    for command, picture, lines in (
+        ("setup inventory.ini", setup_picture(ready.progress), ready.table),
+        ("train mrpc --data DIR --model DIR", run_picture(progress), [summary(progress, run)]),
+    ):
+        console.print(Text(f"$ ftcluster {command}", style="bold"))
+        console.print(picture)
+        console.print()
+        for line in (*lines, ""):
+            console.print(line, highlight=False, markup=False)
+    PICTURE.write_text(console.export_svg(title="ftcluster"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [INSIDE]:
+        draw(*sys.argv[2:])
+    elif len(sys.argv) != 3 or os.geteuid() != 0:
+        raise SystemExit(__doc__)
+    else:
+        main(*sys.argv[1:])
