@@ -46,7 +46,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "local, 32 steps, int8": (LOCAL, "training.sync_steps=32", "training.sync_dtype=int8"),
     "local, 64 steps, int8": (LOCAL, "training.sync_steps=64", "training.sync_dtype=int8"),
 }
-FEW, MANY = 4, 96  # steps of a training that measures speed: each exchanges, or local
+FEW, MANY = 32, 96  # steps of a training that measures speed: each exchanges, or local
 METRICS = {"mrpc": ("accuracy", "f1"), "squad": ("exact_match", "f1")}
 
 Run = dict[str, Any]
