@@ -42,6 +42,7 @@ LOCAL = "training.sync=local"
 WAYS: dict[str, tuple[str, ...]] = {
     "each step, fp32": ("training.gradient_dtype=fp32",),
     "each step, bf16": ("training.gradient_dtype=bf16",),
+    "local, 8 steps, int8": (LOCAL, "training.sync_steps=8", "training.sync_dtype=int8"),
     "local, 16 steps, bf16": (LOCAL, "training.sync_steps=16"),
     "local, 32 steps, int8": (LOCAL, "training.sync_steps=32", "training.sync_dtype=int8"),
     "local, 64 steps, int8": (LOCAL, "training.sync_steps=64", "training.sync_dtype=int8"),
