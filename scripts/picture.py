@@ -2,7 +2,7 @@
 
 scripts/picture DATA MODEL
 
-as root: sets four test hosts up, and trains the recipe mrpc on them for one epoch. DATA is a folder
+as root: sets four test hosts up, and trains the recipe mrpc on them for 60 steps. DATA is a folder
 with MRPC (train.jsonl, validation.jsonl), MODEL one of an encoder with its tokenizer.
 """
 
@@ -18,7 +18,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/cluster.svg"
-WIDTH = 106  # characters
+WIDTH = 116  # characters
 HOSTS = 4
 INSIDE = "--inside"  # the hosts' network
 
@@ -26,10 +26,14 @@ INSIDE = "--inside"  # the hosts' network
 def main(data: str, model: str) -> None:
     """Make the hosts, draw in their network, and remove them."""
     # .venv, which draws, has no tests, and .venv-dev another ftcluster
+    from tests.cluster.control import PIN_LOGINS
     from tests.testbed import Settings, Testbed
 
     with Testbed(replace(Settings.from_environment(), suite="bookworm")) as bed:
         bed.up(HOSTS)
+        for number in range(HOSTS):
+            pin = PIN_LOGINS.format(number % 2)
+            bed.exec_(f"node{number}", "sh", "-c", pin, check=True)
         with tempfile.TemporaryDirectory() as folder:
             inventory = Path(folder) / "inventory.ini"
             inventory.write_text(bed.inventory().replace("\nnode", "\nxeon"))
@@ -51,12 +55,16 @@ def draw(inventory: str, data: str, model: str) -> None:
     from ftcluster.progress.view import make_view
 
     ready = setup((Path(inventory),), (), make_view(verbose=False))
-    run = prepare_run(["mrpc", "training.num_train_epochs=1"], recall(), data, model)
+    run = prepare_run(["mrpc", "training.max_steps=60"], recall(), data, model)
     progress = train(run, make_view(verbose=False))
     console = Console(file=io.StringIO(), record=True, width=WIDTH, force_terminal=True)
     for command, picture, lines in (
         ("setup inventory.ini", setup_picture(ready.progress), ready.table),
-        ("train mrpc --data DIR --model DIR", run_picture(progress), [summary(progress, run)]),
+        (
+            "train mrpc max_steps=60 --data DIR --model DIR",
+            run_picture(progress),
+            [summary(progress, run)],
+        ),
     ):
         console.print(Text(f"$ ftcluster {command}", style="bold"))
         console.print(picture)
