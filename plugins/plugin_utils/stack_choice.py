@@ -183,7 +183,11 @@ def python_for(stack, facts, name, bundle=None):
     oldest, newest = ".".join(map(str, max(first, NODE_PYTHON))), stack["python"][1]
     needed = f"Python {oldest}" + (f" to {newest}" if newest != oldest else "")
     own = ".".join(map(str, version(there[0]["version"])))
-    hint = f"install one of these, or list the stacks that fit: ftcluster stacks --python {own}"
+    hint = (
+        "install one of these (ansible-playbook -i INVENTORY ftcluster.cluster.python installs the "
+        "distribution's python3.11), or list the stacks that fit: ftcluster stacks --python "
+        f"{own}"
+    )
     return "", [_finding(f"stack {name} needs {needed}, the host has {have}", hint)]
 
 

@@ -69,6 +69,8 @@ new_packages() { # NAME
 # The record comes first: a run that is broken off must not leave what removal does not know.
 install_one() { # NAME
     new=$(new_packages "$1") || return 1
+    # apt-get takes an unknown name with a dot for a pattern, and is content with what matches it
+    printf '%s\n' "$new" | grep -qxF "$1" || return 1
     [ "$how" = really ] || return 0
     # shellcheck disable=SC2046,SC2086 # lists of words
     record_line "$1" $(recorded "$1") $new
