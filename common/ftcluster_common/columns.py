@@ -54,7 +54,10 @@ def classification_columns(
         missing.append(options.label_column)
     if missing or not texts:
         guessed = find_texts(columns) or ("NAME",)
-        what = f"no column {', '.join(missing)}" if missing else "no column that is known for texts"
+        what = "no column that is known for texts"
+        if missing:
+            alike = {name.lower(): f" ({name} is one)" for name in columns}
+            what = f"no column {', '.join(name + alike.get(name.lower(), '') for name in missing)}"
         raise DataError(
             f"{what}; found {', '.join(columns) or 'none'}; name them: "
             f"text_columns={','.join(guessed)} label_column={label or 'NAME'}"

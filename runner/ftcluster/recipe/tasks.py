@@ -55,11 +55,14 @@ def contradictions(options: Options) -> Iterator[Contradiction]:
     if not isinstance(options, QuestionAnswering):
         return
     if options.max_length <= options.max_query_length + options.doc_stride + SPECIAL_TOKENS:
+        less = options.max_length // 4
+        fits = 2 * less + SPECIAL_TOKENS < options.max_length
+        hint = f"; max_query_length={less} and doc_stride={less} would fit" if fits else ""
         yield (
             "max_length",
             f"{options.max_length} tokens leave no room for a context, where a question has up to "
             f"{options.max_query_length} (max_query_length), features share {options.doc_stride} "
-            f"(doc_stride), and {SPECIAL_TOKENS} are special",
+            f"(doc_stride), and {SPECIAL_TOKENS} are special{hint}",
         )
     if options.null_score_diff_threshold and not options.version_2_with_negative:
         yield (
