@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
@@ -22,6 +23,12 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
            "pytorch_model.bin.index.json")  # fmt: skip
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
               "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")  # fmt: skip
+# model types that read a text in both directions, unless their configuration has is_decoder; of all
+# others the ranks find out
+ENCODERS = frozenset(
+    {"albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert",
+     "mpnet", "roberta", "xlm-roberta"}
+)  # fmt: skip
 STATE = ("manifest.json", "state.json", "state.safetensors")  # of a checkpoint
 
 
@@ -131,17 +138,21 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
     one, or if one is trained on the data.
 
     Raises:
-        InputError: it is no folder, or lacks its configuration, weights or tokenizer.
+        InputError: it is no folder, lacks its configuration, weights or tokenizer, or has a model
+            of another kind than the task needs.
     """
     if not folder.is_dir():
         raise InputError(f"model {folder} is not a folder")
     problems: list[str] = []
-    config = folder / "config.json"
-    if not config.is_file():
+    config: dict[str, Any] = {}
+    if not (folder / "config.json").is_file():
         problems.append("no config.json")
     else:
         try:
-            if not isinstance(json.loads(config.read_text(encoding="utf-8")), dict):
+            read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            if isinstance(read, dict):
+                config = read
+            else:
                 problems.append("config.json is not a JSON object")
         except ValueError as error:
             problems.append(f"config.json is not JSON: {error}")
@@ -155,6 +166,14 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
         f"{folder} is not a Hugging Face model folder",
         "save_pretrained of the model and of the tokenizer writes these files",
     )
+    kind = config.get("model_type")
+    decodes = {**config, **recipe.config_overrides}.get("is_decoder")
+    if isinstance(recipe.options, CausalLm) and kind in ENCODERS and not decodes:
+        raise InputError(
+            f"model {folder} is a {kind} model, which reads a text in both directions, so it sees "
+            "the tokens that it should predict",
+            "use a decoder, such as gpt2; for an encoder: config_overrides.is_decoder=true",
+        )
     options = recipe.options
     if isinstance(options, SentenceSimilarity) and "auto" in (options.pooling, options.normalize):
         try:

@@ -35,6 +35,10 @@ def test_a_model_folder_has_configuration_weights_and_tokenizer(
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "tokenizer.json").touch()
     check_model_folder(tmp_path, MRPC)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    check_model_folder(tmp_path, MRPC)
+    assert "reads a text in both directions" in problems("clm")
+    check_model_folder(tmp_path, load_recipe("clm", ["config_overrides.is_decoder=true"]))
 
 
 def test_all_folders_of_a_recipe_are_checked_at_once(tmp_path: Path) -> None:
