@@ -38,6 +38,12 @@ from ftcluster_common.rank_times import Interval, RankTimes
 TEMPLATE = "page.html.j2"
 MANY = 32  # bars of a picture; more ranks are shown as hosts
 METRICS = 6  # pictures of metrics
+SECTIONS = ("options", "training")  # of a recipe
+SHOWN = (
+    "batch_size",
+    "training.learning_rate",
+    "training.seed",
+)  # fields; others where they differ
 FURTHER = 4  # times as many hosts as were measured are shown as predicted
 
 
@@ -192,7 +198,9 @@ def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
     yield row("hosts", lambda run: short_names(list(dict.fromkeys(run.hosts))))
     yield row("ranks", _ranks)
     yield row("precision, backend", _backend)
-    yield row("batch", lambda run: run.record.get("recipe", {}).get("batch_size", ""))
+    fields = [fields_of(run.record.get("recipe", {})) for run in runs]
+    for name in (*SHOWN, *differing(fields)):
+        yield name, [str(known.get(name, "")) for known in fields]
     yield row("steps", _steps)
     yield row("goodput", lambda run: percent(run.history.goodput) if run.history.steps else "")
     yield row(
@@ -203,6 +211,31 @@ def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
     yield row("checkpoints", lambda run: len(run.history.checkpoints) or "")
     yield row("stack", lambda run: run.record.get("stack", {}).get("name", ""))
     yield row("model", lambda run: run.history.result.get("model", ""))
+
+
+def fields_of(recipe: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """A recipe's fields under the names that users set them by.
+
+    >>> fields_of({"name": "mrpc", "options": {"max_length": 64}, "training": {"seed": 7}})
+    {'max_length': 64, 'training.seed': 7}
+    """
+    found: dict[str, Any] = {}
+    for name, value in recipe.items():
+        if name in SECTIONS:
+            found |= fields_of(value, "training." if name == "training" else "")
+        elif section or name != "name":
+            found[f"{section}{name}"] = value
+    return found
+
+
+def differing(fields: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names, besides those that are always shown, whose values differ.
+
+    >>> differing([{"model": "a", "training.lr": 1}, {"model": "b", "training.lr": 1}])
+    ['model']
+    """
+    names = dict.fromkeys(name for known in fields for name in known if name not in SHOWN)
+    return [name for name in names if len({json.dumps(known.get(name)) for known in fields}) > 1]
 
 
 def _when(seconds: float) -> str:

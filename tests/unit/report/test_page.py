@@ -106,6 +106,18 @@ def test_several_runs_side_by_side() -> None:
     }  # fmt: skip
 
 
+def test_fields_that_differ_are_in_the_table() -> None:
+    runs = [run_files(f"mrpc-20261123-013759-{name}") for name in ("abcd", "bcde")]
+    for run, rate in zip(runs, (1e-4, 2e-5), strict=True):
+        training = {"learning_rate": rate, "seed": 7, "weight_decay": rate * 100, "adam_beta1": 0.9}
+        run.record["recipe"] |= {"training": training, "options": {"max_length": 64}}
+    text = text_of(render(runs, NOW))
+    assert "training.learning_rate 0.0001 2e-05 training.seed 7 7" in text
+    assert "training.weight_decay 0.01 0.002 steps" in text
+    assert "training.adam_beta1" not in text
+    assert "max_length 64 64" not in text
+
+
 @pytest.mark.parametrize("count", [1, 2, 4, 6])
 def test_a_run_that_has_not_ended(count: int) -> None:
     files = run_files()
