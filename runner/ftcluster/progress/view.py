@@ -9,6 +9,7 @@ from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.progress import format
 from ftcluster.progress.pictures import run_picture, setup_picture
 from ftcluster.progress.state import RunProgress, SetupProgress
+from ftcluster.text.host_names import short_names
 
 
 class View:
@@ -16,16 +17,22 @@ class View:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._task = ""  # the latest one
+        self._notes: dict[str, list[str]] = {}  # what it says, and of which hosts
 
-    def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:
+    def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:  # noqa: ARG002
         """Show a playbook's event, which has been added to `progress`."""
+        if event.task != self._task:
+            self._say_notes()
+            self._task = event.task
         if event.kind in ("ok", "changed") and event.message:
-            self.say(f"note: {progress.notices[-1]}")
+            self._notes.setdefault(event.message, []).append(event.host)
         elif event.kind == "diff":
             self.say(f"{event.host}: {event.task}\n{event.message}")
 
     def run_event(self, progress: RunProgress, kind: str) -> None:
         """Show an event of this kind, which has been added to `progress`."""
+        self._say_notes()
         if kind in ("notice", "restart"):
             self.say(f"note: {progress.notices[-1]}")
         elif kind == "checkpoint":
@@ -39,7 +46,14 @@ class View:
         self._console.print(text, highlight=False, markup=False, emoji=False)
 
     def close(self) -> None:
-        """Leave the terminal as it is; nothing more will be shown."""
+        """Show what is left, and leave the terminal as it is."""
+        self._say_notes()
+
+    def _say_notes(self) -> None:
+        """Show what the latest task says, once for all hosts of which it says the same."""
+        for note, hosts in self._notes.items():
+            self.say(f"note: {short_names(sorted(hosts))}: {note}")
+        self._notes.clear()
 
 
 def make_view(verbose: bool, console: Console | None = None) -> View:
@@ -71,6 +85,7 @@ class _LiveView(View):
             self._live.update(self._picture())
 
     def close(self) -> None:
+        super().close()
         if self._live:
             self._live.update(self._picture(), refresh=True)
             self._live.stop()

@@ -126,6 +126,24 @@ def test_live_view_shows_hosts_then_the_run_and_leaves_the_last_picture() -> Non
         assert part in shown
 
 
+def test_a_note_is_shown_once_for_all_hosts() -> None:
+    stream = io.StringIO()
+    view, setup = make_view(False, Console(file=stream)), SetupProgress()
+    for host, task, note in (
+        ("n2", "Look", "slow"), ("n1", "Look", "slow"), ("n3", "Look", ""), ("n4", "Look", "old"),
+        ("n1", "Go", ""), ("n2", "Go", "slow"),
+    ):  # fmt: skip
+        event = TaskEvent("ok", "preflight", task, host, note)
+        setup.add(event)
+        view.setup_event(setup, event)
+    assert stream.getvalue().splitlines() == [
+        "preflight ...", "note: n1-n2: slow", "note: n4: old"
+    ]  # fmt: skip
+    view.close()
+    assert stream.getvalue().splitlines()[3:] == ["note: n2: slow"]
+    assert len(setup.notices) == 4
+
+
 def test_sparkline_stretches_and_averages() -> None:
     assert sparkline([0.0, 1.0], 4) == "▁▁██"
     assert sparkline([1.0, 1.0, 1.0], 3) == "▁▁▁"
