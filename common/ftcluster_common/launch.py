@@ -160,6 +160,7 @@ class Launch:
         slurm_job: the Slurm job that has the hosts, which share the run's folder; "" for none.
         grace_seconds: for the step that the ranks are in and its checkpoint, once they are asked
             to stop.
+        started_by: who started it, such as `ops on bastion`.
     """
 
     run_dir: str
@@ -181,6 +182,7 @@ class Launch:
     hang_seconds: float | None = None
     slurm_job: str = ""
     grace_seconds: float = GRACE_SECONDS
+    started_by: str = ""
 
     @property
     def run(self) -> str:

@@ -1,7 +1,7 @@
 """What a run's folder on the head says of it: the rows of `ftcluster ps`. Standard library only."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 
@@ -19,6 +19,7 @@ class RunState:
         seconds: from its start to its end, or until now.
         model: the folder of the trained model on the head, or "".
         checkpoint: the folder of the newest checkpoint on the head, or "".
+        started_by: who started it, such as `ops on bastion`; "" if that is not known.
     """
 
     run: str
@@ -32,6 +33,7 @@ class RunState:
     seconds: float
     model: str
     checkpoint: str = ""
+    started_by: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready data."""
@@ -41,8 +43,14 @@ class RunState:
 def run_state_of(data: Mapping[str, Any]) -> RunState:
     """A run from its JSON, whatever else is in it.
 
+    An older node package leaves out what has a default.
+
     Raises:
         KeyError: a field is missing.
     """
-    values = {field.name: data[field.name] for field in fields(RunState)}
+    values = {
+        field.name: data[field.name]
+        for field in fields(RunState)
+        if field.default is MISSING or field.name in data
+    }
     return RunState(**{**values, "hosts": tuple(data["hosts"])})

@@ -1,6 +1,7 @@
 """The life of a run on this machine: detach, list, read, follow, stop, fetch, remove."""
 
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def test_a_detached_run_is_followed_read_and_fetched(machine: Machine, tmp_path:
     found = listed(machine, run)
     assert (found["state"], found["recipe"]) == ("done", "quickstart")
     assert found["hosts"] == ["localhost"]
+    assert found["started_by"].endswith(f" on {platform.node()}")
     assert found["step"] == found["steps"] == document["steps"]
     model = tmp_path / "model"
     fetched = machine.home.run("fetch", run, str(model))

@@ -56,6 +56,7 @@ def read_run(path: Path, alive: bool) -> RunState:
         seconds=round(until - started, 2),
         model=last.get("result", {}).get("model", ""),
         checkpoint=last.get("checkpoint", {}).get("folder", ""),
+        started_by=launch.get("started_by", ""),
     )
 
 

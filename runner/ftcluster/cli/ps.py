@@ -15,7 +15,7 @@ from ftcluster.text.host_names import short_names
 from ftcluster.text.table import aligned
 from ftcluster_common.run_state import RunState
 
-COLUMNS = ("run", "state", "step", "hosts", "started", "time")
+COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by")
 
 
 def add_parser(commands: Any) -> None:
@@ -51,11 +51,13 @@ def table(runs: Sequence[RunState]) -> list[str]:
 
 def _row(one: RunState) -> tuple[str, ...]:
     started = datetime.fromtimestamp(one.started).astimezone()
+    prepares = one.state == "running" and not one.ranks  # downloads and tokenizes
     return (
         one.run,
-        one.state,
+        "preparing" if prepares else one.state,
         f"{one.step}/{one.steps}" if one.steps else "-",
         short_names(one.hosts) or "-",
         f"{started:%Y-%m-%d %H:%M}",
         duration(one.seconds),
+        one.started_by or "-",
     )

@@ -20,7 +20,9 @@ def make_run(folder: Path, run: str, *events: dict[str, object]) -> Path:
     (path / "job.json").write_text(json.dumps({"recipe": {"name": "quickstart"}}))
     hosts = [{"name": "node0", "address": "10.0.0.1"}, {"name": "node1", "address": "10.0.0.2"}]
     (path / "launch.json").write_text(
-        json.dumps({"hosts": hosts, "hostfile": "10.0.0.1:2\n10.0.0.2:1\n"})
+        json.dumps(
+            {"hosts": hosts, "hostfile": "10.0.0.1:2\n10.0.0.2:1\n", "started_by": "ops on b"}
+        )
     )
     lines = [json.dumps({"time": 100.0 + number, **event}) for number, event in enumerate(events)]
     (path / "events.jsonl").write_text("\n".join(lines) + "\n")
@@ -38,7 +40,7 @@ def test_an_ended_run(tmp_path: Path) -> None:
     (run,) = list_runs(tmp_path)
     assert run.checkpoint == "/c"
     assert (run.run, run.state, run.recipe) == (RUN, "done", "quickstart")
-    assert (run.hosts, run.ranks) == (("node0", "node1"), 3)
+    assert (run.hosts, run.ranks, run.started_by) == (("node0", "node1"), 3, "ops on b")
     assert (run.step, run.steps, run.started, run.seconds, run.model) == (20, 50, 100.0, 4.0, "/m")
 
 

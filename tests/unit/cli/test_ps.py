@@ -1,0 +1,20 @@
+from dataclasses import asdict, replace
+
+from ftcluster.cli.ps import table
+from ftcluster_common.run_state import RunState, run_state_of
+
+RUN = RunState("mrpc-1", "running", "mrpc", ("n1", "n2"), 2, 3, 9, 0.0, 61.0, "", "", "ops on b")
+
+
+def test_a_line_says_where_a_run_is_and_whose_it_is() -> None:
+    heads, one, other = table([RUN, RunState("a-2", "running", "a", (), 0, 0, 0, 0.0, 1.0, "")])
+    assert heads.split() == ["run", "state", "step", "hosts", "started", "time", "by"]
+    assert one.split()[:4] == ["mrpc-1", "running", "3/9", "n1-n2"]
+    assert one.endswith("ops on b")
+    assert other.split()[:4] == ["a-2", "preparing", "-", "-"]
+
+
+def test_a_run_of_an_older_node_package() -> None:
+    known = asdict(RUN)
+    del known["started_by"], known["checkpoint"]
+    assert run_state_of(known) == replace(RUN, started_by="")
