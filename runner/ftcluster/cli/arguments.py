@@ -1,10 +1,7 @@
 """Arguments that several commands have, and the output of their results."""
 
 import argparse
-import getpass
 import json
-import os
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -126,18 +123,9 @@ def add_sharing(parser: argparse.ArgumentParser) -> None:
 
 
 def launch_options(options: argparse.Namespace) -> dict[str, Any]:
-    """What `add_restarts` and `add_sharing` have added, and who asks, as fields of a Launch."""
+    """What `add_restarts` and `add_sharing` have added, as fields of a Launch."""
     names = ("max_restarts", "min_nodes", "wait", "share_hosts", "timeout_seconds")
-    return {**{name: getattr(options, name) for name in names}, "started_by": _user()}
-
-
-def _user() -> str:
-    """Who runs this command, and where: `ops on bastion`."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # an account without a name
-        name = str(os.getuid())
-    return f"{name} on {platform.node()}"
+    return {name: getattr(options, name) for name in names}
 
 
 def add_dry_run(

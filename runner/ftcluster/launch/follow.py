@@ -4,7 +4,9 @@ The head's supervisor runs it. The control node only has its events.jsonl, which
 while it grows.
 """
 
+import getpass
 import os
+import platform
 import secrets
 import sys
 import time
@@ -131,7 +133,7 @@ def carry_out(
     hosts = run.cluster.addressed([host.name for host in run.plan.prepared])
     place = Place(run.cluster.inventories, hosts, run.plan.rank_user, run.plan.prefix, reach)
     variables = {
-        "train_launch": run.launch.to_dict(),
+        "train_launch": replace(run.launch, started_by=_user()).to_dict(),
         "train_job": run.job,
         "train_follow": not detach,
         "train_guard": secrets.token_hex(16),
@@ -142,6 +144,15 @@ def carry_out(
     )
     launched = detach and followed.outcome.state == "done"
     return replace(followed, detached=followed.detached or launched)
+
+
+def _user() -> str:
+    """Who runs this command, and where: `ops on bastion`."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # an account without a name
+        name = str(os.getuid())
+    return f"{name} on {platform.node()}"
 
 
 def attach(
