@@ -27,6 +27,7 @@ BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # of torch.distributed
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see ftcluster.launch.mpirun.placement_text
 SLURM_VARIABLE = "SLURM_JOB_ID"  # Slurm's own
 LAYER_VARIABLE = "FTCLUSTER_LAYER"  # the folder with a script's own packages
+FAST_VARIABLE = "FTCLUSTER_FAST"  # whether a script is trained with our kernels
 GRACE_SECONDS = 30.0  # for the last checkpoint of a training that is asked to stop
 GLOO, IMPI = "gloo", "impi"  # torch's own, and that of ftcluster_train.mpi
 CCL = "ccl"  # the backend of oneccl_bind_pt

@@ -2,7 +2,7 @@
 
 import torch
 
-from ftcluster_train.kernels.private_torch import softmax_backward, version_of
+from ftcluster_train.kernels.private_torch import is_transformed, softmax_backward, version_of
 
 
 def test_the_gradient_of_softmax() -> None:
@@ -19,3 +19,9 @@ def test_the_version_of_a_tensor() -> None:
     assert version_of(tensor) > before
     with torch.inference_mode():
         assert version_of(torch.zeros(1)) == 0
+
+
+def test_whether_a_transform_is_active() -> None:
+    found = []
+    torch.func.vmap(lambda x: found.append(is_transformed()) or x)(torch.zeros(2))
+    assert (found, is_transformed()) == ([True], False)

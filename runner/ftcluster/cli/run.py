@@ -1,4 +1,4 @@
-"""`ftcluster run [--nodes N] [--ranks-per-host N] -- SCRIPT ARGS ...`: the user's own script."""
+"""`ftcluster run [--nodes N] [--fast] ... -- SCRIPT ARGS ...`: the user's own script."""
 
 import argparse
 import json
@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from packaging.version import Version
 from rich.text import Text
 
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords, passed_on
@@ -48,7 +49,7 @@ from ftcluster.planning.spares import next_hosts, plan_with_spares
 from ftcluster.progress.format import duration
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View, make_view
-from ftcluster.stacks.catalog import load_stacks
+from ftcluster.stacks.catalog import Stack, load_stacks
 from ftcluster.text.plural import counted
 from ftcluster.text.terminal import print_lines
 from ftcluster.user_script.command import USAGE, Script, doubtful_paths, read_words
@@ -56,7 +57,10 @@ from ftcluster.user_script.compatibility import Incompatibility, incompatibiliti
 from ftcluster.user_script.files import choose_files
 from ftcluster.user_script.requirements import read_requirements
 from ftcluster.user_script.source import read_source
+from ftcluster_common.launch import FAST_VARIABLE
 
+FAST_TORCH = "2.5"  # the oldest, as in ftcluster_train.fast
+FAST = "--fast: dropout, attention, tanh GELU, cross entropy and AdamW are those of ftcluster"
 HANG_SECONDS = 600  # a script may wait for something for long
 
 
@@ -78,6 +82,12 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--force", action="store_true", help="run it even if it needs other versions"
+    )
+    parser.add_argument(
+        "--fast",
+        action="store_true",
+        help="train with the kernels of `train`: dropout, attention, GELU, cross entropy, AdamW; "
+        "what does not fit is left to torch, and said",
     )
     parser.add_argument(
         "--requirements",
@@ -125,6 +135,8 @@ def run(options: argparse.Namespace) -> int:
     cluster = recall()
     facts = first_hosts(cluster.usable, options.nodes)
     spares = next_hosts(cluster.usable, options.nodes, options.spares)
+    if options.fast:
+        check_fast(stack_of(facts, load_stacks()))
     notes = [
         *check_script(script, facts, options.force),
         *doubtful_paths(script, here, _here_only(facts)),
@@ -142,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
             hosts = tuple(host.name for host in decided.prepared)
             place = Place(cluster.inventories, hosts, decided.rank_user, decided.prefix, reach)
             layer = layer_of(options, place, view)
-            launch = render_script(decided, run_id, options.hf_token, layer)
+            launch = render_script(decided, run_id, options.hf_token, layer, options.fast)
             launch = replace(launch, hang_seconds=options.hang_seconds, **launch_options(options))
             prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, layer, token)
             if options.dry_run:
@@ -182,6 +194,20 @@ def check_script(script: Script, facts: ClusterFacts, force: bool) -> list[str]:
             "to run it anyway: --force",
         )
     return [str(problem) for problem in problems]
+
+
+def check_fast(stack: Stack) -> None:
+    """Make sure that a stack has what our kernels need.
+
+    Raises:
+        UsageError: its torch is too old.
+    """
+    torch = stack.version("torch")
+    if Version(torch) < Version(FAST_TORCH):
+        raise UsageError(
+            f"--fast needs torch {FAST_TORCH} or newer; the stack {stack.name} has {torch}",
+            "run it without --fast, or set up another stack; for a list: ftcluster stacks",
+        )
 
 
 def layer_of(options: argparse.Namespace, place: Place, view: View) -> Layer | None:
@@ -277,6 +303,8 @@ def show_plan(run: ScriptRun, notes: Sequence[str], options: argparse.Namespace)
     if run.layer:
         packages = ", ".join(f"{name} {version}" for name, version in run.layer.packages.items())
         lines.append(f"packages in {layer_folder(run.plan, run.layer)} on the hosts: {packages}")
+    if FAST_VARIABLE in run.launch.env:
+        lines.append(FAST)
     lines += [*reasons(run.plan), "", COMMANDS_HINT]
     if options.commands:
         print(as_commands(lines, run.launch, run.plan, run.job))

@@ -15,7 +15,7 @@ from ftcluster.progress.view import View
 from ftcluster.user_script.command import Script
 from ftcluster.user_script.files import Copied
 from ftcluster_common.job import ScriptJob
-from ftcluster_common.launch import LAYER_VARIABLE, Launch
+from ftcluster_common.launch import FAST_VARIABLE, LAYER_VARIABLE, Launch
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,18 @@ class ScriptFailed(FtclusterError):
 
 
 def render_script(
-    plan: LaunchPlan, run: str, hub_token: bool = False, layer: Layer | None = None
+    plan: LaunchPlan,
+    run: str,
+    hub_token: bool = False,
+    layer: Layer | None = None,
+    fast: bool = False,
 ) -> Launch:
     """The mpirun command of a script's run.
 
     Args:
         hub_token: whether the ranks have a token for the Hub.
         layer: the packages of the script's own requirements, or None.
+        fast: whether it is trained with our kernels.
     """
     program = (
         f"{stack_bin(plan)}/python", "-m", "ftcluster_train.script", "run", run_dir(plan, run)
@@ -109,7 +114,8 @@ def render_script(
     launch = render(plan, run, program)
     token = rank_variables(run_dir(plan, run)) if hub_token else {}
     packages = {LAYER_VARIABLE: layer_folder(plan, layer)} if layer else {}
-    env = launch.env | _script_environment(plan) | token | packages
+    kernels = {FAST_VARIABLE: "1"} if fast else {}
+    env = launch.env | _script_environment(plan) | token | packages | kernels
     return replace(launch, env=env, script_ranks=plan.world_size)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ftcluster.errors import UsageError
 
-USAGE = "ftcluster run [--nodes N] [--ranks-per-host N] -- SCRIPT ARGS ..."
+USAGE = "ftcluster run [--nodes N] [--ranks-per-host N] [--fast] -- SCRIPT ARGS ..."
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 LAUNCHERS = {

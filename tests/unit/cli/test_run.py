@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,22 @@ def test_a_module_and_a_path_of_the_hosts(
     assert document["script"]["folder"] is None
     document = planned(capsys, "--on-hosts", "--", "/shared/glue.py", "x")
     assert program(document) == ["/shared", "/shared/glue.py", "x"]
+
+
+def test_our_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "FTCLUSTER_FAST" not in planned(capsys, "--", "train.py")["launch"]["env"]
+    assert planned(capsys, "--fast", "--", "train.py")["launch"]["env"]["FTCLUSTER_FAST"] == "1"
+    assert main(["run", "--dry-run", "--fast", "--", "train.py"]) == 0
+    assert "--fast: dropout, attention" in capsys.readouterr().out
+
+
+def test_our_kernels_with_an_old_torch(
+    capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
+) -> None:
+    old = cluster(replace(VM, stack="intel-2.4"))
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=old))
+    assert main(["run", "--dry-run", "--fast", "--", "train.py"]) == 2
+    said(capsys.readouterr().err)
 
 
 def test_a_dry_run_as_text(capsys: pytest.CaptureFixture[str], project: Path) -> None:

@@ -7,13 +7,15 @@ sequences stay with the flash kernel.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ftcluster_train.kernels.dropout import draw_seed, make_mask
+from ftcluster_train.kernels.dropout import draw_seed, make_exact_mask, make_mask
 from ftcluster_train.kernels.private_torch import softmax_backward, version_of
 
 MAX_LENGTH = 1024  # tokens
@@ -43,8 +45,10 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         causal: bool,
         scale: float,
         p: float,
+        exact: bool,
     ) -> torch.Tensor:
         query = query * scale
+        kept = 1 / (1 - p) if exact and p < 1 else 1.0  # scales the output, not each probability
         output = torch.empty((*query.shape[:2], value.shape[2]), dtype=value.dtype)
         saved = []
         for rows, keys in _blocks(query.shape[1], key.shape[1], causal):
@@ -58,15 +62,19 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
                 probabilities.unflatten(0, (-1, heads)).masked_fill_(masked_rows, 0)
             mask = None
             if p:
-                mask = make_mask(probabilities.numel(), p, draw_seed()).view(probabilities.shape)
+                make = make_exact_mask if exact else make_mask
+                mask = make(probabilities.numel(), p, draw_seed()).view(probabilities.shape)
             output[:, rows] = torch.bmm(_dropped(probabilities, mask), value[:, keys])
             saved += [probabilities, mask]
         ctx.save_for_backward(query, key, value, *saved)
-        ctx.causal, ctx.scale = causal, scale
-        return output
+        ctx.causal, ctx.scale, ctx.kept = causal, scale, kept
+        return output if kept == 1 else output.mul_(kept)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if ctx.kept != 1:
+            grad_output = grad_output * ctx.kept
         query, key, value, *saved = ctx.saved_tensors
         grad_query = torch.empty_like(query)
         grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
@@ -80,7 +88,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             grad_scores = softmax_backward(grad_probabilities, probabilities)
             grad_query[:, rows] = torch.bmm(grad_scores, key[:, keys])
             grad_key[:, keys] += torch.bmm(grad_scores.transpose(1, 2), query[:, rows])
-        return grad_query.mul_(ctx.scale), grad_key, grad_value, *[None] * 6
+        return grad_query.mul_(ctx.scale), grad_key, grad_value, *[None] * 7
 
 
 def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slice]]:
@@ -103,20 +111,37 @@ def _causal_bias(length: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.full((length, length), MASKED, dtype=dtype).triu_(1)
 
 
+@dataclass(frozen=True)
+class _Masked:
+    """What was made from a mask.
+
+    Attributes:
+        key: the mask's version, which grows when it is changed in place, and the queries' type.
+        bias: added to the scores.
+        rows: of queries without any key, for which torch gives 0; None without any.
+    """
+
+    mask: torch.Tensor
+    key: tuple[int, torch.dtype]
+    bias: torch.Tensor
+    rows: torch.Tensor | None
+
+
 class Attention:
     """Overrides `scaled_dot_product_attention` in training.
 
     Args:
         max_length: tokens; longer sequences go to torch's function.
+        exact_dropout: whether the probability of dropout is the one asked for, see `make_mask`.
     """
 
-    def __init__(self, with_dropout: bool, max_length: int = MAX_LENGTH) -> None:
+    def __init__(
+        self, with_dropout: bool, max_length: int = MAX_LENGTH, exact_dropout: bool = False
+    ) -> None:
         self._with_dropout, self._max_length = with_dropout, max_length
-        # all layers of a model get the same mask: the bias made from the last one is kept
-        self._mask: torch.Tensor | None = None
-        self._version = 0
-        self._bias: torch.Tensor | None = None
-        self._masked_rows: torch.Tensor | None = None  # of queries without any key: torch gives 0
+        self._exact_dropout = exact_dropout
+        # all layers of a model get the same mask: what was made from the last one is kept
+        self._last: _Masked | None = None
 
     def __call__(
         self,
@@ -131,7 +156,9 @@ class Attention:
     ) -> torch.Tensor:
         """As torch's; shapes (batch, heads, length, head size)."""
         p = dropout_p if self._with_dropout else 0.0
-        if not self._supports(query, key, value, attn_mask, is_causal):
+        if not self.is_used(query, key, value, p) or self.why_not(
+            query, key, value, attn_mask, is_causal
+        ):
             return torch_attention(
                 query,
                 key,
@@ -153,41 +180,57 @@ class Attention:
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         with torch.autocast("cpu", enabled=False):
             output: torch.Tensor = _Attention.apply(
-                *matrices, bias, masked_rows, heads, is_causal, scale, p
+                *matrices, bias, masked_rows, heads, is_causal, scale, p, self._exact_dropout
             )
         return output.unflatten(0, (-1, heads))
 
-    def _supports(
+    def is_used(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, p: float
+    ) -> bool:
+        """In training: also in a checkpoint's first pass, which keeps nothing for the backward."""
+        trained = query.requires_grad or key.requires_grad or value.requires_grad
+        return p > 0 or (trained and torch.is_grad_enabled())
+
+    def why_not(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         mask: torch.Tensor | None,
         causal: bool,
-    ) -> bool:
+    ) -> str:
+        """Why a training's call goes to torch's function; "" if it does not."""
         lengths = query.shape[-2], key.shape[-2]
-        return (
-            query.ndim == key.ndim == 4
-            and (mask is None or (mask.ndim == 4 and not mask.requires_grad))
-            and (not causal or lengths[0] == lengths[1])
-            and torch.is_grad_enabled()
-            and query.requires_grad
-            and query.dtype == key.dtype == value.dtype
-            and query.dtype in DTYPES
-            and max(lengths) <= self._max_length
-        )
+        if not query.ndim == key.ndim == 4:
+            return "tensors without a dimension of heads"
+        if not query.dtype == key.dtype == value.dtype:
+            return "tensors of different types"
+        if query.dtype not in DTYPES:
+            return f"tensors of {query.dtype}"
+        if mask is not None and mask.ndim != 4:
+            return f"a mask of {mask.ndim} dimensions"
+        if mask is not None and mask.requires_grad:
+            return "a mask that is learned"
+        if causal and lengths[0] != lengths[1]:
+            return "causal attention with more keys than queries"
+        if max(lengths) > self._max_length:
+            return f"more than {self._max_length} tokens"
+        return ""
 
     def _bias_of(
         self, mask: torch.Tensor | None, query: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         if mask is None:
             return None, None
-        if mask is not self._mask or version_of(mask) != self._version:
-            self._mask, self._version, self._bias = mask, version_of(mask), mask
+        last = self._last  # another thread may replace it
+        key = version_of(mask), query.dtype
+        if last is None or mask is not last.mask or key != last.key:
             masked = mask.to(query.dtype).isneginf()  # fp32's smallest number is -inf in bf16
+            bias = mask
             if mask.dtype == torch.bool:
                 masked = ~mask
-                self._bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(masked, MASKED)
+                bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(masked, MASKED)
             rows = masked.all(-1, keepdim=True)
-            self._masked_rows = rows if rows.any() else None
-        return self._bias, self._masked_rows
+            last = _Masked(mask, key, bias, rows if rows.any() else None)
+            self._last = last
+        return last.bias, last.rows

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+torch_dropout = functional.dropout  # also where `ftcluster_train.fast` has replaced it
 GAMMA = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, SplitMix64's, as a signed number
 MIXES = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))  # its shifts and factors
 LAST_SHIFT = 31
@@ -71,11 +72,20 @@ def make_mask(count: int, p: float, seed: int) -> torch.Tensor:
         Shape (count,).
     """
     scale = torch.tensor(1 / (1 - p) if p < 1 else torch.inf, dtype=torch.bfloat16)
-    probability = (1 - 1 / scale.item()) or p
+    return _draw_mask(count, (1 - 1 / scale.item()) or p, scale, seed)
+
+
+def make_exact_mask(count: int, p: float, seed: int) -> torch.Tensor:
+    """As `make_mask`, but an element is 0 with the probability `p` itself, else 1."""
+    return _draw_mask(count, p, torch.ones((), dtype=torch.bfloat16), seed)
+
+
+def _draw_mask(count: int, probability: float, kept: torch.Tensor, seed: int) -> torch.Tensor:
+    """A mask in bf16 whose elements are 0 or `kept`; the probability of 0 is in steps."""
     threshold = round(probability * LEVELS) - LEVELS // 2  # for numbers from -2^15 on
     if threshold == LEVELS // 2:  # does not fit in 16 bits
         return torch.zeros(count, dtype=torch.bfloat16)
-    scale_bits = int(scale.view(torch.int16).item())
+    kept_bits = int(kept.view(torch.int16).item())
     words = -(-count // LANES)
     mask = torch.empty(words * LANES, dtype=torch.int16)
     generator = _generator(torch.get_num_threads())
@@ -83,21 +93,27 @@ def make_mask(count: int, p: float, seed: int) -> torch.Tensor:
         lanes = generator.draw(seed, begin, min(generator.words, words - begin)).view(torch.int16)
         part = mask[begin * LANES :][: len(lanes)]
         torch.ge(lanes, threshold, out=part)
-        part.mul_(scale_bits)
+        part.mul_(kept_bits)
     return mask[:count].view(torch.bfloat16)
 
 
 class _Dropout(torch.autograd.Function):  # type: ignore[misc]
+    """Multiplies by a mask, and by `scale` what the mask leaves."""
+
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, p: float, seed: int) -> torch.Tensor:
-        mask = make_mask(values.numel(), p, seed).view(values.shape)
+    def forward(ctx: Any, values: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
         ctx.save_for_backward(mask)
-        return values * mask
+        ctx.scale = scale
+        return _scaled(values * mask, scale)
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (mask,) = ctx.saved_tensors
-        return grad_output * mask, None, None
+        return _scaled(grad_output * mask, ctx.scale), None, None
+
+
+def _scaled(values: torch.Tensor, scale: float) -> torch.Tensor:
+    return values if scale == 1 else values * scale
 
 
 def dropout(
@@ -113,12 +129,33 @@ def dropout(
     """
     if not training or p == 0:
         return input
-    if p == 1 or inplace or input.dtype not in (torch.bfloat16, torch.float32):
-        return functional.dropout(input, p, training, inplace)
-    dropped: torch.Tensor = _Dropout.apply(input, p, draw_seed())
+    if not _supports(input, p, inplace):
+        return torch_dropout(input, p, training, inplace)
+    mask = make_mask(input.numel(), p, draw_seed()).view(input.shape)
+    dropped: torch.Tensor = _Dropout.apply(input, mask, 1.0)
     return dropped
+
+
+def exact_dropout(
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> torch.Tensor:
+    """As `dropout`, with the probability `p` itself, and scaled as torch scales."""
+    if not training or p == 0:
+        return input
+    if not _supports(input, p, inplace):
+        return torch_dropout(input, p, training, inplace)
+    mask = make_exact_mask(input.numel(), p, draw_seed()).view(input.shape)
+    dropped: torch.Tensor = _Dropout.apply(input, mask, 1 / (1 - p))
+    return dropped
+
+
+def _supports(input: torch.Tensor, p: float, inplace: bool) -> bool:
+    return 0 < p < 1 and not inplace and input.dtype in (torch.bfloat16, torch.float32)
 
 
 def draw_seed() -> int:
     """64 bits from torch's default generator."""
-    return int(torch.empty((), dtype=torch.int64).random_(-(1 << 63), None).item())
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(1 << 63), None).item())

@@ -14,3 +14,8 @@ def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor) -> torch.T
 def version_of(tensor: torch.Tensor) -> int:
     """A number that grows with each change in place; 0 for inference tensors, which have none."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func, such as vmap, is active."""
+    return bool(torch._C._are_functorch_transforms_active())

@@ -1,6 +1,7 @@
 """Imported by Python at the start of a user's script, whose folder is first on PYTHONPATH then.
 
-The packages of its own requirements come behind those of the stack, see `layer`.
+The packages of its own requirements come behind those of the stack, see `layer`. With `--fast` our
+kernels replace torch's functions once the script has imported torch, see `ftcluster_train.fast`.
 
 A script that hangs is asked for its Python stacks, see `python_stacks`.
 
@@ -14,11 +15,14 @@ third rank that had one core (pytorch pull request 179291 has another case).
 import atexit
 import contextlib
 import importlib
+import os
 import sys
 import time
 from pathlib import Path
 
+from ftcluster_common.launch import FAST_VARIABLE
 from ftcluster_train.io import python_stacks
+from ftcluster_train.launcher.after_import import after_import
 from ftcluster_train.launcher.layer import add_layer
 
 SETTLE_SECONDS = 0.3
@@ -44,7 +48,13 @@ def _import_next() -> None:
         sys.modules.setdefault("sitecustomize", own)
 
 
+def _enable_fast() -> None:
+    importlib.import_module("ftcluster_train.fast").enable()
+
+
 add_layer()
+if os.environ.get(FAST_VARIABLE):
+    after_import("torch", _enable_fast)
 python_stacks.write_on_signal()
 atexit.register(_settle)  # handlers run in reverse order, so this is the last
 _import_next()

@@ -1,0 +1,303 @@
+"""A script of one's own with our kernels: results as without them, and what is said.
+
+Gradients are compared as in test_gradients; FTCLUSTER_TEST_GRADIENTS=1 takes all architectures.
+"""
+
+import copy
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoConfig, AutoModel, PreTrainedModel, activations
+
+from ftcluster_train import fast, launcher
+from ftcluster_train.fast import functions, notices
+from tests.engine.jobs import make_job, make_task_of
+from tests.engine.test_gradients import (
+    EVERYTHING,
+    KINDS,
+    LEAST,
+    MEDIAN,
+    TIMES,
+    errors,
+    make,
+    make_inputs,
+    plain,
+)
+from tests.programs import NODE_PATH
+
+STARTUP = Path(launcher.__file__).parent / "startup"
+REPLACED = [
+    (functional, "dropout"), (functional, "scaled_dot_product_attention"),
+    (functional, "cross_entropy"), (torch, "compile"), (torch.optim.Adam, "__init__"),
+    (torch.optim.AdamW, "__init__"), (activations.NewGELUActivation, "forward"),
+    (activations.FastGELUActivation, "forward"), (PreTrainedModel, "post_init"),
+]  # fmt: skip
+FEW_KINDS = ("minilm", "distilbert", "modernbert", "deberta-v2", "t5", "gpt2", "gemma2", "llama")
+BERT = {
+    "model_type": "bert", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "intermediate_size": 64,
+}  # fmt: skip
+
+
+@pytest.fixture
+def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernels, until the end of the test."""
+    for place, name in REPLACED:
+        monkeypatch.setattr(place, name, getattr(place, name))
+    fast.enable()
+
+
+@pytest.fixture
+def said(capfd: pytest.CaptureFixture[str]) -> Any:
+    """What has been said since the last look, by lines."""
+    notices.say_once.cache_clear()
+    notices.say_fp32.cache_clear()
+
+    def look() -> list[str]:
+        lines = capfd.readouterr().err.splitlines()
+        return [line.removeprefix("fast: ") for line in lines if line.startswith("fast: ")]
+
+    return look
+
+
+def attention_inputs(length: int = 12, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.randn(2, 4, length, 8, dtype=dtype).requires_grad_() for _ in range(3)]
+
+
+@pytest.mark.parametrize("name", KINDS if EVERYTHING else FEW_KINDS)
+def test_gradients_are_as_exact_as_those_of_autocast(
+    tmp_path: Path, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = KINDS[name]
+    model, task = make(name), make_task_of(make_job(tmp_path, kind.task))
+    batches = [make_inputs(kind, "right", seed) for seed in range(kind.draws)]
+
+    def gradients(bf16: bool) -> list[Any]:
+        return [plain(copy.deepcopy(model), task, batch, bf16) for batch in batches]
+
+    exact = gradients(bf16=False)
+    stock = errors(gradients(bf16=True), exact)
+    request.getfixturevalue("enabled")
+    monkeypatch.setattr(functions, "MANY_CLASSES", 100)
+    in_fp32 = errors(gradients(bf16=False), exact)
+    assert max(in_fp32.values()) < 1e-3  # a small gradient is a sum of large ones
+    assert statistics.median(in_fp32.values()) < 1e-5
+    ours = errors(gradients(bf16=True), exact)
+    assert ours.keys() == stock.keys()
+    worse = {n: (e, stock[n]) for n, e in ours.items() if e > max(TIMES * stock[n], LEAST)}
+    assert worse == {}
+    assert statistics.median(e / stock[n] for n, e in ours.items()) < MEDIAN
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy(dtype: torch.dtype, reduction: str) -> None:
+    logits = (torch.randn(400, 5003) * 3).to(dtype).requires_grad_()
+    targets = torch.randint(5003, (400,))
+    targets[::7] = -1
+    options: Any = {"ignore_index": -1, "reduction": reduction}
+    exact = functional.cross_entropy(logits.double(), targets, **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = functional.cross_entropy(logits, targets, **options)
+    assert type(found.grad_fn).__name__ != type(exact.grad_fn).__name__
+    assert found.dtype == torch.float32
+    assert torch.allclose(found.double(), exact, rtol=1e-5)
+    upstream = torch.randn_like(found)
+    (wanted,) = torch.autograd.grad(exact, logits, upstream.double())
+    (gradient,) = torch.autograd.grad(found, logits, upstream, retain_graph=True)
+    assert gradient.dtype == dtype
+    off = torch.finfo(dtype).eps
+    assert torch.allclose(gradient, wanted, rtol=off, atol=float(wanted.abs().max()) * 1e-6)
+    (again,) = torch.autograd.grad(found, logits, upstream)
+    assert torch.equal(again, gradient)
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_has_the_probability_that_was_asked_for(dtype: torch.dtype) -> None:
+    values = torch.ones(2_000_000, dtype=dtype, requires_grad=True)
+    found = functional.dropout(values, 0.1)
+    assert float((found == 0).float().mean()) == pytest.approx(0.1, abs=6 * 0.3 / 2_000_000**0.5)
+    assert found.unique().tolist() == [0, float(torch.tensor(1 / 0.9, dtype=dtype))]
+    # attention to keys that are all alike: the mean over 1,024 keys of what is left, times 1 / 0.9
+    query, key = (torch.zeros(4, 4, 1024, 8, dtype=dtype, requires_grad=True) for _ in range(2))
+    value = torch.ones(4, 4, 1024, 8, dtype=dtype)
+    mean = functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1).double().mean()
+    assert mean.item() == pytest.approx(1, abs=6 * 0.33 / (16 * 1024 * 1024) ** 0.5 + 1e-4)
+
+
+@pytest.mark.usefixtures("enabled")
+def test_a_checkpoint_draws_the_same_masks_again() -> None:
+    """Its first pass keeps no graph, where the older kind is chosen."""
+    model = AutoModel.from_config(AutoConfig.for_model(**BERT)).train()
+    tokens = torch.randint(100, (2, 12))
+    found = []
+    for kind in (None, True, False):
+        if kind is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": kind})
+        model.zero_grad()
+        torch.manual_seed(3)
+        model(inputs_embeds=torch.randn(2, 12, 32).requires_grad_()).last_hidden_state.sum()
+        torch.manual_seed(3)
+        embedded = model.embeddings.word_embeddings(tokens)
+        model(inputs_embeds=embedded).last_hidden_state.square().sum().backward()
+        found.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+    for other in found[1:]:
+        assert all(torch.allclose(other[n], grad, atol=1e-5) for n, grad in found[0].items())
+
+
+@pytest.mark.usefixtures("enabled")
+def test_adamw_is_fused_where_the_script_has_not_chosen() -> None:
+    weights = [torch.nn.Parameter(torch.randn(5)) for _ in range(2)]
+    for kind in (torch.optim.AdamW, torch.optim.Adam):
+        assert [g["fused"] for g in kind(weights).param_groups] == [True]
+        groups = [{"params": weights[:1]}, {"params": weights[1:], "weight_decay": 0.1}]
+        assert [g["fused"] for g in kind(iter(groups)).param_groups] == [True, True]
+        assert kind(weights, foreach=False).param_groups[0]["fused"] is None
+        assert kind(weights, fused=False).param_groups[0]["fused"] is False
+        doubles = [torch.nn.Parameter(torch.randn(5).double())]
+        assert kind(doubles).param_groups[0]["fused"] is None
+    ends = []
+    for fused in (None, False):
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 50))
+        optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
+        for _ in range(5):
+            weight.grad = weight.detach() * 2
+            optimizer.step()
+        ends.append(weight.detach())
+    assert torch.allclose(*ends, atol=1e-6)
+
+
+@pytest.mark.usefixtures("enabled")
+def test_what_does_not_fit_is_said_once(said: Any) -> None:
+    query, key, value = attention_inputs(dtype=torch.float16)
+    for _ in range(2):
+        functional.scaled_dot_product_attention(query, key, value)
+    assert said() == ["attention with tensors of torch.float16 is left to torch"]
+    tensors = attention_inputs(dtype=torch.bfloat16)
+    functional.scaled_dot_product_attention(*tensors, attn_mask=torch.ones(12, 12, dtype=bool))
+    assert said() == ["attention with a mask of 2 dimensions is left to torch"]
+    functional.scaled_dot_product_attention(*attention_inputs(1500, torch.bfloat16))
+    assert said() == ["attention with more than 1024 tokens is left to torch"]
+    logits = torch.randn(3, 5000, requires_grad=True)
+    functional.cross_entropy(logits, torch.tensor([1, 2, 3]), label_smoothing=0.1)
+    assert said() == ["cross entropy with class weights or label smoothing is left to torch"]
+    torch.compile(torch.nn.Linear(2, 2))
+    assert said() == ["a compiled model is left to torch.compile"]
+    for settings in ({"attn_implementation": "eager"}, {"hidden_act": "quick_gelu"}):
+        chosen = {k: settings.pop(k) for k in [*settings] if k == "attn_implementation"}
+        AutoModel.from_config(AutoConfig.for_model(**BERT, **settings), **chosen)
+    assert said() == [
+        "a bert model computes attention itself (attn_implementation=eager), "
+        "which is left as it is",
+        "the activation QuickGELUActivation is left as it is",
+    ]
+
+
+@pytest.mark.usefixtures("enabled")
+def test_another_rank_says_nothing(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    functional.scaled_dot_product_attention(*attention_inputs(dtype=torch.float16))
+    assert said() == []
+
+
+@pytest.mark.usefixtures("enabled")
+def test_fp32_is_kept_and_said(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags : avx2 avx512_bf16 \n")
+    found = functional.scaled_dot_product_attention(*attention_inputs())
+    assert found.dtype == torch.float32
+    (line,) = said()
+    assert line.startswith("the script trains in fp32; with AVX512-BF16 this CPU is faster in bf16")
+    notices.say_fp32.cache_clear()
+    notices.say_once.cache_clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = functional.scaled_dot_product_attention(*attention_inputs())
+    assert cast.dtype == torch.bfloat16  # as torch's
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags : avx2\n")
+    functional.scaled_dot_product_attention(*attention_inputs())
+    assert said() == []
+
+
+@pytest.mark.usefixtures("enabled")
+def test_calls_that_no_kernel_is_made_for() -> None:
+    """Evaluations, transforms of torch.func and other devices give what torch gives."""
+    values = torch.randn(3, 8)
+    masked = torch.func.vmap(functional.dropout, randomness="different")(values)
+    assert masked.shape == values.shape
+    assert functional.dropout(values.to("meta")).device.type == "meta"
+    tensors = attention_inputs()
+    with torch.no_grad():
+        found = functional.scaled_dot_product_attention(*tensors)
+        assert torch.equal(found, functions.torch_attention(*tensors))
+    assert functional.dropout(values, 0.5, training=False) is values
+
+
+def test_attention_by_its_name() -> None:
+    """For a model alone: nothing else is replaced."""
+    config = AutoConfig.for_model(**BERT, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
+    tokens, mask = torch.randint(100, (2, 12)), torch.ones(2, 12, dtype=torch.long)
+    mask[1, 5:] = 0
+    found = []
+    for name in ("sdpa", "ftcluster"):
+        torch.manual_seed(1)
+        model = AutoModel.from_config(config, attn_implementation=name).train()
+        model(tokens, attention_mask=mask).last_hidden_state[mask.bool()].square().sum().backward()
+        found.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert functional.dropout is functions.torch_dropout
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*found, strict=True))
+
+
+SCRIPT = """
+import importlib.util, json, os, sys
+assert importlib.util.find_spec("torch")
+import torch
+from torch.nn.functional import dropout
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # read when transformers is imported
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+torch.manual_seed(0)
+rows = [{"input_ids": torch.randint(100, (24,)), "labels": i % 2} for i in range(32)]
+off = {} if sys.argv[1] == "dropout" else {
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+model = BertForSequenceClassification(BertConfig(
+    vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+    intermediate_size=64, **off))
+arguments = TrainingArguments(
+    "out", use_cpu=True, bf16=True, max_steps=6, logging_steps=1, learning_rate=1e-2, report_to=[],
+    save_strategy="no", disable_tqdm=True)
+trainer = Trainer(model, arguments, train_dataset=rows)
+trainer.train()
+losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+level = __import__("transformers").utils.logging.get_verbosity()
+print(json.dumps([dropout.__module__, level, losses]))
+"""
+
+
+def trained(folder: Path, word: str, **environ: str) -> Any:
+    (folder / "script.py").write_text(SCRIPT)
+    path = f"{STARTUP}{os.pathsep}{NODE_PATH}"
+    done = subprocess.run(
+        [sys.executable, "script.py", word], cwd=folder, text=True, capture_output=True,
+        check=False, env={**os.environ, "PYTHONPATH": path, **environ},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_an_unchanged_script(tmp_path: Path) -> None:
+    stock, level, losses = trained(tmp_path, "none")
+    assert stock == "torch.nn.functional"
+    ours, same, found = trained(tmp_path, "none", FTCLUSTER_FAST="1")
+    assert (ours, same) == ("ftcluster_train.fast.functions", level)
+    assert found == pytest.approx(losses, abs=0.01)
+    _, _, dropped = trained(tmp_path, "dropout", FTCLUSTER_FAST="1")
+    assert dropped[-1] < 1.5
+    assert dropped != losses

@@ -1,0 +1,36 @@
+"""The training engine's kernels for a script of one's own: Trainer, Accelerate, plain torch.
+
+    from ftcluster_train import fast
+    fast.enable(model)
+
+Dropout, attention, the tanh approximation of GELU, the cross entropy of a large vocabulary and
+AdamW are replaced in the whole process, for models that exist and for those to come; `ftcluster run
+--fast` does it before the script starts. What does not fit is left to torch, and said once. After
+`import ftcluster_train.fast` a model can also have nothing but the attention:
+
+    AutoModel.from_pretrained(..., attn_implementation="ftcluster")
+"""
+
+from typing import Any
+
+from ftcluster_train.fast import adamw, functions
+from ftcluster_train.fast.models import check_model, register_attention, replace_in_models
+from ftcluster_train.launcher.after_import import after_import
+
+MODELS = "transformers.modeling_utils"  # a script may set what transformers reads at its import
+
+
+def enable(model: Any = None) -> None:
+    """Train with our kernels from now on; another call has no effect.
+
+    Args:
+        model: to say what does not fit with it, where it was made before.
+    """
+    if functions.replace_functions():
+        adamw.fuse()
+        after_import(MODELS, replace_in_models)
+    if model is not None:
+        check_model(model)
+
+
+after_import(MODELS, register_attention)
