@@ -60,6 +60,9 @@ EVENTS: dict[str, dict[str, Any]] = {
         "collectives": int,
         "latency_seconds": Number,
     },
+    # a host that has fallen behind, and why; ratio: how many times as long as usual its steps take,
+    # 0 where it has recovered
+    "slow_host": {"host": str, "step": int, "ratio": Number, "message": str},
     "evaluation": {"step": int, "epoch": Number, "metrics": dict, "seconds": Number},
     "parameters": {"step": int, "equal": bool, "sha256": str},
     "checkpoint": {"step": int, "folder": str, "seconds": Number},

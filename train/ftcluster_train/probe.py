@@ -36,10 +36,11 @@ from ftcluster_train.distributed.connectivity import (
     connected_ranks,
 )
 from ftcluster_train.errors import first_line
+from ftcluster_train.io.cpu import cpuinfo_field
 from ftcluster_train.launcher.processes import run_of
 from ftcluster_train.verification.consistency import KERNELS
 from ftcluster_train.verification.host_firewalls import HostFirewall
-from ftcluster_train.verification.matmul_benchmark import cpuinfo_field, measure_speed
+from ftcluster_train.verification.matmul_benchmark import measure_speed
 from ftcluster_train.verification.open_ports import accept_connections
 
 REQUEST_VARIABLE = "FTCLUSTER_PROBE_REQUEST"

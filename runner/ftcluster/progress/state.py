@@ -71,7 +71,7 @@ class RunProgress:
         evaluations: every event `evaluation`.
         result: the event `result`: metrics, samples_per_second, model, ...
         errors: every event `error`: message, hint, rank, host.
-        notices: the message of every event `notice` and `restart`.
+        notices: the message of every event `notice`, `slow_host` and `restart`.
         checkpoint: the last event `checkpoint`: step, and its folder on the head.
         seconds: from the launch to the end of the last rank.
         end: the event `end`: state, exit_code, seconds.
@@ -114,7 +114,7 @@ class RunProgress:
         match event.get("event"):
             case "phase":
                 self.doing = event["doing"]
-            case "notice":
+            case "notice" | "slow_host":
                 self.notices.append(event["message"])
             case "restart":
                 which = f"restart {event['restart']} of {event['max_restarts']}"

@@ -33,7 +33,7 @@ class View:
     def run_event(self, progress: RunProgress, kind: str) -> None:
         """Show an event of this kind, which has been added to `progress`."""
         self._say_notes()
-        if kind in ("notice", "restart"):
+        if kind in ("notice", "slow_host", "restart"):
             self.say(f"note: {progress.notices[-1]}")
         elif kind == "checkpoint":
             self.say(format.checkpoint_line(progress))

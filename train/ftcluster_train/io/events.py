@@ -45,6 +45,40 @@ class EventWriter:
             os.close(descriptor)
 
 
+class EventReader:
+    """Reads the events of a run that goes on; without those with the output of a script.
+
+    Args:
+        from_end: leave out those that are there already.
+    """
+
+    def __init__(self, run_dir: Path, from_end: bool = False) -> None:
+        self._path, self._offset = run_dir / EVENTS, 0
+        if from_end:
+            with contextlib.suppress(OSError):  # there is none yet
+                self._offset = self._path.stat().st_size
+
+    def read(self) -> list[dict[str, Any]]:
+        """The events since the last call; leaves out damaged ones.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        found = []
+        for line in whole.splitlines():
+            if not line.startswith(b'{"event": "output"'):
+                with contextlib.suppress(ValueError):
+                    event = json.loads(line)
+                    if isinstance(event, dict) and "event" in event and "time" in event:
+                        found.append(event)
+        return found
+
+
 def read_events(run_dir: Path) -> list[dict[str, Any]]:
     """The first and the last events of a run."""
     try:

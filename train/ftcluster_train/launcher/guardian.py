@@ -25,12 +25,14 @@ from ftcluster_train.errors import TrainError
 from ftcluster_train.io import python_stacks
 from ftcluster_train.io.rank_status import SCRIPT, VARIABLE
 from ftcluster_train.launcher.activity import activity, children, descendants
+from ftcluster_train.launcher.host_condition import HostCondition
 from ftcluster_train.launcher.processes import adopt_orphans, end_with_parent
 
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
 SECRET = "FTCLUSTER_GUARD_FILE"  # has what a guardian proves itself with
 GRACE_SECONDS = 9.0  # between SIGTERM and SIGKILL; longer than that of `script`
 REPEAT_SECONDS = 2.0  # a shutdown signals every process, and so the rank several times
+CONDITION_SECONDS = 10.0  # between two readings of a host's condition
 STACK_SECONDS = 0.02  # a process writes its stacks meanwhile, so that they do not mix
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 OOM_COUNTER = Path("/proc/vmstat")
@@ -122,6 +124,9 @@ class _Guardian:
         self._heard = self._sent = time.monotonic()
         self._ending = 0.0  # when SIGKILL is due; 0: it is not being ended
         self._asked = 0.0  # when the rank was asked to stop
+        first = os.environ.get("LOCAL_RANK") == "0"
+        self._condition = HostCondition(os.getppid(), self._heard) if first else None
+        self._condition_read = self._heard
 
     def watch(self) -> int:
         """Returns the rank's wait status."""
@@ -143,7 +148,15 @@ class _Guardian:
                 self._sent = now
                 main = (self._pid, self._script)
                 self._activity = activity(os.getpid(), main, self._activity)
-                self._send({**self._doing, **self._activity})
+                self._send({**self._doing, **self._activity, **self._host(now)})
+
+    def _host(self, now: float) -> dict[str, Any]:
+        """What the host is like, now and then, if this is its first rank and it trains."""
+        due = now - self._condition_read >= CONDITION_SECONDS
+        if not (self._condition and due and self._trains):
+            return {}
+        self._condition_read = now
+        return {"host": self._condition.read(now)}
 
     @property
     def _trains(self) -> bool:

@@ -1,8 +1,9 @@
 """What the guardians report to the supervisor, and which rank or host is in trouble.
 
 A guardian (see `guardian`) connects and sends lines of JSON: first `secret` and `rank`; each second
-the `activity` of its rank, with `step` and `doing` as the rank has reported them; last `exit` and
-`oom`. The supervisor sends a line a second, `beat`, or `end`, `stop` or `stack`.
+the `activity` of its rank, with `step` and `doing` as the rank has reported them, and of a host's
+first rank sometimes also `host`, the `HostCondition`; last `exit` and `oom`. The supervisor sends a
+line a second, `beat`, or `end`, `stop` or `stack`.
 
 Standard library only: the supervisor uses it.
 """
@@ -15,7 +16,7 @@ import selectors
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ftcluster_common.launch import Host
@@ -57,6 +58,8 @@ class RankLife:
         exit: its exit code, negative for a signal; None while it is there.
         oom: whether the kernel has killed it for want of memory.
         lost: whether its guardian hung up without an exit code.
+        condition: what its host was like lately, see `HostCondition.read`; {} where it is not the
+            first rank of its host.
     """
 
     rank: int
@@ -77,6 +80,7 @@ class RankLife:
     exit: int | None = None
     oom: bool = False
     lost: bool = False
+    condition: Mapping[str, Any] = field(default_factory=dict)
 
     def take(self, message: Mapping[str, Any], now: float) -> None:
         """Fold one message of the guardian in."""
@@ -88,6 +92,7 @@ class RankLife:
         where = (int(message.get("step", self.step)), str(message.get("doing", self.doing)))
         if where != (self.step, self.doing):
             (self.step, self.doing), self.changed, self.busy = where, now, now
+        self.condition = message.get("host", self.condition)
         state = message.get("state")
         self.stopped = (self.stopped or now) if state == "T" else None
         if message.get("sleep") != self.sleep:

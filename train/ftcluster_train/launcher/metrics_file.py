@@ -14,7 +14,7 @@ from typing import Any
 
 from ftcluster_common.launch import Launch
 from ftcluster_common.rank_times import Interval, interval_between, straggler_scores
-from ftcluster_train.io.events import EVENTS
+from ftcluster_train.io.events import EventReader
 
 FOLDER = "metrics"
 SECONDS = 5.0  # between two writes
@@ -167,9 +167,9 @@ class MetricsFile:
     """The file of one run, which is written anew every few seconds. It never fails a run."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._events, self._run = run_dir / EVENTS, run_dir.name
+        self._events, self._run = EventReader(run_dir), run_dir.name
         self.path = run_dir.parent.parent / FOLDER / f"{run_dir.name}.prom"
-        self._numbers, self._offset, self._written = RunNumbers(), 0, 0.0
+        self._numbers, self._written = RunNumbers(), 0.0
         self._recipe = _recipe_of(run_dir)
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(exist_ok=True)
@@ -191,24 +191,14 @@ class MetricsFile:
         self._written = time.monotonic()
         partial = self.path.with_name(f".{self.path.name}.partial")
         with contextlib.suppress(OSError):  # a full disk, or a folder that setup has not made
-            self._read()
+            for event in self._events.read():
+                with contextlib.suppress(KeyError, TypeError):  # of another version
+                    self._numbers.add(event)
             if step:
                 self._numbers.step = step
             found = samples(self._numbers, launch, self._recipe, time.time())
             partial.write_text(text_of(self._run, found), encoding="utf-8")
             partial.rename(self.path)
-
-    def _read(self) -> None:
-        """Fold the events in that have come."""
-        with self._events.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            if not line.startswith(b'{"event": "output"'):  # what a script prints
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged
-                    self._numbers.add(json.loads(line))
 
 
 def _recipe_of(run_dir: Path) -> str:

@@ -32,6 +32,7 @@ from ftcluster_train.launcher.rank_environment import (
     rank_environment,
     without_credentials,
 )
+from ftcluster_train.launcher.slow_hosts import SlowHostWatch
 from ftcluster_train.launcher.ssh_check import Refusal
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 from ftcluster_train.launcher.stop_request import EXIT_CODE, Stopped, StopRequest
@@ -114,7 +115,13 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
         request.saving = beats if launch.script_ranks is None else None
         request.grace_seconds = launch.grace_seconds
         request.repeated = bool(launch.slurm_job)  # Slurm signals every process, several times
-        trouble = _read(process, watch, beats, request, lambda step: run.metrics.tick(launch, step))
+        slow = SlowHostWatch(Path(launch.run_dir), events, beats.lives)
+
+        def each_look(step: int) -> None:
+            run.metrics.tick(launch, step)
+            slow.tick()
+
+        trouble = _read(process, watch, beats, request, each_look)
         heard_out = True
         code = process.wait()
         # whatever became of mpirun after its ranks had ended well

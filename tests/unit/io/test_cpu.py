@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.verification import matmul_benchmark
-from ftcluster_train.verification.matmul_benchmark import (
+from ftcluster_train.io import cpu
+from ftcluster_train.io.cpu import (
     counters,
     cpuinfo_field,
     megahertz,
@@ -15,7 +15,7 @@ from ftcluster_train.verification.matmul_benchmark import (
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What /proc and /sys say."""
     texts: dict[str, str] = {}
-    monkeypatch.setattr(matmul_benchmark, "read", lambda path: texts.get(str(path), ""))
+    monkeypatch.setattr(cpu, "read", lambda path: texts.get(str(path), ""))
     return texts
 
 
@@ -52,7 +52,7 @@ def test_fields_of_the_first_cpu(files: dict[str, str]) -> None:
 def test_stolen_time_and_throttling(
     files: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(matmul_benchmark, "CPU", tmp_path)
+    monkeypatch.setattr(cpu, "CPU", tmp_path)
     for number, count in enumerate(("2", "3")):
         path = tmp_path / f"cpu{number}/thermal_throttle/core_throttle_count"
         path.parent.mkdir(parents=True)
