@@ -41,6 +41,7 @@ from ftcluster_train.launcher.processes import run_of
 from ftcluster_train.verification.consistency import KERNELS
 from ftcluster_train.verification.host_firewalls import HostFirewall
 from ftcluster_train.verification.matmul_benchmark import measure_speed
+from ftcluster_train.verification.memory_benchmark import measure_disk, measure_memory
 from ftcluster_train.verification.open_ports import accept_connections
 
 REQUEST_VARIABLE = "FTCLUSTER_PROBE_REQUEST"
@@ -68,6 +69,7 @@ class Request:
         ports: by host name, the ports that the control node tries meanwhile.
         firewall: whether a host whose ports it reaches is a problem.
         firewalls: by host name, what manages the firewall of a host, as far as known.
+        folder: where runs are, whose disk is measured; "": it is not.
     """
 
     hosts: tuple[Host, ...]
@@ -80,6 +82,7 @@ class Request:
     ports: dict[str, list[int]] = field(default_factory=dict)
     firewall: bool = False
     firewalls: dict[str, HostFirewall] = field(default_factory=dict)
+    folder: str = ""
 
     @classmethod
     def read(cls, text: str) -> "Request":
@@ -111,7 +114,7 @@ def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
     answer["unreached"] = check_connections(store, rank, addresses)
     members = connected_ranks(answer["unreached"])
     if rank not in members:
-        answer["speed"] = measure_speed(cores, bf16) if request.measure else None
+        answer["speed"] = measure_host(request.folder, cores, bf16) if request.measure else None
         return
     answer |= join_group(
         dist.PrefixStore("members", store), address, members.index(rank), len(members)
@@ -121,7 +124,7 @@ def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
     )
     if request.measure:
         dist.barrier()  # all hosts compute at the same time, as in training
-        answer["speed"] = measure_speed(cores, bf16)
+        answer["speed"] = measure_host(request.folder, cores, bf16)
     if request.measure or any(request.mbits.values()):
         from ftcluster_train.verification.network_benchmark import measure_links
 
@@ -135,6 +138,15 @@ def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
         answer["backends"] = {GLOO: answer["all_reduce_ms"], **time_impi(answer)}
     dist.barrier()  # until here the others need the store, which the head has
     dist.destroy_process_group()
+
+
+def measure_host(folder: str, cores: int, bf16: bool) -> dict[str, Any]:
+    """What this host computes, copies and writes a second, and what may have slowed it down."""
+    return {
+        **measure_speed(cores, bf16),
+        "memory_gb_per_second": measure_memory(cores),
+        "disk_mb_per_second": measure_disk(Path(folder)) if folder else None,
+    }
 
 
 def networks_of(request: Request, interface: str = "") -> list[HostNetwork]:

@@ -49,7 +49,11 @@ from ftcluster_train.verification.consistency import (
     without_impi,
 )
 from ftcluster_train.verification.host_firewalls import advice
-from ftcluster_train.verification.outliers import slow_hosts, slow_links
+from ftcluster_train.verification.outliers import (
+    slow_hosts,
+    slow_links,
+    slow_memory_and_disks,
+)
 
 LAST_LINES = 12
 
@@ -99,6 +103,7 @@ def verify(request: Request) -> Report:
         *([] if request.firewall else open_hosts),
         *(busy_hosts(request.hosts, answers) if request.measure or report.links else []),
         *slow_hosts(report.hosts),
+        *slow_memory_and_disks(report.hosts),
         *slow_links(report.links, mbits),
         *without_impi(request.hosts, answers),
     ]

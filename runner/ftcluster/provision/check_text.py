@@ -11,7 +11,7 @@ MATRIX_HOSTS = 8  # more would not fit a terminal's width
 WORST_PAIRS = 3
 HEADS = (
     "host", "address", "CPU", "cores", "memory", "network", "torch", "computes with",
-    "bf16 GFLOP/s", "fp32 GFLOP/s", "of median", "of own", "load",
+    "bf16 GFLOP/s", "fp32 GFLOP/s", "of median", "memory GB/s", "disk MB/s", "of own", "load",
 )  # fmt: skip
 
 Document = Mapping[str, Any]
@@ -86,6 +86,10 @@ def _row(host: Document) -> tuple[str, ...]:
         host["computes_with"],
         *(f"{speed[key]:.0f}" if speed.get(key) else "" for key in ("bf16_gflops", "fp32_gflops")),
         f"{relative:.2f}" if relative else "",
+        *(
+            f"{speed[key]:.0f}" if speed.get(key) else ""
+            for key in ("memory_gb_per_second", "disk_mb_per_second")
+        ),
         f"{host['of_own_median']:.2f}" if host.get("of_own_median") else "",
         f"{speed['load_average']:.1f}" if speed else "",
     )

@@ -19,9 +19,10 @@ from ftcluster_common.finding import Finding
 FORMAT = 1
 KEPT = 50  # checks of each host
 LEAST = 3  # earlier checks to compare with
-SLOWER = 0.85  # of a host's own median
+SLOWER = 0.85  # of a host's own earlier figures
 LESS_MEMORY = 0.99  # of the most it ever had; kernels differ by less
 KIND = "degraded"
+DISK = "disk_mb_per_second"
 # figures that a host is compared by: their unit, and what to look at
 FIGURES = {
     "bf16_gflops": (
@@ -30,6 +31,14 @@ FIGURES = {
         "sel list), and look for other programs",
     ),
     "fp32_gflops": ("GFLOP/s in fp32", "see bf16; memory errors also slow it down (dmesg, EDAC)"),
+    "memory_gb_per_second": (
+        "GB/s of memory",
+        "a module may run slower or be gone (dmidecode -t memory); look for other programs",
+    ),
+    DISK: (
+        "MB/s written to disk",
+        "look for other programs that write, for errors (dmesg), and at its health (smartctl -a)",
+    ),
     "mb_per_second": (
         "MB/s to its best partner",
         "check cable, switch port, duplex and error counters (ethtool, ethtool -S)",
@@ -60,6 +69,8 @@ def figures(document: Document) -> dict[str, dict[str, Any]]:
                 "torch": host["versions"].get("torch", ""),
                 "bf16_gflops": speed["bf16_gflops"],
                 "fp32_gflops": speed["fp32_gflops"],
+                "memory_gb_per_second": speed["memory_gb_per_second"],
+                "disk_mb_per_second": speed["disk_mb_per_second"],
                 "mhz": speed["mhz"],
                 "mb_per_second": best.get(name),
                 "memory_bytes": host["memory_bytes"],
@@ -96,11 +107,13 @@ def compared(document: Document, history: History) -> Document:
 def _relative(
     current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, float]]:
-    """Figures relative to the medians of the earlier ones."""
+    """Figures relative to the medians of the earlier ones, that of the disk to the least."""
     for name in FIGURES:
-        earlier = [one[name] for one in before if one[name]]
+        earlier = [one[name] for one in before if one.get(name)]
         if current[name] and len(earlier) >= LEAST:
-            yield name, current[name] / median(earlier)
+            # what a disk writes a second differs by more from time to time
+            usual = min(earlier) if name == DISK else median(earlier)
+            yield name, current[name] / usual
 
 
 def _findings(
@@ -110,8 +123,9 @@ def _findings(
     for name, part in _relative(current, before):
         if part < SLOWER:
             unit, hint = FIGURES[name]
+            usual = "least" if name == DISK else "median"
             what = (
-                f"{current[name]:.0f} {unit}, {1 - part:.0%} less than the median of its own "
+                f"{current[name]:.0f} {unit}, {1 - part:.0%} less than the {usual} of its own "
                 f"{len(before)} checks since {since}"
             )
             yield Finding(host, what + _clock(current, before), hint, KIND)

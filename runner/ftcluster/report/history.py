@@ -34,7 +34,8 @@ class History:
             `evaluations`.
         intervals: also of steps that were repeated.
         before: seconds of training of the runs that it continues.
-        restarts: events `restart`; likewise `checkpoints`, `notices` and `errors`.
+        restarts: events `restart`; likewise `checkpoints`, `notices`, `slow_hosts` and
+            `errors`.
     """
 
     began: float = 0.0
@@ -51,6 +52,7 @@ class History:
     restarts: list[Mapping[str, Any]] = field(default_factory=list)
     checkpoints: list[Mapping[str, Any]] = field(default_factory=list)
     notices: list[Mapping[str, Any]] = field(default_factory=list)
+    slow_hosts: list[Mapping[str, Any]] = field(default_factory=list)
     before: float = 0.0
     errors: list[Mapping[str, Any]] = field(default_factory=list)
 
@@ -129,6 +131,8 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
                 now(DOWN, at)
             case "notice":
                 found.notices.append(event)
+            case "slow_host":
+                found.slow_hosts.append(event)
             case "error":
                 found.errors.append(event)
             case "products" | "result" | "end":

@@ -519,7 +519,8 @@ def costs(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[HostCost], str]]:
                 f"{first.host} costs most: if it were as fast as {others[0].host}, "
                 f"a step would take up to {percent(first.saved)} less."
             )
-        yield run.label, run.costs, text
+        named = [f"At step {one['step']}: {one['message']}." for one in run.history.slow_hosts]
+        yield run.label, run.costs, " ".join([text, *named])
 
 
 def growth(runs: Sequence[RunPage], bench: Mapping[str, Any] | None) -> Iterator[Picture]:

@@ -45,6 +45,15 @@ def test_small_differences_and_a_low_clock_alone_are_none(changes: dict[str, Any
     assert warned(after(3, checked(**changes))) == []
 
 
+def test_memory_and_disk(said: Callable[[object], None]) -> None:
+    [(_, memory)] = warned(after(3, checked(memory_gb_per_second=300.0)))
+    said(memory.split(" since ")[0])
+    keep(checked(disk_mb_per_second=500))  # a disk is compared with its worst day
+    assert warned(after(3, checked(disk_mb_per_second=440))) == []
+    [(_, disk)] = warned(after(0, checked(disk_mb_per_second=300)))
+    said(disk.split(" since ")[0])
+
+
 def test_two_checks_are_too_few() -> None:
     result = after(2, checked(bf16_gflops=100.0))
     assert warned(result) == []

@@ -4,13 +4,19 @@ from typing import Any
 import pytest
 
 from ftcluster_common.finding import Finding
-from ftcluster_train.verification.outliers import MAX_LINKS, relative_speeds, slow_hosts, slow_links
+from ftcluster_train.verification.outliers import (
+    MAX_LINKS,
+    relative_speeds,
+    slow_hosts,
+    slow_links,
+    slow_memory_and_disks,
+)
 
 XEON, OTHER_XEON = "Intel(R) Xeon(R) Platinum 8488C", "Intel(R) Xeon(R) Platinum 8375C"
 SPEED = {
     "bf16_gflops": 4000.0, "fp32_gflops": 1600.0, "cpu": XEON, "threads": 32, "load_average": 0.3,
     "cpu_share": 0.99, "stolen_share": 0.0, "throttled": 0, "mhz": 2600, "governor": "performance",
-    "numa_nodes": 2,
+    "numa_nodes": 2, "memory_gb_per_second": 400.0, "disk_mb_per_second": 900,
 }  # fmt: skip
 
 
@@ -52,6 +58,21 @@ def test_the_precision_that_training_takes_counts() -> None:
     hosts = [*four(**slow), host("old", cpu=OTHER_XEON, bf16_gflops=None)]
     (finding,) = slow_hosts(hosts)
     assert finding.what.startswith("1000 GFLOP/s in fp32, 38 % less")
+
+
+def test_slow_memory_is_named_beside_the_same_cpu_and_a_slow_disk_beside_any() -> None:
+    assert slow_memory_and_disks(four(memory_gb_per_second=330.0, disk_mb_per_second=500)) == []
+    found = slow_memory_and_disks(four(memory_gb_per_second=200.0, disk_mb_per_second=90))
+    assert [(one.host, one.what) for one in found] == [
+        ("node3", "200 GB/s of memory, the other hosts have 400"),
+        ("node3", "90 MB/s written to disk, the other hosts have 900"),
+    ]
+    (other,) = slow_memory_and_disks(
+        four(cpu=OTHER_XEON, memory_gb_per_second=200.0, disk_mb_per_second=90)
+    )
+    assert other.what.startswith("90 MB/s")
+    assert slow_memory_and_disks(four(disk_mb_per_second=None)) == []
+    assert slow_memory_and_disks([host("alone")]) == []
 
 
 def test_only_hosts_with_the_same_cpu_are_compared() -> None:

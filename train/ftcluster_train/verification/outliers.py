@@ -7,6 +7,7 @@ from typing import Any
 from ftcluster_common.finding import Finding
 
 SLOW_HOST = 0.8  # of the median of hosts with the same CPU
+SLOW_DISK = 0.5  # of the median of the other hosts
 LOW_CPU_SHARE = 0.85  # of the CPU time that the threads asked for
 HIGH_LOAD = 0.5  # load average per thread, before the measurement
 STOLEN_SHARE = 0.03  # of CPU time, by the hypervisor
@@ -19,6 +20,12 @@ MAX_LINKS = 5  # that get a finding each
 CHECK_LINK = (
     "check duplex and autonegotiation (ethtool), cable and switch port, that hosts and switch have "
     "the same MTU, other traffic, and whether ftcluster_address names the fastest network"
+)
+CHECK_MEMORY = (
+    "check that its memory is in all channels (dmidecode -t memory), and for other programs"
+)
+CHECK_DISK = (
+    "look for other programs that write, for errors (dmesg), and at its health (smartctl -a)"
 )
 
 Row = Mapping[str, Any]
@@ -55,6 +62,26 @@ def slow_hosts(hosts: Sequence[Row]) -> list[Finding]:
             others = [other for other in same if other is not host]
             hint = "; ".join(reasons(host, others))
             findings.append(Finding(host["name"], what, hint, "straggler"))
+    return findings
+
+
+def slow_memory_and_disks(hosts: Sequence[Row]) -> list[Finding]:
+    """Hosts whose memory or disk is slower than the others'."""
+    findings = []
+    for host in hosts:
+        speed = host["speed"]
+        if not speed:
+            continue
+        others = [other["speed"] for other in hosts if other["speed"] and other is not host]
+        same = [other for other in others if other["cpu"] == speed["cpu"]]
+        for key, unit, rows, limit, hint in (
+            ("memory_gb_per_second", "GB/s of memory", same, SLOW_HOST, CHECK_MEMORY),
+            ("disk_mb_per_second", "MB/s written to disk", others, SLOW_DISK, CHECK_DISK),
+        ):
+            known = [row[key] for row in rows if row[key]]
+            if speed[key] and known and speed[key] < limit * median_low(known):
+                what = f"{speed[key]:.0f} {unit}, the other hosts have {median_low(known):.0f}"
+                findings.append(Finding(host["name"], what, hint, "straggler"))
     return findings
 
 
