@@ -146,6 +146,8 @@ def summary(runs: list[Run]) -> dict[str, dict[str, Run]]:
     for case, way in dict.fromkeys((run["case"], run["way"]) for run in runs):
         own = [run for run in runs if (run["case"], run["way"]) == (case, way)]
         whole = [run for run in own if run["mbits"] is None]
+        if not whole:  # only its speed was measured
+            continue
         numbers: Run = {
             "steps": whole[0]["steps"],
             "samples": whole[0]["samples"],
