@@ -49,6 +49,27 @@ def test_a_stop_is_that_of_a_main_process() -> None:
     assert activity(os.getpid(), ()) == {}
 
 
+THREAD = (
+    "import threading, time\n"
+    "def work():\n"
+    "    while True: pass\n"
+    "threading.Thread(target=work, daemon=True).start()\n"
+    "threading.Event().wait()\n"
+)
+
+
+def test_a_thread_that_others_leave_no_cpu_is_not_idle() -> None:
+    other = subprocess.Popen([sys.executable, "-c", THREAD], start_new_session=True)
+    try:
+        wait_for(lambda: len(list(Path(f"/proc/{other.pid}/task").iterdir())) == 2)
+        # as if they had used no CPU time since
+        starved = {"cpu": 1e9, "wire": 0}
+        wait_for(lambda: activity(os.getpid(), (other.pid,), starved)["state"] == "R")
+    finally:
+        os.killpg(other.pid, signal.SIGKILL)
+        other.wait()
+
+
 # vfork: its parent is in state D until the child executes, and that waits for the FIFO
 ASLEEP = (
     "import os, sys\n"

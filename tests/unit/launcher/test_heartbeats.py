@@ -166,6 +166,9 @@ def test_a_rank_that_computes_or_uses_disk_or_network_is_not_idle() -> None:
     assert one.busy == 11.0
     one.take({"cpu": 0.9, "wire": 5000, "state": "S", "step": 1, "doing": "forward"}, 12.0)
     assert (one.busy, one.changed, one.step) == (12.0, 12.0, 1)
+    for second, state in enumerate("RRSRRRR", 20):  # others leave it no CPU
+        one.take({"cpu": 0.9, "wire": 5000, "state": state}, float(second))
+        assert one.busy == (second if second >= 25 else 12.0)
 
 
 def test_an_hour_of_idling_does_not_hide_that_a_rank_computes_again() -> None:

@@ -31,10 +31,11 @@ def activity(
         before: what they had done when this was last called.
 
     Returns:
-        state: T where one of `main` is stopped, D where any process waits for a disk, else S;
-            sleep: of one of `main` in state D, see `sleep_of`, else None; cpu: seconds; wire: bytes
-            over TCP connections that are open, also those to this host, as before while they
-            compute. Nothing where there are no descendants.
+        state: T where one of `main` is stopped, D where any process waits for a disk, R where they
+            have used little CPU time but want some, else S; sleep: of one of `main` in state D, see
+            `sleep_of`, else None; cpu: seconds; wire: bytes over TCP connections that are open,
+            also those to this host, as before while they compute. Nothing where there are no
+            descendants.
     """
     pids = {*main, *descendants(root)}  # a kernel may not list descendants
     found = {pid: process for pid in pids if (process := process_state(pid))}
@@ -45,8 +46,9 @@ def activity(
     asleep = [pid for pid in main if pid in found and found[pid]["state"] == "D"]
     cpu = round(sum(process["cpu"] for process in found.values()), 2)
     computes = "wire" in before and cpu - before["cpu"] > BUSY_SECONDS
+    starved = not computes and any(map(wants_cpu, found))
     return {
-        "state": "T" if stopped else "D" if "D" in states else "S",
+        "state": "T" if stopped else "D" if "D" in states else "R" if starved else "S",
         "sleep": sleep_of(asleep[0]) if asleep else None,
         "cpu": cpu,
         "wire": before["wire"] if computes else tcp_bytes(sockets_of(found)),
@@ -82,6 +84,16 @@ def process_state(pid: int) -> dict[str, Any]:
         return {}
     # proc(5): state 3, utime 14, stime 15, cutime 16, cstime 17
     return {"state": fields[0], "cpu": sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")}
+
+
+def wants_cpu(pid: int) -> bool:
+    """Whether a thread of a process runs, or waits for a CPU that others use."""
+    with contextlib.suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has ended
+                if (task / "stat").read_text().rpartition(")")[2].split()[0] == "R":
+                    return True
+    return False
 
 
 def sleep_of(pid: int) -> tuple[int, int, str] | None:

@@ -28,7 +28,8 @@ SIZE_LIMIT = 1 << 16  # of a line
 TCP_INFO_BYTES = 8 + 13 * 4  # see _seconds_since_ack
 IDLE_CPU = 0.02  # share of a core below which a rank waits
 IDLE_WIRE = 1000.0  # bytes a second below which it waits
-WINDOW_SECONDS = 10.0  # both are means over this long at most
+STARVED = 3  # a thread that wakes up now and then is not seen awake so often in a row
+WINDOW_SECONDS = 10.0  # CPU and wire are means over this long at most
 STOPPED_HINT = "find out who sends SIGSTOP on that host"
 ASLEEP_HINT = "a disk or network file system of that host does not answer: dmesg there"
 WRITES_OR_READS = ("starting", "loading", "saving")  # in which a slow disk makes a rank sleep long
@@ -54,7 +55,8 @@ class RankLife:
         cpu: CPU seconds that its processes have used, at `since`.
         wire: bytes that they have sent and received, at `since`.
         since: when the window began over which `cpu` and `wire` are compared.
-        busy: when it was last seen to use its CPU, a disk or the network.
+        busy: when it was last seen to use its CPU, a disk or the network, or to want a CPU.
+        starved: messages one after the other in which it wanted a CPU.
         exit: its exit code, negative for a signal; None while it is there.
         oom: whether the kernel has killed it for want of memory.
         lost: whether its guardian hung up without an exit code.
@@ -77,6 +79,7 @@ class RankLife:
     wire: int = 0
     since: float = 0.0
     busy: float = 0.0
+    starved: int = 0
     exit: int | None = None
     oom: bool = False
     lost: bool = False
@@ -100,7 +103,8 @@ class RankLife:
         cpu, wire = float(message.get("cpu", self.cpu)), int(message.get("wire", self.wire))
         window = max(now - self.since, BEAT_SECONDS)
         used, moved = (cpu - self.cpu) / window, abs(wire - self.wire) / window
-        if used > IDLE_CPU or moved > IDLE_WIRE or state == "D":
+        self.starved = self.starved + 1 if state == "R" else 0
+        if used > IDLE_CPU or moved > IDLE_WIRE or state == "D" or self.starved >= STARVED:
             self.busy = now
         if self.busy == now or window >= WINDOW_SECONDS:
             self.cpu, self.wire, self.since = cpu, wire, now
