@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ftcluster_train.io.memory import free_memory
 
-# larger than the caches of two sockets (Xeon 6900: 504 MB of L3 each), unless memory is short
-COPY_BYTES, SHARE_OF_FREE = 1 << 30, 8
-COPIES = 4
+# together larger than the caches of two sockets (Xeon 6900: 504 MB of L3 each), if there is room
+COPY_BYTES, SHARE_OF_FREE = 512 << 20, 8  # of each of two
+COPIES = 3
 DISK_BYTES, PIECE_BYTES, WRITES = 32 << 20, 1 << 20, 2
 LONGEST_SECONDS = 2.0  # on a slow disk
 
