@@ -154,8 +154,10 @@ def add(options: argparse.Namespace) -> int:
     view, variables = make_view(options.verbose), {"torch_stack_name": cluster.facts.head.stack}
     with ask_passwords(vars(options)) as passwords:
         limit = ("--limit", ",".join(names))
+        # first, because the new hosts are verified together with the head
+        _tell_all(cluster, "system", arguments, view, passwords)
         setup(cluster.inventories, (*arguments, *limit), view, passwords, variables)
-        _tell_others(cluster, arguments, view, passwords)
+        _tell_all(cluster, "mesh,verify", arguments, view, passwords)
     text = f"{', '.join(names)}: part of the cluster, which has {counted(len(hosts), 'host')}"
     print_result(options, {"state": "done", "added": names, "hosts": hosts}, text)
     return 0
@@ -189,9 +191,10 @@ def remove(options: argparse.Namespace) -> int:
             all_reduce=None,
         )
         drained = {name: one for name, one in cluster.drained.items() if name in left}
-        words = pattern[1].partition("=")[2] if pattern else cluster.pattern
-        remember(replace(cluster, facts=facts, drained=drained, pattern=words))
-        _tell_others(cluster, (*cluster.options, *given, *pattern), view, passwords)
+        named = pattern[1].partition("=")[2] if pattern else cluster.pattern
+        remember(replace(cluster, facts=facts, drained=drained, pattern=named))
+        words = (*cluster.options, *given, *pattern)
+        _tell_all(cluster, "system,mesh,verify", words, view, passwords)
     stays = ""
     if not options.teardown:
         stays = (
@@ -205,17 +208,16 @@ def remove(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tell_others(
-    cluster: Cluster, options: tuple[str, ...], view: View, passwords: tuple[str, ...]
+def _tell_all(
+    cluster: Cluster, stages: str, options: tuple[str, ...], view: View, passwords: tuple[str, ...]
 ) -> None:
-    """Renew firewall and mesh of all hosts, and verify them.
+    """Run these stages on all hosts: `system` renews their firewalls.
 
     Raises:
-        FtclusterError: a host failed or does not answer; the cluster is saved already.
+        FtclusterError: a host failed or does not answer.
     """
     variables = {"torch_stack_name": cluster.facts.head.stack}
-    stages = ("--tags", "system,mesh,verify")
-    setup(cluster.inventories, (*options, *stages), view, passwords, variables)
+    setup(cluster.inventories, (*options, "--tags", stages), view, passwords, variables)
 
 
 def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
