@@ -1,8 +1,8 @@
 """The recipe of a training: what the control node checks and the hosts read. Standard library only.
 
 The names of a task's fields are those of Hugging Face's example scripts run_glue, run_qa and
-run_clm, where they have one. Names, meanings and defaults of `Training` are those of transformers
-5.23; docs/recipes.md says where a default is another one, and why.
+run_clm, and of TRL, where they have one. Names, meanings and defaults of `Training` are those of
+transformers 5.23; docs/recipes.md says where a default is another one, and why.
 """
 
 from collections.abc import Mapping
@@ -180,13 +180,68 @@ class TextRanking:
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
 
-Options = TextClassification | QuestionAnswering | CausalLm | SentenceSimilarity | TextRanking
+@dataclass(frozen=True)
+class InstructionTuning:
+    """Trains a decoder to answer: the loss is of the answers' tokens only.
+
+    A row has a conversation, or a prompt and its completion.
+
+    Attributes:
+        messages_column: with a list of messages, each with a role and content; left out, one that
+            is known for them. Each message of the assistant is learned.
+        prompt_column: left out, one that is known for prompts; likewise completion_column. Both are
+            texts, or lists of messages.
+        chat_template: whether texts are written as the model's chat template says; if not, a
+            completion follows its prompt as it is, and the end-of-text token follows it.
+        max_length: tokens of a conversation; longer ones are cut at their end.
+        packing: whether samples are made of several conversations, up to max_length together. None
+            of them sees another one, in a sample or in a batch.
+        validation_split_percentage: share of the rows that are kept for validation where the data
+            have no validation set.
+        lora_r: the rank of low-rank adapters, which are trained instead of the model's weights;
+            left out, all weights are trained.
+        lora_alpha: what an adapter adds is multiplied by lora_alpha / lora_r; default: 2 * lora_r.
+        lora_dropout: of the adapters' input.
+        lora_target_modules: names of the linear layers that get adapters; left out, all but the
+            last one of the model.
+        merge_adapters: whether the trained model is saved with the adapters added to its weights,
+            instead of the adapters alone.
+    """
+
+    messages_column: str | None = None
+    prompt_column: str | None = None
+    completion_column: str | None = None
+    chat_template: bool = True
+    max_length: int = limited(1024, at_least=8)
+    packing: bool = False
+    validation_split_percentage: float = limited(5.0, at_least=0.001, at_most=50)
+    lora_r: int | None = limited(None, at_least=1)
+    lora_alpha: float | None = limited(None, above=0)
+    lora_dropout: float = limited(0.0, at_least=0, below=1)
+    lora_target_modules: tuple[str, ...] = ()
+    merge_adapters: bool = False
+
+    @property
+    def alpha(self) -> float:
+        """lora_alpha, or its default."""
+        return 2 * (self.lora_r or 0) if self.lora_alpha is None else self.lora_alpha
+
+
+Options = (
+    TextClassification
+    | QuestionAnswering
+    | CausalLm
+    | SentenceSimilarity
+    | TextRanking
+    | InstructionTuning
+)
 TASKS: dict[str, type[Options]] = {
     "text-classification": TextClassification,
     "question-answering": QuestionAnswering,
     "causal-lm": CausalLm,
     "sentence-similarity": SentenceSimilarity,
     "text-ranking": TextRanking,
+    "instruction-tuning": InstructionTuning,
 }
 
 
@@ -258,6 +313,7 @@ TaskName = Literal[
     "causal-lm",
     "sentence-similarity",
     "text-ranking",
+    "instruction-tuning",
 ]
 DEFAULT_TASK: TaskName = "text-classification"
 GENERATED = "generated:"  # begins the data of a recipe: train=N,validation=N,seed=N follow
@@ -302,6 +358,12 @@ class Recipe:
         """The maximum length of a text in tokens, or of a sample, where that is one text."""
         options = self.options
         return options.block_size if isinstance(options, CausalLm) else options.max_length
+
+    @property
+    def lora_r(self) -> int | None:
+        """The rank of low-rank adapters, if those are trained."""
+        options = self.options
+        return options.lora_r if isinstance(options, InstructionTuning) else None
 
     @property
     def texts_of_a_sample(self) -> int:

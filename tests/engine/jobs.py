@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import (
     CausalLm,
+    InstructionTuning,
     Options,
     QuestionAnswering,
     Recipe,
@@ -40,6 +41,7 @@ OPTIONS: dict[str, Options] = {
     "causal-lm": CausalLm(block_size=16, validation_split_percentage=10.0),
     "sentence-similarity": SentenceSimilarity(max_length=24),
     "text-ranking": TextRanking(max_length=32),
+    "instruction-tuning": InstructionTuning(max_length=40),
 }
 NO_PLACES: Sample = {"null": [0], "first": [1], "question": [0], "begins": [], "ends": []}
 

@@ -91,6 +91,7 @@ MODEL_CLASSES = {
     "causal-lm": AutoModelForCausalLM,
     "sentence-similarity": AutoModel,
     "text-ranking": AutoModelForSequenceClassification,
+    "instruction-tuning": AutoModelForCausalLM,
 }
 
 
@@ -104,6 +105,13 @@ def make_model(
         config.num_labels, config.problem_type = 3, "single_label_classification"
     torch.manual_seed(1)
     return MODEL_CLASSES[task].from_config(config, dtype=torch.float32)
+
+
+# of messages, between special tokens: [CLS] begins each one, [SEP] an answer, and [PAD] ends all
+CHAT = (
+    "{% for m in messages %}[CLS] {{ '[SEP] ' if m.role == 'assistant' else '' }}{{ m.content }} "
+    "[PAD] {% endfor %}{% if add_generation_prompt %}[CLS] [SEP] {% endif %}"
+)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

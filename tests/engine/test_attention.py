@@ -205,6 +205,33 @@ def test_causal_blocks(case: Case, block: int) -> None:
     check(case, block)
 
 
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from([1, 2, 4]), dtypes,
+       st.sampled_from([None, 0.3]), st.sampled_from([4, 1024]), st.data())  # fmt: skip
+def test_documents_of_a_row(
+    lengths: list[int], groups: int, dtype: torch.dtype, scale: float | None, longest: int,
+    data: Any,
+) -> None:  # fmt: skip
+    """Each is as it is alone, whichever kernel computes it."""
+    tokens = sum(lengths)
+    heads = (4, 4 // groups, 4 // groups, 4)
+    *row, upstream = (data.draw(tensors((1, count, tokens, 8), dtype)) for count in heads)
+    ours = Attention(with_dropout=True, max_length=longest)
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": groups > 1}
+    inputs = [x.clone().requires_grad_() for x in row]
+    output = ours(*inputs, attn_mask=attention.document_mask(lengths), **options)
+    found = [output, *torch.autograd.grad(output, inputs, upstream)]
+    wanted: list[list[torch.Tensor]] = []
+    start = 0
+    for length in lengths:
+        place = slice(start, start + length)
+        inputs = [x[:, :, place].clone().requires_grad_() for x in row]
+        output = ours(*inputs, is_causal=True, **options)
+        wanted.append([output, *torch.autograd.grad(output, inputs, upstream[:, :, place])])
+        start += length
+    for one, others in zip(found, zip(*wanted, strict=True), strict=True):
+        assert torch.equal(one, torch.cat(others, 2))
+
+
 def test_the_size_of_causal_blocks() -> None:
     for length in (1, CAUSAL_BLOCK, CAUSAL_BLOCK + 1, 10 * CAUSAL_BLOCK):
         blocks = list(attention._blocks(length, length, causal=True))

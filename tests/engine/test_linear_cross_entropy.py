@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ftcluster_train.kernels import linear_cross_entropy as kernel
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.kernels.linear_cross_entropy import (
     ALIGNMENT,
@@ -48,7 +49,10 @@ def test_loss_and_gradients(
     weight.requires_grad_()
     numbers = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     tokens = torch.randint(vocabulary, (count,), generator=numbers)
-    found = linear_cross_entropy(hidden, weight, tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        if data.draw(st.booleans()):  # the logits of ROWS tokens at once
+            patch.setattr(kernel, "LOGITS", 1)
+        found = linear_cross_entropy(hidden, weight, tokens)
     gradients = torch.autograd.grad(found * scale, (hidden, weight))
     assert found.dtype == torch.float32
     assert [g.dtype for g in gradients] == [of_hidden, dtype]

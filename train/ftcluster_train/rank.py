@@ -18,6 +18,7 @@ from ftcluster_common.cpu_list import format_cpus
 from ftcluster_common.data_files import TRAIN
 from ftcluster_common.job import Job, read_job
 from ftcluster_common.launch import own_rank
+from ftcluster_common.recipe import InstructionTuning
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import (
     abandon_world,
@@ -36,6 +37,7 @@ from ftcluster_train.launcher.affinity import memory_nodes
 from ftcluster_train.optim.ipex import load_ipex
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.registry import make_task
+from ftcluster_train.training.adapters import add_adapters, merge_adapters, saved_parameters
 from ftcluster_train.training.checkpoints import check_space, save_model
 from ftcluster_train.training.evaluation import run_on_sets
 from ftcluster_train.training.loop import train
@@ -82,12 +84,18 @@ def run(job: Job) -> None:
             events.write("result", **result)
         leave_world()
         return
+    options = job.recipe.options
+    if isinstance(options, InstructionTuning) and options.lora_r is not None:
+        set_seed(job.recipe.training.seed)
+        add_adapters(model, options)
     train_set = samples.pop(TRAIN)
     length = sum(train_set.lengths("input_ids")) / len(train_set)
     write_products(events, job, model, length, world.size)
     trackers = None
     if events:
-        check_space(job.run_dir, sum(p.nbytes for p in model.parameters()))
+        merged = isinstance(options, InstructionTuning) and options.merge_adapters
+        saved = model.parameters() if merged else saved_parameters(model)
+        check_space(job.run_dir, sum(p.nbytes for p in saved))
         trackers = make_trackers(
             job.recipe.training,
             job.run_dir,
@@ -105,6 +113,8 @@ def run(job: Job) -> None:
     if events:
         events.write("phase", doing="saving the model")
         folder = job.run_dir / "model"
+        if merged:
+            merge_adapters(trained)
         save_model(trained, task, folder)
         events.write(
             "result",
@@ -135,7 +145,10 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     settings = task.model_settings(samples[TRAIN])
     config = load_config(recipe, inputs.model, tokenizer, **settings)
     set_seed(recipe.training.seed)  # random weights of a new classifier, or of the whole model
-    return task, load_model(task.model_class, recipe, inputs.model, config), samples
+    frozen = recipe.lora_r is not None and job.precision == "bf16"
+    dtype = torch.bfloat16 if frozen else torch.float32
+    model = load_model(task.model_class, recipe, inputs.model, config, dtype=dtype)
+    return task, model, samples
 
 
 def write_placement(events: EventWriter | None) -> None:

@@ -12,7 +12,7 @@ from ftcluster.errors import PlanError
 from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.stacks.catalog import Stack, install_hint
 from ftcluster_common.launch import CCL, GLOO, IMPI
-from ftcluster_common.recipe import Recipe
+from ftcluster_common.recipe import InstructionTuning, Recipe
 
 IPEX_FLAG = "avx512f"  # IPEX's kernels for training need it
 WORKERS = 1  # of oneCCL, for each rank
@@ -53,8 +53,8 @@ def choose_ipex(
         recipe: None for a user's own script.
 
     Raises:
-        PlanError: the recipe requires it, and the stack does not have it, or it is to resume or to
-            take local steps.
+        PlanError: the recipe requires it, and the stack does not have it, or it is to resume, to
+            take local steps or to tune for instructions.
     """
     if recipe is None:
         return False, "the script decides"
@@ -62,6 +62,8 @@ def choose_ipex(
     checkpoint = recipe.training.resume_from_checkpoint
     local = "with IPEX there are no local steps" if recipe.training.sync == "local" else ""
     resumes = f"with IPEX it cannot continue from {checkpoint}" if checkpoint else ""
+    tuned = "conversations of a row are kept apart by kernels that do not go with IPEX"
+    against = resumes or local or (tuned if isinstance(recipe.options, InstructionTuning) else "")
     if asked is True:
         if not stack.has_ipex:
             having = [other for other in stacks.values() if other.has_ipex]
@@ -69,15 +71,15 @@ def choose_ipex(
                 f"training.use_ipex=true, but stack {stack.name} does not have IPEX",
                 install_hint(having),
             )
-        if resumes or local:
-            raise PlanError(f"training.use_ipex=true: {resumes or local}", "set it to false")
+        if against:
+            raise PlanError(f"training.use_ipex=true: {against}", "set it to false")
         return True, f"set in recipe {recipe.name}"
     if asked is False:
         return False, f"set in recipe {recipe.name}"
     if not stack.has_ipex:
         return False, f"stack {stack.name} does not have it; today's torch uses AMX by itself"
-    if resumes or local:
-        return False, resumes or local
+    if against:
+        return False, against
     without = [host.name for host in hosts if IPEX_FLAG not in host.cpu_flags]
     if without:
         return False, f"no AVX512 on {', '.join(without)}, which its kernels need"

@@ -16,7 +16,7 @@ from ftcluster.planning.memory import (
     sharded_bytes,
 )
 from ftcluster.text.plural import counted
-from ftcluster_common.recipe import CausalLm, Recipe
+from ftcluster_common.recipe import CausalLm, InstructionTuning, Recipe
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Batch:
         model: its size, if it is known.
         sharded: whether the optimizer is sharded over the ranks.
         local: whether hosts take local steps.
+        adapter_rank: of low-rank adapters, if only those are trained.
     """
 
     samples: int | None = None
@@ -47,6 +48,7 @@ class Batch:
     ipex: bool = False
     sharded: bool = False
     local: bool = False
+    adapter_rank: int | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, precision: str, model: ModelSize | None, ipex: bool) -> "Batch":
@@ -57,11 +59,12 @@ class Batch:
             parts=recipe.training.gradient_accumulation_steps,
             tokens=recipe.max_length,
             texts=recipe.texts_of_a_sample,
-            predicts_tokens=isinstance(recipe.options, CausalLm),
+            predicts_tokens=isinstance(recipe.options, CausalLm | InstructionTuning),
             precision=precision,
             model=model,
             ipex=ipex,
             local=recipe.training.sync == "local",
+            adapter_rank=recipe.lora_r,
         )
 
     def total(self, world: int) -> int | None:
@@ -93,6 +96,7 @@ class Batch:
         return need(
             self.model, self.precision, texts, self.tokens, self.predicts_tokens, self.ipex,
             world if self.sharded else None, self.local and world > 1,
+            self.adapter_rank,
         )  # fmt: skip
 
     def fits(self, host: HostFacts, ranks: int, world: int) -> bool:
@@ -138,9 +142,10 @@ class Batch:
         if self.at_once(world) > 1:
             parts = 2 * self.parts
             advice.append(f"smaller micro-batches (training.gradient_accumulation_steps={parts})")
-        shared = self.sharded or (world == 1 and not self.ipex)  # or would be on more hosts
+        whole = self.ipex or self.adapter_rank is not None
+        shared = self.sharded or (world == 1 and not whole)  # or would be on more hosts
         better = ["more hosts"] * shared + ["hosts with more memory"]
-        if world > 1 and not (self.sharded or self.ipex or self.local):
+        if world > 1 and not (self.sharded or whole or self.local):
             better.insert(0, "a sharded optimizer (training.shard_optimizer=true)")
         advice += ["shorter samples", *better]
         if any(needed.states + needed.runtime > USABLE * host.memory_bytes for host in full):
@@ -154,7 +159,11 @@ class Batch:
     def explain(self, needed: Need, world: int) -> str:
         """The memory of a rank as text, with its parts."""
         assert self.model is not None
-        if self.sharded:
+        each: float
+        if self.adapter_rank is not None:
+            each = needed.states / self.model.parameters
+            what = f"weights in {self.precision}, and adapters with their optimizer"
+        elif self.sharded:
             fp32 = "fp32 weights, gradients" if self.precision == "bf16" else "gradients"
             what = f"weights in {self.precision}, and 1/{world} of {fp32} and AdamW's two states"
             each = sharded_bytes(self.precision, world)

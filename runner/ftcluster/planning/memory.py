@@ -6,10 +6,14 @@ parameters and 128 to 512 tokens per sample: the peak was within 10 % of the est
 
 from dataclasses import dataclass
 
+from ftcluster_common.kernel_limits import ATTENTION_TOKENS, LOGITS
+
 # weights, gradients and AdamW's two states in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1)
 BYTES_A_PARAMETER = 16
 BF16_COPY = 2  # bytes of each weight that the model computes with
 FP32 = 4  # bytes
+TRAINED_BYTES = {"bf16": BYTES_A_PARAMETER + BF16_COPY, "fp32": BYTES_A_PARAMETER}
+ADAPTED_WIDTHS = 26  # 4 matrices of 2 widths, 3 of 1 + 5
 LOCAL = 4 * FP32  # with sync: local, of common weights, their momentum, what is sent and its mean
 # of a rank with a sharded optimizer, for gradients that are sent: a few buckets of 25 MB in fp32
 BUFFERS = 7 * 25 * 2**20
@@ -87,6 +91,7 @@ def need(
     ipex: bool = False,
     shards: int | None = None,
     local: bool = False,
+    adapter_rank: int | None = None,
 ) -> Need:
     """The memory for a forward and a backward pass.
 
@@ -96,13 +101,19 @@ def need(
         samples: of a rank at once.
         tokens: the most that a sample has; others are padded to it.
         predicts_tokens: whether the loss is over the vocabulary at every token.
+        adapter_rank: of low-rank adapters, which are trained instead of all weights.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
-    a_layer = size.features * costs.activations + size.heads * tokens * costs.attention
-    a_token = size.layers * a_layer
+    attended = tokens if ipex else min(tokens, ATTENTION_TOKENS)
+    a_layer = size.features * costs.activations + size.heads * attended * costs.attention
+    activations = samples * tokens * size.layers * a_layer
     if predicts_tokens:
-        a_token += size.vocabulary * costs.logits
-    activations = samples * tokens * a_token
+        logits = samples * tokens * size.vocabulary
+        activations += costs.logits * (logits if ipex else min(logits, LOGITS))
+    if adapter_rank is not None:
+        trained = adapter_parameters(size, adapter_rank)
+        frozen = size.parameters * (BF16_COPY if precision == "bf16" else FP32)
+        return Need(frozen + trained * TRAINED_BYTES[precision], activations, costs.runtime)
     if shards is None:
         a_parameter = BYTES_A_PARAMETER + (BF16_COPY if precision == "bf16" else 0)
         a_parameter += LOCAL if local else 0
@@ -111,6 +122,15 @@ def need(
     buffers = min(BUFFERS, 2 * FP32 * size.parameters)
     # at the start each rank has all weights in fp32, for a checkpoint the first ones of two hosts
     return Need(states + buffers, activations, costs.runtime, FP32 * size.parameters)
+
+
+def adapter_parameters(size: ModelSize, rank: int) -> int:
+    """Those of low-rank adapters of all linear layers, at most.
+
+    Inputs and outputs of a layer's seven matrices, with an inner width of up to five times its own:
+    55 million for rank 16 and Llama 3 with 8 billion, which has 42 million.
+    """
+    return size.layers * size.features * ADAPTED_WIDTHS * rank
 
 
 def sharded_bytes(precision: str, shards: int) -> float:

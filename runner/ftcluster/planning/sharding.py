@@ -53,6 +53,8 @@ def choose_sharding(
         if asked is True:
             raise PlanError(f"training.shard_optimizer=true: {why}", "set training.use_ipex=false")
         return False, why
+    if recipe.lora_r is not None:
+        return False, "only adapters are trained, and their optimizer is small"
     if asked != "auto":
         return asked, tuned.reason(recipe, "training.shard_optimizer")
     sharded = replace(batch, sharded=True)

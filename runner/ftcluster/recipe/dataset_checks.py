@@ -19,6 +19,11 @@ from ftcluster_common.columns import (
     search_texts,
     text_column,
 )
+from ftcluster_common.conversations import (
+    ConversationColumns,
+    conversation_columns,
+    read_conversation,
+)
 from ftcluster_common.data_files import (
     PARQUET,
     TABLES,
@@ -35,6 +40,7 @@ from ftcluster_common.data_files import (
 from ftcluster_common.job import EVALUATE, PREDICT, Purpose
 from ftcluster_common.recipe import (
     CausalLm,
+    InstructionTuning,
     Options,
     QuestionAnswering,
     Recipe,
@@ -80,6 +86,9 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         case TextRanking():
             make_check = partial(_ranking, options, answered)
             form = _ranking_form(options, answered)
+        case InstructionTuning():
+            make_check = partial(_conversations, options)
+            form = _conversation_form(options)
     texts = texts_of(path) if isinstance(options, CausalLm) else {}
     try:
         files = texts or files_of(path)
@@ -242,6 +251,32 @@ def _ranking_form(options: TextRanking, labelled: bool) -> str:
     return (
         f"each row has {texts} and either {options.label_column} (from 0 to 1) or negatives (texts "
         "that do not belong to the query)"
+    )
+
+
+def _conversations(options: InstructionTuning, columns: Sequence[str]) -> CheckRow:
+    found = conversation_columns(options, columns)
+    return partial(_conversation_problem, found, options.chat_template)
+
+
+def _conversation_problem(columns: ConversationColumns, template: bool, row: Row) -> str:
+    try:
+        read_conversation(row, columns, template)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def _conversation_form(options: InstructionTuning) -> str:
+    prompt, completion = (
+        options.prompt_column or "prompt",
+        options.completion_column or "completion",
+    )
+    if not options.chat_template:
+        return f"each row has {prompt} and {completion} (text)"
+    return (
+        f"each row has {options.messages_column or 'messages'} (a list of objects with role and "
+        f"content, at least one of the role assistant), or {prompt} and {completion}"
     )
 
 

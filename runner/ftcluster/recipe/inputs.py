@@ -13,7 +13,14 @@ from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
 from ftcluster_common.data_files import TABLES, TEXT, DataError
 from ftcluster_common.job import Purpose
-from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe, SentenceSimilarity
+from ftcluster_common.recipe import (
+    BY_TYPE,
+    GENERATED,
+    CausalLm,
+    InstructionTuning,
+    Recipe,
+    SentenceSimilarity,
+)
 from ftcluster_common.sentence_modules import read_modules
 
 NEAR = 0.8  # how alike a name is that is probably meant
@@ -23,6 +30,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
            "pytorch_model.bin.index.json")  # fmt: skip
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
               "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")  # fmt: skip
+CHAT_TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
 # model types that read a text in both directions, unless their configuration has is_decoder; of all
 # others the ranks find out
 ENCODERS = frozenset(
@@ -53,7 +61,7 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
     checks: dict[str, Callable[[Path], None]] = {
         "data": lambda path: check_data(path, recipe, purpose),
         "model": lambda path: check_model_folder(path, recipe),
-        "tokenizer": check_tokenizer_folder,
+        "tokenizer": lambda path: check_tokenizer_folder(path, recipe),
     }
     for field, check in checks.items():
         value = getattr(recipe, field)
@@ -168,12 +176,15 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
     )
     kind = config.get("model_type")
     decodes = {**config, **recipe.config_overrides}.get("is_decoder")
-    if isinstance(recipe.options, CausalLm) and kind in ENCODERS and not decodes:
+    decoder = isinstance(recipe.options, CausalLm | InstructionTuning)
+    if decoder and kind in ENCODERS and not decodes:
         raise InputError(
             f"model {folder} is a {kind} model, which reads a text in both directions, so it sees "
             "the tokens that it should predict",
             "use a decoder, such as gpt2; for an encoder: config_overrides.is_decoder=true",
         )
+    if not recipe.tokenizer and isinstance(recipe.options, InstructionTuning):
+        check_tokenizer_folder(folder, recipe)
     options = recipe.options
     if isinstance(options, SentenceSimilarity) and "auto" in (options.pooling, options.normalize):
         try:
@@ -182,14 +193,31 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
             raise InputError(str(error), "or train it as: pooling=mean normalize=true") from None
 
 
-def check_tokenizer_folder(folder: Path) -> None:
-    """Make sure that a folder has a tokenizer.
+def check_tokenizer_folder(folder: Path, recipe: Recipe) -> None:
+    """Make sure that a folder has a tokenizer, and a chat template if the task needs one.
 
     Raises:
         InputError: it has none.
     """
     if not _has_one_of(folder, TOKENIZERS):
         raise InputError(f"{folder} has no tokenizer (one of {', '.join(TOKENIZERS)})")
+    options = recipe.options
+    if isinstance(options, InstructionTuning) and options.chat_template and not _has_chat(folder):
+        raise InputError(
+            f"{folder} has no chat template (in {', '.join(CHAT_TEMPLATES)})",
+            "use a model or a tokenizer that has one (--model DIR, tokenizer=DIR); prompts and "
+            "completions are also learned without one: chat_template=false",
+        )
+
+
+def _has_chat(folder: Path) -> bool:
+    if (folder / CHAT_TEMPLATES[0]).is_file():
+        return True
+    try:
+        found = json.loads((folder / CHAT_TEMPLATES[1]).read_text(encoding="utf-8"))
+        return bool(found.get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _has_one_of(folder: Path, names: Sequence[str]) -> bool:

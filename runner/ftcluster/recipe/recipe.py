@@ -261,6 +261,11 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
             yield "vocab_size", "it is for a tokenizer made from the data: from_scratch: true"
         if recipe.tokenizer:
             yield "vocab_size", f"the tokenizer {recipe.tokenizer} has its own vocabulary"
+    if recipe.lora_r is not None:
+        if recipe.from_scratch:
+            yield "lora_r", "adapters of random weights learn nothing: train all weights"
+        if recipe.training.shard_optimizer is True:
+            yield "training.shard_optimizer", "adapters are too small for it: leave it out"
     yield from tasks.contradictions(options)
 
 

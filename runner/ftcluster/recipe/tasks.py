@@ -6,6 +6,7 @@ from typing import Any
 
 from ftcluster_common.recipe import (
     CausalLm,
+    InstructionTuning,
     Metric,
     Options,
     QuestionAnswering,
@@ -22,7 +23,7 @@ SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known 
 
 def metric_names(options: Options) -> tuple[str, ...]:
     """What an evaluation may measure; F1 only where there are two classes."""
-    if isinstance(options, CausalLm):
+    if isinstance(options, CausalLm | InstructionTuning):
         return ("loss", "perplexity")
     if isinstance(options, QuestionAnswering):
         names: tuple[str, ...] = ("exact_match", "f1")
@@ -52,6 +53,19 @@ def contradictions(options: Options) -> Iterator[Contradiction]:
         if wrong:
             kind = "a regression" if options.regression else "classes"
             yield "metrics", f"{', '.join(wrong)} cannot be measured of {kind}"
+    if isinstance(options, InstructionTuning):
+        pair = [name for name in ("prompt_column", "completion_column") if getattr(options, name)]
+        if options.messages_column and pair:
+            yield (
+                pair[0],
+                "rows have either messages (messages_column) or a prompt and a completion",
+            )
+        if options.messages_column and not options.chat_template:
+            yield "messages_column", "messages need a chat template: chat_template: true"
+        plain = InstructionTuning()
+        for name in ("lora_alpha", "lora_dropout", "lora_target_modules", "merge_adapters"):
+            if options.lora_r is None and getattr(options, name) != getattr(plain, name):
+                yield name, f"{name} is for adapters, whose rank is lora_r: 16"
     if not isinstance(options, QuestionAnswering):
         return
     if options.max_length <= options.max_query_length + options.doc_stride + SPECIAL_TOKENS:

@@ -59,11 +59,10 @@ NAMES_BY_REASON: Mapping[str, str] = {
         "remove_unused_columns label_names length_column_name"
     ),
     # of scripts with PEFT, with callbacks or with other tasks
-    "all weights are trained; for adapters such as LoRA write a script with peft: ftcluster run "
-    "--requirements FILE -- SCRIPT": (
-        "use_peft peft lora use_lora qlora lora_r lora_alpha lora_dropout lora_target_modules "
-        "load_in_4bit load_in_8bit"
-    ),
+    "adapters are for instruction tuning: write ftcluster train sft lora_r=16; for others write a "
+    "script with peft: ftcluster run --requirements FILE -- SCRIPT": "use_peft peft lora use_lora",
+    "weights that are not trained are in bf16: write lora_r=16; for others write a script: "
+    "ftcluster run --requirements FILE -- SCRIPT": "qlora load_in_4bit load_in_8bit",
     "a run is not ended before its last step; for the best of its models write "
     "load_best_model_at_end=true save_strategy=best": (
         "early_stopping early_stopping_patience early_stopping_threshold patience"

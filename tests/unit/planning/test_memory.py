@@ -69,6 +69,28 @@ def test_each_text_of_a_sample_has_activations() -> None:
     assert "of 8 samples with 3 texts each, of 128 tokens" in triplets.explain(needed, 2)
 
 
+def test_of_adapters_only_these_are_trained() -> None:
+    """Of a model with 8 billion weights, which 20 GB have room for."""
+    size = ModelSize(8_030 * 10**6, 32, 4096, 32, 128_256)
+    recipe = load_recipe("sft", ["lora_r=16", "batch_size=1", "gradient_accumulation_steps=1"])
+    batch = Batch.of(recipe, "bf16", size, ipex=False)
+    found = batch.need(1)
+    assert found
+    assert found.states == pytest.approx(2 * size.parameters + 18 * 42e6, rel=0.02)  # Llama 3's
+    assert "2.12 bytes (weights in bf16, and adapters with their optimizer)" in batch.explain(
+        found, 1
+    )
+
+
+def test_long_samples_and_large_vocabularies_take_memory_in_proportion() -> None:
+    size = ModelSize(10**8, 8, 512, 8, 150_000)
+
+    def activations(tokens: int) -> int:
+        return need(size, "bf16", 1, tokens, predicts_tokens=True).activations
+
+    assert activations(4096) - activations(2048) == pytest.approx(2048 * 8 * (512 * 50 + 8 * 5120))
+
+
 def test_a_model_with_only_its_parameters_known() -> None:
     found = need(ModelSize(10**9), "fp32", 8, 128, predicts_tokens=False)
     assert (found.states, found.activations) == (16 * 10**9, 0)

@@ -20,7 +20,13 @@ SQUAD = load_recipe("squad")
 CLM = load_recipe("clm")
 EMBED = load_recipe("embed")
 RERANK = load_recipe("rerank")
+SFT = load_recipe("sft")
+PLAIN = load_recipe("sft", ["chat_template=false"])
 FOUND = replace(MRPC, options=TextClassification())
+ASKS = {"role": "user", "content": "a"}
+ANSWERS = {"role": "assistant", "content": "b"}
+EMPTY = {"role": "assistant", "content": " "}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
 PAIR = {"sentence1": "a", "sentence2": "b", "label": 1}
 QUESTION = {
     "question": "When?",
@@ -56,6 +62,10 @@ def problems_of(folder: Path, recipe: Recipe = MRPC) -> str:
         (EMBED, [QUESTION]),
         (RERANK, [{"query": "a", "text": "b", "label": n} for n in (0, 1, 0.5, "1", True)]),
         (RERANK, [{"anchor": "a", "positive": "b", "negative": "c", "label": "of negatives"}]),
+        (SFT, [{"conversations": [ASKS, ANSWERS, ASKS, ANSWERS], "prompt": 1}]),
+        (SFT, [{"messages": [ASKS, CALLS, {"role": "tool", "content": ""}], "tools": [{}]}]),
+        (SFT, [{"prompt": [ASKS], "completion": [ANSWERS]}, {"prompt": "a", "completion": "b"}]),
+        (PLAIN, [{"Question": "a", "Answer": "b"}]),
     ],
 )
 def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
@@ -85,8 +95,21 @@ def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
             {"label": 2}, {"label": "no"}, {"label": None}, {"label": float("nan")}, {"text": ""},
         ]),
         (RERANK, {"query": "a", "text": "b"}, []),
+        (SFT, {"messages": [ASKS, ANSWERS]}, [
+            {"messages": []}, {"messages": "a"}, {"messages": [ASKS]}, {"messages": [ASKS, "b"]},
+            {"messages": [{"from": "human", "value": "a"}]}, {"messages": [ASKS, EMPTY]},
+            {"messages": [{"role": "user", "content": None}, ANSWERS]},
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWERS]},
+        ]),
+        (SFT, {"prompt": "a", "completion": "b"}, [
+            {"prompt": " "}, {"completion": ""}, {"completion": None}, {"completion": [ASKS]},
+        ]),
+        (PLAIN, {"prompt": "a", "completion": "b"}, [{"completion": [ANSWERS]}]),
+        (PLAIN, {"messages": [ASKS, ANSWERS]}, [{}]),
+        (SFT, {"instruction": "a", "input": "b", "output2": "c"}, []),
     ],
-    ids=["classes", "texts", "numbers", "answers", "text", "search", "ranking", "no labels"],
+    ids=["classes", "texts", "numbers", "answers", "text", "search", "ranking", "no labels",
+         "messages", "completions", "no template", "messages without template", "no conversations"],
 )  # fmt: skip
 def test_rows(
     tmp_path: Path, recipe: Recipe, good: Any, changes: list[Any], said: Callable[[object], None]

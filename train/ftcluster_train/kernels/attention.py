@@ -4,9 +4,12 @@ On CPUs these take a half to a quarter of the time of torch's flash kernel and i
 and with attention dropout torch leaves that kernel for a path of many passes in fp32. The products
 keep a matrix of (batch, heads, length, length) in bf16 for the backward pass, so very long
 sequences stay with the flash kernel.
+
+A row may have several documents, one after the other, of which no token attends to another one's,
+see `document_mask`. They are computed one by one, so nothing is computed of what is masked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,10 +18,10 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels.dropout import draw_seed, make_exact_mask, make_mask
 from ftcluster_train.kernels.private_torch import softmax_backward, version_of
 
-MAX_LENGTH = 1024  # tokens
 DTYPES = (torch.bfloat16, torch.float32)
 MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
 CAUSAL_BLOCK = 128  # query rows that are computed together, at least
@@ -127,8 +130,19 @@ class _Masked:
     rows: torch.Tensor | None
 
 
+def document_mask(lengths: Sequence[int]) -> torch.Tensor:
+    """The mask of a row of documents: causal attention inside each of them.
+
+    transformers passes on a mask with four dimensions as it is, and no other one has integers.
+
+    Args:
+        lengths: of the documents, in tokens.
+    """
+    return torch.tensor(lengths, dtype=torch.int32).view(1, 1, 1, -1)
+
+
 class Attention:
-    """Overrides `scaled_dot_product_attention` in training.
+    """Overrides `scaled_dot_product_attention`.
 
     Args:
         max_length: tokens; longer sequences go to torch's function.
@@ -136,7 +150,7 @@ class Attention:
     """
 
     def __init__(
-        self, with_dropout: bool, max_length: int = MAX_LENGTH, exact_dropout: bool = False
+        self, with_dropout: bool, max_length: int = ATTENTION_TOKENS, exact_dropout: bool = False
     ) -> None:
         self._with_dropout, self._max_length = with_dropout, max_length
         self._exact_dropout = exact_dropout
@@ -156,6 +170,9 @@ class Attention:
     ) -> torch.Tensor:
         """As torch's; shapes (batch, heads, length, head size)."""
         p = dropout_p if self._with_dropout else 0.0
+        if attn_mask is not None and attn_mask.dtype == torch.int32:
+            lengths = attn_mask.flatten().tolist()
+            return self._of_documents(query, key, value, lengths, p, scale, enable_gqa)
         if not self.is_used(query, key, value, p) or self.why_not(
             query, key, value, attn_mask, is_causal
         ):
@@ -183,6 +200,25 @@ class Attention:
                 *matrices, bias, masked_rows, heads, is_causal, scale, p, self._exact_dropout
             )
         return output.unflatten(0, (-1, heads))
+
+    def _of_documents(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        lengths: list[int],
+        p: float,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> torch.Tensor:
+        """Causal attention inside each document, from shape (1, heads, sum(lengths), size)."""
+        # rotary positions in fp32 make queries and keys so
+        parts = (x.to(value.dtype).split(lengths, 2) for x in (query, key, value))
+        outputs = [
+            self(q, k, v, dropout_p=p, is_causal=True, scale=scale, enable_gqa=enable_gqa)
+            for q, k, v in zip(*parts, strict=True)
+        ]
+        return torch.cat(outputs, 2)
 
     def is_used(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, p: float

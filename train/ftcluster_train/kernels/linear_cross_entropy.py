@@ -1,8 +1,8 @@
 """The cross entropy of a large vocabulary without its logits in fp32.
 
 transformers keeps the logits of all tokens in bf16 and in fp32, their log-softmax and its gradient:
-1.6 GB for 2,048 tokens of GPT-2. Here the logits are in bf16 only, and are replaced by their own
-gradient some rows at a time, which stay in the cache.
+1.6 GB for 2,048 tokens of GPT-2. Here the logits are in bf16 only, of no more tokens at once than
+LOGITS says, and are replaced by their own gradient some rows at a time, which stay in the cache.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ftcluster_common.kernel_limits import LOGITS
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
+from ftcluster_train.kernels.residuals import Linear
 
 ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
 LOUD = 1e3  # hidden states this large show a cap that hardly changes the logits of random weights
@@ -21,35 +23,74 @@ ALIGNMENT = 64  # columns: rows that begin on a cache line make the products up 
 
 
 class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
+    """The gradients are made with the loss, so that no logits wait for the backward pass."""
+
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:
-        vocab_size = len(weight)
+        of_hidden, of_weight, _ = ctx.needs_input_grad
         padded = _with_aligned_rows(weight)
-        logits = hidden @ padded.T
-        losses = torch.empty(len(tokens))
-        for begin in range(0, len(tokens), ROWS):
-            rows = slice(begin, begin + ROWS)
-            part, targets = logits[rows].float(), tokens[rows].unsqueeze(1)
-            part[:, vocab_size:] = -torch.inf
-            part.sub_(part.amax(-1, keepdim=True))
-            losses[rows] = -part.gather(1, targets).squeeze(1)
-            total = part.exp_().sum(-1, keepdim=True)
-            losses[rows] += total.squeeze(1).log()
-            # the gradient: softmax - one_hot(targets)
-            part.div_(total).scatter_add_(1, targets, torch.full(targets.shape, -1.0))
-            logits[rows] = part
-        ctx.save_for_backward(hidden, padded, logits)
-        ctx.vocab_size = vocab_size
-        return losses.sum()
+        grad_hidden = torch.empty_like(hidden) if of_hidden else None
+        grad_weight: torch.Tensor | None = None
+        size = chunk_size(len(weight))
+        loss = torch.zeros(())
+        for begin in range(0, len(tokens), size):
+            part = slice(begin, begin + size)
+            logits = hidden[part] @ padded.T
+            loss += _replace_by_gradients(logits, tokens[part], len(weight)).sum()
+            if grad_hidden is not None:
+                torch.mm(logits, padded, out=grad_hidden[part])
+            if of_weight:
+                more = logits.T @ hidden[part]
+                if len(tokens) <= size:
+                    grad_weight = more
+                elif grad_weight is None:
+                    grad_weight = more.float()  # a sum of several in bf16 would be rounded again
+                else:
+                    grad_weight += more
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.vocab_size, ctx.dtype = len(weight), weight.dtype
+        return loss
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        hidden, padded, grad_logits = ctx.saved_tensors
-        grad_hidden = (grad_logits @ padded).mul_(grad_output)
-        grad_weight = grad_logits.T @ (hidden * grad_output)
-        return grad_hidden, grad_weight[: ctx.vocab_size], None
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden * grad_output
+        if grad_weight is not None:
+            grad_weight = grad_weight.mul_(grad_output)[: ctx.vocab_size].to(ctx.dtype)
+        return grad_hidden, grad_weight, None
+
+
+def chunk_size(vocab_size: int) -> int:
+    """The most tokens whose logits are there at the same time."""
+    return max(LOGITS // vocab_size, ROWS)
+
+
+def _replace_by_gradients(
+    logits: torch.Tensor, tokens: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    """The losses of the logits, which are replaced by the losses' gradients.
+
+    Args:
+        logits: shape (tokens, vocab_size or more columns).
+    """
+    losses = torch.empty(len(tokens))
+    for begin in range(0, len(tokens), ROWS):
+        rows = slice(begin, begin + ROWS)
+        part, targets = logits[rows].float(), tokens[rows].unsqueeze(1)
+        part[:, vocab_size:] = -torch.inf
+        part.sub_(part.amax(-1, keepdim=True))
+        losses[rows] = -part.gather(1, targets).squeeze(1)
+        total = part.exp_().sum(-1, keepdim=True)
+        losses[rows] += total.squeeze(1).log()
+        # the gradient: softmax - one_hot(targets)
+        part.div_(total).scatter_add_(1, targets, torch.full(targets.shape, -1.0))
+        logits[rows] = part
+    return losses
 
 
 def _with_aligned_rows(weight: torch.Tensor) -> torch.Tensor:
@@ -92,22 +133,28 @@ def find_head(model: PreTrainedModel) -> torch.Tensor | None:
         return None
     model.eval()
     tokens = torch.arange(8).unsqueeze(0) % layer.out_features
-    logits = model(input_ids=tokens, use_cache=False).logits
+    with FunctionOverrides():
+        logits = model(input_ids=tokens, use_cache=False).logits
     with FunctionOverrides(head=layer.weight):
         hidden = model(input_ids=tokens, use_cache=False).logits
     if hidden.shape[-1] != layer.in_features:
         return None
     with FunctionOverrides({functional.linear: _loud_linear(layer.weight)}):
         loud = model(input_ids=tokens, use_cache=False).logits
-    same = torch.allclose(hidden @ layer.weight.T, logits, rtol=1e-3, atol=1e-4)
-    linear = torch.allclose(loud, hidden * LOUD, rtol=1e-3)
+    hidden = hidden.to(logits.dtype)
+    rounded = 4 * torch.finfo(logits.dtype).eps
+    rtol, atol = max(1e-3, rounded), max(1e-4, rounded * float(logits.abs().max()))
+    same = torch.allclose(hidden @ layer.weight.T, logits, rtol=rtol, atol=atol)
+    linear = torch.allclose(loud.to(hidden.dtype), hidden * LOUD, rtol=rtol)
     return layer.weight if same and linear else None
 
 
 def _loud_linear(head: torch.Tensor) -> Callable[..., torch.Tensor]:
+    plain = Linear()
+
     def linear(
         input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return input * LOUD if weight is head else functional.linear(input, weight, bias)
+        return input * LOUD if weight is head else plain(input, weight, bias)
 
     return linear

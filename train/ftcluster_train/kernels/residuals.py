@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ftcluster_train.kernels.low_rank import linear_with_adapter
 from ftcluster_train.kernels.private_torch import version_of
 
 MANY_ELEMENTS = 1 << 20  # of an embedding: 2 MB of gradients in bf16
@@ -113,6 +114,9 @@ class Linear:
             return input
         if input.dtype == torch.float32 and weight.dtype == torch.bfloat16:
             input = self._round(input)
+        adapter = getattr(weight, "adapter", None)
+        if adapter is not None:
+            return linear_with_adapter(input, weight, bias, adapter)
         return functional.linear(input, weight, bias)
 
     def _round(self, input: torch.Tensor) -> torch.Tensor:

@@ -92,7 +92,7 @@ class ModelWeights:
         self.saved_buffers = [b for name, b in model.named_buffers() if name in saved]
         self._frozen = {p: p.data for p in model.parameters() if not p.requires_grad}
         self.tables = _tables(model)
-        self.norms = _norm_parameters(model)
+        self.norms = norm_parameters(model)
         self.fp32_weights: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.attached = False
 
@@ -184,7 +184,7 @@ def _round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def _norm_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
+def norm_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
     """The parameters of modules that have only vectors."""
     by_module = [list(module.parameters(recurse=False)) for module in model.modules()]
     return {

@@ -17,6 +17,7 @@ from ftcluster_train.data.sources import Rows, load_rows
 from ftcluster_train.data.token_store import Sample, Samples, token_kind
 from ftcluster_train.distributed.traffic import Traffic
 from ftcluster_train.errors import TrainError
+from ftcluster_train.kernels.function_overrides import FunctionOverrides
 
 ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
 TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # which the model gets
@@ -106,6 +107,14 @@ class Task(ABC):
             The weight of the layer that has to return its input in training, or None.
         """
         return None
+
+    def weights(self, samples: Samples) -> list[int] | None:  # noqa: ARG002
+        """How much each sample counts in a step's loss, which is a mean; None: all the same."""
+        return None
+
+    def evaluation_kernels(self, model: PreTrainedModel) -> FunctionOverrides:  # noqa: ARG002
+        """The context of forward passes without gradients."""
+        return FunctionOverrides()
 
     @abstractmethod
     def collate(self, samples: Sequence[Sample]) -> Batch:

@@ -4,6 +4,7 @@ from ftcluster_common.job import Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.causal_lm import CausalLmTask
+from ftcluster_train.tasks.instruction_tuning import InstructionTuningTask
 from ftcluster_train.tasks.question_answering import QuestionAnsweringTask
 from ftcluster_train.tasks.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.tasks.text_classification import TextClassificationTask
@@ -15,6 +16,7 @@ _TASKS: dict[str, type[Task]] = {
     "causal-lm": CausalLmTask,
     "sentence-similarity": SentenceSimilarityTask,
     "text-ranking": TextRankingTask,
+    "instruction-tuning": InstructionTuningTask,
 }
 
 

@@ -17,6 +17,13 @@ from ftcluster_train.io.permissions import GROUP_READS
 from ftcluster_train.optim.optimizer_step import OptimizerStep
 from ftcluster_train.optim.state import State, exhaust
 from ftcluster_train.tasks.base import Task
+from ftcluster_train.training.adapters import (
+    adapted_layers,
+    save_adapters,
+    saved_parameters,
+    saved_weights,
+    trained_weights,
+)
 from ftcluster_train.training.progress import ProgressLog
 from ftcluster_train.training.resume import Position, write_state
 
@@ -102,7 +109,8 @@ class Checkpoints:
             if not writes:
                 return None
             folder.parent.mkdir(exist_ok=True)
-            check_space(folder.parent, state.nbytes + sum(p.nbytes for p in model.parameters()))
+            saved = sum(p.nbytes for p in saved_parameters(model))
+            check_space(folder.parent, state.nbytes + saved)
             save_model(model, task, folder, write_more)
         except TrainError as error:
             return error.message
@@ -135,8 +143,8 @@ class Checkpoints:
         source = held.index(True)
         found: Mapping[str, torch.Tensor] = {}
         if own and self._world.rank == source:
-            found = type(model).from_pretrained(own).state_dict()
-        for name, tensor in model.state_dict().items():
+            found = saved_weights(model, own)
+        for name, tensor in trained_weights(model).items():
             dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
             values = found.get(name, torch.empty_like(tensor, dtype=dtype))
             dist.broadcast(values, source)
@@ -186,7 +194,10 @@ def save_model(
     try:
         model.should_save_on_this_rank = _always
         with new_folder(folder) as partial:
-            model.save_pretrained(partial)
+            if adapted_layers(model):
+                save_adapters(model, task.recipe, partial)
+            else:
+                model.save_pretrained(partial)
             task.tokenizer.save_pretrained(partial)
             task.write_files(model, partial)
             write_more(partial)

@@ -15,7 +15,6 @@ from ftcluster_train.data.sets import PREDICTED
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import World, gather_over_ranks
 from ftcluster_train.io.fsync import new_folder
-from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.tasks.base import ROWS_FILE, Task
 from ftcluster_train.training.models import call_model
 
@@ -28,11 +27,12 @@ def predict(
 ) -> list[Any]:
     """What the task's `predictions` gives for each sample, the same on every rank."""
     model.eval()
+    kernels = task.evaluation_kernels(model)
     most = task.recipe.training.per_device_eval_batch_size
     own: list[tuple[int, Any]] = []
     for indices in eval_batches(samples.lengths("input_ids"), world.rank, world.size, most):
         batch = [samples[i] for i in indices]
-        with FunctionOverrides(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             outputs = call_model(model, task.collate(batch).inputs)
         own += zip(indices, task.predictions(outputs, batch), strict=True)
     found = dict(pair for of_rank in gather_over_ranks(own) for pair in of_rank)

@@ -94,6 +94,7 @@ def train(
     sampler = BatchSampler(
         lengths, recipe.batch_size, settings, optimizations.group_by_length and task.group_by_length
     )
+    weights = task.weights(train_set)
     epoch_steps, last_step = sampler.steps_per_epoch, sampler.steps
 
     # model: its calls of torch functions go to our kernels while `kernels` is active
@@ -208,6 +209,7 @@ def train(
         report(step, "forward")
         optimizer.extra.copy_(torch.tensor([stop_asked(), snapshots.is_pausing()]))
         torch.manual_seed(dropout_seed(settings.seed, step, world.rank))
+        counted = sum(weights[i] for i in batch) if weights else len(batch)
         share = share_of_rank(batch, world.rank, world.size)
         with times:
             parts = [
@@ -221,7 +223,7 @@ def train(
         losses.append(0.0)
         with kernels:
             for loss, last in task.losses(parts, forward, optimizer.traffic):
-                loss = loss / len(batch)  # a mean over all ranks' samples
+                loss = loss / counted  # a mean over all ranks' samples
                 optimizer.backward(loss, last)
                 losses[-1] += loss.item()
 

@@ -20,6 +20,7 @@ from transformers import (
 
 from ftcluster_common.recipe import BY_TYPE, Recipe
 from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.optim.flat_params import norm_parameters
 from ftcluster_train.tasks.model_limits import POSITIONS_BEHIND_PADDING
 from ftcluster_train.training.compat import dtype_keyword
 
@@ -49,7 +50,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
         TrainError: it cannot be loaded.
     """
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # from_pretrained raises whatever its many readers raise
         raise TrainError(f"the tokenizer of {folder} cannot be loaded: {error}") from error
 
@@ -99,32 +100,39 @@ def _config(model: str, **changes: Any) -> PretrainedConfig:
     try:
         if model.startswith(BY_TYPE):
             return AutoConfig.for_model(model.removeprefix(BY_TYPE), **changes)
-        return AutoConfig.from_pretrained(model, **changes)
+        return AutoConfig.from_pretrained(model, trust_remote_code=False, **changes)
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise TrainError(
+                f"{model} is a model with code of its own, which is not run",
+                f"use a model of a type that transformers {transformers.__version__} has",
+            ) from error
         raise TrainError(
             f"the configuration of {model} cannot be loaded: {first_line(error)}"
         ) from error
 
 
 def load_model(
-    model_class: Any, recipe: Recipe, model: str, config: PretrainedConfig, whole: bool = False
-) -> PreTrainedModel:
-    """The model in fp32, with its own weights or, from scratch, random ones.
+    model_class: Any, recipe: Recipe, model: str, config: PretrainedConfig, whole: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> PreTrainedModel:  # fmt: skip
+    """The model, with its own weights or, from scratch, random ones.
 
     Args:
         model: a folder, or `config:TYPE`.
         whole: whether it needs all weights; else a new head gets random ones.
+        dtype: of the weights, but for norms, which are in fp32.
 
     Raises:
         TrainError: it cannot be loaded, lacks weights, or transformers has no such model for the
             task.
     """
-    fp32 = {dtype_keyword(transformers.__version__): torch.float32}
+    keyword = {dtype_keyword(transformers.__version__): dtype}
     try:
         if recipe.from_scratch:
-            return model_class.from_config(config, **fp32)
+            return model_class.from_config(config, **keyword)
         loaded, info = model_class.from_pretrained(
-            model, config=config, output_loading_info=True, **fp32
+            model, config=config, output_loading_info=True, **keyword
         )
     except Exception as error:  # from_pretrained raises whatever its many readers raise
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -141,6 +149,9 @@ def load_model(
             f"{recipe.model} is not trained for {recipe.task}: it has no weights {missing[0]}",
             "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
         )
+    if dtype != torch.float32:
+        for parameter in norm_parameters(loaded):
+            parameter.data = parameter.data.float()
     return loaded
 
 

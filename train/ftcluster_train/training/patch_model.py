@@ -6,9 +6,10 @@ from typing import Any
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels import Optimizations
 from ftcluster_train.kernels.activations import fuse_activations
-from ftcluster_train.kernels.attention import MAX_LENGTH, Attention, torch_attention
+from ftcluster_train.kernels.attention import Attention, torch_attention
 from ftcluster_train.kernels.dropout import dropout
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.tasks.base import Task
@@ -32,7 +33,7 @@ def patch_model(
     overrides: dict[Any, Callable[..., Any]] = {}
     if optimizations.dropout:
         overrides[functional.dropout] = dropout
-    max_length = MAX_LENGTH if optimizations.attention else 0
+    max_length = ATTENTION_TOKENS if optimizations.attention else 0
     overrides[torch_attention] = Attention(attention_dropout, max_length)
     if model.config._attn_implementation != "sdpa":  # transformers has no public name for it
         log.write("notice", message=f"{kind} computes attention itself, so ours is not used")

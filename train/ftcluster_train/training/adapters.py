@@ -1,0 +1,156 @@
+"""Low-rank adapters of a model (LoRA): added, saved as peft saves them, and merged."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from ftcluster_common.recipe import InstructionTuning, Recipe
+from ftcluster_train.errors import TrainError
+from ftcluster_train.kernels.low_rank import Adapter
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's names
+PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")
+SHOWN = 12  # layers in an error
+
+
+def add_adapters(model: PreTrainedModel, options: InstructionTuning) -> None:
+    """Freeze a model and give its linear layers adapters, which change nothing yet.
+
+    A is drawn from torch's generator as peft does, B is 0.
+
+    Args:
+        model: those of its linear layers that `lora_target_modules` names, or all but the last one.
+
+    Raises:
+        TrainError: it has no such layers; names all that it does not have.
+    """
+    assert options.lora_r is not None
+    model.requires_grad_(False)
+    linear = linear_layers(model)
+    wanted = options.lora_target_modules
+    unknown = [target for target in wanted if not any(_is_meant(name, target) for name in linear)]
+    if unknown or not linear:
+        names = sorted({name.rpartition(".")[2] for name in linear})
+        raise TrainError(
+            f"this {model.config.model_type} model has no linear layer {', '.join(unknown)}".strip()
+            + (f"; it has {', '.join(names[:SHOWN])}" if names else ""),
+            "name some of them: lora_target_modules=[...]"
+            if names
+            else "train all weights: lora_r=null",
+        )
+    scale = options.alpha / options.lora_r
+    for name, layer in linear.items():
+        if wanted and not any(_is_meant(name, target) for target in wanted):
+            continue
+        down = torch.empty(options.lora_r, layer.in_features)
+        nn.init.kaiming_uniform_(down, a=math.sqrt(5))
+        up = torch.zeros(layer.out_features, options.lora_r)
+        layer.lora_A, layer.lora_B = nn.Parameter(down), nn.Parameter(up)
+        layer.weight.adapter = Adapter(layer.lora_A, layer.lora_B, scale, options.lora_dropout)
+
+
+def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
+    """By name; without the one that makes logits, whose input the loss is computed from."""
+    last = model.get_output_embeddings()
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and module is not last
+    }
+
+
+def _is_meant(name: str, target: str) -> bool:
+    """As in peft."""
+    return name == target or name.endswith(f".{target}")
+
+
+def adapted_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
+    """The layers that have adapters, by name."""
+    return {name: one for name, one in linear_layers(model).items() if hasattr(one, "lora_A")}
+
+
+def saved_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
+    """Those that a checkpoint has: the adapters', or all where there are none."""
+    layers = adapted_layers(model).values()
+    return [p for one in layers for p in (one.lora_A, one.lora_B)] or list(model.parameters())
+
+
+def save_adapters(model: PreTrainedModel, recipe: Recipe, folder: Path) -> None:
+    """Write the adapters for `peft.PeftModel.from_pretrained`."""
+    options = recipe.options
+    assert isinstance(options, InstructionTuning)
+    layers = adapted_layers(model)
+    tensors = {
+        f"{PREFIX}{name}.{part}.weight": getattr(layer, part).detach().contiguous()
+        for name, layer in layers.items()
+        for part in PARTS
+    }
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    config = {
+        "base_model_name_or_path": recipe.model,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": options.alpha,
+        "lora_dropout": options.lora_dropout,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": options.lora_r,
+        "target_modules": _targets(model, layers),
+        "task_type": "CAUSAL_LM",
+        "use_rslora": False,
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _targets(model: PreTrainedModel, layers: dict[str, nn.Linear]) -> list[str]:
+    """Names of the layers with adapters; their last parts, where these mean no others."""
+    short = sorted({name.rpartition(".")[2] for name in layers})
+    others = {name for name, _ in model.named_modules()} - layers.keys()
+    if any(_is_meant(name, target) for name in others for target in short):
+        return sorted(layers)
+    return short
+
+
+def trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """What a checkpoint has of a model, by the names of its tensors."""
+    weights: dict[str, torch.Tensor] = model.state_dict()
+    if not adapted_layers(model):
+        return weights
+    return {name: one for name, one in weights.items() if name.endswith(PARTS)}
+
+
+def saved_weights(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
+    """The same from a folder that has a checkpoint."""
+    if adapted_layers(model):
+        saved = load_file(folder / WEIGHTS)
+        return {name: saved[f"{PREFIX}{name}.weight"] for name in trained_weights(model)}
+    loaded: dict[str, torch.Tensor] = type(model).from_pretrained(folder).state_dict()
+    return loaded
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def merge_adapters(model: PreTrainedModel) -> None:
+    """Add the adapters to the weights of their layers, and remove them.
+
+    The sums are computed in fp32 and rounded to the dtype of the weights; norms get it too.
+    """
+    dtype: Any = None
+    for layer in adapted_layers(model).values():
+        adapter = layer.weight.adapter
+        dtype = layer.weight.dtype
+        merged = layer.weight.float().addmm_(
+            adapter.up.float(), adapter.down.float(), alpha=adapter.scale
+        )
+        layer.weight.copy_(merged)
+        del layer.weight.adapter, layer.lora_A, layer.lora_B
+    if dtype is not None:
+        model.to(dtype)
+        model.config.dtype = dtype
