@@ -133,14 +133,18 @@ def find_head(model: PreTrainedModel) -> torch.Tensor | None:
         return None
     model.eval()
     tokens = torch.arange(8).unsqueeze(0) % layer.out_features
-    with FunctionOverrides():
-        logits = model(input_ids=tokens, use_cache=False).logits
-    with FunctionOverrides(head=layer.weight):
-        hidden = model(input_ids=tokens, use_cache=False).logits
+
+    def forward(overrides: FunctionOverrides) -> torch.Tensor:
+        bf16 = layer.weight.dtype == torch.bfloat16
+        with overrides, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    logits = forward(FunctionOverrides())
+    hidden = forward(FunctionOverrides(head=layer.weight))
     if hidden.shape[-1] != layer.in_features:
         return None
-    with FunctionOverrides({functional.linear: _loud_linear(layer.weight)}):
-        loud = model(input_ids=tokens, use_cache=False).logits
+    loud = forward(FunctionOverrides({functional.linear: _loud_linear(layer.weight)}))
     hidden = hidden.to(logits.dtype)
     rounded = 4 * torch.finfo(logits.dtype).eps
     rtol, atol = max(1e-3, rounded), max(1e-4, rounded * float(logits.abs().max()))

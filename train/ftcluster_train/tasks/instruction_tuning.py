@@ -199,12 +199,14 @@ class InstructionTuningTask(Task):
             {"input_ids": tokens, "targets": [1], "documents": [len(tokens)]}
             for tokens in (one, other, [one[0], *other])
         ]
-        with self._kernels(None):
-            together = model(**self.collate(samples[:2]).inputs).logits[0]
-            alone = [model(**self.collate([one]).inputs).logits[0] for one in samples]
-        with FunctionOverrides():
-            tokens = torch.tensor([samples[2]["input_ids"]])
-            plain = model(input_ids=tokens, use_cache=False).logits[0]
+        bf16 = model.get_input_embeddings().weight.dtype == torch.bfloat16
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            with self._kernels(None):
+                together = model(**self.collate(samples[:2]).inputs).logits[0]
+                alone = [model(**self.collate([one]).inputs).logits[0] for one in samples]
+            with FunctionOverrides():
+                tokens = torch.tensor([samples[2]["input_ids"]])
+                plain = model(input_ids=tokens, use_cache=False).logits[0]
         if not _alike(together, torch.cat(alone[:2])) or not _alike(plain, alone[2]):
             raise TrainError(
                 f"{self.recipe.model} is a {model.config.model_type} model, which is no decoder, "

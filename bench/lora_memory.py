@@ -1,0 +1,125 @@
+"""The memory of a LoRA step of a large model, beside what the plan expects.
+
+    PYTHONPATH=.:train:common:runner PREFIX/current/bin/python -m bench.lora_memory
+        [--shape NAME] [--tokens N] [--rank N] [--checkpointing]
+
+from the repository's root. The weights are random, in bf16, and never in fp32. Prints one JSON
+object: the peak of the process, and the plan's estimate. Run it alone: that of 8 billion weights
+takes 16 GB and more.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from bench.engine_run import WORLD, Clock
+from ftcluster.planning.memory import ModelSize, need
+from ftcluster_common.job import Job
+from ftcluster_common.recipe import InstructionTuning, Recipe, Training
+from ftcluster_train.data.token_store import Samples, SampleWriter
+from ftcluster_train.optim.flat_params import norm_parameters
+from ftcluster_train.tasks.instruction_tuning import InstructionTuningTask
+from ftcluster_train.training.adapters import add_adapters
+from ftcluster_train.training.loop import train
+
+STEPS = 2
+SHAPES: dict[str, dict[str, Any]] = {  # Llama 3's
+    "1b": {
+        "hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "tie_word_embeddings": True,
+    },
+    "8b": {
+        "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    },
+}  # fmt: skip
+
+
+def main() -> int:
+    """Train for a few steps; returns the exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--checkpointing", action="store_true")
+    options = parser.parse_args()
+    tuning = InstructionTuning(max_length=options.tokens, lora_r=options.rank)
+    training = Training(
+        max_steps=STEPS, gradient_checkpointing=options.checkpointing, logging_steps=1,
+        eval_strategy="no",
+    )  # fmt: skip
+    recipe = Recipe(
+        "sft", "random", "", tuning, "instruction-tuning", batch_size=1, training=training
+    )
+    model = random_model(options.shape)
+    parameters = sum(p.numel() for p in model.parameters())
+    add_adapters(model, tuning)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    clock, began = Clock(None), time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job = Job("sft", folder, folder, recipe, "bf16", ipex=False, snapshot_seconds=0)
+        task = InstructionTuningTask(recipe, None)
+        task.check_model(model)
+        train(job, task, model, samples(folder / "train", options.tokens), {}, WORLD, clock)
+    config = model.config
+    size = ModelSize(
+        parameters, config.num_hidden_layers, config.hidden_size, config.num_attention_heads,
+        config.vocab_size,
+    )  # fmt: skip
+    expected = need(size, "bf16", 1, options.tokens, True, adapter_rank=options.rank)
+    found = {
+        "shape": options.shape, "tokens": options.tokens, "checkpointing": options.checkpointing,
+        "parameters": parameters, "trained": trained, "losses": clock.losses,
+        "seconds": time.perf_counter() - began,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "plan_bytes": expected.total,
+    }  # fmt: skip
+    print(json.dumps(found))
+    return 0
+
+
+def random_model(shape: str) -> PreTrainedModel:
+    """A Llama in bf16, with norms in fp32."""
+    config = LlamaConfig(**SHAPES[shape], max_position_embeddings=8192)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    model.model.rotary_emb = LlamaRotaryEmbedding(config)
+    block = torch.randn(1 << 20).mul_(0.02).bfloat16()
+    norms = norm_parameters(model)
+    for parameter in model.parameters():
+        if parameter in norms:
+            parameter.data = torch.ones(parameter.shape)
+        else:
+            for part in parameter.data.view(-1).split(len(block)):
+                part.copy_(block[: len(part)])
+    return model
+
+
+def samples(folder: Path, tokens: int) -> Samples:
+    """Random ones, half of whose tokens are learned."""
+    writer = SampleWriter(folder, {"input_ids": "i", "targets": "i", "documents": "i"})
+    for seed in range(STEPS):
+        drawn = torch.randint(128_000, (tokens,), generator=torch.Generator().manual_seed(seed))
+        targets = list(range(tokens // 2, tokens))
+        writer.add({"input_ids": drawn.tolist(), "targets": targets, "documents": [tokens]})
+    writer.close()
+    return Samples(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
