@@ -1,5 +1,6 @@
 """Attention is the formula in fp64, except for its roundings; the rest is torch's function."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,16 +91,23 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def ours(case: Case, block: int) -> tuple[Tensors, torch.Tensor]:
+def ours(case: Case, block: int, few: int) -> tuple[Tensors, torch.Tensor]:
     """Output and gradients, and the factors of dropout: (batch, heads, queries, keys)."""
     drawn: list[torch.Tensor] = []
-    plain, before = attention.make_mask, attention.CAUSAL_BLOCK
+    parts: list[Any] = []
+    plain, before = attention.make_mask, (attention.CAUSAL_BLOCK, attention.FEW_SCORES)
+    plain_parts = attention._parts
 
     def noise(count: int, p: float, seed: int) -> torch.Tensor:
         drawn.append(plain(count, p, seed))
         return drawn[-1]
 
+    def seen_parts(*args: Any) -> Iterator[Any]:
+        parts.extend(plain_parts(*args))
+        yield from parts
+
     attention.make_mask, attention.CAUSAL_BLOCK = noise, block
+    attention._parts, attention.FEW_SCORES = seen_parts, few
     try:
         torch.manual_seed(case.seed)
         inputs = [x.clone().requires_grad_() for x in (case.query, case.key, case.value)]
@@ -108,12 +116,12 @@ def ours(case: Case, block: int) -> tuple[Tensors, torch.Tensor]:
         batch, heads, queries, _ = case.query.shape
         factors = torch.ones(batch * heads, queries, case.key.shape[2], dtype=torch.float64)
         if drawn:
-            blocks = attention._blocks(queries, case.key.shape[2], case.causal)
-            for (rows, seen), numbers in zip(blocks, drawn, strict=True):
-                part = factors[:, rows, seen]
+            for (_, samples, rows, seen), numbers in zip(parts, drawn, strict=True):
+                part = factors[samples, rows, seen]
                 part.copy_(numbers.view(part.shape))
     finally:
-        attention.make_mask, attention.CAUSAL_BLOCK = plain, before
+        attention.make_mask, attention._parts = plain, plain_parts
+        attention.CAUSAL_BLOCK, attention.FEW_SCORES = before
     return (found.detach(), *gradients), factors.view(batch, heads, queries, -1)
 
 
@@ -131,9 +139,9 @@ def bias_of(case: Case) -> torch.Tensor:
     return bias
 
 
-def check(case: Case, block: int = attention.CAUSAL_BLOCK) -> None:
+def check(case: Case, block: int = attention.CAUSAL_BLOCK, few: int = 1 << 16) -> None:
     """Outputs and gradients are within the error of their roundings."""
-    found, factors = ours(case, block)
+    found, factors = ours(case, block, few)
     batch, heads, queries, size = case.query.shape
     keys = case.key.shape[2]
     groups = heads // case.key.shape[1]
@@ -197,6 +205,13 @@ ONE = torch.full((1, 1, 1, 1), 1.5)
 @example(Case(*[ONE.bfloat16()] * 4, mask=torch.full_like(ONE, torch.finfo(torch.float32).min)))
 def test_attention(case: Case) -> None:
     check(case)
+
+
+@given(cases())
+def test_samples_of_different_lengths(case: Case) -> None:
+    """Each has its own keys; padding behind them is left out."""
+    assume(case.mask is not None)
+    check(case, few=0)
 
 
 @given(cases(), st.integers(1, 9))

@@ -15,10 +15,17 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoConfig, AutoModel, PreTrainedModel, activations
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    activations,
+)
 
 from ftcluster_train import fast, launcher
 from ftcluster_train.fast import functions, notices
+from ftcluster_train.fast.padding import FIRST_TOKEN
 from tests.engine.jobs import make_job, make_task_of
 from tests.engine.test_gradients import (
     EVERYTHING,
@@ -239,6 +246,45 @@ def test_calls_that_no_kernel_is_made_for() -> None:
         found = functional.scaled_dot_product_attention(*tensors)
         assert torch.equal(found, functions.torch_attention(*tensors))
     assert functional.dropout(values, 0.5, training=False) is values
+
+
+@pytest.mark.parametrize("name", FIRST_TOKEN)
+def test_columns_of_padding_are_left_out(name: str, request: pytest.FixtureRequest) -> None:
+    small = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
+        "intermediate_size": 64, "embedding_size": 16, "hidden_dropout_prob": 0.0, "dim": 32,
+        "attention_probs_dropout_prob": 0.0, "classifier_dropout_prob": 0.0, "n_heads": 4,
+        "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "hidden_dim": 64,
+    }  # fmt: skip
+    config = AutoConfig.for_model(name, **small)
+    torch.manual_seed(2)
+    mask = (torch.arange(16) < torch.tensor([9, 4, 11])[:, None]).long()
+    inputs = {"input_ids": torch.randint(5, 100, (3, 16)) * mask, "attention_mask": mask}
+    found = []
+    for ours in (False, True):
+        if ours:
+            request.getfixturevalue("enabled")
+        torch.manual_seed(1)
+        model = AutoModelForSequenceClassification.from_config(config).train()
+        widths: list[int] = []
+
+        def note(_: Any, __: Any, given: Any, widths: list[int] = widths) -> None:
+            widths.append(given["attention_mask"].shape[1])
+
+        model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+        loss = model(**inputs, labels=torch.tensor([0, 1, 0])).loss
+        loss.backward()
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found.append((loss.item(), grads))
+        with torch.no_grad():
+            hidden = model(**inputs, output_hidden_states=True).hidden_states
+            model.eval()(**inputs)
+        assert hidden[0].shape[1] == 16
+        assert widths == [11 if ours else 16, 16, 16]
+    (stock_loss, stock), (loss, grads) = found
+    assert loss == pytest.approx(stock_loss, abs=1e-5)
+    assert grads.keys() == stock.keys()
+    assert all(torch.allclose(grads[n], grad, atol=1e-5) for n, grad in stock.items())
 
 
 def test_attention_by_its_name() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ftcluster_train.fast import adamw, functions
 from ftcluster_train.fast.models import check_model, register_attention, replace_in_models
+from ftcluster_train.fast.padding import leave_out_padding
 from ftcluster_train.launcher.after_import import after_import
 
 MODELS = "transformers.modeling_utils"  # a script may set what transformers reads at its import
@@ -24,12 +25,14 @@ def enable(model: Any = None) -> None:
     """Train with our kernels from now on; another call has no effect.
 
     Args:
-        model: to say what does not fit with it, where it was made before.
+        model: one that was made before; it also leaves out padding, see `padding`, and what does
+            not fit with it is said.
     """
     if functions.replace_functions():
         adamw.fuse()
         after_import(MODELS, replace_in_models)
     if model is not None:
+        leave_out_padding(model)
         check_model(model)
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from ftcluster_train.fast.functions import attention
 from ftcluster_train.fast.notices import say_once
+from ftcluster_train.fast.padding import leave_out_padding
 
 ATTENTION = "ftcluster"
 # of transformers.activations; both are the tanh approximation of GELU
@@ -17,7 +18,7 @@ ONE_KERNEL = ("GELUActivation", "GELUTanh", "SiLUActivation", "MishActivation", 
 
 
 def replace_in_models() -> None:
-    """Fuse activations, and look at each model that is made from now on."""
+    """Fuse activations, and adapt and check each model that is made from now on."""
     from transformers import PreTrainedModel, activations
 
     for name in FUSED:
@@ -27,6 +28,7 @@ def replace_in_models() -> None:
     @functools.wraps(post_init)
     def post_init_and_check(self: Any, *args: Any, **kwargs: Any) -> None:
         post_init(self, *args, **kwargs)
+        leave_out_padding(self)
         check_model(self)
 
     PreTrainedModel.post_init = post_init_and_check

@@ -26,6 +26,8 @@ DTYPES = (torch.bfloat16, torch.float32)
 MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
 CAUSAL_BLOCK = 128  # query rows that are computed together, at least
 CAUSAL_BLOCKS = 8  # at most
+FEW_SCORES = 1 << 16  # of a sample: with fewer it costs more to go by samples than it saves
+MANY_KEYS = 0.85  # of all: likewise
 
 torch_attention = functional.scaled_dot_product_attention
 
@@ -33,7 +35,8 @@ torch_attention = functional.scaled_dot_product_attention
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
     """softmax(scale * query key' + bias) value, each of shape (batch * heads, length, size).
 
-    Causal attention goes by blocks of query rows, and leaves out the keys behind each block.
+    Causal attention goes by blocks of query rows, and leaves out the keys behind each block. With
+    `lengths` it goes by samples, and leaves out the keys behind a sample's last one.
     """
 
     @staticmethod
@@ -46,6 +49,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         masked_rows: torch.Tensor | None,
         heads: int,
         causal: bool,
+        lengths: Sequence[int] | None,
         scale: float,
         p: float,
         exact: bool,
@@ -54,23 +58,26 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         kept = 1 / (1 - p) if exact and p < 1 else 1.0  # scales the output, not each probability
         output = torch.empty((*query.shape[:2], value.shape[2]), dtype=value.dtype)
         saved = []
-        for rows, keys in _blocks(query.shape[1], key.shape[1], causal):
-            scores = torch.bmm(query[:, rows], key[:, keys].transpose(1, 2))
+        parts = list(_parts(query.shape[1], key.shape[1], heads, causal, lengths))
+        for sample, samples, rows, keys in parts:
+            scores = torch.bmm(query[samples, rows], key[samples, keys].transpose(1, 2))
             if causal:
                 scores[:, :, rows].add_(_causal_bias(rows.stop - rows.start, scores.dtype))
             if bias is not None:
-                scores.unflatten(0, (-1, heads)).add_(bias)
+                own = bias if lengths is None else bias[sample, :, :, keys]
+                scores.unflatten(0, (-1, heads)).add_(own)
             probabilities = torch.softmax(scores, -1, out=scores)
             if masked_rows is not None:
-                probabilities.unflatten(0, (-1, heads)).masked_fill_(masked_rows, 0)
+                own = masked_rows if lengths is None else masked_rows[sample]
+                probabilities.unflatten(0, (-1, heads)).masked_fill_(own, 0)
             mask = None
             if p:
                 make = make_exact_mask if exact else make_mask
                 mask = make(probabilities.numel(), p, draw_seed()).view(probabilities.shape)
-            output[:, rows] = torch.bmm(_dropped(probabilities, mask), value[:, keys])
+            output[samples, rows] = torch.bmm(_dropped(probabilities, mask), value[samples, keys])
             saved += [probabilities, mask]
         ctx.save_for_backward(query, key, value, *saved)
-        ctx.causal, ctx.scale, ctx.kept = causal, scale, kept
+        ctx.parts, ctx.scale, ctx.kept = parts, scale, kept
         return output if kept == 1 else output.mul_(kept)
 
     @staticmethod
@@ -81,17 +88,35 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         query, key, value, *saved = ctx.saved_tensors
         grad_query = torch.empty_like(query)
         grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
-        blocks = _blocks(query.shape[1], key.shape[1], ctx.causal)
-        for (rows, keys), probabilities, mask in zip(blocks, saved[::2], saved[1::2], strict=True):
-            grad = grad_output[:, rows]
-            grad_value[:, keys] += torch.bmm(_dropped(probabilities, mask).transpose(1, 2), grad)
-            grad_probabilities = torch.bmm(grad, value[:, keys].transpose(1, 2))
+        parts = zip(ctx.parts, saved[::2], saved[1::2], strict=True)
+        for (_, samples, rows, keys), probabilities, mask in parts:
+            grad = grad_output[samples, rows]
+            dropped = _dropped(probabilities, mask)
+            grad_value[samples, keys] += torch.bmm(dropped.transpose(1, 2), grad)
+            grad_probabilities = torch.bmm(grad, value[samples, keys].transpose(1, 2))
             if mask is not None:
                 grad_probabilities.mul_(mask)
             grad_scores = softmax_backward(grad_probabilities, probabilities)
-            grad_query[:, rows] = torch.bmm(grad_scores, key[:, keys])
-            grad_key[:, keys] += torch.bmm(grad_scores.transpose(1, 2), query[:, rows])
-        return grad_query.mul_(ctx.scale), grad_key, grad_value, *[None] * 7
+            grad_query[samples, rows] = torch.bmm(grad_scores, key[samples, keys])
+            grad_key[samples, keys] += torch.bmm(grad_scores.transpose(1, 2), query[samples, rows])
+        return grad_query.mul_(ctx.scale), grad_key, grad_value, *[None] * 8
+
+
+def _parts(
+    queries: int, keys: int, heads: int, causal: bool, lengths: Sequence[int] | None
+) -> Iterator[tuple[slice, slice, slice, slice]]:
+    """What is computed at once: the sample, its heads, query rows, and the keys that they see.
+
+    Without `lengths` all samples are one.
+    """
+    if lengths is None:
+        everything = slice(None)
+        for rows, seen in _blocks(queries, keys, causal):
+            yield everything, everything, rows, seen
+        return
+    for sample, length in enumerate(lengths):
+        own = slice(sample * heads, (sample + 1) * heads)
+        yield slice(sample, sample + 1), own, slice(0, queries), slice(0, length)
 
 
 def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slice]]:
@@ -119,15 +144,18 @@ class _Masked:
     """What was made from a mask.
 
     Attributes:
-        key: the mask's version, which grows when it is changed in place, and the queries' type.
-        bias: added to the scores.
+        made_for: the mask's version, which grows when it is changed in place, and queries and keys.
+        bias: added to the scores; None where only keys behind `lengths` are masked.
         rows: of queries without any key, for which torch gives 0; None without any.
+        lengths: of each sample, how many keys its queries see; None where going by samples is not
+            worth it.
     """
 
     mask: torch.Tensor
-    key: tuple[int, torch.dtype]
-    bias: torch.Tensor
+    made_for: tuple[Any, ...]
+    bias: torch.Tensor | None
     rows: torch.Tensor | None
+    lengths: Sequence[int] | None
 
 
 def document_mask(lengths: Sequence[int]) -> torch.Tensor:
@@ -192,13 +220,14 @@ class Attention:
             key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
         # one head of keys for all queries (Falcon's multi_query), or one batch of them
         key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
-        bias, masked_rows = self._bias_of(attn_mask, query)
+        bias, masked_rows, lengths = self._bias_of(attn_mask, query, key.shape[2])
         matrices = (x.flatten(0, 1) for x in (query, key, value))
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         with torch.autocast("cpu", enabled=False):
             output: torch.Tensor = _Attention.apply(
-                *matrices, bias, masked_rows, heads, is_causal, scale, p, self._exact_dropout
-            )
+                *matrices, bias, masked_rows, heads, is_causal, lengths, scale, p,
+                self._exact_dropout,
+            )  # fmt: skip
         return output.unflatten(0, (-1, heads))
 
     def _of_documents(
@@ -254,19 +283,37 @@ class Attention:
         return ""
 
     def _bias_of(
-        self, mask: torch.Tensor | None, query: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        self, mask: torch.Tensor | None, query: torch.Tensor, keys: int
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, Sequence[int] | None]:
+        """What is added to the scores, the rows that see nothing, and the keys of each sample."""
         if mask is None:
-            return None, None
+            return None, None, None
         last = self._last  # another thread may replace it
-        key = version_of(mask), query.dtype
-        if last is None or mask is not last.mask or key != last.key:
-            masked = mask.to(query.dtype).isneginf()  # fp32's smallest number is -inf in bf16
-            bias = mask
-            if mask.dtype == torch.bool:
-                masked = ~mask
-                bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(masked, MASKED)
-            rows = masked.all(-1, keepdim=True)
-            last = _Masked(mask, key, bias, rows if rows.any() else None)
+        made_for = version_of(mask), query.dtype, query.shape[:3], keys
+        if last is None or mask is not last.mask or made_for != last.made_for:
+            last = _masked(mask, query, keys, made_for)
             self._last = last
-        return last.bias, last.rows
+        return last.bias, last.rows, last.lengths
+
+
+def _masked(
+    mask: torch.Tensor, query: torch.Tensor, keys: int, made_for: tuple[Any, ...]
+) -> _Masked:
+    masked = mask.to(query.dtype).isneginf()  # fp32's smallest number is -inf in bf16
+    bias: torch.Tensor | None = mask
+    if mask.dtype == torch.bool:
+        masked = ~mask
+        bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(masked, MASKED)
+    rows = masked.all(-1, keepdim=True)
+    lengths = None
+    batch, heads, queries, _ = query.shape
+    if mask.shape[::3] == (batch, keys) and heads * queries * keys >= FEW_SCORES:
+        seen = (~masked).any(2).any(1)  # (batch, keys)
+        lengths = (seen * torch.arange(1, keys + 1)).amax(-1).clamp(min=1).tolist()
+        if sum(lengths) > MANY_KEYS * batch * keys:
+            lengths = None
+        elif mask.dtype == torch.bool:
+            behind = torch.arange(keys) >= torch.tensor(lengths).view(-1, 1, 1, 1)
+            if not (masked & ~behind).any():  # nothing else is masked
+                bias = None
+    return _Masked(mask, made_for, bias, rows if rows.any() else None, lengths)

@@ -1,0 +1,205 @@
+"""Stock example scripts of transformers alone and with `--fast`, side by side on this machine.
+
+    .venv-dev/bin/python -m bench.fast --scripts DIR --data DIR --encoder DIR [CASE ...] [--turns N]
+        [--seeds N] [--threads N] [--prefix DIR] [--results FILE]
+
+from the repository's root, after `ftcluster setup localhost`. --scripts has run_glue.py, run_qa.py
+with its two modules and run_clm.py, of the version of transformers in the stack or the one before;
+--data and --encoder are those of bench.engine.
+
+The scripts run as they are, with --bf16: each run is a process of bench.fast_run, runs are
+interleaved, numbers are medians. `alone` is python SCRIPT; `allocator` has tcmalloc, as every
+planned run; `fast` has it and our kernels. CPU seconds are given as well: other programs on the
+machine change them less. The rate of the model's products is measured in each turn. --seeds
+fine-tunes the encoder by run_glue with and without our kernels, and compares the metrics.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.engine import CASES, ROOT, TCMALLOC, arguments, machine, quality_table, write
+from ftcluster_common.launch import FAST_VARIABLE
+
+STARTUP = ROOT / "train/ftcluster_train/launcher/startup"
+WORDS = (
+    "--do_train", "--bf16", "--use_cpu", "--report_to", "none", "--save_strategy", "no",
+    "--logging_strategy", "no", "--disable_tqdm", "true",
+)  # fmt: skip
+VARIANTS = {"alone": (False, False), "allocator": (True, False), "fast": (True, True)}
+SHAPES = {"glue": "mrpc", "qa": "squad", "clm": "gpt2"}  # of bench.engine's cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script with its arguments; its files are in the current folder."""
+
+    script: str
+    words: tuple[str, ...]
+    batch: int
+    steps: int
+
+
+SCRIPTS = {
+    "glue": Case(
+        "run_glue.py",
+        ("--train_file", "mrpc-train.json", "--validation_file", "mrpc-validation.json",
+         "--max_seq_length", "128", "--learning_rate", "1e-4"),
+        32, 5,
+    ),
+    "qa": Case(
+        "run_qa.py",
+        ("--train_file", "squad-train.json", "--validation_file", "squad-validation.json",
+         "--max_seq_length", "384", "--doc_stride", "128", "--max_train_samples", "400"),
+        16, 4,
+    ),
+    "clm": Case("run_clm.py", ("--train_file", "shakespeare.txt", "--block_size", "512"), 4, 4),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Runs the scripts in `folder`."""
+
+    folder: Path
+    scripts: Path
+    prefix: Path
+    threads: int
+
+    def process(self, *words: str, allocator: bool = False, fast: bool = False) -> str:
+        """The output of a module of bench, run by the stack's Python."""
+        path = (STARTUP, ROOT / "train", ROOT / "common", ROOT)
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
+            "OMP_NUM_THREADS": str(self.threads),
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(self.folder / "cache"),
+        }
+        if allocator:
+            environment["LD_PRELOAD"] = next(p for p in TCMALLOC if Path(p).exists())
+        if fast:
+            environment[FAST_VARIABLE] = "1"
+        done = subprocess.run(
+            [self.prefix / "current/bin/python", "-m", *words],
+            env=environment, cwd=self.folder, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise SystemExit(done.stderr)
+        for line in done.stderr.splitlines():
+            if line.startswith("fast: "):
+                print(line, file=sys.stderr)
+        return done.stdout
+
+    def run(self, name: str, variant: str, *more: str, model: str = "") -> dict[str, Any]:
+        """One run of a case's script; see bench.fast_run."""
+        case, (allocator, fast) = SCRIPTS[name], VARIANTS[variant]
+        with tempfile.TemporaryDirectory() as output:
+            out = self.process(
+                "bench.fast_run", "run", str(self.scripts / case.script),
+                "--model_name_or_path", model or name, *case.words, *WORDS,
+                "--per_device_train_batch_size", str(case.batch), *more,
+                "--output_dir", f"{output}/out",
+                allocator=allocator, fast=fast,
+            )  # fmt: skip
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return found
+
+    def products(self, name: str) -> float:
+        """Operations per second of the products of a case's model, in bf16."""
+        shapes = CASES[SHAPES[name]].shapes
+        out = self.process("bench.engine_run", ".", json.dumps({"shapes": shapes}))
+        found: float = json.loads(out)["operations_per_second"]
+        return found
+
+
+def main() -> int:
+    """Measure, print the tables and write the results; returns the exit code."""
+    parser = arguments(__doc__, SCRIPTS, threads=2)
+    parser.add_argument("--scripts", type=Path, required=True)
+    parser.add_argument("--encoder", type=Path, required=True)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=0)
+    options = parser.parse_args()
+    encoder = options.encoder.absolute()
+    results: dict[str, Any] = {
+        "machine": machine(), "threads": options.threads, "speed": {}, "quality": {}
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(
+            Path(folder), options.scripts.absolute(), options.prefix.absolute(), options.threads
+        )
+        data = options.data.absolute()
+        bench.process("bench.fast_run", "prepare", folder, str(data), str(encoder))
+        for name in options.cases or SCRIPTS if options.turns else ():
+            results["speed"][name] = measure(bench, name, options.turns)
+            print(table(name, results["speed"][name]), flush=True)
+            write(options.results, results)
+        quality: dict[str, dict[str, list[float]]] = {}
+        for seed in range(1, options.seeds + 1):
+            for title, variant in (("stock", "alone"), ("fast", "fast")):
+                more = ("--do_eval", "--num_train_epochs", "3", "--seed", str(seed))
+                found = bench.run("glue", variant, *more, model=str(encoder))["results"]
+                for metric in ("eval_accuracy", "eval_loss"):
+                    quality.setdefault(title, {}).setdefault(metric, []).append(found[metric])
+                print(f"{title}, seed {seed}: {found}", file=sys.stderr, flush=True)
+            results["quality"]["glue"] = quality
+            write(options.results, results)
+        if quality:
+            print(quality_table("glue", quality), flush=True)
+    return 0
+
+
+def measure(bench: Bench, name: str, turns: int) -> dict[str, Any]:
+    """Run each variant `turns` times, interleaved; medians and all of them."""
+    found: dict[str, dict[str, list[float]]] = {
+        variant: {"samples_per_second": [], "cpu_seconds_of_a_step": []} for variant in VARIANTS
+    }
+    rates = []
+    for _ in range(turns):
+        rates.append(bench.products(name))
+        for variant, numbers in found.items():
+            steps = str(SCRIPTS[name].steps)
+            one = bench.run(name, variant, "--max_steps", steps)
+            samples = one["steps"] * SCRIPTS[name].batch
+            numbers["samples_per_second"].append(samples / one["wall"])
+            numbers["cpu_seconds_of_a_step"].append(one["cpu"] / one["steps"])
+            print(f"{name}, {variant}: {samples / one['wall']:.2f} samples/s", file=sys.stderr)
+    alone = {key: statistics.median(all_) for key, all_ in found["alone"].items()}
+    variants = {}
+    for variant, numbers in found.items():
+        speed, cpu = (statistics.median(numbers[key]) for key in alone)
+        variants[variant] = {
+            "samples_per_second": speed,
+            "ratio": speed / alone["samples_per_second"],
+            "cpu_seconds_of_a_step": cpu,
+            "cpu_ratio": alone["cpu_seconds_of_a_step"] / cpu,
+            "all": numbers,
+        }
+    return {"variants": variants, "products_per_second": rates}
+
+
+def table(name: str, found: dict[str, Any]) -> str:
+    """The variants of a case as a Markdown table."""
+    rates = " to ".join(f"{rate / 1e12:.2f}" for rate in sorted(found["products_per_second"])[::2])
+    lines = [
+        "",
+        f"| {SCRIPTS[name].script} (products: {rates} TFLOP/s) | samples/s | ratio "
+        "| CPU seconds of a step | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for variant, numbers in found["variants"].items():
+        lines.append(
+            f"| {variant} | {numbers['samples_per_second']:.2f} | {numbers['ratio']:.2f} "
+            f"| {numbers['cpu_seconds_of_a_step']:.2f} | {numbers['cpu_ratio']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
