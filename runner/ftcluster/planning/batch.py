@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.memory import (
+    BF16_COPY,
     BYTES_A_PARAMETER,
+    FP32,
     LOCAL,
     USABLE,
     ModelSize,
@@ -219,10 +221,14 @@ class Batch:
         needed = self.need(world)
         if needed is None:
             a_parameter = BYTES_A_PARAMETER + (LOCAL if self.local and world > 1 else 0)
+            what = f"weights, gradients and AdamW take {a_parameter} bytes per parameter"
+            if self.adapter_rank is not None:
+                each = BF16_COPY if self.precision == "bf16" else FP32
+                what = f"weights that are not trained take {each} bytes per parameter"
             return (
                 "not estimated",
                 "the size of a model is known only for folders of this machine with safetensors; "
-                f"weights, gradients and AdamW take {a_parameter} bytes per parameter",
+                + what,
             )
         _, _, why = self.explain(needed, world).partition(": ")
         return f"up to {gigabytes(needed.total)}", why

@@ -30,6 +30,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
            "pytorch_model.bin.index.json")  # fmt: skip
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
               "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")  # fmt: skip
+ADAPTERS = "adapter_config.json"
 CHAT_TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
 # model types that read a text in both directions, unless their configuration has is_decoder; of all
 # others the ranks find out
@@ -151,6 +152,11 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
     """
     if not folder.is_dir():
         raise InputError(f"model {folder} is not a folder")
+    if (folder / ADAPTERS).is_file() and not (folder / "config.json").is_file():
+        raise InputError(
+            f"model {folder} has adapters, and not the model that they belong to",
+            "train it with merge_adapters=true, or merge them with peft: merge_and_unload()",
+        )
     problems: list[str] = []
     config: dict[str, Any] = {}
     if not (folder / "config.json").is_file():

@@ -41,6 +41,31 @@ def test_a_model_folder_has_configuration_weights_and_tokenizer(
     check_model_folder(tmp_path, load_recipe("clm", ["config_overrides.is_decoder=true"]))
 
 
+def test_instruction_tuning_needs_a_chat_template(
+    tmp_path: Path, said: Callable[[object], None]
+) -> None:
+    def problem(*overrides: str) -> str:
+        with pytest.raises(InputError) as caught:
+            check_inputs(load_recipe("sft", [f"model={tmp_path}", *overrides]))
+        return str(caught.value).replace(str(tmp_path), "FOLDER")
+
+    (tmp_path / "adapter_config.json").touch()
+    said(problem())
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    said(problem())
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    said(problem(f"tokenizer={tmp_path}"))
+    model = f"model={tmp_path}"
+    check_inputs(load_recipe("sft", [model, "chat_template=false"]))
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    check_inputs(load_recipe("sft", [model]))
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").touch()
+    check_inputs(load_recipe("sft", [model]))
+
+
 def test_all_folders_of_a_recipe_are_checked_at_once(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     values = (f"data={tmp_path}/d", f"model={tmp_path}/m", f"tokenizer={tmp_path}/t")
