@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.conftest import Machine
@@ -24,26 +25,35 @@ OPTIONS = ("-o", "pythonpath=", "-p", "no:cacheprovider", "--color=no")
 LOCKS = ROOT / "roles/torch_stack/files"
 
 
-def trackers(folder: Path) -> Path:
-    """A folder with what stack native-trackers has beside native's packages."""
+PEFT = "peft==0.21.2 --hash=sha256:106ab6077ff72c54d21577f9af5970e34bac7582cb14209f7b2b511e322a4eae"
+
+
+def trackers() -> list[str]:
+    """What stack native-trackers has beside native's packages."""
     lock, more = (
         (LOCKS / f"{name}.txt").read_text().replace("\\\n", "").splitlines()
         for name in ("native", "native-trackers")
     )
-    requirements = folder / "trackers.txt"
-    requirements.write_text("\n".join(set(more) - set(lock)))
+    return [*(set(more) - set(lock))]
+
+
+def installed(folder: Path, packages: Sequence[str]) -> str:
+    """A new folder with packages, for tests that do not run without."""
+    requirements = folder.with_suffix(".txt")
+    requirements.write_text("\n".join(packages))
     command = [
         sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-        "--no-deps", "--only-binary=:all:", "--require-hashes", "--target", folder / "trackers",
+        "--no-deps", "--only-binary=:all:", "--require-hashes", "--target", folder,
         "--requirement", requirements,
     ]  # fmt: skip
     subprocess.run(command, check=True, timeout=SECONDS)
-    return folder / "trackers"
+    return str(folder)
 
 
 def test_the_engine_that_was_installed(machine: Machine, tmp_path: Path) -> None:
     changes = {
-        "FTCLUSTER_TEST_TRACKERS": str(trackers(tmp_path)),
+        "FTCLUSTER_TEST_TRACKERS": installed(tmp_path / "trackers", trackers()),
+        "FTCLUSTER_TEST_PEFT": installed(tmp_path / "peft", [PEFT]),
         "PATH": f"{machine.python.parent}:/usr/bin:/bin",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'runner'}",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -1,6 +1,7 @@
 """Conversations become a decoder that answers; adapters are those of peft."""
 
 import json
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from tests.engine.models import CHAT, make_model, make_tokenizer
 from tests.engine.runs import WORDS, Row, make_whole_job, write_data
 
 TASK = "instruction-tuning"
+PEFT = "FTCLUSTER_TEST_PEFT"  # a folder with that package
 PAD, BEGIN, ANSWER = 0, 2, 3  # see CHAT
 
 
@@ -244,8 +246,8 @@ def test_a_window(tmp_path: Path) -> None:
         task.check_model(model)
 
 
-def test_adapters_are_those_of_peft(tmp_path: Path) -> None:
-    """Its own test, with peft where that is installed; the format by itself here."""
+def test_adapters_are_those_of_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they add is the same with peft, where a folder with it is given."""
     job = job_of(
         tmp_path, chats(60, 1), batch_size=8, max_steps=6, learning_rate=1e-2,
         options={"lora_r": 4, "lora_target_modules": ("q_proj", "down_proj"), "lora_alpha": 6.0},
@@ -262,7 +264,11 @@ def test_adapters_are_those_of_peft(tmp_path: Path) -> None:
     saved = {path.name for path in (job.run_dir / "checkpoints").iterdir()}
     assert saved == {"checkpoint-3", "checkpoint-6"}
 
-    peft = pytest.importorskip("peft")
+    if PEFT not in os.environ:
+        pytest.skip(f"{PEFT} is not set")
+    monkeypatch.syspath_prepend(os.environ[PEFT])
+    import peft
+
     base = AutoModelForCausalLM.from_pretrained(job.recipe.model)
     loaded = peft.PeftModel.from_pretrained(base, folder)
     merged = loaded.merge_and_unload()
