@@ -47,6 +47,8 @@ def test_check_measures_a_healthy_cluster_and_changes_nothing(cluster: Cluster) 
         assert host["computes_with"]
         assert host["speed"]["fp32_gflops"] > 1
         assert host["speed"]["threads"] == host["cores"] == 1
+        assert host["speed"]["memory_gb_per_second"] > 0.1
+        assert host["speed"]["disk_mb_per_second"] > 1
     pairs = [tuple(pair["hosts"]) for pair in result["pairs"]]
     assert pairs == [(HEAD, OTHER), (HEAD, THIRD), (OTHER, THIRD)]
     assert all(pair["latency_us"] > 1 for pair in result["pairs"])
