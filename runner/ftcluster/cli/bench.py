@@ -11,6 +11,7 @@ from ftcluster.cli import bench_scaling
 from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_result
 from ftcluster.cli.help import example_lines
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
+from ftcluster.cli.usage import add_kinds
 from ftcluster.cluster.facts import BENCH, AllReduce
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import UsageError
@@ -25,7 +26,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "bench", help="measure the cluster", description="Measures the cluster."
     )
-    kinds = parser.add_subparsers(metavar="WHAT", required=True)
+    kinds = add_kinds(parser, "measure")
     all_reduce = kinds.add_parser(
         "allreduce",
         help="how fast gradients are summed, by each backend",

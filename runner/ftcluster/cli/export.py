@@ -3,6 +3,7 @@
 from typing import Any
 
 from ftcluster.cli import export_k8s, export_slurm
+from ftcluster.cli.usage import add_kinds
 
 
 def add_parser(commands: Any) -> None:
@@ -12,6 +13,6 @@ def add_parser(commands: Any) -> None:
         help="write a training for Kubernetes or Slurm",
         description="Writes what another scheduler needs to run the same training. Starts nothing.",
     )
-    kinds = parser.add_subparsers(metavar="WHAT", required=True)
+    kinds = add_kinds(parser, "export")
     export_k8s.add_parser(kinds)
     export_slurm.add_parser(kinds)

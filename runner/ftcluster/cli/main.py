@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from rich.text import Text
 
@@ -38,7 +37,14 @@ from ftcluster.cli import (
     version,
 )
 from ftcluster.cli.help import BEGIN, example_lines, grouped
-from ftcluster.cli.usage import Parser, check_command, is_flag, with_overrides, with_own_flags
+from ftcluster.cli.usage import (
+    Commands,
+    Parser,
+    check_command,
+    is_flag,
+    with_overrides,
+    with_own_flags,
+)
 from ftcluster.errors import FtclusterError, Interrupted, UsageError
 from ftcluster.paths import is_unicode
 from ftcluster.recipe.recipe import known_recipes
@@ -49,25 +55,6 @@ COMMANDS = (
     setup, check, hosts, stacks, bundle, teardown, recipes, plan, train, evaluate, predict, run,
     export, ps, logs, attach, stop, fetch, report, clean, demo, bench, tune, version, completion,
 )  # fmt: skip
-
-
-class Commands:
-    """The commands, and what each does in a line; argparse lists them without groups.
-
-    Args:
-        action: what argparse adds them to.
-    """
-
-    def __init__(self, action: Any) -> None:
-        self._action = action
-        self.parsers: dict[str, Parser] = {}
-        self.summaries: dict[str, str] = {}
-
-    def add_parser(self, name: str, **settings: Any) -> Parser:
-        """Add a command, as `add_parser` of argparse does."""
-        self.summaries[name] = settings["help"]
-        self.parsers[name] = self._action.add_parser(name, **settings)
-        return self.parsers[name]
 
 
 class MainParser(Parser):

@@ -12,6 +12,7 @@ from ftcluster.errors import UsageError
 from ftcluster.recipe.names import is_argument, is_switch, nearest
 from ftcluster.recipe.recipe import all_keys
 from ftcluster.recipe.unsupported import UNSUPPORTED
+from ftcluster.text.table import aligned
 from ftcluster.text.terminal import print_lines
 
 # flags of torchrun, accelerate launch and srun that mean the same as ours
@@ -77,6 +78,41 @@ class Parser(argparse.ArgumentParser):
     def usage_line(self) -> str:
         """The command's usage in one line."""
         return " ".join(self.format_usage().split())
+
+
+class Commands:
+    """The commands, and what each does in a line; argparse lists them without groups.
+
+    Args:
+        action: what argparse adds them to.
+    """
+
+    def __init__(self, action: Any) -> None:
+        self._action = action
+        self.parsers: dict[str, Parser] = {}
+        self.summaries: dict[str, str] = {}
+
+    def add_parser(self, name: str, **settings: Any) -> Parser:
+        """Add a command, as `add_parser` of argparse does."""
+        self.summaries[name] = settings["help"]
+        self.parsers[name] = self._action.add_parser(name, **settings)
+        return self.parsers[name]
+
+
+def add_kinds(parser: Parser, doing: str) -> Commands:
+    """What a command needs a word for, such as `bench allreduce`; without it, an error lists them.
+
+    Args:
+        doing: what the command does, for the error: "name what to DOING".
+    """
+    kinds = Commands(parser.add_subparsers(metavar="WHAT"))
+
+    def list_kinds(_: argparse.Namespace) -> NoReturn:
+        rows = [(f"{parser.prog} {name}", said) for name, said in kinds.summaries.items()]
+        raise UsageError(f"name what to {doing}", "\n  ".join(aligned(rows)))
+
+    parser.set_defaults(run=list_kinds)
+    return kinds
 
 
 def with_own_flags(arguments: Sequence[str]) -> list[str]:

@@ -66,6 +66,14 @@ def test_wrong_usage_has_an_answer_and_the_usage_of_its_command(
         said(caught.value)
 
 
+@pytest.mark.parametrize("command", ["export", "bench"])
+def test_a_command_that_needs_a_word_lists_them(
+    command: str, capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
+) -> None:
+    assert main([command]) == 2
+    said(capsys.readouterr().err)
+
+
 def test_wrong_usage_with_json_is_a_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--json", "--foo"]) == 2
     found = json.loads(capsys.readouterr().out)
