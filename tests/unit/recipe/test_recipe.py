@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster.errors import RecipeError
+from ftcluster.recipe.other_tasks import RECIPES
 from ftcluster.recipe.recipe import known_recipes, load_recipe, parse_recipe
 from ftcluster.recipe.tasks import GLUE
 from ftcluster_common.recipe import TASKS, CausalLm, QuestionAnswering, TextClassification
@@ -70,6 +71,14 @@ def test_an_unknown_recipe_lists_the_known_and_suggests_the_nearest(said: Said) 
     with pytest.raises(RecipeError) as caught:
         load_recipe("quikstart")
     said(caught.value)
+
+
+def test_kinds_of_training_that_people_look_for(said: Said) -> None:
+    for name in ("ner", "Token_Classification", "translation", "sentiment-analysis"):
+        with pytest.raises(RecipeError) as caught:
+            load_recipe(name)
+        said(caught.value)
+    assert set(RECIPES.values()) <= set(known_recipes())
 
 
 def test_all_problems_are_reported_at_once_with_file_and_line(said: Said) -> None:
