@@ -11,6 +11,7 @@ import pytest
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError
+from ftcluster_train.training import tracker_packages
 from ftcluster_train.training.trackers import MLFLOW_SETTINGS, Trackers, make_trackers
 
 Calls = list[tuple[Any, ...]]
@@ -173,6 +174,20 @@ def test_a_package_that_is_not_there_is_named_with_its_host(
     assert f"the package {package}, which is not installed on {host}" in caught.value.message
     assert f"on {host}: {sys.executable} -m pip install {package}" in caught.value.hint
     assert ("--stack native-trackers" in caught.value.hint) == (name != "mlflow")
+
+
+def test_packages_are_looked_for_before_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"tensorboard": object()}
+    monkeypatch.setattr(tracker_packages.importlib.util, "find_spec", found.get)
+    monkeypatch.setattr(sys, "argv", ["tracker_packages", "tensorboard"])
+    assert tracker_packages.main() == 0
+    monkeypatch.setattr(sys, "argv", ["tracker_packages", "tensorboard", "mlflow"])
+    assert tracker_packages.main() == 1
+    out = capsys.readouterr().out
+    assert "mlflow needs the package mlflow-skinny, which is not installed on" in out
+    assert "training.report_to=none" in out
 
 
 def test_a_server_that_is_not_there_stops_the_run_before_it_trains(

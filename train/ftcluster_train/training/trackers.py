@@ -7,8 +7,6 @@ transformers' Trainer: loss, learning_rate, grad_norm, epoch, and eval_ before a
 import importlib
 import os
 import re
-import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -17,6 +15,7 @@ from typing import Any, Protocol
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.training.tracker_packages import missing
 
 EXPERIMENT = "ftcluster"
 MAX_PARAMETER = 250  # characters; servers of older releases reject more
@@ -92,8 +91,8 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self, folder: Path) -> None:
-        _import("tensorboard", "tensorboard", "tensorboard")  # torch's module needs it
-        module = _import("torch.utils.tensorboard", "tensorboard", "tensorboard")
+        _import("tensorboard", "tensorboard")  # torch's module needs it
+        module = _import("torch.utils.tensorboard", "tensorboard")
         try:
             self._writer = module.SummaryWriter(log_dir=str(folder))
         except OSError as error:
@@ -122,7 +121,7 @@ class Trackio(Tracker):
 
     def __init__(self, store: Path, name: str, settings: Mapping[str, Any]) -> None:
         where = os.environ.setdefault("TRACKIO_DIR", str(store))  # read by the import
-        module = _import("trackio", "trackio", "trackio")
+        module = _import("trackio", "trackio")
         project = os.environ.get("TRACKIO_PROJECT") or EXPERIMENT
         try:
             self._run = module.init(
@@ -153,8 +152,8 @@ class MLflow(Tracker):
     def __init__(self, store: Path, name: str, settings: Mapping[str, Any]) -> None:
         for variable, value in MLFLOW_SETTINGS.items():
             os.environ.setdefault(variable, value)
-        tracking = _import("mlflow.tracking", "mlflow", "mlflow-skinny")
-        self._entities = _import("mlflow.entities", "mlflow", "mlflow-skinny")
+        tracking = _import("mlflow.tracking", "mlflow")
+        self._entities = _import("mlflow.entities", "mlflow")
         uri = os.environ.get("MLFLOW_TRACKING_URI") or store.absolute().as_uri()
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         try:
@@ -181,20 +180,11 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
-def _import(module: str, name: str, package: str) -> Any:
+def _import(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        host = socket.gethostname()
-        stack = (
-            "" if name == "mlflow" else "or on all hosts: ftcluster setup --stack native-trackers; "
-        )
-        raise TrainError(
-            f"report_to: {name} needs the package {package}, which is not installed on {host}: "
-            f"{error}",
-            f"install it on {host}: {sys.executable} -m pip install {package}; {stack}"
-            "or train without: training.report_to=none",
-        ) from error
+        raise missing(name, error) from error
 
 
 def _start_error(name: str, where: str, error: Exception) -> TrainError:
