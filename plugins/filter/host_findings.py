@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import GENERATIONS_WITH_AMX
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
@@ -91,6 +92,58 @@ def root_problems(facts, requirements):
             f"the firewall is required and needs root, which is not available: {because}",
             f"{GIVE_ROOT}, or do without it with ftcluster_firewall=true",
         )
+    elif facts.get("asks_password") and not facts.get("only_account") and not is_local(facts):
+        yield finding(
+            "sudo asks for a password, and root is needed for the account that trains, tcmalloc, "
+            "limits, huge pages and the firewall",
+            "-K asks for it here, --become-password-file FILE reads it; without root, as a cluster "
+            "of the login user: -e ftcluster_root=false",
+        )
+
+
+def is_local(facts):
+    """Whether this is the control node, which anybody may try ftcluster on."""
+    return facts.get("connection") == "local"
+
+
+def matches(name, patterns):
+    """Whether a name is one of a list of sshd_config, as PATTERNS of ssh_config(5) says.
+
+    >>> matches("ops", ["!o*", "*"]), matches("ml", ["!o*", "m?"]), matches("ml", ["ml@10.0.0.*"])
+    (False, True, True)
+    """
+    plain = [pattern.partition("@")[0] for pattern in patterns]  # from where is not known here
+    refused = any(p.startswith("!") and fnmatchcase(name, p[1:]) for p in plain)
+    return not refused and any(fnmatchcase(name, p) for p in plain)
+
+
+def sshd_problems(facts):
+    """Lists of sshd_config that keep the account that trains out, by which the head logs in."""
+    sshd, user = facts.get("sshd") or {}, facts.get("rank_user", "")
+    lists = {}
+    for rule in sshd.get("rules", ()) if user else ():
+        keyword, _, names = rule.partition(" ")
+        lists.setdefault(keyword, []).extend(names.split())
+    for keyword, patterns in lists.items():
+        of_groups, allows = keyword.endswith("groups"), keyword.startswith("allow")
+        if not allows:
+            patterns = [pattern for pattern in patterns if "@" not in pattern]
+        names = sshd.get("groups", []) if of_groups else [user]
+        if any(matches(name, patterns) for name in names) == allows:
+            continue
+        found = [line.split(":", 2) for line in sshd.get("lines", ()) if line.count(":") > 1]
+        lines = [
+            f"{path}:{number}: {text.strip()}"
+            for path, number, text in found
+            if text.strip().lower().startswith(keyword)
+        ]
+        shown = "; ".join(lines) or f"{keyword} {' '.join(patterns)}"
+        kind = "group" if of_groups else "account"
+        hint = f"add the {kind} {names[0]} there" if allows else f"take the {kind} off that line"
+        yield finding(
+            f"its sshd does not let {user}, the account that trains, log in from the head: {shown}",
+            f"{hint}, then: sudo systemctl reload ssh (on the Red Hat family sshd)",
+        )
 
 
 def host_problems(facts, requirements):
@@ -118,7 +171,8 @@ def host_problems(facts, requirements):
         yield finding(
             f"Python {', '.join(pythons)} is too old, {oldest} or newer is needed", "install one"
         )
-    if not facts["prefix_writable"]:
+    yield from sshd_problems(facts)
+    if not facts["prefix_writable"] and not facts.get("only_account"):
         yield finding(f"{facts['prefix']} is not writable", ELSEWHERE)
     if facts["prefix_refused"]:
         yield facts["prefix_refused"]

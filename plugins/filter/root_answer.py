@@ -28,8 +28,10 @@ _value:
     - C(can), whether root is available.
     - C(because), why not; empty if it is available or not wanted.
     - C(wrong_password), whether the host rejects the given password.
+    - C(asks_password), whether it asks for one, and none is given.
   type: dict
-  sample: {"can": false, "because": "there is no sudo", "wrong_password": false}
+  sample:
+    {"can": false, "because": "there is no sudo", "wrong_password": false, "asks_password": false}
 """
 
 
@@ -37,7 +39,7 @@ def root_answer(result):
     """The answer, from the registered result of a raw task."""
     out, message = result.get("stdout") or "", result.get("msg") or ""
     user = answers(out).get("uid", [""])[-1]
-    wrong = "Incorrect" in message
+    wrong, asks = "Incorrect" in message, False
     if user == "0" or result.get("skipped") or not result:
         because = ""
     elif user:
@@ -45,13 +47,14 @@ def root_answer(result):
     elif wrong:
         because = "sudo refuses the password"
     elif "password" in message or "password is required" in out:
-        because = "sudo asks for a password, which -K would give"
+        because, asks = "sudo asks for a password, which -K would give", True
     elif "not found" in out:
         because = "there is no sudo"
     else:
         said = [line.strip() for line in [*message.splitlines(), *out.splitlines()] if line.strip()]
         because = said[-1] if said else "the host gave no answer"
-    return {"can": user == "0", "because": because, "wrong_password": wrong}
+    can = user == "0"
+    return {"can": can, "because": because, "wrong_password": wrong, "asks_password": asks}
 
 
 class FilterModule:

@@ -231,6 +231,9 @@ facts:
     host_firewall:
       {description: "What manages a firewall of the host, C(firewalld) or C(ufw), or nothing.",
        type: str, sample: ufw}
+    firewall_rules:
+      {description: "Whether the role C(firewall) has written its rules, loaded or not.",
+       type: bool, sample: true}
     clock_offset_seconds:
       {description: The host's clock minus the control node's; none where it could not be measured.,
        type: float, sample: -0.004}
@@ -293,6 +296,7 @@ RDMA_LIBRARIES = (
     "libuuid.so.1",
 )  # fmt: skip
 RECORD = "/etc/ftcluster/packages"  # which the role os_package writes
+FIREWALL_RULES = Path("/etc/ftcluster/firewall.nft")  # which the role firewall writes
 OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -534,6 +538,7 @@ def main():
         "locks_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY,
         "tcmalloc": library(TCMALLOC),
         "host_firewall": host_firewall(read, is_active),
+        "firewall_rules": exists(FIREWALL_RULES),
         "packages_of_others": packages_of_others(read(RECORD), prefix),
         "openmp": library(OPENMP, (prefix / "current" / "lib", *LIBRARY_FOLDERS)),
     }

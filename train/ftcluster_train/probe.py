@@ -70,6 +70,7 @@ class Request:
         firewall: whether a host whose ports it reaches is a problem.
         firewalls: by host name, what manages the firewall of a host, as far as known.
         folder: where runs are, whose disk is measured; "": it is not.
+        guarded: the hosts that have rules of setup which close these ports, loaded or not.
     """
 
     hosts: tuple[Host, ...]
@@ -83,6 +84,7 @@ class Request:
     firewall: bool = False
     firewalls: dict[str, HostFirewall] = field(default_factory=dict)
     folder: str = ""
+    guarded: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, text: str) -> "Request":
@@ -93,7 +95,8 @@ class Request:
             for name, one in data.get("firewalls", {}).items()
         }
         hosts = tuple(Host(**host) for host in data["hosts"])
-        return cls(**{**data, "hosts": hosts, "firewalls": firewalls})
+        guarded = tuple(data.get("guarded", ()))
+        return cls(**{**data, "hosts": hosts, "firewalls": firewalls, "guarded": guarded})
 
 
 def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:

@@ -93,7 +93,7 @@ def verify(request: Request) -> Report:
         reachable = tuple(host for host in request.hosts if host.name not in failed)
         request = replace(request, hosts=reachable)
     answers, problems = launch(request)
-    open_hosts = open_to_outsiders(request.hosts, answers)
+    open_hosts = open_to_outsiders(request.hosts, answers, request.guarded)
     report.problems += problems + find_problems(request.hosts, answers, request.firewalls)
     report.problems += open_hosts if request.firewall else []
     report.hosts = host_rows(request.hosts, answers)

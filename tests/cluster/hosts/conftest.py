@@ -18,6 +18,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         dry = control.run("setup", inventory, "--check")
         assert dry.returncode == 0, dry.stderr
         assert re.search(r"3 hosts checked, \d\d changes to make", dry.stdout), dry.stdout
+        assert "node0: changed: Install with apt-get: nftables" in dry.stderr
+        assert (
+            "would make that key, known_hosts and ssh_config of node0, node1, node2" in dry.stderr
+        )
+        assert "node1-node2: would let the head's key in" in dry.stderr
         check = control.run("check", inventory)
         assert check.returncode == 1, check.stderr
         assert "node0, node1, node2: no stack is set up in /opt/ftcluster" in check.stdout

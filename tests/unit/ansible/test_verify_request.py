@@ -13,6 +13,7 @@ FACTS = {
     "network_interface": "eth0", "network_provider": "auto", "rdma": [], "rdma_libraries": [],
     "locks_memory": False, "rank_user": "ftcluster", "hostname": "a",
     "host_firewall": "ufw", "local_ports": ["1024-65535"],
+    "firewall_rules": True,
 }  # fmt: skip
 
 
@@ -41,3 +42,7 @@ def test_what_hosts_have_for_mpi() -> None:
 def test_firewalls_that_a_known_program_manages() -> None:
     ufw = {"program": "ufw", "ports": ["29500-29999", "1024-65535"]}
     assert requested("firewalls") == {"a": ufw}
+
+
+def test_hosts_on_which_setup_has_closed_the_ports() -> None:
+    assert requested("guarded") == ["a"]

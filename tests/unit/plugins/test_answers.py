@@ -60,6 +60,7 @@ def test_whether_root_can_be_had(result: dict[str, Any], because: str | None) ->
     assert found["can"] == (because is None)
     assert found["because"] == (because or "")
     assert found["wrong_password"] == ("Incorrect" in result.get("msg", ""))
+    assert found["asks_password"] == ("Missing" in result.get("msg", ""))
 
 
 def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:

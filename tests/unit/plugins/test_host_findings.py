@@ -98,6 +98,49 @@ def test_a_rejected_password_is_a_problem_whatever_is_required() -> None:
     assert len(findings(can_become_root=False, wrong_password=True)["problems"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [({}, 1), ({"connection": "local"}, 0), ({"only_account": True, "prefix_writable": False}, 0)],
+)
+def test_a_password_that_sudo_needs_is_asked_for_before_anything_is_changed(
+    changes: dict[str, Any], count: int, said: Said
+) -> None:
+    facts = {"can_become_root": False, "asks_password": True, "connection": "ssh", **changes}
+    problems = findings(**facts)["problems"]
+    assert len(problems) == count
+    for problem in problems:
+        said(f"{problem['what']}; {problem['hint']}")
+
+
+@pytest.mark.parametrize(
+    ("rules", "groups", "refused"),
+    [
+        ([], ["ftcluster"], False),
+        (["allowusers ops root"], ["ftcluster"], True),  # of releases that print one line
+        (["allowusers ops", "allowusers ft*"], ["ftcluster"], False),
+        (["allowusers ops ftcluster@10.0.0.*"], ["ftcluster"], False),
+        (["allowusers !ftcluster *"], ["ftcluster"], True),
+        (["allowgroups ssh-users"], ["ftcluster"], True),
+        (["allowgroups ssh-users"], ["ftcluster", "ssh-users"], False),
+        (["denyusers ftcluster"], ["ftcluster"], True),
+        (["denyusers ftcluster@10.9.*"], ["ftcluster"], False),
+        (["denygroups ft*", "allowusers *"], ["ftcluster"], True),
+    ],
+)
+def test_an_sshd_that_keeps_the_account_out(
+    rules: list[str], groups: list[str], refused: bool, said: Said
+) -> None:
+    place = "/etc/ssh/sshd_config.d/10-site.conf:3:"
+    lines = [f"{place}{rule[0].upper()}{rule[1:]}" for rule in rules]
+    sshd = {"rules": rules, "lines": [*lines, "/etc/ssh/sshd_config:9:#"], "groups": groups}
+    found = findings(rank_user="ftcluster", sshd=sshd)
+    assert bool(found["problems"]) == refused
+    for problem in found["problems"]:
+        assert place in problem["what"]
+        said(f"{problem['what']}; {problem['hint']}")
+    assert findings(rank_user="", sshd=sshd) == NOTHING  # the login user trains
+
+
 CLOSED, USUAL = ["29500-29999", "1024-65535"], ["29500-29999", "32768-60999"]
 
 

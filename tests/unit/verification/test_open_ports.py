@@ -106,6 +106,12 @@ def test_a_connection_from_outside_the_cluster_is_a_finding() -> None:
     assert open_to_outsiders(HOSTS, [{"rank": 0}]) == []
 
 
+def test_rules_of_setup_that_are_not_loaded_any_more_are_named() -> None:
+    [found] = open_to_outsiders(HOSTS, answers({"29900": ["198.51.100.7"]}, {}), ("node1",))
+    assert "/etc/ftcluster/firewall.nft) are not loaded any more" in found.what
+    assert found.hint.startswith("run ftcluster setup again")
+
+
 def row(name: str, address: str, seconds: float = 4.0, **came: list[str]) -> dict[str, Any]:
     return {"name": name, "address": address, "calls": {"seconds": seconds, "came": came}}
 

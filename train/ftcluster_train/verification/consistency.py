@@ -1,6 +1,6 @@
 """Compares what verify's ranks report about their hosts. Pure functions only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,10 @@ PORTS = (
     "(32768-60999 unless sysctl says otherwise)"
 )
 SETUP = "run ftcluster setup"
+FLUSHED = (
+    "; the rules of setup that close them (/etc/ftcluster/firewall.nft) are not loaded any more: "
+    "something has removed them, such as nft flush ruleset"
+)
 # CPU flags, best first, and how oneDNN names the kernels that it should use with them
 KERNELS = (
     ("amx_bf16", "amx"),
@@ -109,8 +113,14 @@ def expected_kernel(flags: Sequence[str]) -> str:
     return next((kernel for flag, kernel in KERNELS if flag in flags), "")
 
 
-def open_to_outsiders(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
-    """Hosts whose ports accept connections from outside the cluster."""
+def open_to_outsiders(
+    hosts: Sequence[Host], answers: Sequence[Answer], guarded: Collection[str] = ()
+) -> list[Finding]:
+    """Hosts whose ports accept connections from outside the cluster.
+
+    Args:
+        guarded: names of those on which setup has written rules that close the ports.
+    """
     inside = {host.address for host in hosts}
     ports_of: dict[tuple[str, str], list[str]] = {}  # by outsider and host
     for answer in answers:
@@ -121,8 +131,11 @@ def open_to_outsiders(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[
         Finding(
             name,
             f"TCP ports of training are open to {outsider}, which is not in the cluster: it "
-            f"reached {' and '.join(ports)}",
-            f"have the network or the hosts' firewall close the ports {PORTS} to all but the "
+            f"reached {' and '.join(ports)}{FLUSHED if name in guarded else ''}",
+            "run ftcluster setup again, which loads them; if they vanish again, find out who "
+            "flushes them"
+            if name in guarded
+            else f"have the network or the hosts' firewall close the ports {PORTS} to all but the "
             "cluster; with root ftcluster setup does",
             "firewall",
         )
