@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.place import UNREACHABLE, Place
+from ftcluster.launch.place import Place, off_hint
 from ftcluster.launch.runs import SHORT_SECONDS, play
 
 
@@ -51,7 +51,7 @@ def read_stack(place: Place) -> HostStack:
     found = _ask(place, (), True)
     silent = [host for host in place.hosts if "stack_described" not in found.get(host, {})]
     if silent:
-        raise FtclusterError(f"{', '.join(silent)} does not answer", UNREACHABLE)
+        raise FtclusterError(f"{', '.join(silent)} does not answer", off_hint(silent, place.head))
     try:
         return common_stack({host: found[host]["stack_described"] for host in place.hosts})
     except (LookupError, TypeError, AttributeError, ValueError) as error:

@@ -21,7 +21,7 @@ from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
 from ftcluster.launch.events import EventReader
-from ftcluster.launch.place import UNREACHABLE, Place
+from ftcluster.launch.place import Place, off_hint
 from ftcluster.launch.record import (
     begin_events,
     begin_record,
@@ -355,7 +355,8 @@ def failure(run: Run, followed: Followed) -> FtclusterError:
         return FtclusterError(message, first["hint"])
     if outcome.failures:
         reasons = [f"{event.host}: {event.problem}" for event in outcome.failures]
-        hint = UNREACHABLE if outcome.unreachable else ""
+        off = [event.host for event in outcome.failures if event.kind == "unreachable"]
+        hint = off_hint(off, run.plan.hosts[0].name)
         return FtclusterError(f"{failed}\n  " + "\n  ".join(reasons), hint)
     if outcome.state == "timeout":
         return FtclusterError(f"run {run.id} took longer than {RUN_LIMIT_SECONDS} s")

@@ -1,5 +1,6 @@
 """Where the runs of a cluster are, and how the control node reaches them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,18 @@ from typing import Any
 from ftcluster.cluster.saved import Cluster
 
 UNREACHABLE = "check that it is on and that ssh connects to it: ftcluster check"  # a hint
+
+
+def off_hint(hosts: Sequence[str], head: str) -> str:
+    """What to do about hosts that do not answer; without the head nothing can run.
+
+    >>> off_hint(["node2"], "node0").partition("; ")[2]
+    'to go on without it: ftcluster hosts drain node2'
+    """
+    if not hosts or head in hosts:
+        return UNREACHABLE if hosts else ""
+    without = f"without {'it' if len(hosts) == 1 else 'them'}"
+    return f"{UNREACHABLE}; to go on {without}: ftcluster hosts drain {' '.join(hosts)}"
 
 
 @dataclass(frozen=True)

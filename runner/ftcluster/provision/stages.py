@@ -121,7 +121,8 @@ def run_stages(
         lines = "\n".join(reasons).replace("\n", "\n  ")
         count = f"{len(failed)} of {len(inventory.hosts)} hosts"
         raise FtclusterError(
-            f"{playbook} failed on {count}\n  {lines}", _advice(playbook, progress)
+            f"{playbook} failed on {count}\n  {lines}",
+            _advice(playbook, result.inventory, progress),
         )
     if outcome.state != "done":
         raise FtclusterError(f"{playbook} failed; output of ansible:\n{outcome.output.strip()}")
@@ -203,11 +204,15 @@ def address(paths: Sequence[Path], options: Sequence[str]) -> tuple[Inventory, d
     return inventory, known
 
 
-def _advice(playbook: str, progress: SetupProgress) -> str:
+def _advice(playbook: str, inventory: Inventory, progress: SetupProgress) -> str:
     failed = [host for host in progress.hosts.values() if host.failed]
     again = f"run {playbook} again"
-    if all(host.unreachable for host in failed):
-        return f"check that it is on and that ssh connects to it, then {again}; it resumes"
+    off = [name for name, host in progress.hosts.items() if host.unreachable]
+    if len(off) == len(failed):
+        hint = f"check that it is on and that ssh connects to it, then {again}; it resumes"
+        if inventory.hosts == inventory.cluster and inventory.head not in off:
+            hint += f"; to go on without it, add --limit '{','.join(f'!{name}' for name in off)}'"
+        return hint
     if any(host.changed for host in progress.hosts.values()):
         return f"fix this and {again}; it resumes"
     return f"nothing was changed; fix this and {again}"

@@ -72,6 +72,21 @@ def test_the_playbook_says_who_is_the_head(playbooks: Playbooks) -> None:
     assert (inventory.head, inventory.hosts) == ("c", ("b", "a"))
 
 
+@pytest.mark.parametrize(
+    ("off", "hosts", "without"), [("b", "ab", "!b"), ("a", "ab", ""), ("b", "abc", "")]
+)
+def test_a_host_that_is_off_can_be_left_out_unless_it_is_the_head(
+    playbooks: Playbooks, monkeypatch: pytest.MonkeyPatch, off: str, hosts: str, without: str
+) -> None:
+    found = Inventory((Path("/i.ini"),), ("a", "b"), tuple(hosts))  # of all, or of --limit
+    monkeypatch.setattr(stages, "read_inventory", lambda *_: found)
+    events = [TaskEvent("ok", "preflight", host=name) for name in "ab" if name != off]
+    playbooks(*events, TaskEvent("unreachable", "preflight", host=off), state="failed")
+    with pytest.raises(FtclusterError) as caught:
+        run()
+    assert caught.value.hint.partition("add --limit ")[2] == (f"'{without}'" if without else "")
+
+
 def test_the_hosts_that_are_meant_stay_so(playbooks: Playbooks) -> None:
     found = (host("a"), host("b"), host("c", network_address="10.0.0.3"))
     remember(Cluster((Path("/i.ini"),), cluster(*found), (), "xeons"))
