@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from ftcluster_common.job import Job
+from ftcluster_common.trained_model import read_trained
 from ftcluster_train.data.sampler import BatchSampler
 from ftcluster_train.data.token_store import Sample
 from ftcluster_train.distributed.world import World
@@ -227,5 +228,7 @@ def test_nothing_is_left_half_saved(
     assert folders(tmp_path / "checkpoints") == {f"checkpoint-{STEPS}"}
     found = folders(tmp_path / f"checkpoints/checkpoint-{STEPS}")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= found
+    trained = read_trained(tmp_path / f"checkpoints/checkpoint-{STEPS}")
+    assert trained["task"] == "text-classification"
     # under a name that nobody takes for a checkpoint's
     assert removed == [".checkpoint-3.removed", ".checkpoint-6.removed"]

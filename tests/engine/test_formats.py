@@ -18,6 +18,7 @@ from transformers import AutoConfig
 
 from ftcluster_common.job import Job, Purpose
 from ftcluster_common.recipe import TextClassification
+from ftcluster_common.trained_model import read_trained
 from ftcluster_train import rank
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import World
@@ -132,6 +133,8 @@ def test_a_trained_model_is_evaluated_and_predicts_on_two_ranks(
             write_inputs(job.run_dir, prepare(job))
             rank.run(job)
     model = trained.run_dir / "model"
+    remembered = read_trained(model)["options"]
+    assert (remembered["text_columns"], remembered["label_column"]) == (["Review"], "Sentiment")
     config = AutoConfig.from_pretrained(model)
     assert config.id2label == dict(enumerate(NAMES))
     assert config.label2id == {name: number for number, name in enumerate(NAMES)}

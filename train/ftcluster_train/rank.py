@@ -142,6 +142,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
         model = load_model(task.model_class, recipe, inputs.model, config, whole=task.has_head)
         return task, model, samples
     task = make_task(recipe, tokenizer)
+    task.columns = samples[TRAIN].about.get("columns", {})
     settings = task.model_settings(samples[TRAIN])
     config = load_config(recipe, inputs.model, tokenizer, **settings)
     set_seed(recipe.training.seed)  # random weights of a new classifier, or of the whole model

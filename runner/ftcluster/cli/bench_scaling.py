@@ -12,8 +12,9 @@ from ftcluster.benchmark.scaling import Point, document, doubled, lines, measure
 from ftcluster.benchmark.scaling_picture import picture
 from ftcluster.cli.arguments import add_output, add_sharing, at_least, not_empty, print_result
 from ftcluster.cli.help import example_lines
+from ftcluster.cli.recipe_words import split_words
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
-from ftcluster.cli.train import prepare_run, prices, split_words
+from ftcluster.cli.train import prepare_run, prices
 from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.launch.follow import host_of

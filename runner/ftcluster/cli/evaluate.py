@@ -13,8 +13,9 @@ from ftcluster.cli.arguments import (
     print_detached,
     print_result,
 )
+from ftcluster.cli.recipe_words import DEFAULT_RECIPE, split_words
 from ftcluster.cli.run_options import cluster_of, reach_of
-from ftcluster.cli.train import DEFAULT_RECIPE, add_running, prepare_run, show_plan, split_words
+from ftcluster.cli.train import add_running, prepare_run, say_notes, show_plan
 from ftcluster.launch.hub_token import find_token
 from ftcluster.launch.training_run import TrainingRun, train
 from ftcluster.progress.format import duration, metrics
@@ -43,7 +44,8 @@ def add_use(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="RECIPE or key=value",
-        help=f"the recipe that it was trained with (default: {DEFAULT_RECIPE}), and its fields",
+        help="the recipe that it was trained with (default: what the model's folder says, or else "
+        f"{DEFAULT_RECIPE}), and its fields",
     )
     parser.add_argument(
         "--model",
@@ -68,7 +70,9 @@ def run(options: argparse.Namespace) -> int:
         if options.dry_run:
             show_plan(prepared, options)
             return 0
-        progress = train(prepared, make_view(options.verbose), reach)
+        view = make_view(options.verbose)
+        say_notes(prepared, view)
+        progress = train(prepared, view, reach)
     if progress.state == "running":  # detached from
         print_detached(options, progress.run)
         return 0

@@ -11,13 +11,13 @@ from typing import Any
 from ftcluster.cli.arguments import at_least
 from ftcluster.cli.help import example_lines
 from ftcluster.cli.plan import facts_of
-from ftcluster.cli.train import add_training, prepare_run, recipe_words, split_words
+from ftcluster.cli.recipe_words import split_words
+from ftcluster.cli.train import add_training, headline_of, prepare_run, recipe_words
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, PlanError, UsageError
 from ftcluster.export.kubernetes import BACKENDS, PYTORCH, Pods, manifests
 from ftcluster.export.node_image import files_of_image, why_no_image
 from ftcluster.export.pods import as_pods, resources, uneven
-from ftcluster.launch.preview import headline
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.paths import write_atomically
 from ftcluster.planning.backends import stack_of
@@ -235,7 +235,7 @@ def as_comment(options: argparse.Namespace, run: TrainingRun) -> str:
     """What the manifests are, as the first lines of the file."""
     lines = [
         f"ftcluster export k8s: {options.kind}. How to run it: docs/kubernetes.md of ftcluster",
-        *headline(run.recipe, run.plan, run.purpose, run.folders),
+        *headline_of(run),
         *(f"copied to the volume before: {source} to {path}" for source, path in run.folders),
     ]
     return "".join(f"# {line}\n" for line in lines)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.cli.help import example_lines
-from ftcluster.cli.train import add_training, recipe_words, split_words, training_recipe
+from ftcluster.cli.recipe_words import split_words, training_recipe
+from ftcluster.cli.train import add_training, recipe_words
 from ftcluster.errors import UsageError
 from ftcluster.export.slurm import BatchJob, batch_script
 from ftcluster.paths import plain_name, write_atomically

@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.cli.arguments import add_commands, add_output, print_result
+from ftcluster.cli.recipe_words import split_words
 from ftcluster.cli.train import (
     add_training,
     prepare_run,
     recipe_words,
     shape_of,
     show_plan,
-    split_words,
 )
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.cluster.price import read_price
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import FtclusterError, InputError, UsageError, raise_together
 from ftcluster.launch.training_run import TrainingRun
+from ftcluster.recipe.recipe import find_recipe
 from ftcluster.report.cost import comparison
 from ftcluster.report.epoch_time import past_runs
 from ftcluster_common.cpu_list import parse_cpus
@@ -53,7 +54,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    split_words(options.words)  # wrong usage first
+    find_recipe(split_words(options.words)[0])  # wrong usage first
     files = options.facts or []
     if len(files) > 1 and options.commands:
         raise UsageError("--commands shows the commands of one plan: give --facts once")

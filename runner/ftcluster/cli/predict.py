@@ -12,7 +12,8 @@ from typing import Any
 from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import print_detached, print_result
 from ftcluster.cli.evaluate import add_use, document, prepare, speed
-from ftcluster.cli.train import show_plan, split_words
+from ftcluster.cli.recipe_words import split_words
+from ftcluster.cli.train import say_notes, show_plan
 from ftcluster.errors import UsageError
 from ftcluster.launch.place import place_of
 from ftcluster.launch.runs import fetch_model
@@ -67,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
             show_plan(prepared, options)
             return 0
         view = make_view(options.verbose)
+        say_notes(prepared, view)
         progress = train(prepared, view, reach)
         if progress.state == "running":  # detached from
             view.say(

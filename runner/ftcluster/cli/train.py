@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,13 @@ from ftcluster.cli.arguments import (
     print_detached,
     print_result,
 )
+from ftcluster.cli.recipe_words import (
+    DEFAULT_RECIPE,
+    on_the_hosts,
+    split_words,
+    trained_recipe,
+    training_recipe,
+)
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cli.slurm_job import earlier_run, job_of, requeued
 from ftcluster.cluster.facts import ClusterFacts
@@ -41,16 +48,17 @@ from ftcluster.launch.runs import find_job, find_run
 from ftcluster.launch.training_run import HeadLost, TrainingRun, train
 from ftcluster.planning.drained import BACK, with_drained
 from ftcluster.planning.memory import ModelSize
-from ftcluster.planning.model_size import model_size, size_from_scratch
+from ftcluster.planning.model_size import cached_size, model_size, size_from_scratch
 from ftcluster.planning.plan import Decision, LaunchPlan, first_hosts
 from ftcluster.planning.spares import next_hosts, plan_with_spares
 from ftcluster.planning.tuned import UNTUNED, choose_tuned
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
-from ftcluster.progress.view import make_view
+from ftcluster.progress.view import View, make_view
 from ftcluster.provision.stages import run_stages
-from ftcluster.recipe.inputs import check_inputs, copy_name
-from ftcluster.recipe.recipe import load_recipe
+from ftcluster.recipe.data_columns import find_columns
+from ftcluster.recipe.inputs import check_inputs, on_the_hub
+from ftcluster.recipe.recipe import find_recipe
 from ftcluster.report.cost import Shape, cost_line, described
 from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time, past_runs
 from ftcluster.stacks.catalog import load_stacks
@@ -59,9 +67,7 @@ from ftcluster.text.terminal import print_lines
 from ftcluster_common.job import Purpose
 from ftcluster_common.recipe import CausalLm, Recipe
 
-DEFAULT_RECIPE = "quickstart"
 HEAD_SECONDS = 120.0  # it may be rebooting
-FOLDERS = ("data", "model", "tokenizer")  # fields of a recipe that may name one of this machine
 
 
 def add_parser(commands: Any) -> None:
@@ -149,7 +155,7 @@ def run(options: argparse.Namespace) -> int:
             "with others: a new run from a checkpoint, training.resume_from_checkpoint=DIR, or "
             "from its weights only, --model DIR",
         )
-    split_words(options.words)  # before anything that takes time
+    find_recipe(split_words(options.words)[0])  # before anything that takes time
     job = job_of(options)
     with ask_passwords(vars(options)) as passwords:
         cluster = cluster_of_job(job) if job else cluster_of(options, passwords)
@@ -162,7 +168,7 @@ def run(options: argparse.Namespace) -> int:
             show_plan(prepared, options)
             return 0
         view = make_view(options.verbose)
-        for line in headline(prepared.recipe, prepared.plan, prepared.purpose, prepared.folders):
+        for line in headline_of(prepared):
             view.say(line)
         progress = done_before(options, cluster) if job and not must_resume else None
         with requeued(job) if job and options.requeue else contextlib.nullcontext():
@@ -201,8 +207,7 @@ def carry_on(
     while True:
         lead(run, options, cluster, reach)
         view = make_view(options.verbose)
-        for note in run.notes:
-            view.say(f"note: {note}")
+        say_notes(run, view)
         try:
             launched = replace(run, hub_token=token, must_resume=must_resume)
             return train(launched, view, tuple(reach), options.detach, limit)
@@ -238,18 +243,6 @@ def prepare(options: argparse.Namespace, cluster: Cluster, reach: Sequence[str])
     return replace(prepared, launch=replace(prepared.launch, **given))
 
 
-def split_words(words: list[str]) -> tuple[str, list[str]]:
-    """The recipe and its overrides.
-
-    Raises:
-        UsageError: there are several recipes.
-    """
-    recipes = [word for word in words if "=" not in word]
-    if len(recipes) > 1:
-        raise UsageError(f"one recipe at a time, not {', '.join(recipes)}")
-    return recipes[0] if recipes else DEFAULT_RECIPE, [word for word in words if "=" in word]
-
-
 def prepare_run(
     words: list[str],
     cluster: Cluster,
@@ -276,11 +269,14 @@ def prepare_run(
         UsageError: there are several recipes, or too few hosts for spares.
         FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
     """
-    recipe = training_recipe(words, data, model)
     trains = purpose == "train"
-    if not trains:
-        recipe = for_trained_model(recipe)
+    remembered: tuple[str, ...] = ()
+    if trains:
+        recipe = training_recipe(words, data, model)
+    else:
+        recipe, remembered = trained_recipe(words, data, model or "", purpose)
     check_inputs(recipe, purpose)
+    columns = find_columns(recipe, purpose)
     facts = first_hosts(cluster.usable, nodes)
     further = next_hosts(cluster.usable, nodes, spares)
     size = _size_of(recipe)
@@ -291,7 +287,7 @@ def prepare_run(
         tuned, tuning = choose_tuned(saved_tunings(), asked, facts.hosts)
     recipe, shape = tuned.applied_to(recipe), (ranks_per_host, size, trains, tuned)
     decided = plan_with_spares(facts, further, recipe, stacks, *shape)
-    recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, ())
+    recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, remembered)
     if tuning:
         decided = decided.with_decision(Decision("tuning", *tuning))
     decided = with_drained(decided, cluster)
@@ -299,31 +295,12 @@ def prepare_run(
         notes = (*notes, f"batch_size={recipe.batch_size}: {tuned.why} --batch")
     run_id = new_run_id(recipe.name)
     launch = render(decided, run_id, slurm_job=cluster.slurm_job)
-    return TrainingRun(run_id, cluster, decided, launch, recipe, folders, notes, purpose)
-
-
-def training_recipe(words: list[str], data: str | None, model: str | None) -> Recipe:
-    """The recipe that words of the command line ask for; arguments and errors as `prepare_run`."""
-    recipe_name, overrides = split_words(words)
-    flags = []
-    if data is not None:  # the recipe's configuration is one of its own data set
-        flags += [f"data={json.dumps(data)}", "data_config=null"]
-    if model is not None:
-        flags += [f"model={json.dumps(model)}"]
-    return with_absolute_folders(load_recipe(recipe_name, [*flags, *overrides]))
+    return TrainingRun(run_id, cluster, decided, launch, recipe, folders, columns, notes, purpose)
 
 
 def as_tuned(recipe: Recipe, ranks_per_host: int | None) -> Recipe:
     """The recipe on the hosts, as tunings know it."""
     return replace(recipe, ranks_per_host=ranks_per_host or recipe.ranks_per_host)
-
-
-def for_trained_model(recipe: Recipe) -> Recipe:
-    """The recipe for a model that is trained already, with its own configuration and tokenizer."""
-    training = replace(recipe.training, use_ipex=False, shard_optimizer=False)
-    return replace(
-        recipe, training=training, from_scratch=False, config_overrides={}, tokenizer=None
-    )
 
 
 def with_batch_of(recipe: Recipe, plan: LaunchPlan) -> tuple[Recipe, tuple[str, ...]]:
@@ -385,43 +362,22 @@ def resume_run(
 
 def _size_of(recipe: Recipe) -> ModelSize | None:
     if not recipe.from_scratch:
-        return model_size(Path(recipe.model))
+        return model_size(Path(recipe.model)) or (
+            cached_size(recipe.model) if on_the_hub(recipe.model) else None
+        )
     vocabulary = recipe.options.vocab_size if isinstance(recipe.options, CausalLm) else None
     return size_from_scratch(recipe.model, recipe.config_overrides, vocabulary)
 
 
-def with_absolute_folders(recipe: Recipe) -> Recipe:
-    """The recipe with absolute paths for the folders of this machine."""
-    return _with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
+def say_notes(run: TrainingRun, view: View) -> None:
+    """Show what a user should know before a run begins."""
+    for note in run.notes:
+        view.say(f"note: {note}")
 
 
-def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
-    """The recipe with the hosts' paths for folders of this machine, and the folders to copy."""
-    if all(host.connection == "local" for host in facts.hosts):  # also the nodes of a Slurm job
-        return recipe, ()
-    copies: dict[str, str] = {}
-
-    def copied(field: str, folder: str) -> str:
-        path, kind = Path(folder), "data" if field == "data" else "models"
-        there = copies.get(folder) or f"{facts.head.prefix}/{kind}/{copy_name(path)}"
-        copies[folder] = there
-        return f"{there}/{path.name}" if path.is_file() else there
-
-    return _with_folders(recipe, copied), tuple(copies.items())
-
-
-def _with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
-    """The recipe with folders of this machine renamed by `rename(field, folder)`."""
-    values: dict[str, Any] = {field: getattr(recipe, field) for field in FOLDERS}
-    values["resume_from_checkpoint"] = recipe.training.resume_from_checkpoint
-    renamed = {
-        field: rename(field, value)
-        for field, value in values.items()
-        if isinstance(value, str) and Path(value).exists()
-    }
-    checkpoint = renamed.pop("resume_from_checkpoint", values["resume_from_checkpoint"])
-    training = replace(recipe.training, resume_from_checkpoint=checkpoint)
-    return replace(recipe, training=training, **renamed)  # type: ignore[arg-type]
+def headline_of(run: TrainingRun) -> list[str]:
+    """What is trained, how, and where."""
+    return headline(run.recipe, run.plan, run.purpose, run.folders, run.columns)
 
 
 def show_plan(run: TrainingRun, options: argparse.Namespace) -> None:
@@ -431,9 +387,13 @@ def show_plan(run: TrainingRun, options: argparse.Namespace) -> None:
         hosts = tuple(host for host in run.cluster.facts.hosts if host.name in names)
         facts = ClusterFacts(hosts)
         more = shape_of(run, past_runs()).epoch() if run.purpose == "train" else {}
-        print(json.dumps(as_document(run.id, run.recipe, run.plan, run.launch, facts, more)))
+        print(
+            json.dumps(
+                as_document(run.id, run.recipe, run.columns, run.plan, run.launch, facts, more)
+            )
+        )
         return
-    head = headline(run.recipe, run.plan, run.purpose, run.folders)
+    head = headline_of(run)
     epoch = shape_of(run, past_runs()).reasons() if run.purpose == "train" else ()
     lines = as_lines(head, run.plan, run.folders, epoch)
     if options.commands:
@@ -489,6 +449,7 @@ def result_document(progress: RunProgress, run: TrainingRun) -> dict[str, Any]:
         "epoch": epoch_document(epoch_seconds(progress), price),
         "train_seconds": progress.result["train_seconds"],
         "steps": progress.step.get("step", start["steps"]),
+        "seed": run.recipe.training.seed,
         "precision": start["precision"],
         "ipex": start["ipex"],
     }

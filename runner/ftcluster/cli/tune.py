@@ -17,8 +17,9 @@ from ftcluster.benchmark.scaling import measure
 from ftcluster.benchmark.tuning import RANKS, Measured, Search, Settings, candidates, decide
 from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_result
 from ftcluster.cli.bench_scaling import short_run
+from ftcluster.cli.recipe_words import on_the_hosts, split_words, training_recipe
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
-from ftcluster.cli.train import as_tuned, on_the_hosts, prepare_run, split_words, training_recipe
+from ftcluster.cli.train import as_tuned, prepare_run
 from ftcluster.cluster.saved import Cluster
 from ftcluster.cluster.tunings import Tuning, forget_tunings, hosts_of, recipe_of, save_tuning
 from ftcluster.errors import Interrupted

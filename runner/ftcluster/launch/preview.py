@@ -8,6 +8,7 @@ from rich.text import Text
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.launch.mpirun import as_shell
 from ftcluster.planning.plan import HostPlan, LaunchPlan
+from ftcluster.recipe.data_columns import Columns, columns_line
 from ftcluster.recipe.inputs import PACKAGE
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
@@ -18,15 +19,19 @@ from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe
 
 HEAD = ("host", "rank", "CPUs", "threads", "memory", "samples")
 SHOWN = ("name", "task", "model", "data", "batch_size")  # of a recipe, for `--json`
-SHOWN_TRAINING = ("learning_rate", "num_train_epochs", "max_steps")
+SHOWN_TRAINING = ("learning_rate", "num_train_epochs", "max_steps", "seed")
 HUB = "Hugging Face Hub"
 COMMANDS_HINT = "the shell commands: --commands"
 
 
 def headline(
-    recipe: Recipe, plan: LaunchPlan, purpose: Purpose, folders: Sequence[tuple[str, str]]
+    recipe: Recipe,
+    plan: LaunchPlan,
+    purpose: Purpose,
+    folders: Sequence[tuple[str, str]],
+    columns: Columns,
 ) -> list[str]:
-    """What is trained, how, and where, in three lines.
+    """What is trained, on which columns if they are known, how, and where, a line each.
 
     Args:
         folders: files and folders of the control node and where they are copied to on the hosts.
@@ -51,6 +56,7 @@ def headline(
     scratch = ", from random weights" if recipe.from_scratch else ""
     return [
         f"{purpose} {model}{scratch}, on {data}",
+        *([columns_line(columns)] if columns else []),
         how,
         f"{counted(plan.world_size, 'rank')} on {where}, backend {plan.backend}",
     ]
@@ -160,6 +166,7 @@ def host_document(host: HostPlan) -> dict[str, Any]:
 def as_document(
     run: str,
     recipe: Recipe,
+    columns: Columns,
     plan: LaunchPlan,
     launch: Launch,
     facts: ClusterFacts,
@@ -168,6 +175,7 @@ def as_document(
     """Everything for `--json`; `ftcluster plan --facts` reads its `facts`.
 
     Args:
+        columns: of the data, by what they are for; where they are not known, the document has null.
         more: what is known beside the plan.
     """
     return {
@@ -177,6 +185,7 @@ def as_document(
             **{name: getattr(recipe, name) for name in SHOWN},
             **{name: getattr(recipe.training, name) for name in SHOWN_TRAINING},
         },
+        "columns": {use: list(names) for use, names in columns.items()} or None,
         "world_size": plan.world_size,
         "backend": plan.backend,
         "precision": plan.precision,

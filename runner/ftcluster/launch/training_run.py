@@ -16,6 +16,7 @@ from ftcluster.launch.follow import (
 )
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
+from ftcluster.recipe.data_columns import Columns
 from ftcluster_common.job import Job, Purpose
 from ftcluster_common.recipe import Recipe
 
@@ -29,6 +30,7 @@ class TrainingRun(Run):
     Attributes:
         recipe: what it trains.
         folders: files and folders of this machine, and the folders on the hosts they are copied to.
+        columns: of the data, by what they are for, if they are known.
         notes: what a user should know before it begins.
         purpose: see Job.
         resume: the runs that it continues, see Job.
@@ -38,6 +40,7 @@ class TrainingRun(Run):
 
     recipe: Recipe
     folders: tuple[tuple[str, str], ...] = ()
+    columns: Columns = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     purpose: Purpose = "train"
     resume: tuple[str, ...] = ()

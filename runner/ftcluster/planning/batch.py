@@ -227,8 +227,8 @@ class Batch:
                 what = f"weights that are not trained take {each} bytes per parameter"
             return (
                 "not estimated",
-                "the size of a model is known only for folders of this machine with safetensors; "
-                + what,
+                "the size of a model is known of folders of this machine with safetensors, and of "
+                f"models in its cache of the Hub; {what}",
             )
         _, _, why = self.explain(needed, world).partition(": ")
         return f"up to {gigabytes(needed.total)}", why

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,6 +53,21 @@ def model_size(folder: Path) -> ModelSize | None:
         heads=_first(config, HEADS),
         vocabulary=_first(config, ("vocab_size",)),
     )
+
+
+def cached_size(name: str, environ: Mapping[str, str] = os.environ) -> ModelSize | None:
+    """The size of a model of the Hub, if this machine's cache of huggingface_hub has it."""
+    home = environ.get("HF_HOME") or Path(
+        environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
+    )
+    cache = Path(environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
+    folder = cache / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (folder / "refs" / "main").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    snapshot = folder / "snapshots" / commit
+    return model_size(snapshot) or size_from_scratch(str(snapshot), {})
 
 
 def size_from_scratch(

@@ -1,6 +1,7 @@
 """Checks of data of this machine: each file and line has the form that the task needs."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ from ftcluster_common.recipe import (
 )
 
 MAX_PROBLEMS = 10  # of a file
+WHOLE = re.compile(r"-?\d+")
 PARQUET_MARK = b"PAR1"  # its first bytes
 
 CheckRow = Callable[[Row], str]  # returns the problem, or ""
@@ -95,11 +97,15 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         problems = [] if files else [_no_data(path, options)]
     except DataError as error:
         files, problems = {}, [str(error)]
-    for split in _used(files, options, purpose) if files else ():
+    used = used_splits(files, options, purpose) if files else ()
+    for split in used:
         if split not in files:
             problems.append(f"{path} has no file for {split}; it has {', '.join(files)}")
         for file in files.get(split, ()):
             problems += _check_text(file) if file.suffix == TEXT else _check_rows(file, make_check)
+    if isinstance(options, TextClassification) and answered and not options.regression:
+        rows = next((files[split] for split in used if split in files), ())
+        problems = problems or _check_scores(rows, options)
     raise_together(problems, f"data {path} are not valid for this task", form)
 
 
@@ -109,7 +115,7 @@ def _no_data(path: Path, options: Options) -> str:
     return f"{path} has no data in {kinds}{found}"
 
 
-def _used(files: dict[str, Files], options: Options, purpose: Purpose) -> tuple[str, ...]:
+def used_splits(files: dict[str, Files], options: Options, purpose: Purpose) -> tuple[str, ...]:
     """The sets that the task reads; all others may be as they are."""
     if purpose != "train" and len(files) == 1:
         return tuple(files)
@@ -206,6 +212,22 @@ def _classification_problem(texts: Sequence[str], column: str, number: bool, row
     return ""
 
 
+def _check_scores(files: Files, options: TextClassification) -> list[str]:
+    """The first label that is no class, of text files whose labels are all numbers."""
+    scores: list[str] = []
+    if any(file.suffix == PARQUET for file in files):
+        return scores
+    for where, row in Table(files).with_places():
+        assert not isinstance(row, DataError), "the rows have been checked"
+        _, column = classification_columns(options, list(row))
+        label = row[column]
+        if not _is_number(label):
+            return []  # words
+        if not WHOLE.fullmatch(str(label).strip()) and not scores:
+            scores.append(f"{where}: {column} is {label!r}, a number, not a class")
+    return scores
+
+
 def _is_number(label: Any) -> bool:
     try:
         return not isinstance(label, bool) and math.isfinite(float(label))
@@ -214,7 +236,7 @@ def _is_number(label: Any) -> bool:
 
 
 def _classification_form(options: TextClassification, labelled: bool) -> str:
-    kind = "a number" if options.regression else "a word, or 0, 1, ..."
+    kind = "a number" if options.regression else "a word, or 0, 1, ...; scores: regression=true"
     label = f" and {options.label_column} ({kind})" if labelled else ""
     texts = ", ".join(options.text_columns) or "one or two columns of text"
     return f"each row has {texts}{label}"

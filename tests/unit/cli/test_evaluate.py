@@ -12,6 +12,9 @@ from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.progress.state import RunProgress
+from ftcluster.recipe.recipe import load_recipe
+from ftcluster_common.recipe import TextClassification
+from ftcluster_common.trained_model import FILE, trained_document
 from tests.unit.clusters import cluster, host
 from tests.unit.planning.test_memory import write_weights
 
@@ -96,6 +99,62 @@ def test_predictions_are_written_here(
     found = document(capsys, f"predict classify --model model --data new.csv -o {name}")
     assert (found["rows"], found["output"]) == (2, str(tmp_path / name))
     assert (tmp_path / name).read_text(encoding="utf-8") == text
+
+
+@pytest.fixture
+def remembers(tmp_path: Path) -> Path:
+    """A model that ftcluster has trained, on columns with names of their own."""
+    words = ["max_length=64", "text_columns=[a]", "label_column=kind", "metrics=[f1]"]
+    recipe = load_recipe("classify", [*words, f"data={tmp_path}"])
+    file = tmp_path / "model" / FILE
+    file.write_text(json.dumps(trained_document(recipe, {"text_columns": ["subject", "body"]})))
+    (tmp_path / "tickets.csv").write_text("text,subject,body,kind\nx,a,b,good\n")
+    return file
+
+
+@pytest.mark.usefixtures("remembers")
+@pytest.mark.parametrize("recipe", [[], ["classify"]])
+def test_a_trained_model_remembers_what_it_reads(
+    launched: list[TrainingRun], capsys: pytest.CaptureFixture[str],
+    recipe: list[str],
+) -> None:  # fmt: skip
+    assert main(["evaluate", *recipe, "--model", "model", "--data", "tickets.csv"]) == 0
+    err = capsys.readouterr().err.replace("\n", " ")
+    assert "note: as the model was trained (model/ftcluster.json): text_columns=subject,body" in err
+    run = launched[0]
+    options = run.recipe.options
+    assert isinstance(options, TextClassification)
+    assert (options.text_columns, options.label_column) == (("subject", "body"), "kind")
+    assert (options.max_length, options.metrics) == (64, None)
+    assert run.recipe.name == "classify"
+    assert run.columns["text"] == ("subject", "body")
+
+
+def test_what_a_model_remembers_can_be_overridden_or_not_be_there(
+    launched: list[TrainingRun], remembers: Path, tmp_path: Path
+) -> None:
+    use = ["--model", "model", "--data"]
+    assert main(["evaluate", *use, "tickets.csv", "text_columns=text", "max_length=32"]) == 0
+    assert main(["evaluate", *use, "old.csv"]) == 0  # it has other columns
+    assert main(["evaluate", *use, "own/name"]) == 0  # the hosts find out
+    (tmp_path / "pairs.jsonl").write_text('{"query": "a", "positive": "b"}\n')
+    assert main(["evaluate", "embed", *use, "pairs.jsonl"]) == 0  # another task
+    remembers.write_text("{")
+    assert main(["evaluate", "classify", *use, "old.csv"]) == 0
+    found = [
+        (getattr(one.recipe.options, "text_columns", ()), one.recipe.max_length) for one in launched
+    ]
+    assert found == [(("text",), 32), ((), 64), (("subject", "body"), 64), ((), 256), ((), 128)]
+
+
+def test_a_model_of_a_recipe_that_is_not_here_needs_data(
+    launched: list[TrainingRun], remembers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remembers.write_text(remembers.read_text().replace('"classify"', '"ours"'))
+    assert main(["evaluate", "--model", "model"]) == 2
+    assert "name the data" in capsys.readouterr().err
+    assert main(["evaluate", "--model", "model", "--data", "tickets.csv"]) == 0
+    assert launched[0].recipe.name == "classify"
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict -o out.csv"])

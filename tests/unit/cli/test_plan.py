@@ -55,7 +55,7 @@ def test_hosts_decisions_and_the_command(capsys: pytest.CaptureFixture[str]) -> 
 def test_what_is_trained_comes_first_and_commands_only_when_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
 ) -> None:
-    (tmp_path / "reviews.csv").write_text("text,label\na,b\n")
+    (tmp_path / "reviews.csv").write_text("id,review,stars\n1,a,b\n")
     (tmp_path / "book.txt").write_text("to be")
     for words in (
         "classify --data reviews.csv max_steps=5 bf16=true",
@@ -65,7 +65,39 @@ def test_what_is_trained_comes_first_and_commands_only_when_asked_for(
         assert main(["plan", *words.split()]) == 0
         out = capsys.readouterr().out
         assert "mpirun" not in out
-        said("\n".join(out.splitlines()[:3]).replace(str(tmp_path), "FOLDER"))
+        said("\n".join(out.splitlines()[:4]).replace(str(tmp_path), "FOLDER"))
+
+
+def test_columns_and_seed_are_in_the_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "reviews.csv").write_text("id,review,stars\n1,a,b\n")
+    found = document(capsys, "classify", "--data", "reviews.csv", "seed=7")
+    assert found["columns"] == {"text": ["review"], "label": ["stars"], "not read": ["id"]}
+    assert found["recipe"]["seed"] == 7
+    assert document(capsys, "mrpc")["columns"] is None
+
+
+def test_the_size_of_a_model_in_this_machines_cache_of_the_hub_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def memory() -> str:
+        decisions = document(capsys, "mrpc", "--model", "own/big")["decisions"]
+        [found] = [one["value"] for one in decisions if one["what"] == "memory per rank"]
+        return str(found)
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert memory() == "not estimated"
+    model = tmp_path / "hub/models--own--big"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs/main").write_text("c0ffee")
+    (model / "snapshots/c0ffee").mkdir(parents=True)
+    config = {"hidden_size": 768, "num_hidden_layers": 12, "vocab_size": 30522}
+    (model / "snapshots/c0ffee/config.json").write_text(json.dumps(config))
+    assert memory().startswith("up to ")  # from its shape, where the weights are no safetensors
+    write_weights(model / "snapshots/c0ffee/model.safetensors", a=("F32", [20_000, 1_000_000]))
+    assert main(["plan", "mrpc", "--model", "own/big"]) == 1
+    assert "not enough memory" in capsys.readouterr().err
 
 
 def test_lines_fit_a_terminal_and_have_no_colour_where_it_is_unwanted(

@@ -118,6 +118,22 @@ def test_rows(
     said(problems_of(write(tmp_path, train=rows, validation=[good]), recipe))
 
 
+@pytest.mark.parametrize(
+    ("labels", "refused"),
+    [("4 3.8 2", True), ("4 3 2", False), ("4.0+ 3.8 good", False), ("-1 0 1", False)],
+)
+def test_scores_are_no_classes(
+    tmp_path: Path, labels: str, refused: bool, said: Callable[[object], None]
+) -> None:
+    rows = "".join(f"a,{label}\n" for label in labels.split())
+    (tmp_path / "reviews.csv").write_text(f"text,stars\n{rows}")
+    recipe = load_recipe("classify")
+    if refused:
+        said(problems_of(tmp_path, recipe))
+        recipe = load_recipe("classify", ["regression=true"])
+    check_data(tmp_path, recipe)
+
+
 def test_files(tmp_path: Path, said: Callable[[object], None]) -> None:
     said(problems_of(tmp_path / "none"))
     write(tmp_path, train=[])

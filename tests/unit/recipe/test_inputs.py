@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.cli.train import on_the_hosts
+from ftcluster.cli.recipe_words import on_the_hosts
 from ftcluster.errors import InputError, RecipeError
 from ftcluster.launch.training_run import copy_of
 from ftcluster.recipe.inputs import check_inputs, check_model_folder, copy_name, on_the_hub

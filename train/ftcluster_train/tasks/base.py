@@ -55,6 +55,8 @@ class Task(ABC):
         large_vocabulary: whether the loss is over the whole vocabulary.
         has_head: whether a model needs weights of its own for the task.
         group_by_length: whether batches may have samples of similar length.
+        columns: fields of the recipe with the columns that were found by their names in the data
+            that the model is trained on.
     """
 
     model_class: Any
@@ -74,6 +76,7 @@ class Task(ABC):
         self.tokenizer = tokenizer
         self.purpose = purpose
         self.trained = trained
+        self.columns: Mapping[str, Any] = {}
 
     @abstractmethod
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:

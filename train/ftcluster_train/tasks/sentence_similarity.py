@@ -15,7 +15,7 @@ import transformers
 from torch.nn import functional
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from ftcluster_common.columns import embedded_column, search_columns, search_texts
+from ftcluster_common.columns import SearchColumns, embedded_column, search_columns, search_texts
 from ftcluster_common.data_files import TRAIN, DataError
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import Recipe, SentenceSimilarity
@@ -88,7 +88,9 @@ class SentenceSimilarityTask(Task):
                         "texts": list(map(_number_of, row)),
                     }
                 )
-        return _close(writer, split, cut)
+        query, positive, negatives = _columns_of(rows, self.options, split)
+        read = {"query_column": query, "positive_column": positive, "negative_columns": negatives}
+        return _close(writer, split, cut, columns=read)
 
     def _encode_texts(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
         """Write one sample for each text to search, or for each row to predict; as above."""
@@ -298,15 +300,19 @@ class Search:
 
 def _rows_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[list[str]]:
     """The texts of each row."""
-    try:
-        columns = search_columns(options, columns_of(rows))
-    except DataError as error:
-        raise TrainError(f"{split} has {error}") from error
+    columns = _columns_of(rows, options, split)
     for number, row in enumerate(rows, start=1):
         try:
             yield search_texts(row, columns)
         except DataError as error:
             raise TrainError(f"row {number} of {split}: {error}") from error
+
+
+def _columns_of(rows: Rows, options: SentenceSimilarity, split: str) -> SearchColumns:
+    try:
+        return search_columns(options, columns_of(rows))
+    except DataError as error:
+        raise TrainError(f"{split} has {error}") from error
 
 
 def _texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[str]:

@@ -57,7 +57,8 @@ class TextClassificationTask(Task):
         for split, rows in sets.items():
             writer = self._writer(folder / split)
             cut, classes[split] = self._encode_split(rows, split, columns, labels, limit, writer)
-            writer.close(classes=self._count(classes[split]), names=names)
+            read = {"text_columns": texts, "label_column": label}
+            writer.close(classes=self._count(classes[split]), names=names, columns=read)
             if cut:
                 notices.append(f"{split}: {cut} samples were truncated to {limit} tokens")
         if self.purpose == "train" and not self.options.regression:

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from ftcluster_common.columns import ranked_texts, ranking_columns
+from ftcluster_common.columns import RankingColumns, ranked_texts, ranking_columns
 from ftcluster_common.data_files import TRAIN, VALIDATION, DataError
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import Recipe, TextRanking
@@ -69,15 +69,18 @@ class TextRankingTask(Task):
 
     def _rows_of(self, rows: Rows, split: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
         """The query of each row, and its texts with their labels."""
-        try:
-            columns = ranking_columns(self.options, columns_of(rows), self.purpose != PREDICT)
-        except DataError as error:
-            raise TrainError(f"{split} has {error}") from error
+        columns = self._columns(rows, split)
         for number, row in enumerate(rows, start=1):
             try:
                 yield ranked_texts(row, columns)
             except DataError as error:
                 raise TrainError(f"row {number} of {split}: {error}") from error
+
+    def _columns(self, rows: Rows, split: str) -> RankingColumns:
+        try:
+            return ranking_columns(self.options, columns_of(rows), self.purpose != PREDICT)
+        except DataError as error:
+            raise TrainError(f"{split} has {error}") from error
 
     def _encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
         """Write one sample for each pair; returns the number of truncated ones."""
@@ -96,7 +99,10 @@ class TextRankingTask(Task):
                 writer.add({**{name: tokens[name][i] for name in kinds}, **about})
         if not len(writer):
             raise TrainError(f"the data have no samples in {split}")
-        writer.close()
+        (query, text, negatives), label = self._columns(rows, split)
+        read = {"query_column": query, "text_column": text, "negative_columns": negatives}
+        read |= {"label_column": label} if label else {}
+        writer.close(columns=read)
         return cut
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002

@@ -1,5 +1,6 @@
 """Saved models: a folder that exists is complete, also after a crash."""
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from ftcluster_common.trained_model import FILE, trained_document
 from ftcluster_train.distributed.world import World, folder_led, gather_over_ranks
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
@@ -200,6 +202,8 @@ def save_model(
                 model.save_pretrained(partial)
             task.tokenizer.save_pretrained(partial)
             task.write_files(model, partial)
+            text = json.dumps(trained_document(task.recipe, task.columns), indent=2)
+            (partial / FILE).write_text(f"{text}\n", encoding="utf-8")
             write_more(partial)
             for path in partial.rglob("*"):
                 if path.is_file():

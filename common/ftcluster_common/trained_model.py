@@ -1,0 +1,36 @@
+"""ftcluster.json in a trained model's folder: how it reads data. Standard library only."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.recipe import Recipe
+
+FILE = "ftcluster.json"
+# of a task's fields, those that say nothing of how the model reads a row
+LEFT_OUT = (
+    "glue_task", "metrics", "validation_splits", "validation_split_percentage", "vocab_size"
+)  # fmt: skip
+
+
+def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file has: recipe, task, and the task's fields that later uses need.
+
+    Args:
+        columns: fields with the columns that were found by their names.
+    """
+    options = {**asdict(recipe.options), **columns}
+    kept = {name: value for name, value in options.items() if name not in LEFT_OUT}
+    return {"recipe": recipe.name, "task": recipe.task, "options": kept}
+
+
+def read_trained(folder: Path) -> dict[str, Any]:
+    """What the file of a model's folder has; empty where there is none that can be read."""
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        known = {"recipe": str(found["recipe"]), "task": str(found["task"])}
+        return {**known, "options": dict(found["options"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -1,0 +1,143 @@
+"""The recipe that a command line asks for, and its files on this machine and on the hosts."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.errors import UsageError
+from ftcluster.recipe.data_columns import header
+from ftcluster.recipe.inputs import copy_name
+from ftcluster.recipe.other_tasks import RECIPES
+from ftcluster.recipe.recipe import known_recipes, load_recipe
+from ftcluster_common.job import Purpose
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.trained_model import FILE, read_trained
+
+DEFAULT_RECIPE = "quickstart"
+FOLDERS = ("data", "model", "tokenizer")  # fields of a recipe that may name one of this machine
+COLUMNS = ("_column", "_columns")  # end the names of fields with columns
+
+
+def split_words(words: list[str]) -> tuple[str, list[str]]:
+    """The recipe and its overrides.
+
+    Raises:
+        UsageError: there are several recipes.
+    """
+    recipes = [word for word in words if "=" not in word]
+    if len(recipes) > 1:
+        raise UsageError(f"one recipe at a time, not {', '.join(recipes)}")
+    return recipes[0] if recipes else DEFAULT_RECIPE, [word for word in words if "=" in word]
+
+
+def training_recipe(
+    words: list[str], data: str | None, model: str | None, remembered: Sequence[str] = ()
+) -> Recipe:
+    """The recipe that words of the command line ask for.
+
+    Args:
+        words: a recipe, a known one or a file, and `key=value` of its fields.
+        data, model: a folder or a name, instead of the recipe's.
+        remembered: `key=value` that words may override.
+
+    Raises:
+        UsageError: there are several recipes.
+        RecipeError: the recipe is unknown or not valid.
+    """
+    recipe_name, overrides = split_words(words)
+    flags = []
+    if data is not None:  # the recipe's configuration is one of its own data set
+        flags += [f"data={json.dumps(data)}", "data_config=null"]
+    if model is not None:
+        flags += [f"model={json.dumps(model)}"]
+    return with_absolute_folders(load_recipe(recipe_name, [*flags, *remembered, *overrides]))
+
+
+def trained_recipe(
+    words: list[str], data: str | None, model: str, purpose: Purpose
+) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe for a trained model, which reads data as it was trained to, and a note of that.
+
+    A model that ftcluster has trained has its recipe's name, task and columns in a file of its
+    folder. Columns that data of this machine do not have are found as in a training.
+
+    Args, Raises: as in `training_recipe`.
+    """
+    trained = read_trained(Path(model))
+    if trained and not any("=" not in word for word in words):
+        name = trained["recipe"]
+        known = name in known_recipes()
+        if not known and data is None and not any(word.startswith("data=") for word in words):
+            raise UsageError("name the data: --data PATH", f"or recipe {name}, which has them")
+        words = [name if known else RECIPES.get(trained["task"], DEFAULT_RECIPE), *words]
+    plain = training_recipe(words, data, model)
+    if trained.get("task") != plain.task:  # as one of no other task, or of another program
+        return for_trained_model(plain), ()
+    found = header(plain, purpose)
+    settings = [
+        f"{name}={json.dumps(value)}"
+        for name, value in trained["options"].items()
+        if value is not None and not (found and name.endswith(COLUMNS) and _no_column(value, found))
+    ]
+    recipe = training_recipe(words, data, model, settings)
+    before, after = asdict(plain.options), asdict(recipe.options)
+    changed = [f"{name}={_shown(now)}" for name, now in after.items() if now != before[name]]
+    note = f"as the model was trained ({Path(model) / FILE}): {' '.join(changed)}"
+    return for_trained_model(recipe), (note,) if changed else ()
+
+
+def _no_column(named: Any, found: Sequence[str]) -> bool:
+    """Whether data have none of the columns that a field names."""
+    return not {*([named] if isinstance(named, str) else named)} & {*found}
+
+
+def _shown(value: Any) -> str:
+    """A field's value as one writes it on a command line."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def for_trained_model(recipe: Recipe) -> Recipe:
+    """The recipe for a model that is trained already, with its own configuration and tokenizer."""
+    training = replace(recipe.training, use_ipex=False, shard_optimizer=False)
+    return replace(
+        recipe, training=training, from_scratch=False, config_overrides={}, tokenizer=None
+    )
+
+
+def with_absolute_folders(recipe: Recipe) -> Recipe:
+    """The recipe with absolute paths for the folders of this machine."""
+    return _with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
+
+
+def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
+    """The recipe with the hosts' paths for folders of this machine, and the folders to copy."""
+    if all(host.connection == "local" for host in facts.hosts):  # also the nodes of a Slurm job
+        return recipe, ()
+    copies: dict[str, str] = {}
+
+    def copied(field: str, folder: str) -> str:
+        path, kind = Path(folder), "data" if field == "data" else "models"
+        there = copies.get(folder) or f"{facts.head.prefix}/{kind}/{copy_name(path)}"
+        copies[folder] = there
+        return f"{there}/{path.name}" if path.is_file() else there
+
+    return _with_folders(recipe, copied), tuple(copies.items())
+
+
+def _with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
+    """The recipe with folders of this machine renamed by `rename(field, folder)`."""
+    values: dict[str, Any] = {field: getattr(recipe, field) for field in FOLDERS}
+    values["resume_from_checkpoint"] = recipe.training.resume_from_checkpoint
+    renamed = {
+        field: rename(field, value)
+        for field, value in values.items()
+        if isinstance(value, str) and Path(value).exists()
+    }
+    checkpoint = renamed.pop("resume_from_checkpoint", values["resume_from_checkpoint"])
+    training = replace(recipe.training, resume_from_checkpoint=checkpoint)
+    return replace(recipe, training=training, **renamed)  # type: ignore[arg-type]

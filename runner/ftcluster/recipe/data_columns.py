@@ -1,0 +1,104 @@
+"""Which columns of data of this machine a task reads, and what for."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ftcluster.recipe.dataset_checks import used_splits
+from ftcluster_common.columns import (
+    answering_columns,
+    classification_columns,
+    embedded_column,
+    ranking_columns,
+    search_columns,
+    text_column,
+)
+from ftcluster_common.data_files import PARQUET, DataError, Table, files_of, texts_of
+from ftcluster_common.job import PREDICT, Purpose
+from ftcluster_common.recipe import (
+    CausalLm,
+    Options,
+    QuestionAnswering,
+    Recipe,
+    SentenceSimilarity,
+    TextClassification,
+    TextRanking,
+)
+
+UNREAD = "not read"
+
+Columns = Mapping[str, tuple[str, ...]]  # by what they are for
+
+
+def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
+    """The columns that the task reads; empty where this machine cannot tell.
+
+    It can for files of CSV, TSV, JSON and JSONL here; Parquet and data of the Hub only hosts read.
+    """
+    found = header(recipe, purpose)
+    try:
+        return _by_use(recipe.options, found, purpose != PREDICT) if found else {}
+    except DataError:  # check_data says more of it
+        return {}
+
+
+def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
+    """All columns of the data; empty where this machine cannot tell."""
+    path, options = Path(recipe.data), recipe.options
+    if not path.exists() or (isinstance(options, CausalLm) and texts_of(path)):
+        return []
+    try:
+        files = files_of(path)
+        splits = [name for name in used_splits(files, options, purpose) if name in files]
+        readable = [f for name in splits[:1] for f in files[name] if f.suffix != PARQUET]
+        for _, row in Table(tuple(readable)).with_places():
+            return [] if isinstance(row, DataError) else list(map(str, row))
+    except DataError:
+        pass
+    return []
+
+
+def _by_use(options: Options, found: Sequence[str], answered: bool) -> Columns:
+    """The columns of a task by what they are for, and those that it does not read."""
+    uses: dict[str, tuple[str, ...]]
+    match options:
+        case TextClassification():
+            texts, label = classification_columns(options, found, answered)
+            uses = {"text": texts, "label": (label,) if answered else ()}
+        case QuestionAnswering():
+            uses = {
+                name[0]: (name[1],)
+                for name in zip(
+                    ("question", "context", "answers"),
+                    answering_columns(options, answered),
+                    strict=False,
+                )
+            }
+        case CausalLm():
+            uses = {"text": (text_column(options, found),)}
+        case SentenceSimilarity() if answered:
+            pair = search_columns(options, found)
+            uses = {
+                "query": (pair.query,),
+                "positive": (pair.positive,),
+                "negative": pair.negatives,
+            }
+        case SentenceSimilarity():
+            uses = {"text": (embedded_column(options, found),)}
+        case TextRanking():
+            (query, text, negatives), label = ranking_columns(options, found, answered)
+            uses = {"query": (query,), "text": (text,), "negative": negatives}
+            uses["label"] = (label,) if label else ()
+    read = {name for names in uses.values() for name in names}
+    uses[UNREAD] = tuple(name for name in found if name not in read)
+    return {use: names for use, names in uses.items() if names}
+
+
+def columns_line(columns: Columns) -> str:
+    """What is read of the data, in a line.
+
+    >>> columns_line({"text": ("title", "body"), "label": ("team",), UNREAD: ("id",)})
+    'columns: title, body (text), team (label); not read: id'
+    """
+    read = [f"{', '.join(names)} ({use})" for use, names in columns.items() if use != UNREAD]
+    unread = f"; {UNREAD}: {', '.join(columns[UNREAD])}" if UNREAD in columns else ""
+    return f"columns: {', '.join(read)}{unread}"

@@ -1,0 +1,60 @@
+"""Which columns of data of this machine are read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.recipe.data_columns import UNREAD, find_columns
+from ftcluster.recipe.recipe import load_recipe
+from ftcluster_common.job import PREDICT
+
+QUESTION = {"question": "When?", "context": "1973", "answers": {"text": [], "answer_start": []}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "row", "columns", "to_predict"),
+    [
+        (
+            "classify", {"id": 1, "premise": "a", "hypothesis": "b", "label": 1},
+            {"text": ("premise", "hypothesis"), "label": ("label",), UNREAD: ("id",)},
+            {"text": ("premise", "hypothesis"), UNREAD: ("id", "label")},
+        ),
+        (
+            "squad", QUESTION,
+            {"question": ("question",), "context": ("context",), "answers": ("answers",)},
+            {"question": ("question",), "context": ("context",), UNREAD: ("answers",)},
+        ),
+        ("clm", {"content": "to be"}, {"text": ("content",)}, {"text": ("content",)}),
+        (
+            "embed", {"anchor": "a", "answer": "b", "negative_1": "c"},
+            {"query": ("anchor",), "positive": ("answer",), "negative": ("negative_1",)},
+            {"text": ("anchor",), UNREAD: ("answer", "negative_1")},
+        ),
+        (
+            "rerank", {"query": "a", "text": "b", "label": 1},
+            {"query": ("query",), "text": ("text",), "label": ("label",)},
+            {"query": ("query",), "text": ("text",), UNREAD: ("label",)},
+        ),
+    ],
+)  # fmt: skip
+def test_columns_of_each_task(
+    tmp_path: Path, recipe: str, row: Any, columns: Any, to_predict: Any
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    given = load_recipe(recipe, [f"data={file}"])
+    assert find_columns(given) == columns
+    assert find_columns(given, PREDICT) == to_predict
+
+
+def test_what_this_machine_cannot_tell(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("to be")
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    for name in ("train.parquet", "empty.csv", "other.csv", "none.csv"):
+        assert find_columns(load_recipe("classify", [f"data={tmp_path / name}"])) == {}
+    assert find_columns(load_recipe("clm", [f"data={tmp_path / 'book.txt'}"])) == {}
+    assert find_columns(load_recipe("quickstart")) == {}
