@@ -229,6 +229,6 @@ def test_nothing_is_left_half_saved(
     found = folders(tmp_path / f"checkpoints/checkpoint-{STEPS}")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= found
     trained = read_trained(tmp_path / f"checkpoints/checkpoint-{STEPS}")
-    assert trained["task"] == "text-classification"
+    assert trained["task"] == "causal-lm"
     # under a name that nobody takes for a checkpoint's
     assert removed == [".checkpoint-3.removed", ".checkpoint-6.removed"]
