@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -88,8 +88,9 @@ class Request:
 
     @classmethod
     def read(cls, text: str) -> "Request":
-        """From JSON."""
-        data = json.loads(text)
+        """From JSON; what only a later version of the control node knows is left out."""
+        known = {one.name for one in fields(cls)}
+        data = {key: value for key, value in json.loads(text).items() if key in known}
         firewalls = {
             name: HostFirewall(one["program"], tuple(one["ports"]))
             for name, one in data.get("firewalls", {}).items()

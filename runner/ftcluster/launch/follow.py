@@ -37,6 +37,7 @@ from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.stacks.catalog import load_stacks
+from ftcluster_common import __version__
 from ftcluster_common.launch import SLURM_VARIABLE, Launch
 
 RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only follows it
@@ -137,6 +138,7 @@ def carry_out(
         "train_job": run.job,
         "train_follow": not detach,
         "train_guard": secrets.token_hex(16),
+        "train_version": __version__,
         **run.variables(),
     }
     followed = _follow(

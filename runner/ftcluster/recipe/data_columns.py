@@ -12,10 +12,12 @@ from ftcluster_common.columns import (
     search_columns,
     text_column,
 )
+from ftcluster_common.conversations import conversation_columns
 from ftcluster_common.data_files import PARQUET, DataError, Table, files_of, texts_of
 from ftcluster_common.job import PREDICT, Purpose
 from ftcluster_common.recipe import (
     CausalLm,
+    InstructionTuning,
     Options,
     QuestionAnswering,
     Recipe,
@@ -25,6 +27,7 @@ from ftcluster_common.recipe import (
 )
 
 UNREAD = "not read"
+ANSWERING = ("question", "context", "answers")
 
 Columns = Mapping[str, tuple[str, ...]]  # by what they are for
 
@@ -65,14 +68,8 @@ def _by_use(options: Options, found: Sequence[str], answered: bool) -> Columns:
             texts, label = classification_columns(options, found, answered)
             uses = {"text": texts, "label": (label,) if answered else ()}
         case QuestionAnswering():
-            uses = {
-                name[0]: (name[1],)
-                for name in zip(
-                    ("question", "context", "answers"),
-                    answering_columns(options, answered),
-                    strict=False,
-                )
-            }
+            read = zip(ANSWERING, answering_columns(options, answered), strict=False)
+            uses = {use: (name,) for use, name in read}
         case CausalLm():
             uses = {"text": (text_column(options, found),)}
         case SentenceSimilarity() if answered:
@@ -88,8 +85,12 @@ def _by_use(options: Options, found: Sequence[str], answered: bool) -> Columns:
             (query, text, negatives), label = ranking_columns(options, found, answered)
             uses = {"query": (query,), "text": (text,), "negative": negatives}
             uses["label"] = (label,) if label else ()
-    read = {name for names in uses.values() for name in names}
-    uses[UNREAD] = tuple(name for name in found if name not in read)
+        case InstructionTuning():
+            named = conversation_columns(options, found)._asdict()
+            uses = {use: (name,) for use, name in named.items() if name}
+            uses["tools"] = tuple(name for name in found if name == "tools")
+    known = {name for names in uses.values() for name in names}
+    uses[UNREAD] = tuple(name for name in found if name not in known)
     return {use: names for use, names in uses.items() if names}
 
 

@@ -8,7 +8,8 @@ RECIPES: Mapping[str, str] = {
     for recipe, names in {
         "classify": "text-classification sequence-classification classification sentiment-analysis",
         "squad": "question-answering qa",
-        "clm": "causal-lm text-generation language-modeling sft",
+        "clm": "causal-lm text-generation language-modeling",
+        "sft": "instruction-tuning instruct chat",
         "embed": "sentence-similarity sentence-transformers embeddings",
         "rerank": "text-ranking cross-encoder reranker",
     }.items()

@@ -33,6 +33,11 @@ QUESTION = {"question": "When?", "context": "1973", "answers": {"text": [], "ans
             {"text": ("anchor",), UNREAD: ("answer", "negative_1")},
         ),
         (
+            "sft", {"prompt": "a", "completion": "b", "id": 1},
+            {"prompt": ("prompt",), "completion": ("completion",), UNREAD: ("id",)},
+            {"prompt": ("prompt",), "completion": ("completion",), UNREAD: ("id",)},
+        ),
+        (
             "rerank", {"query": "a", "text": "b", "label": 1},
             {"query": ("query",), "text": ("text",), "label": ("label",)},
             {"query": ("query",), "text": ("text",), UNREAD: ("label",)},

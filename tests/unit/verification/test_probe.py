@@ -150,3 +150,9 @@ def test_a_rank_that_cannot_do_it_says_so_and_ends_well(tmp_path: Path) -> None:
     assert answer["error"] == "ImportError: libgomp.so.1 is missing"
     assert answer["has_address"] is True
     assert "pytest" in answer["packages"]
+
+
+def test_a_request_of_a_later_version_is_understood() -> None:
+    text = json.dumps({"hosts": [{"name": "a", "address": "10.0.0.1"}], "ssh_config": "",
+                       "interface": "", "later": 1})  # fmt: skip
+    assert Request.read(text).hosts == (Host("a", "10.0.0.1"),)
