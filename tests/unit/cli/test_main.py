@@ -91,10 +91,13 @@ def test_a_launch_takes_the_stack_in_use_and_not_the_folder_of_another_run(tmp_p
     folder, link = prefix / "runs/quickstart-20260131-101500-7f3a", prefix / "current"
     find, *_ = yaml.safe_load((ROOT / "playbooks/tasks/new-run.yml").read_text())
     words = find["ansible.builtin.command"]["argv"]
-    values = {"{{ train_run_dir }}": str(folder), "{{ train_stack }}": str(link), words[-1]: ""}
+    values = {
+        "{{ train_run_dir }}": str(folder), "{{ train_stack }}": str(link),
+        "{{ train_version }}": "0.2.0",
+    }  # fmt: skip
 
     def launch(alone: str = "") -> "subprocess.CompletedProcess[str]":
-        values[words[-1]] = alone
+        values[words[-2]] = alone
         argv = [values.get(word, word) for word in words]
         return subprocess.run(argv, check=False, capture_output=True, text=True)
 
@@ -110,6 +113,17 @@ def test_a_launch_takes_the_stack_in_use_and_not_the_folder_of_another_run(tmp_p
     refused = launch("alone")
     assert (refused.returncode, refused.stderr) == (3, "run other is using it\n")
     assert not folder.exists()
+    packages = prefix / "stacks/native-1/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "ftcluster_train-0.1.0.dist-info").mkdir()
+    older = launch()
+    assert (older.returncode, folder.exists()) == (3, False)
+    assert older.stderr.startswith(
+        "the hosts have ftcluster 0.1.0, and this control node has 0.2.0"
+    )
+    (packages / "ftcluster_train-0.1.0.dist-info").rename(
+        packages / "ftcluster_train-0.2.0.dist-info"
+    )
     assert launch().stdout == f"{prefix}/stacks/native-1\n"
     assert folder.is_dir()
     again = launch()
