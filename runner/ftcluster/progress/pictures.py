@@ -53,7 +53,7 @@ def run_picture(progress: RunProgress) -> RenderableType:
     bar.add_row(
         ProgressBar(total=steps, completed=done, width=SPARK_WIDTH),
         Text(f"step {done}/{steps}"),
-        Text(f"epoch {progress.step.get('epoch', 0):.2f}/{progress.start['epochs']:g}"),
+        Text(f"epoch {progress.step.get('epoch', 0):.2f}/{progress.start['epochs']:.3g}"),
         Text(f"{progress.step.get('samples_per_second', 0):.1f} samples/s", style="green"),
         Text(f"{format.duration(progress.step.get('remaining_seconds', 0))} left", style="dim")
         if progress.state == "running" and done < steps
@@ -70,7 +70,7 @@ def run_picture(progress: RunProgress) -> RenderableType:
         parts.append(loss)
     parts += [
         Text.assemble(
-            (f"evaluation at epoch {evaluation['epoch']:g}: ", "dim"),
+            (f"evaluation at epoch {evaluation['epoch']:.3g}: ", "dim"),
             (format.metrics(evaluation["metrics"]), "bold green"),
         )
         for evaluation in progress.evaluations[-3:]
