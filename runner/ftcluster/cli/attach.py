@@ -6,11 +6,14 @@ from typing import Any
 from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.run_options import add_run_options, find
+from ftcluster.cluster.price import price_document
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import Followed, attach, raise_if_stopped
 from ftcluster.launch.place import head_lost_hint
+from ftcluster.launch.record import read_record
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.view import make_view
+from ftcluster.report.cost import cost_line, recorded_price
 
 
 def add_parser(commands: Any) -> None:
@@ -37,14 +40,25 @@ def run(options: argparse.Namespace) -> int:
     with ask_passwords(vars(options)) as passwords:
         place, name = find(options, passwords, newest=True)
         followed = attach(place, name, make_view(options.verbose), on_event)
-    document = followed.progress.document()
+    record = read_record(followed.progress.run) or {}
+    price = recorded_price(record) if followed.progress.result else None
+    document = {
+        **followed.progress.document(),
+        "price": price_document(price),
+        "cost": round(price.cost(followed.progress.seconds), 6) if price else None,
+    }
     if not followed.detached:
         raise_if_stopped(followed, document)
     ended = followed.progress.ended or followed.detached
     if not ended or followed.progress.state not in ("done", "running"):
         hint = head_lost_hint(name) if followed.outcome.unreachable else ""
         raise FtclusterError(reason(followed), hint, details=document)
-    print_result(options, document, summary(document))
+    cost: tuple[str, ...] = ()
+    if price:
+        hosts = len(record["facts"])
+        epoch = followed.progress.epoch_seconds
+        cost = (cost_line(followed.progress.seconds, epoch, price, hosts),)
+    print_result(options, document, "\n".join([summary(document), *cost]))
     return 0
 
 

@@ -432,12 +432,6 @@ def prices(run: TrainingRun) -> list[tuple[str, str]]:
     return [(host.name, host.price_per_hour) for host in hosts if host.name in names]
 
 
-def epoch_seconds(progress: RunProgress) -> float | None:
-    """Seconds of an epoch of a training that has ended; None where it had no step left to train."""
-    speed = progress.result["samples_per_second"]
-    return progress.start["train_samples"] / speed if speed else None
-
-
 def result_document(progress: RunProgress, run: TrainingRun) -> dict[str, Any]:
     """The result of `train --json`."""
     start = progress.start
@@ -446,7 +440,7 @@ def result_document(progress: RunProgress, run: TrainingRun) -> dict[str, Any]:
         **progress.document(),
         "price": price_document(price),
         "cost": round(price.cost(progress.seconds), 6) if price else None,
-        "epoch": epoch_document(epoch_seconds(progress), price),
+        "epoch": epoch_document(progress.epoch_seconds, price),
         "train_seconds": progress.result["train_seconds"],
         "steps": progress.step.get("step", start["steps"]),
         "seed": run.recipe.training.seed,
@@ -465,7 +459,7 @@ def summary(progress: RunProgress, run: TrainingRun) -> str:
     price, why = price_of(prices(run))
     cost = [f"cost: not available ({why})"] if why else []
     if price:
-        cost = [cost_line(progress.seconds, epoch_seconds(progress), price, len(run.plan.prepared))]
+        cost = [cost_line(progress.seconds, progress.epoch_seconds, price, len(run.plan.prepared))]
     return "\n".join(
         (
             metrics(result["metrics"]),

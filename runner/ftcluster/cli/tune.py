@@ -75,7 +75,11 @@ def add_parser(commands: Any) -> None:
         "is left as it is",
     )
     parser.add_argument(
-        "--seed", type=at_least(0), default=0, metavar="N", help="of the last round's order (default: 0)"
+        "--seed",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="of the last round's order (0)",
     )
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--dry-run", action="store_true", help="only list what would be tried")

@@ -96,6 +96,12 @@ class RunProgress:
         """Whether it has ended."""
         return bool(self.end)
 
+    @property
+    def epoch_seconds(self) -> float | None:
+        """Seconds of an epoch of a training that has ended; None where it trained no step."""
+        speed = self.result.get("samples_per_second")
+        return self.start["train_samples"] / speed if speed and self.start else None
+
     def document(self) -> dict[str, Any]:
         """What is known of it, for `--json`."""
         return {

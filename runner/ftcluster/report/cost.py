@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftcluster.cluster.price import VARIABLE, Price, epoch_document, price_document
+from ftcluster.cluster.price import VARIABLE, Price, epoch_document, price_document, price_of
 from ftcluster.progress.format import duration
 from ftcluster.report.epoch_time import EpochTime
 from ftcluster.text.plural import counted
@@ -28,6 +28,12 @@ def cost_line(seconds: float, epoch: float | None, price: Price, hosts: int) -> 
         f"cost: {price.shown(price.cost(seconds))}{of_epoch} "
         f"({price.shown(price.per_hour)} an hour for {counted(hosts, 'host')})"
     )
+
+
+def recorded_price(record: Mapping[str, Any]) -> Price | None:
+    """What the hosts of a run cost, by its run.json; None where that is not known."""
+    hosts = [(host["name"], host.get("price_per_hour", "")) for host in record.get("facts", ())]
+    return price_of(hosts)[0]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import altair as alt
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from ftcluster.cluster.price import price_of
 from ftcluster.progress.format import duration, metrics
 from ftcluster.report import charts
 from ftcluster.report.analysis import (
@@ -26,6 +25,7 @@ from ftcluster.report.analysis import (
     rank_hosts,
     step_parts,
 )
+from ftcluster.report.cost import recorded_price
 from ftcluster.report.files import RunFiles
 from ftcluster.report.history import History, history_of, totals
 from ftcluster.report.svg import svg_of
@@ -243,8 +243,7 @@ def _when(seconds: float) -> str:
 
 
 def _cost(run: RunPage, seconds: float) -> str:
-    hosts = [(host["name"], host.get("price_per_hour", "")) for host in run.record.get("facts", ())]
-    price, _ = price_of(hosts)
+    price = recorded_price(run.record)
     return price.shown(price.cost(seconds)) if price and seconds else ""
 
 
