@@ -3,10 +3,10 @@
 import io
 import itertools
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ftcluster_common.columns import text_column
 from ftcluster_common.data_files import (
@@ -30,6 +30,7 @@ from ftcluster_train.errors import TrainError, first_line
 BATCH_ROWS = 500  # that are tokenised together
 
 Rows = Iterable[Row]  # can be iterated several times
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,31 @@ def class_names(rows: Rows, label: str) -> list[str]:
 def columns_of(rows: Rows) -> list[str]:
     """The columns of the first row; none where there is no row."""
     return list(next(iter(rows), {}))
+
+
+def find_columns(rows: Rows, split: str, choose: Callable[[list[str]], T]) -> T:
+    """What is chosen of the columns.
+
+    Raises:
+        TrainError: they do not fit.
+    """
+    try:
+        return choose(columns_of(rows))
+    except DataError as error:
+        raise TrainError(f"{split} has {error}") from error
+
+
+def read_rows(rows: Rows, split: str, read: Callable[[Row], T]) -> Iterator[T]:
+    """What is read of each row.
+
+    Raises:
+        TrainError: a row cannot be read; with its number, from 1.
+    """
+    for number, row in enumerate(rows, start=1):
+        try:
+            yield read(row)
+        except DataError as error:
+            raise TrainError(f"row {number} of {split}: {error}") from error
 
 
 def column_batches(

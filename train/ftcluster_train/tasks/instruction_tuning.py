@@ -25,7 +25,7 @@ from ftcluster_train.data.chat_samples import (
     plain_text,
 )
 from ftcluster_train.data.packing import DocumentPacker
-from ftcluster_train.data.sources import BATCH_ROWS, Rows, columns_of
+from ftcluster_train.data.sources import BATCH_ROWS, Rows, find_columns
 from ftcluster_train.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.attention import Attention, document_mask, torch_attention
@@ -145,10 +145,7 @@ class InstructionTuningTask(Task):
 
     def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
         template = self.options.chat_template
-        try:
-            columns = conversation_columns(self.options, columns_of(rows))
-        except DataError as error:
-            raise TrainError(f"{split} has {error}") from error
+        columns = find_columns(rows, split, lambda found: conversation_columns(self.options, found))
         for number, row in enumerate(rows, start=1):
             try:
                 conversation = read_conversation(row, columns, template)

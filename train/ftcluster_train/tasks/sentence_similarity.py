@@ -20,7 +20,7 @@ from ftcluster_common.data_files import TRAIN, DataError
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import Recipe, SentenceSimilarity
 from ftcluster_common.sentence_modules import SentenceModules, module_files, read_modules
-from ftcluster_train.data.sources import BATCH_ROWS, Rows, columns_of
+from ftcluster_train.data.sources import BATCH_ROWS, Rows, columns_of, find_columns, read_rows
 from ftcluster_train.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.distributed.rows import count_rows, gather_rows
 from ftcluster_train.distributed.traffic import Traffic
@@ -301,18 +301,11 @@ class Search:
 def _rows_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[list[str]]:
     """The texts of each row."""
     columns = _columns_of(rows, options, split)
-    for number, row in enumerate(rows, start=1):
-        try:
-            yield search_texts(row, columns)
-        except DataError as error:
-            raise TrainError(f"row {number} of {split}: {error}") from error
+    return read_rows(rows, split, lambda row: search_texts(row, columns))
 
 
 def _columns_of(rows: Rows, options: SentenceSimilarity, split: str) -> SearchColumns:
-    try:
-        return search_columns(options, columns_of(rows))
-    except DataError as error:
-        raise TrainError(f"{split} has {error}") from error
+    return find_columns(rows, split, lambda found: search_columns(options, found))
 
 
 def _texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[str]:

@@ -11,11 +11,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from ftcluster_common.columns import RankingColumns, ranked_texts, ranking_columns
-from ftcluster_common.data_files import TRAIN, VALIDATION, DataError
+from ftcluster_common.data_files import TRAIN, VALIDATION
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import Recipe, TextRanking
 from ftcluster_train.data.sets import SEED, Part, draw_rows
-from ftcluster_train.data.sources import BATCH_ROWS, Rows, columns_of
+from ftcluster_train.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.errors import TrainError
 from ftcluster_train.metrics.retrieval import retrieval_metrics
@@ -70,17 +70,13 @@ class TextRankingTask(Task):
     def _rows_of(self, rows: Rows, split: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
         """The query of each row, and its texts with their labels."""
         columns = self._columns(rows, split)
-        for number, row in enumerate(rows, start=1):
-            try:
-                yield ranked_texts(row, columns)
-            except DataError as error:
-                raise TrainError(f"row {number} of {split}: {error}") from error
+        return read_rows(rows, split, lambda row: ranked_texts(row, columns))
 
     def _columns(self, rows: Rows, split: str) -> RankingColumns:
-        try:
-            return ranking_columns(self.options, columns_of(rows), self.purpose != PREDICT)
-        except DataError as error:
-            raise TrainError(f"{split} has {error}") from error
+        labelled = self.purpose != PREDICT
+        return find_columns(
+            rows, split, lambda found: ranking_columns(self.options, found, labelled)
+        )
 
     def _encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
         """Write one sample for each pair; returns the number of truncated ones."""
