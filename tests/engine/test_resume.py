@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
+from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.distributed.world import World
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io import fsync
@@ -238,7 +239,12 @@ def test_ranks_that_are_asked_to_stop_save_on_two_hosts_and_resume_to_the_last_b
     assert alone.losses == pytest.approx(whole.losses[-len(alone.losses) :], rel=1e-2)
 
 
-TASK = types.SimpleNamespace(tokenizer=make_tokenizer(), write_files=lambda *_: None)
+TASK = types.SimpleNamespace(
+    tokenizer=make_tokenizer(),
+    write_files=lambda *_: None,
+    recipe=Recipe("bert", "bert", "", TextClassification()),
+    columns={},
+)
 MODEL = make_model("bert"), TASK
 
 
