@@ -82,6 +82,7 @@ def rank_of(network: str) -> int:
     raise AssertionError(f"no rank in {network}")
 
 
+@pytest.mark.long
 def test_a_pytorchjob_trains_and_goes_on_after_a_rank_was_killed(
     machine: Machine, facts: Path, tmp_path: Path
 ) -> None:

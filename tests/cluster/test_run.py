@@ -24,6 +24,7 @@ def logs(machine: Machine, stderr: str) -> Path:
     return machine.home.prefix / "runs" / run / "logs"
 
 
+@pytest.mark.long
 def test_a_plain_ddp_script(machine: Machine) -> None:
     done = machine.home.run("run", *TWO, script("ddp.py"))
     assert done.returncode == 0, done.stderr
@@ -33,6 +34,7 @@ def test_a_plain_ddp_script(machine: Machine) -> None:
     assert machine.home.left_running() == []
 
 
+@pytest.mark.long
 def test_an_accelerate_script(machine: Machine) -> None:
     done = machine.home.run("run", *TWO, script("with_accelerate.py"))
     assert done.returncode == 0, done.stderr

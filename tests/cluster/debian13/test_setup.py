@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 from ftcluster.ansible.processes import descendants
 from tests.cluster.cluster import PREFIX, Cluster
 from tests.cluster.control import ADDRESS, HEAD, OTHER
@@ -80,6 +82,7 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+@pytest.mark.long
 def test_rollback_and_teardown_wait_for_a_setup_as_well(cluster: Cluster) -> None:
     control = cluster.control
     before = control.snapshots()

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.cluster.cluster import Cluster
 from tests.cluster.control import HEAD, NAMES, OTHER
 from tests.cluster.debian13.canary import canary
@@ -32,6 +34,7 @@ def test_a_second_setup_changes_nothing(cluster: Cluster) -> None:
     assert "table inet ftcluster" in control.shell(OTHER, "nft list ruleset")
 
 
+@pytest.mark.long
 def test_the_allocator_stays_for_a_cluster_in_another_folder(cluster: Cluster) -> None:
     control = cluster.control
     foreign = f"sed -i 's, /opt/ftcluster$, /srv/other,' {RECORD}"

@@ -70,6 +70,7 @@ def test_check_names_a_host_that_computes_slowly(cluster: Cluster) -> None:
     assert re.search(r"^fit: 3 hosts, \d warnings?, [\d:]+( s)?$", done.stdout, re.M), done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_check_names_a_host_with_a_slow_cable(cluster: Cluster) -> None:
     cluster.control.bed.shape(THIRD, "100mbit")

@@ -29,7 +29,10 @@ OPERATOR = """
 useradd -m -s /bin/bash ml && cp -r /home/ops/.ssh /home/ml/ && chown -R ml: /home/ml/.ssh
 echo 'ml ALL=(ftcluster) NOPASSWD: ALL' > /etc/sudoers.d/ml
 """
-NO_OPERATOR = "userdel -r ml 2> /dev/null; rm /etc/sudoers.d/ml; ! getent passwd ml"
+NO_OPERATOR = """
+pkill -KILL -u ml; for _ in $(seq 50); do userdel -r ml && break; sleep 0.2; done 2> /dev/null
+rm /etc/sudoers.d/ml; ! getent passwd ml
+"""
 OTHERS_ROLES = ("account", "firewall", "os_package", "preflight", "ssh_mesh", "tcmalloc",
                 "tuning", "verify", "virtualenv")  # fmt: skip
 
