@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
+from ftcluster_train import rank
 from ftcluster_train.distributed.world import World
 
 
@@ -30,3 +31,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
     yield World(rank=0, size=1, backend="gloo")
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def one_world(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank that runs in this process joins."""
+    monkeypatch.setattr(rank, "join_world", lambda: world)
+    monkeypatch.setattr(rank, "leave_world", lambda: None)

@@ -21,9 +21,12 @@ from ftcluster_common.recipe import (
     TextRanking,
     Training,
 )
+from ftcluster_train import rank
 from ftcluster_train.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.distributed.world import World
+from ftcluster_train.inputs import write_inputs
 from ftcluster_train.io.events import EventWriter
+from ftcluster_train.prepare import prepare
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.registry import make_task
 from ftcluster_train.training.loop import TrainResult, train
@@ -117,6 +120,20 @@ class Run:
 def read_events(job: Job) -> list[dict[str, Any]]:
     text = (job.run_dir / "events.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
+
+
+def run_rank(job: Job) -> list[dict[str, Any]]:
+    """The events of a job whose only rank is this process, see the fixture `one_world`."""
+    job.run_dir.mkdir(parents=True, exist_ok=True)
+    write_inputs(job.run_dir, prepare(job))
+    rank.run(job)
+    return read_events(job)
+
+
+def result_of(job: Job) -> dict[str, Any]:
+    """The event `result` of `run_rank`."""
+    [found] = [event for event in run_rank(job) if event["event"] == "result"]
+    return found
 
 
 def run(

@@ -14,26 +14,19 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ftcluster_common.job import EVALUATE, Job
-from ftcluster_train import rank
 from ftcluster_train.data.token_store import Sample, Samples
 from ftcluster_train.distributed.world import World
 from ftcluster_train.errors import TrainError
-from ftcluster_train.inputs import write_inputs
 from ftcluster_train.prepare import prepare
 from ftcluster_train.training.adapters import CONFIG, WEIGHTS
-from tests.engine.jobs import make_job, make_task_of, run
+from tests.engine.jobs import make_job, make_task_of, result_of, run
 from tests.engine.models import CHAT, make_model, make_tokenizer
 from tests.engine.runs import WORDS, Row, make_whole_job, write_data
 
+pytestmark = pytest.mark.usefixtures("one_world")
 TASK = "instruction-tuning"
 PEFT = "FTCLUSTER_TEST_PEFT"  # a folder with that package
 PAD, BEGIN, ANSWER = 0, 2, 3  # see CHAT
-
-
-@pytest.fixture(autouse=True)
-def one_world(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "join_world", lambda: world)
-    monkeypatch.setattr(rank, "leave_world", lambda: None)
 
 
 def write_chat_model(folder: Path, kind: str = "llama", template: str | None = CHAT) -> str:
@@ -66,16 +59,6 @@ def job_of(folder: Path, rows: list[Row], **changes: Any) -> Job:
     return make_whole_job(folder / "runs/one", TASK, data, model, **changes)
 
 
-def result(job: Job) -> dict[str, Any]:
-    job.run_dir.mkdir(parents=True, exist_ok=True)
-    write_inputs(job.run_dir, prepare(job))
-    rank.run(job)
-    lines = (job.run_dir / "events.jsonl").read_text().splitlines()
-    [found] = [one for one in map(json.loads, lines) if one["event"] == "result"]
-    assert isinstance(found, dict)
-    return found
-
-
 @pytest.mark.parametrize(
     ("options", "precision", "rate", "share"),
     [
@@ -94,7 +77,7 @@ def test_a_trained_model_answers(
         batch_size=8, precision=precision, max_steps=60, learning_rate=rate,
         eval_on_start=True, eval_strategy="epoch",
     )  # fmt: skip
-    found = result(job)
+    found = result_of(job)
     lines = map(json.loads, (job.run_dir / "events.jsonl").read_text().splitlines())
     before = next(one["metrics"]["loss"] for one in lines if one["event"] == "evaluation")
     assert found["metrics"]["loss"] < share * before
@@ -102,7 +85,7 @@ def test_a_trained_model_answers(
     changed = replace(job.recipe, model=found["model"])
     again = replace(job, run_dir=tmp_path / "runs/two", recipe=changed, purpose=EVALUATE)
     allowed = 1e-4 if precision == "fp32" else 0.02
-    assert result(again)["metrics"] == pytest.approx(found["metrics"], rel=allowed)
+    assert result_of(again)["metrics"] == pytest.approx(found["metrics"], rel=allowed)
 
 
 def made(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
@@ -219,7 +202,7 @@ def test_models_that_are_refused(
 ) -> None:
     job = job_of(tmp_path, chats(30, 1), model=write(tmp_path / "model"), options=options)
     with pytest.raises(TrainError) as caught:
-        result(job)
+        result_of(job)
     assert said in caught.value.message
 
 
@@ -254,7 +237,7 @@ def test_adapters_are_those_of_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         save_strategy="steps", save_steps=3, eval_strategy="steps", eval_steps=3,
         load_best_model_at_end=True,
     )  # fmt: skip
-    found = result(job)
+    found = result_of(job)
     folder = Path(found["model"])
     assert {CONFIG, WEIGHTS, "tokenizer.json"} <= {path.name for path in folder.iterdir()}
     assert not (folder / "model.safetensors").exists()
@@ -276,4 +259,4 @@ def test_adapters_are_those_of_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     make_tokenizer().save_pretrained(tmp_path / "merged")
     changed = replace(job.recipe, model=str(tmp_path / "merged"), tokenizer=job.recipe.model)
     again = replace(job, run_dir=tmp_path / "runs/two", recipe=changed, purpose=EVALUATE)
-    assert result(again)["metrics"] == pytest.approx(found["metrics"], rel=1e-4)
+    assert result_of(again)["metrics"] == pytest.approx(found["metrics"], rel=1e-4)

@@ -15,19 +15,14 @@ from ftcluster_common.job import EVALUATE, PREDICT, Job
 from ftcluster_common.sentence_modules import SentenceModules, module_files, read_modules
 from ftcluster_train import rank
 from ftcluster_train.data.token_store import Samples
-from ftcluster_train.distributed.world import World
 from ftcluster_train.errors import TrainError
 from ftcluster_train.inputs import read_inputs, write_inputs
 from ftcluster_train.prepare import prepare
+from tests.engine.jobs import result_of, run_rank
 from tests.engine.runs import WORDS, Row, make_whole_job, write_data, write_model
 
+pytestmark = pytest.mark.usefixtures("one_world")
 TASK = "sentence-similarity"
-
-
-@pytest.fixture(autouse=True)
-def one_world(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "join_world", lambda: world)
-    monkeypatch.setattr(rank, "leave_world", lambda: None)
 
 
 def pairs(count: int, seed: int) -> list[Row]:
@@ -41,17 +36,6 @@ def pairs(count: int, seed: int) -> list[Row]:
     return rows
 
 
-def run(job: Job) -> list[dict[str, Any]]:
-    write_inputs(job.run_dir, prepare(job))
-    rank.run(job)
-    return [json.loads(line) for line in (job.run_dir / "events.jsonl").read_text().splitlines()]
-
-
-def result(job: Job) -> dict[str, Any]:
-    [found] = [event for event in run(job) if event["event"] == "result"]
-    return found
-
-
 def test_a_trained_model_finds_its_texts(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", {"train": pairs(400, 1), "validation": pairs(12, 2)})
     model = write_model(tmp_path / "model", "bert", TASK)
@@ -60,7 +44,7 @@ def test_a_trained_model_finds_its_texts(tmp_path: Path) -> None:
         eval_strategy="epoch", eval_on_start=True, learning_rate=5e-3, logging_steps=5,
         save_strategy="epoch", gradient_accumulation_steps=2,
     )  # fmt: skip
-    events = run(job)
+    events = run_rank(job)
     losses = [event["loss"] for event in events if event["event"] == "step"]
     assert losses[-1] < losses[0] / 2
     metrics = [event["metrics"] for event in events if event["event"] == "evaluation"]
@@ -75,14 +59,14 @@ def test_a_trained_model_finds_its_texts(tmp_path: Path) -> None:
     changed = replace(job.recipe, model=str(saved))
     again = replace(job, run_dir=tmp_path / "runs/two", recipe=changed, purpose=EVALUATE)
     again.run_dir.mkdir()
-    assert result(again)["metrics"] == pytest.approx(metrics[-1], abs=1e-6)
+    assert result_of(again)["metrics"] == pytest.approx(metrics[-1], abs=1e-6)
 
     again = replace(again, run_dir=tmp_path / "runs/three", purpose=PREDICT)
     again.run_dir.mkdir()
     rows = [{"query": "w7 w8"}, {"query": "w5"}, {"query": "w7 w8"}]
     there = write_data(tmp_path / "new", {"test": rows})
     again = replace(again, recipe=replace(changed, data=there))
-    [file] = Path(result(again)["predictions"]).iterdir()
+    [file] = Path(result_of(again)["predictions"]).iterdir()
     found = [json.loads(line) for line in file.read_text().splitlines()]
     assert [{"query": row["query"]} for row in found] == rows
     tokens = AutoTokenizer.from_pretrained(saved)(

@@ -11,24 +11,16 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ftcluster_common.job import EVALUATE, PREDICT, Job
-from ftcluster_train import rank
 from ftcluster_train.data.token_store import Samples
-from ftcluster_train.distributed.world import World
 from ftcluster_train.errors import TrainError
-from ftcluster_train.inputs import write_inputs
 from ftcluster_train.prepare import prepare
 from ftcluster_train.tasks.registry import make_task
-from tests.engine.jobs import write_samples
+from tests.engine.jobs import result_of, write_samples
 from tests.engine.models import make_tokenizer
 from tests.engine.runs import WORDS, Row, make_whole_job, write_data, write_model
 
+pytestmark = pytest.mark.usefixtures("one_world")
 TASK = "text-ranking"
-
-
-@pytest.fixture(autouse=True)
-def one_world(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "join_world", lambda: world)
-    monkeypatch.setattr(rank, "leave_world", lambda: None)
 
 
 def triplets(count: int, seed: int) -> list[Row]:
@@ -44,15 +36,6 @@ def triplets(count: int, seed: int) -> list[Row]:
     ]
 
 
-def result(job: Job) -> dict[str, Any]:
-    write_inputs(job.run_dir, prepare(job))
-    rank.run(job)
-    lines = (job.run_dir / "events.jsonl").read_text().splitlines()
-    [found] = [one for one in map(json.loads, lines) if one["event"] == "result"]
-    assert isinstance(found, dict)
-    return found
-
-
 def test_a_trained_model_orders_texts(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", {"train": triplets(100, 1), "validation": triplets(10, 2)})
     model = write_model(tmp_path / "model", "bert", TASK)
@@ -60,7 +43,7 @@ def test_a_trained_model_orders_texts(tmp_path: Path) -> None:
         tmp_path / "runs/one", TASK, data, model, batch_size=30, max_steps=30,
         eval_strategy="steps", eval_steps=30, learning_rate=5e-3,
     )  # fmt: skip
-    found = result(job)
+    found = result_of(job)
     metrics = found["metrics"]
     assert list(metrics) == ["ndcg_at_10", "mrr_at_10", "accuracy_at_1", "accuracy", "loss"]
     assert metrics["accuracy_at_1"] >= 0.9
@@ -70,7 +53,7 @@ def test_a_trained_model_orders_texts(tmp_path: Path) -> None:
     changed = replace(job.recipe, model=found["model"])
     again = replace(job, run_dir=tmp_path / "runs/two", recipe=changed, purpose=EVALUATE)
     again.run_dir.mkdir()
-    assert result(again)["metrics"] == pytest.approx(metrics, abs=1e-5)
+    assert result_of(again)["metrics"] == pytest.approx(metrics, abs=1e-5)
 
     texts = [f"{WORDS[3]} w40", f"{WORDS[70]} w40"]
     rows = [{"query": "w7 w8", "text": text} for text in texts]
@@ -78,7 +61,7 @@ def test_a_trained_model_orders_texts(tmp_path: Path) -> None:
     recipe = replace(changed, data=there)
     again = replace(again, run_dir=tmp_path / "runs/three", purpose=PREDICT, recipe=recipe)
     again.run_dir.mkdir()
-    [file] = Path(result(again)["predictions"]).iterdir()
+    [file] = Path(result_of(again)["predictions"]).iterdir()
     scores = [json.loads(line)["prediction"] for line in file.read_text().splitlines()]
     pairs = [[row["query"], row["text"]] for row in rows]
     tokens = AutoTokenizer.from_pretrained(found["model"])(pairs, return_tensors="pt")
