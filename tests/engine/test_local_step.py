@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -214,8 +215,13 @@ def _train(rank: int, size: int, folder: Path) -> Found:
 
 
 def _killed_at(step: int) -> Any:
+    """Once the snapshot that was begun before is on the disk."""
+
     def report(at: int, doing: str) -> None:
         if (at, doing) == (step, "forward"):
+            for thread in threading.enumerate():
+                if "_write" in thread.name:
+                    thread.join()
             raise Killed
 
     return report
