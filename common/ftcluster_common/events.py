@@ -31,6 +31,8 @@ EVENTS: dict[str, dict[str, Any]] = {
         "train_samples": int,
         "parameters": int,
     },
+    # of the first step, see `ftcluster_train.kernels.in_use`
+    "kernels": {"used": list},
     "step": {
         "step": int,
         "epoch": Number,

@@ -332,13 +332,15 @@ def test_what_is_left_to_torch(calls: list[dict[str, Any]]) -> None:
 
 
 def test_types_that_differ(calls: list[dict[str, Any]]) -> None:
-    """As rotary positions in fp32 make them; under autocast torch's function casts them."""
+    """As rotary positions in fp32 make them; under autocast all are cast, as torch's are."""
     for places in ((0,), (0, 1), (2,)):
         tensors = [x.bfloat16() if i in places else x for i, x in enumerate(made())]
         with torch.autocast("cpu", torch.bfloat16):
             found = Attention(with_dropout=True)(*tensors)
+            exact = torch_attention(*tensors)
         assert found.dtype == torch.bfloat16
-    assert len(calls) == 3
+        assert torch.allclose(found.float(), exact.float(), atol=0.02)
+    assert calls == []
 
 
 def test_a_mask_that_is_learned_gets_its_gradient() -> None:

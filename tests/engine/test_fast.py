@@ -26,6 +26,7 @@ from transformers import (
 from ftcluster_train import fast, launcher
 from ftcluster_train.fast import functions, notices
 from ftcluster_train.fast.padding import FIRST_TOKEN
+from tests.engine.architectures import make_kind
 from tests.engine.jobs import make_job, make_task_of
 from tests.engine.test_gradients import (
     EVERYTHING,
@@ -34,8 +35,7 @@ from tests.engine.test_gradients import (
     MEDIAN,
     TIMES,
     errors,
-    make,
-    make_inputs,
+    make_batches,
     plain,
 )
 from tests.programs import NODE_PATH
@@ -84,8 +84,8 @@ def test_gradients_are_as_exact_as_those_of_autocast(
     tmp_path: Path, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = KINDS[name]
-    model, task = make(name), make_task_of(make_job(tmp_path, kind.task))
-    batches = [make_inputs(kind, "right", seed) for seed in range(kind.draws)]
+    model, task = make_kind(name, kind), make_task_of(make_job(tmp_path, kind.task))
+    batches = make_batches(name, "right")
 
     def gradients(bf16: bool) -> list[Any]:
         return [plain(copy.deepcopy(model), task, batch, bf16) for batch in batches]

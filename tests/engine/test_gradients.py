@@ -10,14 +10,13 @@ import copy
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ftcluster_train.kernels import Optimizations
 from ftcluster_train.optim.flat_params import FlatWeights
@@ -25,100 +24,26 @@ from ftcluster_train.optim.gradient_buckets import GradientBuckets
 from ftcluster_train.training.models import call_model
 from ftcluster_train.training.patch_model import patch_model
 from ftcluster_train.training.progress import ProgressLog
+from tests.engine.architectures import VOCABULARY, Kind, Size, kinds, make_kind
 from tests.engine.jobs import CLASSES, make_job, make_task_of
-from tests.engine.models import MODEL_CLASSES
 
 TIMES, LEAST = 1.5, 0.01  # of the error of plain transformers in bf16, or this
 MEDIAN = 1.15  # over all parameters
 EVERYTHING = bool(os.environ.get("FTCLUSTER_TEST_GRADIENTS"))
 ROWS = 16 if EVERYTHING else 8
 LENGTH = 250  # 4,000 or 2,000 tokens
-VOCABULARY = 2003
 PLACES = ("start", "end")
 WIDTH = 768 if EVERYTHING else 512
-HEADS = WIDTH // 64
 LAYERS = 2 if EVERYTHING else 1
 DRAWS = 2 if EVERYTHING else 1  # batches
-MANY_DRAWS = 8 if EVERYTHING else 3  # where a single batch's error is chance
-WIDE = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-BERT = {**WIDE, **NO_DROPOUT, "intermediate_size": 2 * WIDTH}
-LLAMA = {
-    **WIDE,
-    "num_key_value_heads": HEADS // 4,
-    "intermediate_size": 2 * WIDTH,
-    "attention_dropout": 0.0,
-}
+# where a batch's error is chance: a few tokens' scores make the gradients of XLNet's segments, and
+# cancel there; T5 has a ReLU
+DRAWS_OF = {"xlnet": 8 if EVERYTHING else 3, "t5": 8 if EVERYTHING else 1}
+LENGTH_OF = {"mamba": 16}  # tokens
+KINDS = kinds(Size(WIDTH, WIDTH // 64, LAYERS, window=64))
 Gradients = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """An architecture: its configuration, and what it is trained for."""
-
-    settings: Mapping[str, Any]
-    task: str = "text-classification"
-    length: int = LENGTH
-    draws: int = DRAWS
-
-
-KINDS = {
-    "bert": Kind(BERT),
-    "distilbert": Kind(
-        {"dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "hidden_dim": 2 * WIDTH,
-         "dropout": 0.0,
-         "attention_dropout": 0.0, "qa_dropout": 0.0},
-        # its classifier has a ReLU over few rows: what is rounded there is a matter of chance
-        "question-answering",
-    ),
-    "roberta": Kind({**BERT, "type_vocab_size": 2, "max_position_embeddings": 514}),
-    "minilm": Kind({**BERT, "model_type": "bert", "hidden_size": 384}),
-    "electra": Kind({**BERT, "embedding_size": WIDTH // 2}),
-    "albert": Kind({**BERT, "embedding_size": 128, "classifier_dropout_prob": 0.0}),
-    "deberta-v2": Kind(
-        {**BERT, "relative_attention": True, "position_buckets": 32, "pos_att_type": ["p2c", "c2p"],
-         "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False},
-    ),
-    "modernbert": Kind(
-        {**WIDE, "intermediate_size": 2 * WIDTH, "attention_dropout": 0.0, "mlp_dropout": 0.0,
-         "embedding_dropout": 0.0, "local_attention": 64},
-    ),
-    "mpnet": Kind({**BERT, "max_position_embeddings": 514}),
-    "xlnet": Kind(
-        {"d_model": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "d_inner": 2 * WIDTH, "dropout": 0.0,
-         "summary_last_dropout": 0.0},
-        draws=MANY_DRAWS,  # a few tokens' scores make the gradients of segments, and cancel there
-    ),
-    "t5": Kind(
-        {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": LAYERS, "num_decoder_layers": 1,
-         "num_heads": 8, "dropout_rate": 0.0, "classifier_dropout": 0.0,
-         "decoder_start_token_id": 0},
-        draws=8 if EVERYTHING else 1,  # it has a ReLU, where rounding is a matter of chance
-    ),
-    "gpt2": Kind(
-        {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
-         "attn_pdrop": 0.0},
-        "causal-lm",
-    ),
-    "falcon": Kind(
-        {**WIDE, "multi_query": True, "hidden_dropout": 0.0, "attention_dropout": 0.0,
-         "new_decoder_architecture": False},
-        "causal-lm",
-    ),
-    "llama": Kind(LLAMA, "causal-lm"),
-    "qwen2": Kind(LLAMA, "causal-lm"),
-    "qwen3": Kind({**LLAMA, "head_dim": 64}, "causal-lm"),
-    "gemma2": Kind({**LLAMA, "head_dim": 64, "sliding_window": 64}, "causal-lm"),
-    "gemma3_text": Kind({**LLAMA, "head_dim": 64, "sliding_window": 64}, "causal-lm"),
-    "mistral": Kind({**LLAMA, "sliding_window": 64}, "causal-lm"),
-    "opt": Kind(
-        {"hidden_size": WIDTH, "word_embed_proj_dim": WIDTH, "num_hidden_layers": LAYERS,
-         "num_attention_heads": HEADS, "ffn_dim": 2 * WIDTH, "dropout": 0.0,
-         "attention_dropout": 0.0},
-        "causal-lm",
-    ),
-    "mamba": Kind({"hidden_size": 256, "num_hidden_layers": LAYERS}, "causal-lm", length=16),
-}  # fmt: skip
 CASES = [
     (name, threads, side)
     for name in KINDS
@@ -127,25 +52,11 @@ CASES = [
 ]
 
 
-def make(name: str) -> PreTrainedModel:
-    kind = KINDS[name]
-    settings = {"model_type": name, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
-                **kind.settings}  # fmt: skip
-    if kind.task == "text-classification":
-        settings["num_labels"] = CLASSES
-    config = AutoConfig.for_model(vocab_size=VOCABULARY, **settings)
-    torch.manual_seed(1)
-    model = MODEL_CLASSES[kind.task].from_config(config, dtype=torch.float32)
-    with torch.no_grad():  # as after some learning: norms that are not all alike
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(torch.randn_like(parameter), alpha=0.05)
-    return model.train()
-
-
-def make_inputs(kind: Kind, side: str, seed: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def make_inputs(
+    kind: Kind, side: str, seed: int, length: int = LENGTH
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Inputs of the model and targets of the loss; some tokens are far more frequent."""
-    draw, length = torch.Generator().manual_seed(seed), kind.length
+    draw = torch.Generator().manual_seed(seed)
     tokens = (4 + (VOCABULARY - 4) * torch.rand(ROWS, length, generator=draw) ** 3).long()
     if kind.task == "causal-lm":
         return {"input_ids": tokens, "use_cache": False}, {"tokens": tokens}
@@ -162,6 +73,13 @@ def make_inputs(kind: Kind, side: str, seed: int) -> tuple[dict[str, Any], dict[
         offset = (length - mask.sum(1)) * (side == "left")
         return inputs, {n: p + offset for n, p in places.items()} | {"tokens": mask > 0}
     return inputs, {"labels": torch.randint(CLASSES, (ROWS,), generator=draw)}
+
+
+def make_batches(name: str, side: str) -> list[Any]:
+    """As many as it takes that their error is no chance."""
+    length = LENGTH_OF.get(name, LENGTH)
+    seeds = range(DRAWS_OF.get(name, DRAWS))
+    return [make_inputs(KINDS[name], side, seed, length) for seed in seeds]
 
 
 def plain(model: PreTrainedModel, task: Any, batch: Any, bf16: bool) -> Gradients:
@@ -214,8 +132,8 @@ def test_gradients_are_as_exact_as_those_of_autocast(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        model, task = make(name), make_task_of(make_job(tmp_path, kind.task))
-        batches = [make_inputs(kind, side, seed) for seed in range(kind.draws)]
+        model, task = make_kind(name, kind), make_task_of(make_job(tmp_path, kind.task))
+        batches = make_batches(name, side)
         exact = [plain(copy.deepcopy(model), task, batch, bf16=False) for batch in batches]
         stock = errors(
             [plain(copy.deepcopy(model), task, batch, bf16=True) for batch in batches], exact

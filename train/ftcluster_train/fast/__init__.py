@@ -16,8 +16,10 @@ from typing import Any
 from ftcluster_train.fast import adamw, functions
 from ftcluster_train.fast.models import check_model, register_attention, replace_in_models
 from ftcluster_train.fast.padding import leave_out_padding
+from ftcluster_train.kernels.in_use import kernels_in_use
 from ftcluster_train.launcher.after_import import after_import
 
+__all__ = ["enable", "kernels_in_use"]
 MODELS = "transformers.modeling_utils"  # a script may set what transformers reads at its import
 
 

@@ -21,9 +21,9 @@ MANY_CLASSES = 4096
 torch_cross_entropy = functional.cross_entropy
 torch_compile = torch.compile
 
-_attention = Attention(with_dropout=True, exact_dropout=True)
+_attention = Attention(with_dropout=True, exact_dropout=True, say=say_once)
 # with dropout torch keeps the whole matrix as well, in fp32
-_attention_with_dropout = Attention(True, max_length=sys.maxsize, exact_dropout=True)
+_attention_with_dropout = Attention(True, max_length=sys.maxsize, exact_dropout=True, say=say_once)
 
 
 def replace_functions() -> bool:
@@ -77,16 +77,9 @@ def attention(
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if not _is_plain(*tensors):
         return torch_attention(query, key, value, **options)
-    if torch.is_autocast_enabled("cpu"):  # casts the arguments of torch's function
-        dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = (
-            x.to(dtype) if x.dtype == torch.float32 else x for x in (query, key, value)
-        )
     chosen = _attention_with_dropout if dropout_p else _attention
     if chosen.is_used(query, key, value, dropout_p):
         _look_at_dtype(query)
-        if why := chosen.why_not(query, key, value, attn_mask, is_causal):
-            say_once(f"attention with {why} is left to torch")
     return chosen(query, key, value, **options)
 
 

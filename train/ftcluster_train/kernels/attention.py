@@ -9,7 +9,7 @@ A row may have several documents, one after the other, of which no token attends
 see `document_mask`. They are computed one by one, so nothing is computed of what is masked.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -169,18 +169,34 @@ def document_mask(lengths: Sequence[int]) -> torch.Tensor:
     return torch.tensor(lengths, dtype=torch.int32).view(1, 1, 1, -1)
 
 
+def cast_as_torch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under autocast in its dtype, as torch's function casts its arguments.
+
+    Rotary positions and norms in fp32 make queries and keys so, but not values.
+    """
+    if not torch.is_autocast_enabled("cpu"):
+        return tensors
+    dtype = torch.get_autocast_dtype("cpu")
+    return tuple(x.to(dtype) if x.dtype == torch.float32 else x for x in tensors)
+
+
 class Attention:
     """Overrides `scaled_dot_product_attention`.
 
     Args:
         max_length: tokens; longer sequences go to torch's function.
         exact_dropout: whether the probability of dropout is the one asked for, see `make_mask`.
+        say: is told each time why a training's call goes to torch's function.
     """
 
     def __init__(
-        self, with_dropout: bool, max_length: int = ATTENTION_TOKENS, exact_dropout: bool = False
+        self,
+        with_dropout: bool,
+        max_length: int = ATTENTION_TOKENS,
+        exact_dropout: bool = False,
+        say: Callable[[str], None] | None = None,
     ) -> None:
-        self._with_dropout, self._max_length = with_dropout, max_length
+        self._with_dropout, self._max_length, self._say = with_dropout, max_length, say
         self._exact_dropout = exact_dropout
         # all layers of a model get the same mask: what was made from the last one is kept
         self._last: _Masked | None = None
@@ -198,10 +214,11 @@ class Attention:
     ) -> torch.Tensor:
         """As torch's; shapes (batch, heads, length, head size)."""
         p = dropout_p if self._with_dropout else 0.0
+        query, key, value = cast_as_torch(query, key, value)
         if attn_mask is not None and attn_mask.dtype == torch.int32:
             lengths = attn_mask.flatten().tolist()
             return self._of_documents(query, key, value, lengths, p, scale, enable_gqa)
-        if not self.is_used(query, key, value, p) or self.why_not(
+        if not self.is_used(query, key, value, p) or self._is_left(
             query, key, value, attn_mask, is_causal
         ):
             return torch_attention(
@@ -241,8 +258,7 @@ class Attention:
         enable_gqa: bool,
     ) -> torch.Tensor:
         """Causal attention inside each document, from shape (1, heads, sum(lengths), size)."""
-        # rotary positions in fp32 make queries and keys so
-        parts = (x.to(value.dtype).split(lengths, 2) for x in (query, key, value))
+        parts = (x.split(lengths, 2) for x in (query, key, value))
         outputs = [
             self(q, k, v, dropout_p=p, is_causal=True, scale=scale, enable_gqa=enable_gqa)
             for q, k, v in zip(*parts, strict=True)
@@ -255,6 +271,20 @@ class Attention:
         """In training: also in a checkpoint's first pass, which keeps nothing for the backward."""
         trained = query.requires_grad or key.requires_grad or value.requires_grad
         return p > 0 or (trained and torch.is_grad_enabled())
+
+    def _is_left(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        causal: bool,
+    ) -> bool:
+        """Whether a training's call goes to torch's function."""
+        why = self.why_not(query, key, value, mask, causal)
+        if why and self._say:
+            self._say(f"attention with {why} is left to torch")
+        return bool(why)
 
     def why_not(
         self,

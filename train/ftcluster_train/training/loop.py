@@ -30,6 +30,7 @@ from ftcluster_train.io.rank_status import report
 from ftcluster_train.io.sample_log import log_samples
 from ftcluster_train.kernels import Optimizations
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
+from ftcluster_train.kernels.in_use import kernels_in_use
 from ftcluster_train.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.training.best import BestEvaluation
@@ -224,6 +225,8 @@ def train(
         with kernels:
             for loss, last in task.losses(parts, forward, optimizer.traffic):
                 loss = loss / counted  # a mean over all ranks' samples
+                if step == first_step and last:
+                    log.write("kernels", used=kernels_in_use(loss, model))
                 optimizer.backward(loss, last)
                 losses[-1] += loss.item()
 

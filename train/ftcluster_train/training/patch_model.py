@@ -1,12 +1,12 @@
 """Chooses the kernels that a model is trained with."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels import Optimizations
 from ftcluster_train.kernels.activations import fuse_activations
 from ftcluster_train.kernels.attention import Attention, torch_attention
@@ -29,23 +29,29 @@ def patch_model(
         model: its activations are replaced in place.
         attention_dropout: False leaves out the attention dropout of the model's configuration.
     """
+
+    @cache
+    def notice(text: str) -> None:
+        log.write("notice", message=text)
+
     kind = f"this {model.config.model_type} model"
     overrides: dict[Any, Callable[..., Any]] = {}
     if optimizations.dropout:
         overrides[functional.dropout] = dropout
-    max_length = ATTENTION_TOKENS if optimizations.attention else 0
-    overrides[torch_attention] = Attention(attention_dropout, max_length)
+    attention = Attention(attention_dropout, say=notice)
+    if not optimizations.attention:
+        attention = Attention(attention_dropout, max_length=0)
+    overrides[torch_attention] = attention
     if model.config._attn_implementation != "sdpa":  # transformers has no public name for it
-        log.write("notice", message=f"{kind} computes attention itself, so ours is not used")
+        notice(f"{kind} does not call torch's attention, so ours is not used")
     if optimizations.activations:
         fuse_activations(model)
     head = None
     if optimizations.cross_entropy:
         head = task.use_fused_loss(model)
         if head is None and task.large_vocabulary:
-            log.write(
-                "notice",
-                message=f"the logits of {kind} are more than a matrix product, so the loss is "
-                "computed from them and takes more memory",
+            notice(
+                f"the logits of {kind} are more than a matrix product, so the loss is computed "
+                "from them and takes more memory"
             )
     return FunctionOverrides(overrides, head)
