@@ -171,11 +171,13 @@ def python_for(stack, facts, name, bundle=None):
     first, last = (version(text) for text in stack["python"])
     if bundle:
         first = last = version(bundle.target.python)
-    fitting = [p for p in there if max(first, NODE_PYTHON) <= version(p["version"]) <= last]
+    # Ubuntu 22.04's python3.11 is 3.11.0rc1, with which torch 2.13 does not start
+    released = [p for p in there if p["version"].replace(".", "").isdigit()]
+    fitting = [p for p in released if max(first, NODE_PYTHON) <= version(p["version"]) <= last]
     if fitting:
         newest = max(fitting, key=lambda p: version(p["version"]))
         return (there[0] if there[0] in fitting else newest)["path"], []
-    have = ", ".join(p["version"] for p in there)
+    have = ", ".join(p["version"] + ("" if p in released else " (not a release)") for p in there)
     if bundle:
         what = f"the bundle is for Python {bundle.target.python}, the host has {have}"
         hint = "install that one, or make a bundle for another: ftcluster bundle --python X.Y"
