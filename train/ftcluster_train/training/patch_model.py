@@ -12,6 +12,7 @@ from ftcluster_train.kernels.activations import fuse_activations
 from ftcluster_train.kernels.attention import Attention, torch_attention
 from ftcluster_train.kernels.dropout import dropout
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
+from ftcluster_train.kernels.rms_norm import fuse_rms_norms
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.training.progress import ProgressLog
 
@@ -46,6 +47,7 @@ def patch_model(
         notice(f"{kind} does not call torch's attention, so ours is not used")
     if optimizations.activations:
         fuse_activations(model)
+        fuse_rms_norms(model)
     head = None
     if optimizations.cross_entropy:
         head = task.use_fused_loss(model)
