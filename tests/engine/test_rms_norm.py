@@ -57,7 +57,7 @@ def test_modules_that_compute_the_same(architecture: str, count: int) -> None:
     """Gemma adds 1 to the weight."""
     config = AutoConfig.for_model(architecture, **TINY)
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config).eval()
     names = list(model.state_dict())
     tokens = torch.arange(8).view(1, 8)
     before = model(input_ids=tokens).logits
