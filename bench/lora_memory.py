@@ -79,7 +79,10 @@ def main() -> int:
         parameters, config.num_hidden_layers, config.hidden_size, config.num_attention_heads,
         config.vocab_size,
     )  # fmt: skip
-    expected = need(size, "bf16", 1, options.tokens, True, adapter_rank=options.rank)
+    expected = need(
+        size, "bf16", 1, options.tokens, True, adapter_rank=options.rank,
+        checkpointing=options.checkpointing,
+    )  # fmt: skip
     found = {
         "shape": options.shape, "tokens": options.tokens, "checkpointing": options.checkpointing,
         "parameters": parameters, "trained": trained, "losses": clock.losses,

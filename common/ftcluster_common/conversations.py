@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ftcluster_common.data_files import DataError, Row
-from ftcluster_common.recipe import InstructionTuning
+from ftcluster_common.recipe import InstructionTuning, PreferenceTuning
 
 MESSAGES = ("messages", "conversation", "conversations", "chat")
 PROMPTS = (
@@ -117,6 +117,82 @@ def read_conversation(
             f"{columns.messages or columns.completion} has no message of the role {ASSISTANT}"
         )
     return found
+
+
+class PreferenceColumns(NamedTuple):
+    """The columns of two answers, and that of their prompt, or "" where the answers have it."""
+
+    chosen: str
+    rejected: str
+    prompt: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that there are."""
+        return tuple(filter(None, self))
+
+
+def preference_columns(options: PreferenceTuning, columns: Sequence[str]) -> PreferenceColumns:
+    """The columns with prompts and answers.
+
+    Raises:
+        DataError: there are none such; has the columns and how they are named in a recipe.
+    """
+    names = {name.lower(): name for name in columns}
+    prompt = options.prompt_column
+    if prompt is None:
+        prompt = next((names[name] for name, _ in PROMPTS if name in names), "")
+    found = PreferenceColumns(options.chosen_column, options.rejected_column, prompt)
+    missing = [name for name in found.names if name not in columns]
+    if missing:
+        raise DataError(
+            f"no column {', '.join(missing)}; found {', '.join(columns) or 'none'}; name them: "
+            "prompt_column=NAME chosen_column=NAME rejected_column=NAME"
+        )
+    return found
+
+
+def read_preference(
+    row: Row, columns: PreferenceColumns, chat_template: bool = True
+) -> tuple[Conversation, Conversation]:
+    """The conversations of a row with the chosen and with the rejected answer.
+
+    Answers that are lists of messages may begin with their prompt: it is what they have in common.
+
+    Args:
+        chat_template: False: prompt and answers have to be texts.
+
+    Raises:
+        DataError: a column is missing, a message is not one or is empty, or an answer has no
+            message of the assistant; says which one.
+    """
+    missing = [name for name in columns.names if name not in row]
+    if missing:
+        raise DataError(f"no column {', '.join(missing)}; found {', '.join(map(str, row))}")
+    answers = columns[:2]
+    texts = isinstance(row[columns.chosen], str) or not chat_template
+    pair = [(_text if texts else _messages)(name, row[name], ASSISTANT) for name in answers]
+    prompt: Sequence[Message] = []
+    first = 0
+    if pair[0][0]["role"] != ASSISTANT:  # the answers begin with their prompt
+        while first < min(map(len, pair)) - 1 and pair[0][first] == pair[1][first]:
+            first += 1
+    elif columns.prompt:
+        cell = row[columns.prompt]
+        read = _text if isinstance(cell, str) or not chat_template else _messages
+        prompt = read(columns.prompt, cell, "user")
+        first = len(prompt)
+    if not first:
+        raise DataError(
+            f"{columns.chosen} and {columns.rejected} have no prompt, nor do they begin alike: "
+            "prompt_column=NAME"
+        )
+    found = [Conversation([*prompt, *one], first, row.get("tools") or None) for one in pair]
+    for name, conversation in zip(answers, found, strict=True):
+        if not conversation.learned:
+            raise DataError(f"{name} has no message of the role {ASSISTANT} of its own")
+    chosen, rejected = found
+    return chosen, rejected
 
 
 def _text(column: str, cell: Any, role: str) -> list[Message]:

@@ -180,22 +180,15 @@ class TextRanking:
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
 
-@dataclass(frozen=True)
-class InstructionTuning:
-    """Trains a decoder to answer: the loss is of the answers' tokens only.
-
-    A row has a conversation, or a prompt and its completion.
+@dataclass(frozen=True, kw_only=True)
+class DecoderTuning:
+    """What tasks have in common that train a decoder with conversations.
 
     Attributes:
-        messages_column: with a list of messages, each with a role and content; left out, one that
-            is known for them. Each message of the assistant is learned.
-        prompt_column: left out, one that is known for prompts; likewise completion_column. Both are
-            texts, or lists of messages.
-        chat_template: whether texts are written as the model's chat template says; if not, a
-            completion follows its prompt as it is, and the end-of-text token follows it.
+        prompt_column: left out, one that is known for prompts: texts, or lists of messages.
+        chat_template: whether texts are written as the model's chat template says; if not, an
+            answer follows its prompt as it is, and the end-of-text token follows it.
         max_length: tokens of a conversation; longer ones are cut at their end.
-        packing: whether samples are made of several conversations, up to max_length together. None
-            of them sees another one, in a sample or in a batch.
         validation_split_percentage: share of the rows that are kept for validation where the data
             have no validation set.
         lora_r: the rank of low-rank adapters, which are trained instead of the model's weights;
@@ -208,12 +201,9 @@ class InstructionTuning:
             instead of the adapters alone.
     """
 
-    messages_column: str | None = None
     prompt_column: str | None = None
-    completion_column: str | None = None
     chat_template: bool = True
     max_length: int = limited(1024, at_least=8)
-    packing: bool = False
     validation_split_percentage: float = limited(5.0, at_least=0.001, at_most=50)
     lora_r: int | None = limited(None, at_least=1)
     lora_alpha: float | None = limited(None, above=0)
@@ -227,6 +217,42 @@ class InstructionTuning:
         return 2 * (self.lora_r or 0) if self.lora_alpha is None else self.lora_alpha
 
 
+@dataclass(frozen=True, kw_only=True)
+class InstructionTuning(DecoderTuning):
+    """Trains a decoder to answer: the loss is of the answers' tokens only.
+
+    A row has a conversation, or a prompt and its completion.
+
+    Attributes:
+        messages_column: with a list of messages, each with a role and content; left out, one that
+            is known for them. Each message of the assistant is learned.
+        completion_column: as prompt_column; both are texts, or lists of messages.
+        packing: whether samples are made of several conversations, up to max_length together. None
+            of them sees another one, in a sample or in a batch.
+    """
+
+    messages_column: str | None = None
+    completion_column: str | None = None
+    packing: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceTuning(DecoderTuning):
+    """Trains a decoder to prefer one of two answers (DPO, Rafailov et al. 2023).
+
+    A row has a prompt and two answers, or two conversations that begin alike.
+
+    Attributes:
+        chosen_column: the answer that is preferred: a text, or a list of messages.
+        rejected_column: the other answer.
+        beta: how strongly the model is held at the one that the training begins with.
+    """
+
+    chosen_column: str = "chosen"
+    rejected_column: str = "rejected"
+    beta: float = limited(0.1, above=0)
+
+
 Options = (
     TextClassification
     | QuestionAnswering
@@ -234,6 +260,7 @@ Options = (
     | SentenceSimilarity
     | TextRanking
     | InstructionTuning
+    | PreferenceTuning
 )
 TASKS: dict[str, type[Options]] = {
     "text-classification": TextClassification,
@@ -242,6 +269,7 @@ TASKS: dict[str, type[Options]] = {
     "sentence-similarity": SentenceSimilarity,
     "text-ranking": TextRanking,
     "instruction-tuning": InstructionTuning,
+    "preference-tuning": PreferenceTuning,
 }
 
 
@@ -314,6 +342,7 @@ TaskName = Literal[
     "sentence-similarity",
     "text-ranking",
     "instruction-tuning",
+    "preference-tuning",
 ]
 DEFAULT_TASK: TaskName = "text-classification"
 GENERATED = "generated:"  # begins the data of a recipe: train=N,validation=N,seed=N follow
@@ -363,7 +392,7 @@ class Recipe:
     def lora_r(self) -> int | None:
         """The rank of low-rank adapters, if those are trained."""
         options = self.options
-        return options.lora_r if isinstance(options, InstructionTuning) else None
+        return options.lora_r if isinstance(options, DecoderTuning) else None
 
     @property
     def texts_of_a_sample(self) -> int:
@@ -371,4 +400,4 @@ class Recipe:
         options = self.options
         if isinstance(options, SentenceSimilarity):
             return 2 + len(options.negative_columns)
-        return 1
+        return 2 if isinstance(options, PreferenceTuning) else 1

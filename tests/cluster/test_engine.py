@@ -27,6 +27,8 @@ LOCKS = ROOT / "roles/torch_stack/files"
 
 PEFT = "peft==0.21.2 --hash=sha256:106ab6077ff72c54d21577f9af5970e34bac7582cb14209f7b2b511e322a4eae"
 
+TRL = "trl==1.16.0 --hash=sha256:c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"
+
 
 def trackers() -> list[str]:
     """What stack native-trackers has beside native's packages."""
@@ -53,7 +55,7 @@ def installed(folder: Path, packages: Sequence[str]) -> str:
 def test_the_engine_that_was_installed(machine: Machine, tmp_path: Path) -> None:
     changes = {
         "FTCLUSTER_TEST_TRACKERS": installed(tmp_path / "trackers", trackers()),
-        "FTCLUSTER_TEST_PEFT": installed(tmp_path / "peft", [PEFT]),
+        "FTCLUSTER_TEST_PEFT": installed(tmp_path / "peft", [PEFT, TRL]),
         "PATH": f"{machine.python.parent}:/usr/bin:/bin",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'runner'}",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -14,6 +14,7 @@ from ftcluster_common.recipe import (
     CausalLm,
     InstructionTuning,
     Options,
+    PreferenceTuning,
     QuestionAnswering,
     Recipe,
     SentenceSimilarity,
@@ -45,6 +46,7 @@ OPTIONS: dict[str, Options] = {
     "sentence-similarity": SentenceSimilarity(max_length=24),
     "text-ranking": TextRanking(max_length=32),
     "instruction-tuning": InstructionTuning(max_length=40),
+    "preference-tuning": PreferenceTuning(max_length=40),
 }
 NO_PLACES: Sample = {"null": [0], "first": [1], "question": [0], "begins": [], "ends": []}
 

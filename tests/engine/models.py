@@ -92,6 +92,7 @@ MODEL_CLASSES = {
     "sentence-similarity": AutoModel,
     "text-ranking": AutoModelForSequenceClassification,
     "instruction-tuning": AutoModelForCausalLM,
+    "preference-tuning": AutoModelForCausalLM,
 }
 
 

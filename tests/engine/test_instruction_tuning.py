@@ -25,7 +25,7 @@ from tests.engine.runs import WORDS, Row, make_whole_job, write_data
 
 pytestmark = pytest.mark.usefixtures("one_world")
 TASK = "instruction-tuning"
-PEFT = "FTCLUSTER_TEST_PEFT"  # a folder with that package
+PEFT = "FTCLUSTER_TEST_PEFT"  # a folder with that package, and with TRL
 PAD, BEGIN, ANSWER = 0, 2, 3  # see CHAT
 
 

@@ -20,8 +20,8 @@ TINY = {
 }  # fmt: skip
 
 
-@given(st.integers(1, 40), st.integers(1, 40), dtypes, dtypes, st.booleans(), st.sampled_from([1, 64]),
-       st.data())  # fmt: skip
+@given(st.integers(1, 40), st.integers(1, 40), dtypes, dtypes, st.booleans(),
+       st.sampled_from([1, 64]), st.data())  # fmt: skip
 def test_output_and_gradients(
     rows: int, width: int, dtype: torch.dtype, weight_dtype: torch.dtype, learned: bool,
     elements: int, data: Any,

@@ -18,7 +18,7 @@ from ftcluster_common.cpu_list import format_cpus
 from ftcluster_common.data_files import TRAIN
 from ftcluster_common.job import Job, read_job
 from ftcluster_common.launch import own_rank
-from ftcluster_common.recipe import InstructionTuning
+from ftcluster_common.recipe import DecoderTuning
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.distributed.world import (
     abandon_world,
@@ -85,7 +85,7 @@ def run(job: Job) -> None:
         leave_world()
         return
     options = job.recipe.options
-    if isinstance(options, InstructionTuning) and options.lora_r is not None:
+    if isinstance(options, DecoderTuning) and options.lora_r is not None:
         set_seed(job.recipe.training.seed)
         add_adapters(model, options)
     train_set = samples.pop(TRAIN)
@@ -93,7 +93,7 @@ def run(job: Job) -> None:
     write_products(events, job, model, length, world.size)
     trackers = None
     if events:
-        merged = isinstance(options, InstructionTuning) and options.merge_adapters
+        merged = isinstance(options, DecoderTuning) and options.merge_adapters
         saved = model.parameters() if merged else saved_parameters(model)
         check_space(job.run_dir, sum(p.nbytes for p in saved))
         trackers = make_trackers(

@@ -16,6 +16,7 @@ from ftcluster.cli.arguments import (
 from ftcluster.cli.recipe_words import DEFAULT_RECIPE, split_words
 from ftcluster.cli.run_options import cluster_of, reach_of
 from ftcluster.cli.train import add_running, prepare_run, say_notes, show_plan
+from ftcluster.errors import UsageError
 from ftcluster.launch.hub_token import find_token
 from ftcluster.launch.training_run import TrainingRun, train
 from ftcluster.progress.format import duration, metrics
@@ -23,6 +24,7 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
 from ftcluster.text.plural import counted
 from ftcluster_common.job import EVALUATE, Purpose
+from ftcluster_common.recipe import PreferenceTuning
 
 
 def add_parser(commands: Any) -> None:
@@ -67,6 +69,12 @@ def run(options: argparse.Namespace) -> int:
     split_words(options.words)  # before anything that takes time
     with ask_passwords(vars(options)) as passwords:
         prepared, reach = prepare(options, EVALUATE, passwords)
+        if isinstance(prepared.recipe.options, PreferenceTuning):
+            raise UsageError(
+                "what a model prefers is measured against the one that its training began with",
+                "the training's own evaluations have it; the loss on answers: ftcluster evaluate "
+                f"sft --model {options.model}",
+            )
         if options.dry_run:
             show_plan(prepared, options)
             return 0

@@ -21,7 +21,7 @@ from ftcluster.launch.training_run import train
 from ftcluster.paths import write_atomically
 from ftcluster.progress.view import make_view
 from ftcluster_common.job import PREDICT
-from ftcluster_common.recipe import CausalLm, InstructionTuning
+from ftcluster_common.recipe import CausalLm, DecoderTuning
 
 FORMATS = {".jsonl": "", ".csv": ",", ".tsv": "\t"}  # the mark between columns
 READABLE = 0o644
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--output {options.output}: there is no folder {output.parent}")
     with ask_passwords(vars(options)) as passwords:
         prepared, reach = prepare(options, PREDICT, passwords)
-        if isinstance(prepared.recipe.options, CausalLm | InstructionTuning):
+        if isinstance(prepared.recipe.options, CausalLm | DecoderTuning):
             raise UsageError(
                 "a language model predicts nothing of a row",
                 "its loss: ftcluster evaluate; its texts: transformers' "

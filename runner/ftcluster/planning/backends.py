@@ -12,7 +12,7 @@ from ftcluster.errors import PlanError
 from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.stacks.catalog import Stack, install_hint
 from ftcluster_common.launch import CCL, GLOO, IMPI
-from ftcluster_common.recipe import InstructionTuning, Recipe
+from ftcluster_common.recipe import DecoderTuning, Recipe
 
 IPEX_FLAG = "avx512f"  # IPEX's kernels for training need it
 WORKERS = 1  # of oneCCL, for each rank
@@ -63,7 +63,7 @@ def choose_ipex(
     local = "with IPEX there are no local steps" if recipe.training.sync == "local" else ""
     resumes = f"with IPEX it cannot continue from {checkpoint}" if checkpoint else ""
     tuned = "conversations of a row are kept apart by kernels that do not go with IPEX"
-    against = resumes or local or (tuned if isinstance(recipe.options, InstructionTuning) else "")
+    against = resumes or local or (tuned if isinstance(recipe.options, DecoderTuning) else "")
     if asked is True:
         if not stack.has_ipex:
             having = [other for other in stacks.values() if other.has_ipex]

@@ -18,7 +18,7 @@ from ftcluster.planning.memory import (
     sharded_bytes,
 )
 from ftcluster.text.plural import counted
-from ftcluster_common.recipe import CausalLm, InstructionTuning, Recipe
+from ftcluster_common.recipe import CausalLm, DecoderTuning, Recipe
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Batch:
         sharded: whether the optimizer is sharded over the ranks.
         local: whether hosts take local steps.
         adapter_rank: of low-rank adapters, if only those are trained.
+        checkpointing: whether activations are computed again in the backward pass.
     """
 
     samples: int | None = None
@@ -51,6 +52,7 @@ class Batch:
     sharded: bool = False
     local: bool = False
     adapter_rank: int | None = None
+    checkpointing: bool = False
 
     @classmethod
     def of(cls, recipe: Recipe, precision: str, model: ModelSize | None, ipex: bool) -> "Batch":
@@ -61,12 +63,13 @@ class Batch:
             parts=recipe.training.gradient_accumulation_steps,
             tokens=recipe.max_length,
             texts=recipe.texts_of_a_sample,
-            predicts_tokens=isinstance(recipe.options, CausalLm | InstructionTuning),
+            predicts_tokens=isinstance(recipe.options, CausalLm | DecoderTuning),
             precision=precision,
             model=model,
             ipex=ipex,
             local=recipe.training.sync == "local",
             adapter_rank=recipe.lora_r,
+            checkpointing=recipe.training.gradient_checkpointing,
         )
 
     def total(self, world: int) -> int | None:
@@ -98,7 +101,7 @@ class Batch:
         return need(
             self.model, self.precision, texts, self.tokens, self.predicts_tokens, self.ipex,
             world if self.sharded else None, self.local and world > 1,
-            self.adapter_rank,
+            self.adapter_rank, self.checkpointing,
         )  # fmt: skip
 
     def fits(self, host: HostFacts, ranks: int, world: int) -> bool:
@@ -144,6 +147,8 @@ class Batch:
         if self.at_once(world) > 1:
             parts = 2 * self.parts
             advice.append(f"smaller micro-batches (training.gradient_accumulation_steps={parts})")
+        if not self.checkpointing:
+            advice.append("no kept activations (training.gradient_checkpointing=true)")
         whole = self.ipex or self.adapter_rank is not None
         shared = self.sharded or (world == 1 and not whole)  # or would be on more hosts
         better = ["more hosts"] * shared + ["hosts with more memory"]

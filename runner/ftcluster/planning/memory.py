@@ -92,6 +92,7 @@ def need(
     shards: int | None = None,
     local: bool = False,
     adapter_rank: int | None = None,
+    checkpointing: bool = False,
 ) -> Need:
     """The memory for a forward and a backward pass.
 
@@ -102,11 +103,15 @@ def need(
         tokens: the most that a sample has; others are padded to it.
         predicts_tokens: whether the loss is over the vocabulary at every token.
         adapter_rank: of low-rank adapters, which are trained instead of all weights.
+        checkpointing: whether of all layers but one only the input is kept.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
     attended = tokens if ipex else min(tokens, ATTENTION_TOKENS)
     a_layer = size.features * costs.activations + size.heads * attended * costs.attention
-    activations = samples * tokens * size.layers * a_layer
+    kept = size.layers * a_layer
+    if checkpointing:
+        kept = min(kept, size.layers * size.features * FP32 + a_layer)
+    activations = samples * tokens * kept
     if predicts_tokens:
         logits = samples * tokens * size.vocabulary
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))

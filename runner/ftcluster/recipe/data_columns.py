@@ -12,13 +12,14 @@ from ftcluster_common.columns import (
     search_columns,
     text_column,
 )
-from ftcluster_common.conversations import conversation_columns
+from ftcluster_common.conversations import conversation_columns, preference_columns
 from ftcluster_common.data_files import PARQUET, DataError, Table, files_of, texts_of
 from ftcluster_common.job import PREDICT, Purpose
 from ftcluster_common.recipe import (
     CausalLm,
     InstructionTuning,
     Options,
+    PreferenceTuning,
     QuestionAnswering,
     Recipe,
     SentenceSimilarity,
@@ -87,6 +88,10 @@ def _by_use(options: Options, found: Sequence[str], answered: bool) -> Columns:
             uses["label"] = (label,) if label else ()
         case InstructionTuning():
             named = conversation_columns(options, found)._asdict()
+            uses = {use: (name,) for use, name in named.items() if name}
+            uses["tools"] = tuple(name for name in found if name == "tools")
+        case PreferenceTuning():
+            named = preference_columns(options, found)._asdict()
             uses = {use: (name,) for use, name in named.items() if name}
             uses["tools"] = tuple(name for name in found if name == "tools")
     known = {name for names in uses.values() for name in names}

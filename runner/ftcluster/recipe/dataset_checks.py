@@ -22,8 +22,11 @@ from ftcluster_common.columns import (
 )
 from ftcluster_common.conversations import (
     ConversationColumns,
+    PreferenceColumns,
     conversation_columns,
+    preference_columns,
     read_conversation,
+    read_preference,
 )
 from ftcluster_common.data_files import (
     PARQUET,
@@ -43,6 +46,7 @@ from ftcluster_common.recipe import (
     CausalLm,
     InstructionTuning,
     Options,
+    PreferenceTuning,
     QuestionAnswering,
     Recipe,
     SentenceSimilarity,
@@ -91,6 +95,9 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         case InstructionTuning():
             make_check = partial(_conversations, options)
             form = _conversation_form(options)
+        case PreferenceTuning():
+            make_check = partial(_preferences, options)
+            form = _preference_form(options)
     texts = texts_of(path) if isinstance(options, CausalLm) else {}
     try:
         files = texts or files_of(path)
@@ -299,6 +306,32 @@ def _conversation_form(options: InstructionTuning) -> str:
     return (
         f"each row has {options.messages_column or 'messages'} (a list of objects with role and "
         f"content, at least one of the role assistant), or {prompt} and {completion}"
+    )
+
+
+def _preferences(options: PreferenceTuning, columns: Sequence[str]) -> CheckRow:
+    found = preference_columns(options, columns)
+    return partial(_preference_problem, found, options.chat_template)
+
+
+def _preference_problem(columns: PreferenceColumns, template: bool, row: Row) -> str:
+    try:
+        read_preference(row, columns, template)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def _preference_form(options: PreferenceTuning) -> str:
+    prompt, answers = (
+        options.prompt_column or "prompt",
+        f"{options.chosen_column} and {options.rejected_column}",
+    )
+    if not options.chat_template:
+        return f"each row has {prompt}, {answers} (texts)"
+    return (
+        f"each row has {prompt}, {answers} (texts or lists of messages), or only {answers} (lists "
+        "of messages that begin alike)"
     )
 
 

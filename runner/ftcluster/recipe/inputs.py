@@ -17,7 +17,7 @@ from ftcluster_common.recipe import (
     BY_TYPE,
     GENERATED,
     CausalLm,
-    InstructionTuning,
+    DecoderTuning,
     Recipe,
     SentenceSimilarity,
 )
@@ -182,14 +182,14 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
     )
     kind = config.get("model_type")
     decodes = {**config, **recipe.config_overrides}.get("is_decoder")
-    decoder = isinstance(recipe.options, CausalLm | InstructionTuning)
+    decoder = isinstance(recipe.options, CausalLm | DecoderTuning)
     if decoder and kind in ENCODERS and not decodes:
         raise InputError(
             f"model {folder} is a {kind} model, which reads a text in both directions, so it sees "
             "the tokens that it should predict",
             "use a decoder, such as gpt2; for an encoder: config_overrides.is_decoder=true",
         )
-    if not recipe.tokenizer and isinstance(recipe.options, InstructionTuning):
+    if not recipe.tokenizer and isinstance(recipe.options, DecoderTuning):
         check_tokenizer_folder(folder, recipe)
     options = recipe.options
     if isinstance(options, SentenceSimilarity) and "auto" in (options.pooling, options.normalize):
@@ -208,7 +208,7 @@ def check_tokenizer_folder(folder: Path, recipe: Recipe) -> None:
     if not _has_one_of(folder, TOKENIZERS):
         raise InputError(f"{folder} has no tokenizer (one of {', '.join(TOKENIZERS)})")
     options = recipe.options
-    if isinstance(options, InstructionTuning) and options.chat_template and not _has_chat(folder):
+    if isinstance(options, DecoderTuning) and options.chat_template and not _has_chat(folder):
         raise InputError(
             f"{folder} has no chat template (in {', '.join(CHAT_TEMPLATES)})",
             "use a model or a tokenizer that has one (--model DIR, tokenizer=DIR); prompts and "

@@ -10,6 +10,7 @@ RECIPES: Mapping[str, str] = {
         "squad": "question-answering qa",
         "clm": "causal-lm text-generation language-modeling",
         "sft": "instruction-tuning instruct chat",
+        "dpo": "preference-tuning preference rlhf",
         "embed": "sentence-similarity sentence-transformers embeddings",
         "rerank": "text-ranking cross-encoder reranker",
     }.items()

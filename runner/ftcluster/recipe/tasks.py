@@ -6,9 +6,11 @@ from typing import Any
 
 from ftcluster_common.recipe import (
     CausalLm,
+    DecoderTuning,
     InstructionTuning,
     Metric,
     Options,
+    PreferenceTuning,
     QuestionAnswering,
     SentenceSimilarity,
     TextClassification,
@@ -25,6 +27,8 @@ def metric_names(options: Options) -> tuple[str, ...]:
     """What an evaluation may measure; F1 only where there are two classes."""
     if isinstance(options, CausalLm | InstructionTuning):
         return ("loss", "perplexity")
+    if isinstance(options, PreferenceTuning):
+        return ("loss", "accuracy", "margin")
     if isinstance(options, QuestionAnswering):
         names: tuple[str, ...] = ("exact_match", "f1")
         if options.version_2_with_negative:
@@ -62,7 +66,8 @@ def contradictions(options: Options) -> Iterator[Contradiction]:
             )
         if options.messages_column and not options.chat_template:
             yield "messages_column", "messages need a chat template: chat_template: true"
-        plain = InstructionTuning()
+    if isinstance(options, DecoderTuning):
+        plain = DecoderTuning()
         for name in ("lora_alpha", "lora_dropout", "lora_target_modules", "merge_adapters"):
             if options.lora_r is None and getattr(options, name) != getattr(plain, name):
                 yield name, f"{name} is for adapters, whose rank is lora_r: 16"

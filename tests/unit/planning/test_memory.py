@@ -82,6 +82,21 @@ def test_of_adapters_only_these_are_trained() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("tokens", "checkpointing", "measured_mb"),
+    [(256, False, 3760), (512, False, 4744), (256, True, 3445), (512, True, 3596)],
+)
+def test_the_estimate_for_adapters_is_near_what_was_measured(
+    tokens: int, checkpointing: bool, measured_mb: int
+) -> None:
+    """The peak of two steps with rank 16 of Llama 3 with a billion weights (bench.lora_memory)."""
+    size = ModelSize(1_235_814_400, 16, 2048, 32, 128_256)
+    found = need(
+        size, "bf16", 1, tokens, predicts_tokens=True, adapter_rank=16, checkpointing=checkpointing
+    )
+    assert found.total / 1e6 == pytest.approx(measured_mb, rel=0.1)
+
+
 def test_long_samples_and_large_vocabularies_take_memory_in_proportion() -> None:
     size = ModelSize(10**8, 8, 512, 8, 150_000)
 

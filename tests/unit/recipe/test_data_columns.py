@@ -38,6 +38,13 @@ QUESTION = {"question": "When?", "context": "1973", "answers": {"text": [], "ans
             {"prompt": ("prompt",), "completion": ("completion",), UNREAD: ("id",)},
         ),
         (
+            "dpo", {"prompt": "a", "chosen": "b", "rejected": "c", "score": 1},
+            {"chosen": ("chosen",), "rejected": ("rejected",), "prompt": ("prompt",),
+             UNREAD: ("score",)},
+            {"chosen": ("chosen",), "rejected": ("rejected",), "prompt": ("prompt",),
+             UNREAD: ("score",)},
+        ),
+        (
             "rerank", {"query": "a", "text": "b", "label": 1},
             {"query": ("query",), "text": ("text",), "label": ("label",)},
             {"query": ("query",), "text": ("text",), UNREAD: ("label",)},

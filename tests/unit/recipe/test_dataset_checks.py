@@ -22,6 +22,8 @@ EMBED = load_recipe("embed")
 RERANK = load_recipe("rerank")
 SFT = load_recipe("sft")
 PLAIN = load_recipe("sft", ["chat_template=false"])
+DPO = load_recipe("dpo")
+PLAIN_DPO = load_recipe("dpo", ["chat_template=false"])
 FOUND = replace(MRPC, options=TextClassification())
 ASKS = {"role": "user", "content": "a"}
 ANSWERS = {"role": "assistant", "content": "b"}
@@ -66,6 +68,11 @@ def problems_of(folder: Path, recipe: Recipe = MRPC) -> str:
         (SFT, [{"messages": [ASKS, CALLS, {"role": "tool", "content": ""}], "tools": [{}]}]),
         (SFT, [{"prompt": [ASKS], "completion": [ANSWERS]}, {"prompt": "a", "completion": "b"}]),
         (PLAIN, [{"Question": "a", "Answer": "b"}]),
+        (DPO, [{"prompt": "a", "chosen": "b", "rejected": "c"}]),
+        (DPO, [{"Question": [ASKS], "chosen": [ANSWERS], "rejected": [ANSWERS]}]),
+        (DPO, [{"prompt": "a", "chosen": [ASKS, ANSWERS], "rejected": [ASKS, ANSWERS]}]),
+        (DPO, [{"prompt": "a", "chosen": [ANSWERS], "rejected": [ANSWERS, ASKS, ANSWERS]}]),
+        (PLAIN_DPO, [{"prompt": "a", "chosen": "b", "rejected": "c"}]),
     ],
 )
 def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
@@ -107,9 +114,20 @@ def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
         (PLAIN, {"prompt": "a", "completion": "b"}, [{"completion": [ANSWERS]}]),
         (PLAIN, {"messages": [ASKS, ANSWERS]}, [{}]),
         (SFT, {"instruction": "a", "input": "b", "output2": "c"}, []),
+        (DPO, {"prompt": "a", "chosen": "b", "rejected": "c"}, [
+            {"prompt": " "}, {"chosen": ""}, {"rejected": 1}, {"rejected": [ANSWERS]},
+            {"chosen": [ANSWERS], "rejected": [ASKS]}, {"prompt": [ASKS, 1], "chosen": [ANSWERS]},
+        ]),
+        (DPO, {"chosen": [ASKS, ANSWERS], "rejected": [ASKS, ANSWERS]}, [
+            {"chosen": [{**ASKS, "content": "other"}, ANSWERS]}, {"rejected": [ASKS]},
+            {"rejected": [ANSWERS]}, {"chosen": [ANSWERS], "rejected": [ANSWERS]},
+        ]),
+        (DPO, {"question": "a", "answer": "b"}, []),
+        (PLAIN_DPO, {"prompt": "a", "chosen": "b", "rejected": "c"}, [{"prompt": [ASKS]}]),
     ],
     ids=["classes", "texts", "numbers", "answers", "text", "search", "ranking", "no labels",
-         "messages", "completions", "no template", "messages without template", "no conversations"],
+         "messages", "completions", "no template", "messages without template", "no conversations",
+         "preferences", "preferred conversations", "no preferences", "preferences as texts"],
 )  # fmt: skip
 def test_rows(
     tmp_path: Path, recipe: Recipe, good: Any, changes: list[Any], said: Callable[[object], None]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import PreTrainedModel
 
@@ -65,18 +66,71 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         return grad_hidden, grad_weight, None
 
 
+class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
+    """As `_LinearCrossEntropy`, where each token's gradient is known in the backward pass only.
+
+    A token's gradient of its hidden state is multiplied there. That of the weight is a sum over
+    tokens, so where it is needed, the logits are computed again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        of_hidden, of_weight, _ = ctx.needs_input_grad
+        padded = _with_aligned_rows(weight)
+        frozen = of_hidden and not of_weight
+        grad_hidden = torch.empty_like(hidden) if frozen else None
+        losses = torch.empty(len(tokens))
+        for part in _chunks(tokens, weight):
+            logits = hidden[part] @ padded.T
+            losses[part] = _replace_by_gradients(logits, tokens[part], len(weight))
+            if grad_hidden is not None:
+                torch.mm(logits, padded, out=grad_hidden[part])
+        ctx.save_for_backward(grad_hidden if frozen else hidden, weight, tokens)
+        ctx.frozen = frozen
+        return losses
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        hidden, weight, tokens = ctx.saved_tensors
+        if ctx.frozen:
+            return (hidden * grad_output.unsqueeze(1)).to(hidden.dtype), None, None
+        padded = _with_aligned_rows(weight)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros(padded.shape)  # a sum of several in bf16 would be rounded again
+        for part in _chunks(tokens, weight):
+            logits = hidden[part] @ padded.T
+            _replace_by_gradients(logits, tokens[part], len(weight), grad_output[part])
+            torch.mm(logits, padded, out=grad_hidden[part])
+            grad_weight += logits.T @ hidden[part]
+        return grad_hidden, grad_weight[: len(weight)].to(weight.dtype), None
+
+
+def _chunks(tokens: torch.Tensor, weight: torch.Tensor) -> list[slice]:
+    size = chunk_size(len(weight))
+    return [slice(begin, begin + size) for begin in range(0, len(tokens), size)]
+
+
 def chunk_size(vocab_size: int) -> int:
     """The most tokens whose logits are there at the same time."""
     return max(LOGITS // vocab_size, ROWS)
 
 
 def _replace_by_gradients(
-    logits: torch.Tensor, tokens: torch.Tensor, vocab_size: int
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    vocab_size: int,
+    factors: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The losses of the logits, which are replaced by the losses' gradients.
 
     Args:
         logits: shape (tokens, vocab_size or more columns).
+        factors: of the gradients of each token, shape (tokens,).
     """
     losses = torch.empty(len(tokens))
     for begin in range(0, len(tokens), ROWS):
@@ -89,7 +143,7 @@ def _replace_by_gradients(
         losses[rows] += total.squeeze(1).log()
         # the gradient: softmax - one_hot(targets)
         part.div_(total).scatter_add_(1, targets, torch.full(targets.shape, -1.0))
-        logits[rows] = part
+        logits[rows] = part if factors is None else part.mul_(factors[rows].unsqueeze(1))
     return losses
 
 
@@ -119,6 +173,13 @@ def linear_cross_entropy(
         # some models keep their residuals in fp32 whatever the dtype of their weights
         loss: torch.Tensor = _LinearCrossEntropy.apply(hidden.to(weight.dtype), weight, tokens)
     return loss
+
+
+def token_losses(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """As `linear_cross_entropy`, but of each token: shape (tokens,)."""
+    with torch.autocast("cpu", enabled=False):
+        losses: torch.Tensor = _TokenLosses.apply(hidden.to(weight.dtype), weight, tokens)
+    return losses
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

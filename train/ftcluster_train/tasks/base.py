@@ -38,6 +38,9 @@ class Batch(NamedTuple):
 # a forward pass of some samples: the model's outputs, and the batch's targets
 Forward = Callable[[Sequence[Sample]], tuple[Any, dict[str, torch.Tensor]]]
 
+# what `predictions` gives for each sample of a set; every rank calls it, and gets all of them
+Predict = Callable[[Samples], list[Any]]
+
 
 class Task(ABC):
     """One task.
@@ -110,6 +113,15 @@ class Task(ABC):
             The weight of the layer that has to return its input in training, or None.
         """
         return None
+
+    def see_start(  # noqa: B027 - optional
+        self, sets: Sequence[Samples], predict: Predict
+    ) -> None:
+        """Keep what `loss` needs of the model as it is before the first step.
+
+        Args:
+            sets: all that it is trained or evaluated on.
+        """
 
     def weights(self, samples: Samples) -> list[int] | None:  # noqa: ARG002
         """How much each sample counts in a step's loss, which is a mean; None: all the same."""

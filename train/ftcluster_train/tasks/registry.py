@@ -5,6 +5,7 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.tasks.causal_lm import CausalLmTask
 from ftcluster_train.tasks.instruction_tuning import InstructionTuningTask
+from ftcluster_train.tasks.preference_tuning import PreferenceTuningTask
 from ftcluster_train.tasks.question_answering import QuestionAnsweringTask
 from ftcluster_train.tasks.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.tasks.text_classification import TextClassificationTask
@@ -17,6 +18,7 @@ _TASKS: dict[str, type[Task]] = {
     "sentence-similarity": SentenceSimilarityTask,
     "text-ranking": TextRankingTask,
     "instruction-tuning": InstructionTuningTask,
+    "preference-tuning": PreferenceTuningTask,
 }
 
 

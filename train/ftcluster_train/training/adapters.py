@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from ftcluster_common.recipe import InstructionTuning, Recipe
+from ftcluster_common.recipe import DecoderTuning, Recipe
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.low_rank import Adapter
 
@@ -19,7 +19,7 @@ PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")
 SHOWN = 12  # layers in an error
 
 
-def add_adapters(model: PreTrainedModel, options: InstructionTuning) -> None:
+def add_adapters(model: PreTrainedModel, options: DecoderTuning) -> None:
     """Freeze a model and give its linear layers adapters, which change nothing yet.
 
     A is drawn from torch's generator as peft does, B is 0.
@@ -84,7 +84,7 @@ def saved_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
 def save_adapters(model: PreTrainedModel, recipe: Recipe, folder: Path) -> None:
     """Write the adapters for `peft.PeftModel.from_pretrained`."""
     options = recipe.options
-    assert isinstance(options, InstructionTuning)
+    assert isinstance(options, DecoderTuning)
     layers = adapted_layers(model)
     tensors = {
         f"{PREFIX}{name}.{part}.weight": getattr(layer, part).detach().contiguous()

@@ -35,7 +35,7 @@ from ftcluster_train.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.training.best import BestEvaluation
 from ftcluster_train.training.checkpoints import Checkpoints
-from ftcluster_train.training.evaluation import evaluate
+from ftcluster_train.training.evaluation import evaluate, predict
 from ftcluster_train.training.intervals import is_due
 from ftcluster_train.training.lr_schedule import make_schedule, set_step
 from ftcluster_train.training.models import call_model
@@ -109,6 +109,15 @@ def train(
     optimizer = make_optimizer_step(job, model, world.size, optimizations.bf16_weights)
     kernels.arriving = optimizer.arriving
     schedule = make_schedule(optimizer.adamw, settings, last_step)
+
+    # the task may compare the model with what it is now
+    def predict_at_start(samples: Samples) -> list[Any]:
+        report(0, "evaluating")
+        log.write("phase", doing=f"evaluating {len(samples)} samples before the first step")
+        found: list[Any] = predict(task, model, samples, world, bf16)
+        return found
+
+    task.see_start([train_set, *validation_sets.values()], predict_at_start)
 
     log.write(
         "start",

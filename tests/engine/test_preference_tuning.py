@@ -1,0 +1,175 @@
+"""Pairs of answers become a decoder that prefers the chosen ones; the loss is TRL's."""
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ftcluster_common.job import Job
+from ftcluster_train.data.token_store import Samples
+from ftcluster_train.errors import TrainError
+from ftcluster_train.kernels.linear_cross_entropy import token_losses
+from ftcluster_train.prepare import prepare
+from tests.engine.jobs import make_task_of, result_of
+from tests.engine.models import CHAT, make_model, make_tokenizer
+from tests.engine.runs import Row, make_whole_job, write_data
+from tests.engine.test_instruction_tuning import PEFT, write_chat_model
+
+pytestmark = pytest.mark.usefixtures("one_world")
+TASK = "preference-tuning"
+PAD, BEGIN, ANSWER = 0, 2, 3  # see CHAT
+
+
+def pairs(count: int) -> list[Row]:
+    """Answers with even words are better than those with odd ones."""
+    return [
+        {"prompt": f"w{5 + i % 9} w{7 + i % 5}", "chosen": f"w{20 + 2 * (i % 8)} w30",
+         "rejected": f"w{21 + 2 * (i % 7)}"}
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def job_of(folder: Path, rows: list[Row], **changes: Any) -> Job:
+    model = changes.pop("model", None) or write_chat_model(folder / "model")
+    data = write_data(folder / "data", {"train": rows, "validation": rows[:20]})
+    return make_whole_job(folder / "runs/one", TASK, data, model, **changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "precision", "rate"),
+    [({}, "fp32", 1e-3), ({"lora_r": 8, "merge_adapters": True}, "bf16", 1e-2)],
+    ids=["all weights", "adapters in bf16"],
+)
+def test_a_trained_model_prefers(
+    tmp_path: Path, options: dict[str, Any], precision: str, rate: float
+) -> None:
+    job = job_of(
+        tmp_path, pairs(100), options=options, batch_size=8, precision=precision, max_steps=25,
+        learning_rate=rate, eval_on_start=True, eval_strategy="epoch",
+    )  # fmt: skip
+    found = result_of(job)["metrics"]
+    lines = [json.loads(one) for one in (job.run_dir / "events.jsonl").read_text().splitlines()]
+    first = next(one["metrics"] for one in lines if one["event"] == "evaluation")
+    log_2 = torch.tensor(2.0).log().item()
+    assert first == pytest.approx({"loss": log_2, "accuracy": first["accuracy"], "margin": 0.0},
+                                  abs=1e-5 if precision == "fp32" else 2e-3)  # fmt: skip
+    assert found["accuracy"] > 0.95
+    assert found["margin"] > 0.1
+    assert found["loss"] < 0.9 * log_2
+
+
+def test_what_is_learned(tmp_path: Path) -> None:
+    """The same of texts, of messages behind a prompt, and of conversations that begin alike."""
+    asks = {"role": "user", "content": "w5 w6"}
+    good, bad = ({"role": "assistant", "content": text} for text in ("w7", "w8 w9"))
+    rows: list[Row] = [
+        {"prompt": "w5 w6", "chosen": "w7", "rejected": "w8 w9"},
+        {"prompt": [asks], "chosen": [good], "rejected": [bad]},
+        {"prompt": "w5 w6", "chosen": [asks, good], "rejected": [asks, bad]},
+    ]
+    tokens = [BEGIN, 5, 6, PAD, BEGIN, ANSWER, 7, PAD]
+    tokens += [BEGIN, 5, 6, PAD, BEGIN, ANSWER, 8, 9, PAD]
+    for number, row in enumerate(rows):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        [sample] = Samples(Path(prepare(job_of(folder, [row])).samples) / "train")
+        assert sample["input_ids"] == tokens
+        assert sample["documents"] == [8, 9]
+        assert [tokens[target] for target in sample["targets"]] == [7, PAD, 8, 9, PAD]
+        assert sample["counts"] == [2, 3]
+
+
+def test_samples_of_all_sets_have_numbers_of_their_own(tmp_path: Path) -> None:
+    folder = Path(prepare(job_of(tmp_path, pairs(30))).samples)
+    numbers = [
+        one["number"][0] for name in ("train", "validation") for one in Samples(folder / name)
+    ]
+    assert sorted(numbers) == list(range(50))
+
+
+def test_answers_that_are_too_long(tmp_path: Path) -> None:
+    rows = [*pairs(3), {"prompt": "w5 " * 40, "chosen": "w6", "rejected": "w7"}]
+    rows.append({"prompt": "w5", "chosen": "w6 " * 40, "rejected": "w7"})
+    assert prepare(job_of(tmp_path / "a", rows)).notices[:2] == [
+        "train: 1 of 5 samples were truncated to 40 tokens",
+        "train: 1 of 5 samples were left out, because their answers are behind the first 40 tokens",
+    ]
+    with pytest.raises(TrainError, match="in train: all answers are behind the first 40 tokens"):
+        prepare(job_of(tmp_path / "b", rows[3:4]))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_losses_of_tokens(frozen: bool) -> None:
+    """Gradients are multiplied by those of each token's loss."""
+    torch.manual_seed(1)
+    hidden = torch.randn(37, 12, requires_grad=True)
+    weight = torch.randn(71, 12, requires_grad=not frozen)
+    tokens, factors = torch.randint(71, (37,)), torch.randn(37)
+    wanted = (hidden,) if frozen else (hidden, weight)
+    found = token_losses(hidden, weight, tokens)
+    exact = torch.nn.functional.cross_entropy(hidden @ weight.T, tokens, reduction="none")
+    torch.testing.assert_close(found, exact)
+    for one, other in zip(
+        torch.autograd.grad(found, wanted, factors),
+        torch.autograd.grad(exact, wanted, factors),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_loss_and_gradients_are_those_of_trl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if PEFT not in os.environ:
+        pytest.skip(f"{PEFT} is not set")
+    monkeypatch.syspath_prepend(os.environ[PEFT])
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    torch.manual_seed(3)
+    start, model = make_model("llama", TASK), make_model("llama", TASK)
+    with torch.no_grad():  # as after some learning
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = CHAT
+    rows = pairs(6)
+    settings = DPOConfig(
+        output_dir=str(tmp_path / "trl"), beta=0.3, use_cpu=True, bf16=False, report_to="none",
+        per_device_train_batch_size=6, gradient_checkpointing=False,
+    )  # fmt: skip
+    chats = [
+        {name: [{"role": "user" if name == "prompt" else "assistant", "content": row[name]}]
+         for name in row}
+        for row in rows
+    ]  # fmt: skip
+    theirs = copy.deepcopy(model)
+    trainer = DPOTrainer(
+        theirs, ref_model=start, args=settings, train_dataset=Dataset.from_list(chats),
+        processing_class=tokenizer,
+    )  # fmt: skip
+    inputs = trainer.data_collator([trainer.train_dataset[i] for i in range(6)])
+    expected = trainer.compute_loss(theirs, inputs)
+    expected.backward()
+
+    folder = tmp_path / "model"
+    start.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    job = job_of(tmp_path, rows, model=str(folder), options={"beta": 0.3})
+    samples = list(Samples(Path(prepare(job).samples) / "train"))
+    task = make_task_of(job)
+    with torch.no_grad(), task.evaluation_kernels(start.eval()):
+        outputs = start(**task.collate(samples).inputs)
+        task.see_start([samples], lambda found: task.predictions(outputs, found))
+    task.use_fused_loss(model)
+    batch = task.collate(samples)
+    with task.evaluation_kernels(model.train()):
+        loss = task.loss(model(**batch.inputs), batch.targets) / len(samples)
+        loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for (name, one), other in zip(model.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-6, msg=name)
