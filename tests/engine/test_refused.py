@@ -66,7 +66,16 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     tiny = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 50}
     changes = {"tokenizer": model, "config_overrides": tiny}
     job = job_of(tmp_path, "causal-lm", model="config:gpt2", recipe=changes)
-    assert "belongs to another model" in refusal(job, by_rank=True).message
+    assert "belongs to another model" in refusal(job).message
+
+
+def test_adapters_without_their_model(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/adapter_config.json").write_text("{}")
+    job = job_of(tmp_path, "text-ranking", model=str(tmp_path / "model"))
+    error = refusal(job)
+    assert "adapters, and not the model that they belong to" in error.message
+    assert "merge_and_unload" in error.hint
 
 
 def test_texts_that_fill_no_block(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
 from ftcluster_train.data.download import fetch_model
 from ftcluster_train.data.sources import dataset_version, load_texts
 from ftcluster_train.data.token_cache import cached_tokens, token_key
+from ftcluster_train.data.token_store import Samples
 from ftcluster_train.data.train_tokenizer import train_tokenizer
 from ftcluster_train.errors import TrainError
 from ftcluster_train.inputs import Inputs, write_inputs
@@ -36,7 +37,9 @@ from ftcluster_train.io.permissions import ACCOUNT_ONLY
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 from ftcluster_train.tasks.model_limits import longest_input
 from ftcluster_train.tasks.registry import make_task
+from ftcluster_train.training.adapters import check_whole
 from ftcluster_train.training.models import (
+    check_tokens,
     has_tokenizer,
     load_config,
     load_tokenizer,
@@ -55,6 +58,7 @@ def prepare(job: Job) -> Inputs:
     model = recipe.model
     if not model.startswith(BY_TYPE):
         model = fetch_model(model, models, weights=not recipe.from_scratch)
+        check_whole(model)
     folder, notices = _tokenizer(recipe, model, models, job.run_dir)
     tokenizer = load_tokenizer(folder)
     config = load_config(recipe, model, tokenizer)
@@ -79,6 +83,11 @@ def prepare(job: Job) -> Inputs:
     # another build of this package may have written other columns
     key = token_key(settings, [Path(__file__).parent, *paths])
     samples, more = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
+    known = getattr(config.get_text_config(), "vocab_size", None)
+    if isinstance(known, int):  # else the ranks find out
+        sets = [Samples(path) for path in samples.iterdir() if path.is_dir()]
+        largest = max(split.about["largest"]["input_ids"] for split in sets)
+        check_tokens(known, largest, recipe.tokenizer or recipe.model)
     return Inputs(model, folder, str(samples), notices + more)
 
 

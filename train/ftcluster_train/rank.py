@@ -72,7 +72,8 @@ def run(job: Job) -> None:
     task, model, samples = load(job, inputs)
     check_equal_samples("".join(split.about["sha256"] for split in samples.values()))
     largest = max(split.about["largest"]["input_ids"] for split in samples.values())
-    check_tokens(model, largest, job.recipe.tokenizer or job.recipe.model)
+    known = model.get_input_embeddings().num_embeddings
+    check_tokens(known, largest, job.recipe.tokenizer or job.recipe.model)
     task.check_model(model)
     if job.purpose != "train":
         if events:

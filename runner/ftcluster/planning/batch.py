@@ -57,11 +57,12 @@ class Batch:
     @classmethod
     def of(cls, recipe: Recipe, precision: str, model: ModelSize | None, ipex: bool) -> "Batch":
         """The batch of a recipe."""
+        longest = (model and model.positions) or recipe.max_length
         return cls(
             samples=recipe.batch_size,
             each=recipe.training.per_device_train_batch_size or 0,
             parts=recipe.training.gradient_accumulation_steps,
-            tokens=recipe.max_length,
+            tokens=min(recipe.max_length, longest),  # a longer one is cut, see tasks.base
             texts=recipe.texts_of_a_sample,
             predicts_tokens=isinstance(recipe.options, CausalLm | DecoderTuning),
             precision=precision,

@@ -51,6 +51,7 @@ class ModelSize:
         layers: of the encoder or decoder.
         features: the width of a layer, hidden_size.
         heads: of the attention of a layer.
+        positions: tokens that it takes at most.
     """
 
     parameters: int
@@ -58,6 +59,7 @@ class ModelSize:
     features: int = 0
     heads: int = 0
     vocabulary: int = 0
+    positions: int = 0
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ def model_size(folder: Path) -> ModelSize | None:
         features=_first(config, FEATURES),
         heads=_first(config, HEADS),
         vocabulary=_first(config, ("vocab_size",)),
+        positions=_first(config, POSITIONS),
     )
 
 

@@ -69,6 +69,13 @@ def test_each_text_of_a_sample_has_activations() -> None:
     assert "of 8 samples with 3 texts each, of 128 tokens" in triplets.explain(needed, 2)
 
 
+def test_samples_are_no_longer_than_the_model_takes() -> None:
+    recipe = load_recipe("embed", ["max_length=5000"])
+    sizes = [ModelSize(*MINI, HEADS, positions=tokens) for tokens in (0, 512, 8192)]
+    found = [Batch.of(recipe, "bf16", size, False).tokens for size in (None, *sizes)]
+    assert found == [5000, 5000, 512, 5000]
+
+
 def test_of_adapters_only_these_are_trained() -> None:
     """Of a model with 8 billion weights, which 20 GB have room for."""
     size = ModelSize(8_030 * 10**6, 32, 4096, 32, 128_256)

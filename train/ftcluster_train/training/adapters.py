@@ -19,6 +19,19 @@ PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")
 SHOWN = 12  # layers in an error
 
 
+def check_whole(folder: str) -> None:
+    """Make sure that a folder has a model, and not only adapters.
+
+    Raises:
+        TrainError: it has only adapters.
+    """
+    if (Path(folder) / CONFIG).is_file() and not (Path(folder) / "config.json").is_file():
+        raise TrainError(
+            f"{folder} has adapters, and not the model that they belong to",
+            "train it with merge_adapters=true, or merge them with peft: merge_and_unload()",
+        )
+
+
 def add_adapters(model: PreTrainedModel, options: DecoderTuning) -> None:
     """Freeze a model and give its linear layers adapters, which change nothing yet.
 

@@ -155,13 +155,15 @@ def load_model(
     return loaded
 
 
-def check_tokens(model: PreTrainedModel, largest_token: int, tokenizer: str) -> None:
-    """Make sure that the model has an embedding for each token of the data.
+def check_tokens(known: int, largest_token: int, tokenizer: str) -> None:
+    """Make sure that a model has an embedding for each token of the data.
+
+    Args:
+        known: how many it has.
 
     Raises:
         TrainError: the tokenizer belongs to another model.
     """
-    known = model.get_input_embeddings().num_embeddings
     if largest_token >= known:
         raise TrainError(
             f"the data have token {largest_token}, the model knows tokens 0 to {known - 1}: "
