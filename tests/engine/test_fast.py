@@ -43,9 +43,10 @@ from tests.programs import NODE_PATH
 STARTUP = Path(launcher.__file__).parent / "startup"
 REPLACED = [
     (functional, "dropout"), (functional, "scaled_dot_product_attention"),
-    (functional, "cross_entropy"), (torch, "compile"), (torch.optim.Adam, "__init__"),
-    (torch.optim.AdamW, "__init__"), (activations.NewGELUActivation, "forward"),
-    (activations.FastGELUActivation, "forward"), (PreTrainedModel, "post_init"),
+    (functional, "cross_entropy"), (functional, "linear"), (torch, "compile"),
+    (torch.optim.Adam, "__init__"), (torch.optim.AdamW, "__init__"),
+    (activations.NewGELUActivation, "forward"), (activations.FastGELUActivation, "forward"),
+    (PreTrainedModel, "post_init"),
 ]  # fmt: skip
 FEW_KINDS = ("minilm", "distilbert", "modernbert", "deberta-v2", "t5", "gpt2", "gemma2", "llama")
 BERT = {

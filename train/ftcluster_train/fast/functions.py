@@ -14,6 +14,8 @@ from ftcluster_train.fast.notices import say_fp32, say_once
 from ftcluster_train.kernels.attention import Attention, torch_attention
 from ftcluster_train.kernels.cross_entropy import cross_entropy as many_classes
 from ftcluster_train.kernels.dropout import exact_dropout, torch_dropout
+from ftcluster_train.kernels.linear import linear as linear_by_rows
+from ftcluster_train.kernels.linear import torch_linear
 from ftcluster_train.kernels.private_torch import is_transformed
 
 OLDEST_TORCH = (2, 5)  # the first whose attention has enable_gqa
@@ -37,6 +39,7 @@ def replace_functions() -> bool:
     functional.dropout = dropout
     functional.scaled_dot_product_attention = attention
     functional.cross_entropy = cross_entropy
+    functional.linear = linear
     torch.compile = compile_module
     return True
 
@@ -83,6 +86,19 @@ def attention(
     return chosen(query, key, value, **options)
 
 
+def linear(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Replaces `torch.nn.functional.linear`."""
+    tensors = (input, weight) if bias is None else (input, weight, bias)
+    if not torch.is_grad_enabled() or not _is_plain(*tensors):
+        return torch_linear(input, weight, bias)
+    if torch.is_autocast_enabled("cpu"):
+        input, weight, *rest = (_cast(x) for x in tensors)
+        bias = rest[0] if rest else None
+    return linear_by_rows(input, weight, bias)
+
+
 def cross_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -110,6 +126,12 @@ def cross_entropy(
     return torch_cross_entropy(
         input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
     )
+
+
+def _cast(values: torch.Tensor) -> torch.Tensor:
+    """As autocast casts the arguments of torch's function."""
+    dtype = torch.get_autocast_dtype("cpu")
+    return values.to(dtype) if values.dtype == torch.float32 else values
 
 
 def _is_cast(logits: torch.Tensor) -> bool:

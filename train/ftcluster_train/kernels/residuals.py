@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ftcluster_train.kernels.linear import linear
 from ftcluster_train.kernels.low_rank import linear_with_adapter
 from ftcluster_train.kernels.private_torch import version_of
 
@@ -117,7 +118,7 @@ class Linear:
         adapter = getattr(weight, "adapter", None)
         if adapter is not None:
             return linear_with_adapter(input, weight, bias, adapter)
-        return functional.linear(input, weight, bias)
+        return linear(input, weight, bias)
 
     def _round(self, input: torch.Tensor) -> torch.Tensor:
         if input.is_inference():  # has no version, so a change in place would not show

@@ -1,0 +1,80 @@
+"""Linear layers that leave out rows without a gradient, against torch's."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from ftcluster_train.kernels import linear as module
+from ftcluster_train.kernels.linear import linear, rows_with_gradient
+from tests.engine.models import make_model
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MUCH_WORK", 0)
+
+
+def gradients(
+    function: Any, tensors: list[torch.Tensor], grad: torch.Tensor
+) -> list[torch.Tensor | None]:
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    function(*leaves).backward(grad)
+    return [leaf.grad for leaf in leaves]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kept", [0.0, 0.1, 0.7, 1.0])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_are_those_of_torch(dtype: torch.dtype, kept: float, bias: bool) -> None:
+    torch.manual_seed(1)
+    tensors = [torch.randn(7, 31, 24), torch.randn(16, 24), *[torch.randn(16)] * bias]
+    tensors = [tensor.to(dtype) for tensor in tensors]
+    grad = torch.randn(7, 31, 16).to(dtype) * (torch.rand(7, 31, 1) < kept)
+    found = gradients(linear, tensors, grad)
+    for own, reference in zip(found, gradients(functional.linear, tensors, grad), strict=True):
+        torch.testing.assert_close(own, reference)
+
+
+def test_rows_without_gradient_are_found() -> None:
+    grad = torch.zeros(320, 8)
+    assert rows_with_gradient(grad).tolist() == []  # type: ignore[union-attr]
+    grad[::32, 3] = 1  # the first token of each sample
+    assert rows_with_gradient(grad).tolist() == list(range(0, 320, 32))  # type: ignore[union-attr]
+    grad[:, 5] = torch.nan  # is a gradient, and has to arrive
+    assert rows_with_gradient(grad) is None
+
+
+def test_a_frozen_weight_and_an_input_without_gradient() -> None:
+    input, weight = torch.randn(40, 6), torch.randn(5, 6)
+    grad = torch.randn(40, 5) * (torch.arange(40) % 4 == 0).unsqueeze(1)
+    learned = weight.clone().requires_grad_()
+    linear(input, learned).backward(grad)
+    torch.testing.assert_close(learned.grad, grad.T @ input)
+    leaf = input.clone().requires_grad_()
+    linear(leaf, weight).backward(grad)
+    torch.testing.assert_close(leaf.grad, grad @ weight)
+
+
+def test_a_classifiers_last_layer_has_a_row_for_each_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(functional, "linear", linear)
+    rows: list[int] = []
+
+    def spy(grad: torch.Tensor) -> torch.Tensor | None:
+        chosen = rows_with_gradient(grad)
+        rows.append(len(grad) if chosen is None else len(chosen))
+        return chosen
+
+    monkeypatch.setattr(module, "rows_with_gradient", spy)
+    model = make_model("distilbert").train()
+    tokens = torch.randint(5, 50, (3, 20))
+    model(input_ids=tokens, labels=torch.tensor([0, 1, 0])).loss.backward()
+    layers = model.config.n_layers
+    # two of the head; output, its inner layer, attention's output; value, key and query
+    head, last, others = rows[:2], rows[2:8], rows[8:]
+    assert head == [3, 3]
+    assert sorted(last) == [3, 3, 3, 3, 60, 60]
+    assert others == [60] * 6 * (layers - 1)

@@ -1,0 +1,76 @@
+"""Linear layers whose backward pass leaves out rows that have no gradient.
+
+A classifier reads one token of each sample, so in its last layer queries, the attention's output
+and the two layers behind it have a gradient in one row of each sample. Rows of padding have none in
+any layer, those of a prompt none in the last one. Products with rows of zeros are zeros, so the
+result is the same to rounding.
+"""
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
+MUCH_WORK = 1 << 26  # multiplications of a product: with less, the look at the rows costs more
+# rows that are looked at first: a prime apart, so that they are not the same token of each sample
+LOOKED_AT = torch.arange(32) * 7919
+
+torch_linear = functional.linear  # also where `ftcluster_train.fast` has replaced it
+
+
+def linear(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `torch.nn.functional.linear`. Tensors of different dtypes are left to autocast."""
+    learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+    same = input.dtype == weight.dtype and (bias is None or bias.dtype == weight.dtype)
+    if not learns or not same or input.numel() * len(weight) < MUCH_WORK:
+        return torch_linear(input, weight, bias)
+    with torch.autocast("cpu", enabled=False):
+        output: torch.Tensor = _Linear.apply(input, weight, bias)
+    return output
+
+
+class _Linear(torch.autograd.Function):  # type: ignore[misc]
+    """Shapes as those of `linear`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(input, weight)
+        return torch_linear(input, weight, bias)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        of_input, of_weight, of_bias = ctx.needs_input_grad
+        rows, grad = input.flatten(0, -2), grad_output.flatten(0, -2)
+        chosen = rows_with_gradient(grad)
+        if chosen is not None:
+            rows, grad = rows[chosen], grad[chosen]
+        grad_input = None
+        if of_input:
+            grad_input = grad @ weight
+            if chosen is not None:
+                size = grad_output.numel() // len(weight), weight.shape[1]
+                grad_input = grad_input.new_zeros(size).index_copy_(0, chosen, grad_input)
+            grad_input = grad_input.view(input.shape)
+        grad_weight = grad.T @ rows if of_weight else None
+        return grad_input, grad_weight, grad.sum(0) if of_bias else None
+
+
+def rows_with_gradient(grad: torch.Tensor) -> torch.Tensor | None:
+    """The numbers of the rows that are not all zeros; None if most rows are not.
+
+    Args:
+        grad: shape (rows, columns).
+    """
+    few = grad[LOOKED_AT % len(grad)]
+    if few.any(1).sum() > MANY_ROWS * len(few):
+        return None
+    (chosen,) = grad.any(1).nonzero(as_tuple=True)
+    return chosen if len(chosen) <= MANY_ROWS * len(grad) else None
