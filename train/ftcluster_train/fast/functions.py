@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from ftcluster_train.fast.notices import say_fp32, say_once
-from ftcluster_train.kernels.attention import Attention, torch_attention
+from ftcluster_train.kernels.attention import Attention, cast_as_torch, torch_attention
 from ftcluster_train.kernels.cross_entropy import cross_entropy as many_classes
 from ftcluster_train.kernels.dropout import exact_dropout, torch_dropout
 from ftcluster_train.kernels.linear import linear as linear_by_rows
@@ -93,10 +93,7 @@ def linear(
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if not torch.is_grad_enabled() or not _is_plain(*tensors):
         return torch_linear(input, weight, bias)
-    if torch.is_autocast_enabled("cpu"):
-        input, weight, *rest = (_cast(x) for x in tensors)
-        bias = rest[0] if rest else None
-    return linear_by_rows(input, weight, bias)
+    return linear_by_rows(*cast_as_torch(*tensors))
 
 
 def cross_entropy(
@@ -126,12 +123,6 @@ def cross_entropy(
     return torch_cross_entropy(
         input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
     )
-
-
-def _cast(values: torch.Tensor) -> torch.Tensor:
-    """As autocast casts the arguments of torch's function."""
-    dtype = torch.get_autocast_dtype("cpu")
-    return values.to(dtype) if values.dtype == torch.float32 else values
 
 
 def _is_cast(logits: torch.Tensor) -> bool:
