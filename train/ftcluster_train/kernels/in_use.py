@@ -11,7 +11,9 @@ NODES = {
     "_DropoutBackward": "dropout",
     "_LinearCrossEntropyBackward": "cross_entropy",
     "_CrossEntropyBackward": "cross_entropy",
+    "_TokenLossesBackward": "cross_entropy",
     "_LowRankLinearBackward": "low_rank",
+    "_RmsNormBackward": "rms_norm",
 }
 
 
