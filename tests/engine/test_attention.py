@@ -1,5 +1,6 @@
 """Attention is the formula in fp64, except for its roundings; the rest is torch's function."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -343,12 +344,20 @@ def test_types_that_differ(calls: list[dict[str, Any]]) -> None:
     assert calls == []
 
 
-def test_a_mask_that_is_learned_gets_its_gradient() -> None:
-    """As the relative positions of T5 and its kind."""
-    tensors, gradients = made(), []
+@pytest.mark.parametrize("shape", [(1, 1), (1, HEADS), (BATCH, 1), (BATCH, HEADS)])
+def test_a_mask_that_is_learned_gets_its_gradient(
+    calls: list[dict[str, Any]], shape: tuple[int, int]
+) -> None:
+    """As the relative positions of T5 and its kind, to which padding is added."""
+    gradients = []
+    hidden = torch.zeros(BATCH, 1, 1, LENGTH)
+    hidden[0, ..., 5:] = torch.finfo(torch.float32).min
     for function in (Attention(with_dropout=True), torch_attention):
-        mask = torch.linspace(-1, 1, LENGTH * LENGTH).view(1, 1, LENGTH, LENGTH).requires_grad_()
-        function(*tensors, attn_mask=mask).square().sum().backward()
-        gradients.append(mask.grad)
-    assert gradients[0] is not None
-    assert torch.allclose(gradients[0], gradients[1], atol=1e-5)
+        tensors = [x.detach().requires_grad_() for x in made()]
+        learned = torch.linspace(-1, 1, math.prod(shape) * LENGTH**2).view(*shape, LENGTH, LENGTH)
+        learned.requires_grad_()
+        function(*tensors, attn_mask=learned + hidden).square().sum().backward()
+        gradients.append([learned.grad, *(x.grad for x in tensors)])
+    assert calls == []
+    for found, exact in zip(*gradients, strict=True):
+        assert torch.allclose(found, exact, atol=1e-5)

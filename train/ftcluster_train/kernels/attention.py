@@ -77,7 +77,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             output[samples, rows] = torch.bmm(_dropped(probabilities, mask), value[samples, keys])
             saved += [probabilities, mask]
         ctx.save_for_backward(query, key, value, *saved)
-        ctx.parts, ctx.scale, ctx.kept = parts, scale, kept
+        ctx.parts, ctx.scale, ctx.kept, ctx.heads = parts, scale, kept, heads
+        ctx.bias = (bias.shape, bias.dtype) if bias is not None else None
         return output if kept == 1 else output.mul_(kept)
 
     @staticmethod
@@ -88,6 +89,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         query, key, value, *saved = ctx.saved_tensors
         grad_query = torch.empty_like(query)
         grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
+        grad_bias = None
         parts = zip(ctx.parts, saved[::2], saved[1::2], strict=True)
         for (_, samples, rows, keys), probabilities, mask in parts:
             grad = grad_output[samples, rows]
@@ -97,9 +99,17 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             if mask is not None:
                 grad_probabilities.mul_(mask)
             grad_scores = softmax_backward(grad_probabilities, probabilities)
+            if ctx.needs_input_grad[3]:  # a bias that is learned is one part, see `_masked`
+                grad_bias = _sum_to(grad_scores.unflatten(0, (-1, ctx.heads)), *ctx.bias)
             grad_query[samples, rows] = torch.bmm(grad_scores, key[samples, keys])
             grad_key[samples, keys] += torch.bmm(grad_scores.transpose(1, 2), query[samples, rows])
-        return grad_query.mul_(ctx.scale), grad_key, grad_value, *[None] * 8
+        return grad_query.mul_(ctx.scale), grad_key, grad_value, grad_bias, *[None] * 7
+
+
+def _sum_to(grad: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """The gradient of what was broadcast from a shape, summed in fp32."""
+    dims = [i for i, size in enumerate(shape) if size != grad.shape[i]]
+    return (grad.sum(dims, keepdim=True, dtype=torch.float32) if dims else grad).to(dtype)
 
 
 def _parts(
@@ -304,8 +314,6 @@ class Attention:
             return f"tensors of {query.dtype}"
         if mask is not None and mask.ndim != 4:
             return f"a mask of {mask.ndim} dimensions"
-        if mask is not None and mask.requires_grad:
-            return "a mask that is learned"
         if causal and lengths[0] != lengths[1]:
             return "causal attention with more keys than queries"
         if max(lengths) > self._max_length:
@@ -337,6 +345,8 @@ def _masked(
     rows = masked.all(-1, keepdim=True)
     lengths = None
     batch, heads, queries, _ = query.shape
+    if mask.requires_grad:  # its gradient is that of all scores
+        return _Masked(mask, made_for, mask, rows if rows.any() else None, None)
     if mask.shape[::3] == (batch, keys) and heads * queries * keys >= FEW_SCORES:
         seen = (~masked).any(2).any(1)  # (batch, keys)
         lengths = (seen * torch.arange(1, keys + 1)).amax(-1).clamp(min=1).tolist()
