@@ -33,6 +33,16 @@ def numbers(count: int, seed: int) -> list[Row]:
     return labelled(count, seed, lambda words: words[0] / len(WORDS))
 
 
+def preferences(count: int, seed: int) -> list[Row]:
+    """Chosen answers repeat the prompt's last word."""
+    rows = []
+    for row in classes(count, seed):
+        prompt = str(row["text"])
+        last = prompt.split()[-1]
+        rows.append({"prompt": f"{prompt} ", "chosen": f"{last} {last}", "rejected": "w5"})
+    return rows
+
+
 def questions(count: int, seed: int) -> list[Row]:
     """Contexts longer than a feature; every fourth question has no answer in its context."""
     draw = random.Random(seed)

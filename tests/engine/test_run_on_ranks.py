@@ -20,6 +20,7 @@ from tests.engine.runs import (
     classes,
     make_whole_job,
     numbers,
+    preferences,
     questions,
     write_data,
     write_model,
@@ -53,6 +54,10 @@ KINDS = {
         ("exact_match", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"),
     ),
     "texts": Kind("causal-lm", "gpt2", classes, {}, ("loss", "perplexity")),
+    "preferences": Kind(
+        "preference-tuning", "gpt2", preferences, {"chat_template": False},
+        ("loss", "accuracy", "margin"),
+    ),
 }  # fmt: skip
 
 

@@ -114,6 +114,7 @@ def train(
     def predict_at_start(samples: Samples) -> list[Any]:
         report(0, "evaluating")
         log.write("phase", doing=f"evaluating {len(samples)} samples before the first step")
+        optimizer.arriving.wait()
         found: list[Any] = predict(task, model, samples, world, bf16)
         return found
 
