@@ -186,4 +186,8 @@ def test_what_is_refused_before_anything_starts(
     (tmp_path / "book.txt").write_text("to be")
     assert main(["predict", "clm", "--model", "model", "--data", "book.txt", "-o", "out.csv"]) == 2
     assert "evaluate" in capsys.readouterr().err
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
+    assert main(["evaluate", "dpo", "--model", "OWNER/model", "--data", "pairs.jsonl"]) == 2
+    said(capsys.readouterr().err)
     assert not launched
