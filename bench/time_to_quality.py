@@ -1,0 +1,169 @@
+"""The time to a recipe's final metric: its own schedule against a shorter one that ends as well.
+
+    .venv-dev/bin/python -m bench.time_to_quality --data DIR --encoder DIR --runs FILE [CASE ...]
+        [--way WAY ...] [--seed N ...] [--threads N] [--prefix DIR] [--results FILE]
+
+from the repository's root, after `ftcluster setup localhost`. DIR has the folders mrpc and squad;
+--encoder is a small BERT with its tokenizer, such as all-MiniLM-L6-v2. The engine is this
+checkout's.
+
+Each training is a process of one rank, in turns, and its metric is that at the end of its
+schedule. It adds a line to FILE and is not repeated when the command is started again. CPU time
+and seconds are of the training loop, without evaluations; other programs change the seconds,
+the CPU time less. The shorter schedules were chosen with other seeds than those measured here.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.curves import done, spread
+from bench.engine import (
+    ROOT,
+    TCMALLOC,
+    TUNED,
+    Bench,
+    arguments,
+    first_rows,
+    machine,
+    run_module,
+    write,
+)
+from bench.local_sync import METRICS
+
+STOCK, SHORT = "stock", "short"
+# no dropout, which short trainings do not need; a new head of 5 times the size, so that gradients
+# reach the encoder from the first steps on
+FASTER = (
+    "config_overrides={{hidden_dropout_prob: 0, attention_probs_dropout_prob: 0, "
+    "initializer_range: 0.1}}",
+)
+WAYS: dict[str, dict[str, tuple[str, ...]]] = {
+    "mrpc": {
+        STOCK: (),
+        SHORT: (*FASTER, "batch_size=16", "training.num_train_epochs=1.5"),
+    },
+    "squad": {
+        STOCK: (),
+        SHORT: (*FASTER, "batch_size=8", "training.num_train_epochs=1.2"),
+    },
+}
+AT_THE_END = ("training.eval_strategy=steps", "training.eval_steps=1000000")
+COSTS = ("cpu_seconds", "seconds", "tokens")
+
+Run = dict[str, Any]
+
+
+def main() -> int:
+    """Do the missing runs, print the tables; returns the exit code."""
+    parser = arguments(__doc__, WAYS, threads=1)
+    parser.add_argument("--encoder", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--way", action="append", choices=(STOCK, SHORT))
+    parser.add_argument("--seed", action="append", type=int)
+    options = parser.parse_args()
+    wanted = [
+        {
+            "case": case, "way": way, "seed": seed, "threads": options.threads,
+            "recipe": " ".join((*TUNED[case], *WAYS[case][way])),
+        }
+        for seed in options.seed or range(1, 6)
+        for case in options.cases or WAYS
+        for way in options.way or (STOCK, SHORT)
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options.prefix, options.data.absolute(), options.encoder.absolute(), 1)
+        data = {case: first_rows(bench.data / case, Path(folder) / "data") for case in WAYS}
+        for number, key in enumerate(wanted):
+            if done(key, options.runs):
+                continue
+            shorter = replace(bench, data=data[key["case"]])
+            run = key | train(shorter, Path(folder) / str(number), key)
+            with options.runs.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(run) + "\n")
+            print(run, file=sys.stderr, flush=True)
+    found = summary([run for key in wanted for run in done(key, options.runs)])
+    print(table(found))
+    write(options.results, {"machine": machine(), "threads": options.threads, "trainings": found})
+    return 0
+
+
+def train(bench: Bench, run_dir: Path, key: Run) -> Run:
+    """One training; see bench.time_to_quality_run."""
+    recipe = (*TUNED[key["case"]], *WAYS[key["case"]][key["way"]])
+    seed = f"training.seed={key['seed']}"
+    bench.prepare(run_dir, (*recipe, *AT_THE_END, seed, "training.logging_steps=1"))
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'train'}:{ROOT / 'common'}",
+        "OMP_NUM_THREADS": str(key["threads"]),
+        "HF_HUB_OFFLINE": "1",
+        "LD_PRELOAD": next((path for path in TCMALLOC if Path(path).exists()), ""),
+    }
+    found = run_module("bench.time_to_quality_run", bench.prefix, run_dir, {}, environment)
+    return found | {"load": os.getloadavg()[0]}
+
+
+def summary(runs: list[Run]) -> dict[str, dict[str, Run]]:
+    """Metrics and costs of all seeds by case and way, beside those of the stock recipe."""
+    found: dict[str, dict[str, Run]] = {}
+    for case, way in dict.fromkeys((run["case"], run["way"]) for run in runs):
+        own = {run["seed"]: run for run in runs if (run["case"], run["way"]) == (case, way)}
+        stock = {run["seed"]: run for run in runs if (run["case"], run["way"]) == (case, STOCK)}
+        both = [(run, stock[seed]) for seed, run in own.items() if seed in stock]
+        first = next(iter(own.values()))
+        numbers: Run = {name: first[name] for name in ("recipe", "steps")} | {"seeds": list(own)}
+        for name in METRICS[case]:
+            values = [run["metrics"][name] for run in own.values()]
+            numbers[name] = {
+                "values": values,
+                "mean": statistics.mean(values),
+                "deviation": spread(values),
+                "beside_stock": [a["metrics"][name] - b["metrics"][name] for a, b in both],
+            }
+        for name in COSTS:
+            numbers[name] = {
+                "values": [run[name] for run in own.values()],
+                "stock_over_this": [b[name] / a[name] for a, b in both],
+            }
+        found.setdefault(case, {})[way] = numbers
+    return found
+
+
+def table(found: dict[str, dict[str, Run]]) -> str:
+    """The metrics of each way, what it costs, and how many times less that is than stock's."""
+    lines = []
+    for case, ways in found.items():
+        scale = 100 if case == "mrpc" else 1
+        heads = [*METRICS[case], f"{METRICS[case][-1]} beside stock", "steps", "CPU s", "s"]
+        heads += ["stock's CPU time over this", "stock's time over this"]
+        lines += ["", f"| {case} | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+        for way, numbers in ways.items():
+            cells = [
+                mean_and_spread([scale * value for value in numbers[name]["values"]], ".1f")
+                for name in METRICS[case]
+            ]
+            paired = numbers[METRICS[case][-1]]["beside_stock"]
+            cells.append(mean_and_spread([scale * value for value in paired], "+.1f"))
+            cells.append(str(numbers["steps"]))
+            cells += [mean_and_spread(numbers[name]["values"], ".0f") for name in COSTS[:2]]
+            cells += [
+                mean_and_spread(numbers[name]["stock_over_this"], ".2f") for name in COSTS[:2]
+            ]
+            lines.append(f"| {way} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def mean_and_spread(values: list[float], form: str) -> str:
+    """Mean and standard deviation, or nothing where nothing was measured."""
+    if not values:
+        return ""
+    return f"{statistics.mean(values):{form}} ± {spread(values):{form.lstrip('+')}}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
