@@ -1,0 +1,202 @@
+"""Writes the tables of docs/speed.md, and docs/speed.svg, from the measurements in bench/results.
+
+    .venv-dev/bin/python -m bench.speed_page
+
+from the repository's root. FILES names the measurement of each section.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from bench.engine import ROOT
+from ftcluster.report.svg import THEME
+
+RESULTS = ROOT / "bench/results"
+FILES = {
+    "engine": "2026-11-23-engine-idle.json",
+    "fast": "2026-11-23-fast-idle.json",
+    "sft": "2026-11-23-sft-idle.json",
+    "embed": "2026-11-23-embed-idle.json",
+    "quality": "2026-11-23-time-to-quality.json",
+    "scaling": "2026-11-23-scaling.json",
+}
+ENGINE = {
+    "mrpc": "MRPC, DistilBERT-base, batch 32",
+    "squad": "SQuAD, DistilBERT-base, batch 16",
+    "gpt2": "Shakespeare, GPT-2 124M, 4 x 512 tokens",
+}
+SCRIPTS = {
+    "glue": "run_glue.py on MRPC, DistilBERT-base",
+    "qa": "run_qa.py on SQuAD, DistilBERT-base",
+    "clm": "run_clm.py on Shakespeare, GPT-2 124M",
+}
+WAYS = {"stock": "Trainer", "alone": "alone", "ours": "ftcluster", "fast": "--fast"}
+PAGE, PICTURE = ROOT / "docs/speed.md", ROOT / "docs/speed.svg"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Work that was done in two ways in one run.
+
+    Attributes:
+        work: the model and its data.
+        instead: what a user would take without ftcluster.
+        theirs, ours: in `unit`.
+        ratio: ours by theirs.
+        limit: ours as a part of what the model's matrix products alone would reach; 0 if unknown.
+    """
+
+    work: str
+    instead: str
+    theirs: float
+    ours: float
+    unit: str
+    ratio: float
+    limit: float = 0.0
+
+
+def read(name: str) -> Any:
+    """A measurement; None where it has not been made."""
+    path = RESULTS / FILES[name]
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def comparisons() -> Iterator[Comparison]:
+    """All that were measured."""
+    for name, found in (read("engine") or {"speed": {}})["speed"].items():
+        stock, ours = found["stock"], found["ours"]
+        yield Comparison(
+            ENGINE[name], "transformers' Trainer", stock["samples_per_second"],
+            ours["samples_per_second"], "samples/s", ours["ratio"], ours["share_of_limit"],
+        )  # fmt: skip
+    for name, found in (read("fast") or {"speed": {}})["speed"].items():
+        alone, fast = found["variants"]["alone"], found["variants"]["fast"]
+        yield Comparison(
+            SCRIPTS[name], "the script without `--fast`", alone["samples_per_second"],
+            fast["samples_per_second"], "samples/s", fast["ratio"],
+        )  # fmt: skip
+    for found in read("sft") or ():
+        if "speed" in found:
+            trl, ours = found["speed"]["trl"], found["speed"]["ours"]
+            work = f"instruction tuning, {found['shape']}, "
+            work += f"LoRA of rank {found['lora_r']}" if found["lora_r"] else "all weights"
+            yield Comparison(
+                work, "TRL's SFTTrainer", trl["tokens_per_second"], ours["tokens_per_second"],
+                "tokens/s", ours["tokens_per_second"] / trl["tokens_per_second"],
+            )  # fmt: skip
+    embed = read("embed")
+    if embed:
+        stock, ours = embed["speed"]["stock"], embed["speed"]["ours"]
+        yield Comparison(
+            f"sentence embeddings, MiniLM, {embed['batch']} pairs of SQuAD",
+            "SentenceTransformerTrainer", stock["samples_per_second"],
+            ours["samples_per_second"], "pairs/s",
+            ours["samples_per_second"] / stock["samples_per_second"],
+        )  # fmt: skip
+
+
+def summary(found: list[Comparison]) -> str:
+    """All comparisons as a Markdown table."""
+    lines = [
+        "| training | instead of | there | with ftcluster | ratio | of the products' limit |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {one.work} | {one.instead} | {one.theirs:.3g} {one.unit} | {one.ours:.3g} "
+        f"| **{one.ratio:.1f}** | {f'{one.limit:.0%}' if one.limit else ''} |"
+        for one in found
+    ]
+    return "\n".join(lines)
+
+
+def picture(found: list[Comparison]) -> str:
+    """The ratios as SVG."""
+    rows = [
+        {"training": one.work.replace("`", ""), "ratio": round(one.ratio, 2), "place": place}
+        for place, one in enumerate(found)
+    ]
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("training:N", sort=alt.SortField("place"), title=None,
+                axis=alt.Axis(labelLimit=420, domain=False, ticks=False)),
+        x=alt.X("ratio:Q", title="times as fast as what it is instead of"),
+    )  # fmt: skip
+    ratios = base.mark_text(align="left", dx=4, fontSize=13).encode(
+        text=alt.Text("ratio:Q", format=".1f")
+    )
+    same = alt.Chart(alt.Data(values=[{"x": 1}])).mark_rule(color="#9aa3af").encode(x="x:Q")
+    chart = (base.mark_bar(color="#2563eb", height=16) + same + ratios).properties(width=420)
+    spec = chart.to_dict()
+    spec["config"] = {**THEME, "background": "white"}
+    svg: str = vl_convert.vegalite_to_svg(spec)
+    return svg
+
+
+def products_of_steps() -> str:
+    """Where a step's time goes, as a Markdown table."""
+    lines = ["| milliseconds of a step | all | products | anything else |", "|---|---|---|---|"]
+    for name, found in (read("engine") or {"speed": {}})["speed"].items():
+        for way in ("stock", "ours"):
+            profile = found[way].get("profile")
+            if profile:
+                other = profile["all"] - profile["products"]
+                lines.append(
+                    f"| {ENGINE[name]}: {WAYS[way]} | {profile['all']:,.0f} "
+                    f"| {profile['products']:,.0f} | {other:,.0f} ({other / profile['all']:.0%}) |"
+                )
+    return "\n".join(lines)
+
+
+def metrics(name: str) -> str:
+    """The metrics of several seeds with both ways, as a Markdown table."""
+    found = (read(name) or {}).get("quality") or {}
+    lines = ["| seeds, mean and standard deviation | metric | there | with ftcluster |",
+             "|---|---|---|---|"]  # fmt: skip
+    cases = found if name == "fast" else {name: found} if found else {}
+    for case, ways in cases.items():
+        theirs, ours = (ways[way] for way in WAYS if way in ways)
+        for metric, values in theirs.items():
+            cells = " | ".join(
+                f"{statistics.mean(one):.3f} ± {statistics.stdev(one):.3f}"
+                for one in (values, ours[metric])
+            )
+            lines.append(f"| {len(values)} of {case} | {metric} | {cells} |")
+    return "\n".join(lines)
+
+
+def tables(found: list[Comparison]) -> dict[str, str]:
+    """The page's tables, by the names that it has for them."""
+    return {
+        "summary": summary(found),
+        "steps": products_of_steps(),
+        "metrics of fast": metrics("fast"),
+        "metrics of embed": metrics("embed"),
+    }
+
+
+def with_tables(page: str, found: list[Comparison]) -> str:
+    """The page with its tables written anew, between two comments each."""
+    for name, table in tables(found).items():
+        begin, end = f"<!-- table: {name} -->\n", "<!-- end -->"
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}{table}\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+def main() -> int:
+    """Write the page and its picture; returns the exit code."""
+    found = list(comparisons())
+    PICTURE.write_text(picture(found) + "\n", encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_tables(page, found), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
