@@ -6,7 +6,6 @@ from the repository's root. FILES names the measurement of each section.
 """
 
 import json
-import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,12 +19,10 @@ from ftcluster.report.svg import THEME
 
 RESULTS = ROOT / "bench/results"
 FILES = {
-    "engine": "2026-11-23-engine-idle.json",
+    "engine": "2026-11-23-engine.json",
     "fast": "2026-11-23-fast-idle.json",
     "sft": "2026-11-23-sft-idle.json",
-    "embed": "2026-11-23-embed-idle.json",
-    "quality": "2026-11-23-time-to-quality.json",
-    "scaling": "2026-11-23-scaling.json",
+    "embed": "2026-11-23-embed.json",
 }
 ENGINE = {
     "mrpc": "MRPC, DistilBERT-base, batch 32",
@@ -37,7 +34,7 @@ SCRIPTS = {
     "qa": "run_qa.py on SQuAD, DistilBERT-base",
     "clm": "run_clm.py on Shakespeare, GPT-2 124M",
 }
-WAYS = {"stock": "Trainer", "alone": "alone", "ours": "ftcluster", "fast": "--fast"}
+WAYS = {"stock": "Trainer", "ours": "ftcluster"}
 PAGE, PICTURE = ROOT / "docs/speed.md", ROOT / "docs/speed.svg"
 
 
@@ -96,9 +93,8 @@ def comparisons() -> Iterator[Comparison]:
         stock, ours = embed["speed"]["stock"], embed["speed"]["ours"]
         yield Comparison(
             f"sentence embeddings, MiniLM, {embed['batch']} pairs of SQuAD",
-            "SentenceTransformerTrainer", stock["samples_per_second"],
-            ours["samples_per_second"], "pairs/s",
-            ours["samples_per_second"] / stock["samples_per_second"],
+            "SentenceTransformerTrainer", stock["pairs_per_second"], ours["pairs_per_second"],
+            "pairs/s", stock["times_of_ours"],
         )  # fmt: skip
 
 
@@ -153,30 +149,11 @@ def products_of_steps() -> str:
     return "\n".join(lines)
 
 
-def metrics(name: str) -> str:
-    """The metrics of several seeds with both ways, as a Markdown table."""
-    found = (read(name) or {}).get("quality") or {}
-    lines = ["| seeds, mean and standard deviation | metric | there | with ftcluster |",
-             "|---|---|---|---|"]  # fmt: skip
-    cases = found if name == "fast" else {name: found} if found else {}
-    for case, ways in cases.items():
-        theirs, ours = (ways[way] for way in WAYS if way in ways)
-        for metric, values in theirs.items():
-            cells = " | ".join(
-                f"{statistics.mean(one):.3f} ± {statistics.stdev(one):.3f}"
-                for one in (values, ours[metric])
-            )
-            lines.append(f"| {len(values)} of {case} | {metric} | {cells} |")
-    return "\n".join(lines)
-
-
 def tables(found: list[Comparison]) -> dict[str, str]:
     """The page's tables, by the names that it has for them."""
     return {
         "summary": summary(found),
         "steps": products_of_steps(),
-        "metrics of fast": metrics("fast"),
-        "metrics of embed": metrics("embed"),
     }
 
 

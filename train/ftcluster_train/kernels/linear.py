@@ -16,6 +16,7 @@ MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it save
 MUCH_WORK = 1 << 26  # multiplications of a product: with less, the look at the rows costs more
 # rows that are looked at first: a prime apart, so that they are not the same token of each sample
 LOOKED_AT = torch.arange(32) * 7919
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 torch_linear = functional.linear  # also where `ftcluster_train.fast` has replaced it
 
@@ -70,7 +71,13 @@ def rows_with_gradient(grad: torch.Tensor) -> torch.Tensor | None:
         grad: shape (rows, columns).
     """
     few = grad[LOOKED_AT % len(grad)]
-    if few.any(1).sum() > MANY_ROWS * len(few):
+    if _is_some(few).sum() > MANY_ROWS * len(few):
         return None
-    (chosen,) = grad.any(1).nonzero(as_tuple=True)
+    (chosen,) = _is_some(grad).nonzero(as_tuple=True)
     return chosen if len(chosen) <= MANY_ROWS * len(grad) else None
+
+
+def _is_some(rows: torch.Tensor) -> torch.Tensor:
+    """Whether a row has other bits than 0: `any` takes 20 times as long for bf16."""
+    bits = rows.view(INTEGERS[rows.itemsize])
+    return (bits.amax(1) != 0).logical_or_(bits.amin(1) != 0)
