@@ -9,8 +9,6 @@ from typing import Any
 
 from ftcluster.errors import InputError, raise_together
 from ftcluster_common.columns import (
-    RankingColumns,
-    SearchColumns,
     answering_columns,
     classification_columns,
     embedded_column,
@@ -21,8 +19,6 @@ from ftcluster_common.columns import (
     text_column,
 )
 from ftcluster_common.conversations import (
-    ConversationColumns,
-    PreferenceColumns,
     conversation_columns,
     preference_columns,
     read_conversation,
@@ -249,28 +245,23 @@ def _classification_form(options: TextClassification, labelled: bool) -> str:
     return f"each row has {texts}{label}"
 
 
-def _search(options: SentenceSimilarity, columns: Sequence[str]) -> CheckRow:
-    return partial(_search_problem, search_columns(options, columns))
-
-
-def _search_problem(columns: SearchColumns, row: Row) -> str:
+def _reading_problem(read: Callable[[Row], object], row: Row) -> str:
     try:
-        search_texts(row, columns)
+        read(row)
     except DataError as error:
         return str(error)
     return ""
+
+
+def _search(options: SentenceSimilarity, columns: Sequence[str]) -> CheckRow:
+    return partial(
+        _reading_problem, partial(search_texts, columns=search_columns(options, columns))
+    )
 
 
 def _ranking(options: TextRanking, labelled: bool, columns: Sequence[str]) -> CheckRow:
-    return partial(_ranking_problem, ranking_columns(options, columns, labelled))
-
-
-def _ranking_problem(columns: RankingColumns, row: Row) -> str:
-    try:
-        ranked_texts(row, columns)
-    except DataError as error:
-        return str(error)
-    return ""
+    found = ranking_columns(options, columns, labelled)
+    return partial(_reading_problem, partial(ranked_texts, columns=found))
 
 
 def _ranking_form(options: TextRanking, labelled: bool) -> str:
@@ -285,15 +276,8 @@ def _ranking_form(options: TextRanking, labelled: bool) -> str:
 
 def _conversations(options: InstructionTuning, columns: Sequence[str]) -> CheckRow:
     found = conversation_columns(options, columns)
-    return partial(_conversation_problem, found, options.chat_template)
-
-
-def _conversation_problem(columns: ConversationColumns, template: bool, row: Row) -> str:
-    try:
-        read_conversation(row, columns, template)
-    except DataError as error:
-        return str(error)
-    return ""
+    read = partial(read_conversation, columns=found, chat_template=options.chat_template)
+    return partial(_reading_problem, read)
 
 
 def _conversation_form(options: InstructionTuning) -> str:
@@ -311,15 +295,8 @@ def _conversation_form(options: InstructionTuning) -> str:
 
 def _preferences(options: PreferenceTuning, columns: Sequence[str]) -> CheckRow:
     found = preference_columns(options, columns)
-    return partial(_preference_problem, found, options.chat_template)
-
-
-def _preference_problem(columns: PreferenceColumns, template: bool, row: Row) -> str:
-    try:
-        read_preference(row, columns, template)
-    except DataError as error:
-        return str(error)
-    return ""
+    read = partial(read_preference, columns=found, chat_template=options.chat_template)
+    return partial(_reading_problem, read)
 
 
 def _preference_form(options: PreferenceTuning) -> str:

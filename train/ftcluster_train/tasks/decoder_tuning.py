@@ -20,7 +20,7 @@ from ftcluster_train.data.chat_samples import (
     plain_text,
 )
 from ftcluster_train.data.sources import BATCH_ROWS, Rows
-from ftcluster_train.data.token_store import Sample
+from ftcluster_train.data.token_store import Sample, SampleWriter
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.attention import Attention, document_mask, torch_attention
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
@@ -83,6 +83,31 @@ class DecoderTuningTask(Task):
     @abstractmethod
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         """Write the samples of a set; returns notices."""
+
+    def close_split(
+        self, writer: SampleWriter, split: str, limit: int, *, count: int, cut: int, left_out: int
+    ) -> list[str]:
+        """The notices of a set of `count` samples, of which some were truncated or left out.
+
+        Raises:
+            TrainError: none was written.
+        """
+        if not len(writer):
+            raise TrainError(
+                f"the data have no samples in {split}"
+                + (f": all answers are behind the first {limit} tokens" if count else ""),
+                "use longer samples: max_length=N" if count else "",
+            )
+        writer.close()
+        notices = []
+        if cut:
+            notices.append(f"{split}: {cut} of {count} samples were truncated to {limit} tokens")
+        if left_out:
+            notices.append(
+                f"{split}: {left_out} of {count} samples were left out, because their answers are "
+                f"behind the first {limit} tokens"
+            )
+        return notices
 
     def tokens_of(self, texts: Iterator[LearnedText]) -> Iterator[tuple[list[int], list[int]]]:
         """The tokens of each text, and the numbers of those that are learned."""

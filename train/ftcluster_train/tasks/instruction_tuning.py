@@ -13,7 +13,6 @@ from ftcluster_train.data.chat_samples import LearnedText
 from ftcluster_train.data.packing import DocumentPacker
 from ftcluster_train.data.sources import Rows, find_columns, read_rows
 from ftcluster_train.data.token_store import Sample, Samples, SampleWriter, token_kind
-from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear_cross_entropy import linear_cross_entropy
 from ftcluster_train.metrics.glue import perplexity
 from ftcluster_train.tasks.decoder_tuning import DecoderTuningTask
@@ -46,21 +45,7 @@ class InstructionTuningTask(DecoderTuningTask):
                 writer.add(_joined(bin_))
         for bin_ in packer.close():
             writer.add(_joined(bin_))
-        if not len(writer):
-            raise TrainError(
-                f"the data have no samples in {split}"
-                + (f": all answers are behind the first {limit} tokens" if count else ""),
-                "use longer samples: max_length=N" if count else "",
-            )
-        writer.close()
-        notices = []
-        if cut:
-            notices.append(f"{split}: {cut} of {count} samples were truncated to {limit} tokens")
-        if unlearned:
-            notices.append(
-                f"{split}: {unlearned} of {count} samples were left out, because their answers are "
-                f"behind the first {limit} tokens"
-            )
+        notices = self.close_split(writer, split, limit, count=count, cut=cut, left_out=unlearned)
         if packs:
             notices.append(f"{split}: {count - unlearned} conversations in {len(writer)} samples")
         return notices

@@ -62,23 +62,8 @@ class PreferenceTuningTask(DecoderTuningTask):
                 }
             )
             self._written += 1
-        kept = len(writer)
-        if not kept:
-            raise TrainError(
-                f"the data have no samples in {split}"
-                + (f": all answers are behind the first {limit} tokens" if count else ""),
-                "use longer samples: max_length=N" if count else "",
-            )
-        writer.close()
-        notices = []
-        if cut:
-            notices.append(f"{split}: {cut} of {count} samples were truncated to {limit} tokens")
-        if count > kept:
-            notices.append(
-                f"{split}: {count - kept} of {count} samples were left out, because their answers "
-                f"are behind the first {limit} tokens"
-            )
-        return notices
+        left_out = count - len(writer)
+        return self.close_split(writer, split, limit, count=count, cut=cut, left_out=left_out)
 
     def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
         """Those of the chosen and of the rejected answer, by turns."""
