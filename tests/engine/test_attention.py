@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from ftcluster_train.kernels import attention
 from ftcluster_train.kernels.attention import CAUSAL_BLOCK, Attention, torch_attention
+from ftcluster_train.kernels.avx512 import Drop
+from ftcluster_train.kernels.dropout import make_mask
 from tests.engine.drawn import TINY, check_near, dtypes, tensors, unit
 
 Tensors = tuple[torch.Tensor, ...]
@@ -31,6 +33,7 @@ class Case:
     scale: float | None = None
     p: float = 0.0
     seed: int = 0
+    in_one_pass: bool = True
 
     @property
     def options(self) -> dict[str, Any]:
@@ -89,25 +92,28 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.sampled_from([None, 1.0, 0.3])),
         draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0])),
         draw(st.integers(0, 2**32)),
+        draw(st.booleans()),
     )
 
 
 def ours(case: Case, block: int, few: int) -> tuple[Tensors, torch.Tensor]:
     """Output and gradients, and the factors of dropout: (batch, heads, queries, keys)."""
-    drawn: list[torch.Tensor] = []
+    drawn: list[Drop] = []
     parts: list[Any] = []
-    plain, before = attention.make_mask, (attention.CAUSAL_BLOCK, attention.FEW_SCORES)
-    plain_parts = attention._parts
+    plain, before = attention.drop_of, (attention.CAUSAL_BLOCK, attention.FEW_SCORES)
+    plain_parts, plain_choice = attention._parts, attention._in_one_pass
 
-    def noise(count: int, p: float, seed: int) -> torch.Tensor:
-        drawn.append(plain(count, p, seed))
+    def drop(p: float, seed: int) -> Drop:
+        drawn.append(plain(p, seed))
         return drawn[-1]
 
     def seen_parts(*args: Any) -> Iterator[Any]:
         parts.extend(plain_parts(*args))
         yield from parts
 
-    attention.make_mask, attention.CAUSAL_BLOCK = noise, block
+    attention.drop_of, attention.CAUSAL_BLOCK = drop, block
+    if not case.in_one_pass:
+        attention._in_one_pass = lambda *_: False
     attention._parts, attention.FEW_SCORES = seen_parts, few
     try:
         torch.manual_seed(case.seed)
@@ -117,11 +123,12 @@ def ours(case: Case, block: int, few: int) -> tuple[Tensors, torch.Tensor]:
         batch, heads, queries, _ = case.query.shape
         factors = torch.ones(batch * heads, queries, case.key.shape[2], dtype=torch.float64)
         if drawn:
-            for (_, samples, rows, seen), numbers in zip(parts, drawn, strict=True):
+            for (_, samples, rows, seen), one in zip(parts, drawn, strict=True):
                 part = factors[samples, rows, seen]
-                part.copy_(numbers.view(part.shape))
+                part.copy_(make_mask(part.numel(), one).view(part.shape))
     finally:
-        attention.make_mask, attention._parts = plain, plain_parts
+        attention.drop_of, attention._parts = plain, plain_parts
+        attention._in_one_pass = plain_choice
         attention.CAUSAL_BLOCK, attention.FEW_SCORES = before
     return (found.detach(), *gradients), factors.view(batch, heads, queries, -1)
 

@@ -1,13 +1,16 @@
 """Dropout's masks: their rate and scale, and that they are SplitMix64's numbers."""
 
 import math
+from collections.abc import Iterator
 
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from ftcluster_train.kernels.dropout import CHUNK, LANES, LEVELS, dropout, make_mask
+from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels.dropout import CHUNK, LANES, LEVELS, drop_of, dropout, make_mask
 from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors
 
 # standard deviations: one in 10^9 of all cases is beyond
@@ -25,7 +28,7 @@ def scale_of(p: float) -> float:
 @given(counts, rates, seeds)
 @example(50_000, 0.999999, 0)  # of a probability next to 1 nothing is left
 def test_the_rate_and_the_scale(count: int, p: float, seed: int) -> None:
-    made, scale = make_mask(count, p, seed), scale_of(p)
+    made, scale = make_mask(count, drop_of(p, seed)), scale_of(p)
     assert (made.shape, made.dtype) == ((count,), torch.bfloat16)
     zeros = int((made == 0).sum())
     assert zeros + int((made == scale).sum()) == count
@@ -41,9 +44,9 @@ def test_the_rate_and_the_scale(count: int, p: float, seed: int) -> None:
 
 @given(counts, rates, seeds, st.integers(0, 100))
 def test_a_mask_follows_from_its_seed(count: int, p: float, seed: int, more: int) -> None:
-    made = make_mask(count, p, seed)
-    assert torch.equal(make_mask(count, p, seed), made)
-    assert torch.equal(make_mask(count + more, p, seed)[:count], made)
+    made = make_mask(count, drop_of(p, seed))
+    assert torch.equal(make_mask(count, drop_of(p, seed)), made)
+    assert torch.equal(make_mask(count + more, drop_of(p, seed))[:count], made)
 
 
 def splitmix64(seed: int, counter: int) -> int:
@@ -58,7 +61,7 @@ def splitmix64(seed: int, counter: int) -> int:
 @given(rates, seeds, st.lists(st.integers(0, 300_000), min_size=1, max_size=20))
 def test_each_element_is_decided_on_by_its_counter(p: float, seed: int, places: list[int]) -> None:
     """Also where a mask is longer than what is made at once."""
-    made, scale = make_mask(max(places) + 1, p, seed), scale_of(p)
+    made, scale = make_mask(max(places) + 1, drop_of(p, seed)), scale_of(p)
     share = 1 - 1 / scale if scale > 1 else p
     for place in places:
         lane = splitmix64(seed, place // LANES) >> 16 * (place % LANES) & 0xFFFF
@@ -66,6 +69,16 @@ def test_each_element_is_decided_on_by_its_counter(p: float, seed: int, places: 
         assert made[place] == (scale if number >= round(share * LEVELS) / LEVELS else 0)
 
 
+@pytest.fixture(scope="module", params=["one pass", "torch"])
+def _both(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With the loops of avx512.c, and without them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(avx512, "is_available", lambda: False)
+        yield
+
+
+@pytest.mark.usefixtures("_both")
 @given(st.lists(st.integers(0, 6), max_size=4), dtypes, rates, st.integers(0, 2**32), st.data())
 def test_outputs_and_gradients(
     shape: list[int], dtype: torch.dtype, p: float, seed: int, data: st.DataObject
@@ -101,7 +114,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
     made, before = [], torch.get_num_threads()
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        made.append(make_mask(count, 0.2, seed=4))
+        made.append(make_mask(count, drop_of(0.2, seed=4)))
     torch.set_num_threads(before)
     assert torch.equal(made[0], made[1])
     assert torch.equal(made[0], made[2])

@@ -19,7 +19,15 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ftcluster_common.kernel_limits import ATTENTION_TOKENS
-from ftcluster_train.kernels.dropout import draw_seed, make_exact_mask, make_mask
+from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels.avx512 import Drop
+from ftcluster_train.kernels.dropout import (
+    draw_seed,
+    drop_of,
+    drops_all,
+    exact_drop_of,
+    make_mask,
+)
 from ftcluster_train.kernels.private_torch import softmax_backward, version_of
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -57,7 +65,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         query = query * scale
         kept = 1 / (1 - p) if exact and p < 1 else 1.0  # scales the output, not each probability
         output = torch.empty((*query.shape[:2], value.shape[2]), dtype=value.dtype)
-        saved = []
+        saved: list[torch.Tensor | None] = []
+        drops: list[Drop | None] = []  # where the backward pass draws the mask again
         parts = list(_parts(query.shape[1], key.shape[1], heads, causal, lengths))
         for sample, samples, rows, keys in parts:
             scores = torch.bmm(query[samples, rows], key[samples, keys].transpose(1, 2))
@@ -66,18 +75,26 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             if bias is not None:
                 own = bias if lengths is None else bias[sample, :, :, keys]
                 scores.unflatten(0, (-1, heads)).add_(own)
-            probabilities = torch.softmax(scores, -1, out=scores)
-            if masked_rows is not None:
-                own = masked_rows if lengths is None else masked_rows[sample]
-                probabilities.unflatten(0, (-1, heads)).masked_fill_(own, 0)
-            mask = None
+            drop = None
             if p:
-                make = make_exact_mask if exact else make_mask
-                mask = make(probabilities.numel(), p, draw_seed()).view(probabilities.shape)
-            output[samples, rows] = torch.bmm(_dropped(probabilities, mask), value[samples, keys])
-            saved += [probabilities, mask]
+                drop = exact_drop_of(p, draw_seed()) if exact else drop_of(p, draw_seed())
+            mask = None
+            if drop is not None and masked_rows is None and _in_one_pass(scores, drop):
+                dropped = avx512.softmax_dropout_(scores, drop)
+            else:
+                torch.softmax(scores, -1, out=scores)
+                if masked_rows is not None:
+                    own = masked_rows if lengths is None else masked_rows[sample]
+                    scores.unflatten(0, (-1, heads)).masked_fill_(own, 0)
+                if drop is not None:
+                    mask = make_mask(scores.numel(), drop).view(scores.shape)
+                    drop = None
+                dropped = scores if mask is None else scores * mask
+            output[samples, rows] = torch.bmm(dropped, value[samples, keys])
+            saved += [scores, mask]
+            drops.append(drop)
         ctx.save_for_backward(query, key, value, *saved)
-        ctx.parts, ctx.scale, ctx.kept, ctx.heads = parts, scale, kept, heads
+        ctx.parts, ctx.scale, ctx.kept, ctx.heads, ctx.drops = parts, scale, kept, heads, drops
         ctx.bias = (bias.shape, bias.dtype) if bias is not None else None
         return output if kept == 1 else output.mul_(kept)
 
@@ -90,15 +107,21 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         grad_query = torch.empty_like(query)
         grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
         grad_bias = None
-        parts = zip(ctx.parts, saved[::2], saved[1::2], strict=True)
-        for (_, samples, rows, keys), probabilities, mask in parts:
+        parts = zip(ctx.parts, saved[::2], saved[1::2], ctx.drops, strict=True)
+        for (_, samples, rows, keys), probabilities, mask, drop in parts:
             grad = grad_output[samples, rows]
-            dropped = _dropped(probabilities, mask)
+            dropped = probabilities if mask is None else probabilities * mask
+            if drop is not None:
+                dropped = avx512.dropout(probabilities, drop)
             grad_value[samples, keys] += torch.bmm(dropped.transpose(1, 2), grad)
             grad_probabilities = torch.bmm(grad, value[samples, keys].transpose(1, 2))
-            if mask is not None:
-                grad_probabilities.mul_(mask)
-            grad_scores = softmax_backward(grad_probabilities, probabilities)
+            if drop is not None:
+                avx512.softmax_dropout_backward_(grad_probabilities, probabilities, drop)
+                grad_scores = grad_probabilities
+            else:
+                if mask is not None:
+                    grad_probabilities.mul_(mask)
+                grad_scores = softmax_backward(grad_probabilities, probabilities)
             if ctx.needs_input_grad[3]:  # a bias that is learned is one part, see `_masked`
                 grad_bias = _sum_to(grad_scores.unflatten(0, (-1, ctx.heads)), *ctx.bias)
             grad_query[samples, rows] = torch.bmm(grad_scores, key[samples, keys])
@@ -140,8 +163,10 @@ def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slic
         yield slice(begin, end), slice(0, end)
 
 
-def _dropped(probabilities: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    return probabilities if mask is None else probabilities * mask
+def _in_one_pass(scores: torch.Tensor, drop: Drop) -> bool:
+    """Whether softmax and dropout are."""
+    fits = scores.dtype == torch.bfloat16 and scores.shape[-1] <= avx512.LONGEST
+    return fits and avx512.is_available() and not drops_all(drop)
 
 
 @lru_cache(maxsize=8)

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels.avx512 import Drop
+
 torch_dropout = functional.dropout  # also where `ftcluster_train.fast` has replaced it
 GAMMA = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, SplitMix64's, as a signed number
 MIXES = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))  # its shifts and factors
@@ -56,54 +59,67 @@ def _generator(threads: int) -> _SplitMix64:
     return _SplitMix64(CHUNK * threads)
 
 
-def make_mask(count: int, p: float, seed: int) -> torch.Tensor:
-    """A dropout mask in bf16: each element is 0 with a probability near `p`, else the scale.
+def drop_of(p: float, seed: int) -> Drop:
+    """Which elements a mask of dropout drops: each one with a probability near `p`.
 
     The probability is the one for which bf16 has the scale 1 / (1 - p) exactly, so that the mean of
     the mask is 1: 0.0986 for 0.1. torch rounds the scale instead, and its mean is off by as much.
     Below 0.004 the nearest scale is 1, and the probability is `p`.
 
     Args:
-        count: of elements.
-        p: from 0 to 1; from 1 - 2^-17 on all elements are 0.
+        p: from 0 to 1; from 1 - 2^-17 on all elements are dropped.
         seed: any 64 bits.
+    """
+    scale = float(torch.tensor(1 / (1 - p) if p < 1 else torch.inf, dtype=torch.bfloat16))
+    return _drop((1 - 1 / scale) or p, scale, seed)
+
+
+def exact_drop_of(p: float, seed: int) -> Drop:
+    """As `drop_of`, but with the probability `p` itself, and the scale 1."""
+    return _drop(p, 1.0, seed)
+
+
+def _drop(probability: float, scale: float, seed: int) -> Drop:
+    """The probability is in steps."""
+    return Drop(seed, round(probability * LEVELS) - LEVELS // 2, scale)
+
+
+def make_mask(count: int, drop: Drop) -> torch.Tensor:
+    """A mask in bf16 whose elements are 0 or the scale, which must be a number of bf16.
+
+    Args:
+        count: of elements.
 
     Returns:
         Shape (count,).
     """
-    scale = torch.tensor(1 / (1 - p) if p < 1 else torch.inf, dtype=torch.bfloat16)
-    return _draw_mask(count, (1 - 1 / scale.item()) or p, scale, seed)
-
-
-def make_exact_mask(count: int, p: float, seed: int) -> torch.Tensor:
-    """As `make_mask`, but an element is 0 with the probability `p` itself, else 1."""
-    return _draw_mask(count, p, torch.ones((), dtype=torch.bfloat16), seed)
-
-
-def _draw_mask(count: int, probability: float, kept: torch.Tensor, seed: int) -> torch.Tensor:
-    """A mask in bf16 whose elements are 0 or `kept`; the probability of 0 is in steps."""
-    threshold = round(probability * LEVELS) - LEVELS // 2  # for numbers from -2^15 on
-    if threshold == LEVELS // 2:  # does not fit in 16 bits
+    if drops_all(drop):
         return torch.zeros(count, dtype=torch.bfloat16)
-    kept_bits = int(kept.view(torch.int16).item())
+    kept_bits = int(torch.tensor(drop.scale, dtype=torch.bfloat16).view(torch.int16).item())
     words = -(-count // LANES)
     mask = torch.empty(words * LANES, dtype=torch.int16)
     generator = _generator(torch.get_num_threads())
     for begin in range(0, words, generator.words):
-        lanes = generator.draw(seed, begin, min(generator.words, words - begin)).view(torch.int16)
-        part = mask[begin * LANES :][: len(lanes)]
-        torch.ge(lanes, threshold, out=part)
+        lanes = generator.draw(drop.seed, begin, min(generator.words, words - begin))
+        part = mask[begin * LANES :][: len(lanes) * LANES]
+        torch.ge(lanes.view(torch.int16), drop.threshold, out=part)
         part.mul_(kept_bits)
     return mask[:count].view(torch.bfloat16)
+
+
+def drops_all(drop: Drop) -> bool:
+    """Whether nothing is kept: the threshold is no number of 16 bits."""
+    return drop.threshold == LEVELS // 2
 
 
 class _Dropout(torch.autograd.Function):  # type: ignore[misc]
     """Multiplies by a mask, and by `scale` what the mask leaves."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-        ctx.save_for_backward(mask)
+    def forward(ctx: Any, values: torch.Tensor, drop: Drop, scale: float) -> torch.Tensor:
         ctx.scale = scale
+        mask = make_mask(values.numel(), drop).view(values.shape)
+        ctx.save_for_backward(mask)
         return _scaled(values * mask, scale)
 
     @staticmethod
@@ -112,8 +128,30 @@ class _Dropout(torch.autograd.Function):  # type: ignore[misc]
         return _scaled(grad_output * mask, ctx.scale), None, None
 
 
+class _DropoutAgain(torch.autograd.Function):  # type: ignore[misc]
+    """The same in one pass, which draws the mask again for gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, drop: Drop) -> torch.Tensor:
+        ctx.drop = drop
+        return avx512.dropout(values, drop)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _DropoutAgain.apply(grad_output, ctx.drop), None
+
+
 def _scaled(values: torch.Tensor, scale: float) -> torch.Tensor:
     return values if scale == 1 else values * scale
+
+
+def _apply(values: torch.Tensor, drop: Drop, scale: float) -> torch.Tensor:
+    dropped: torch.Tensor
+    if avx512.is_available() and not drops_all(drop):
+        dropped = _DropoutAgain.apply(values, drop._replace(scale=drop.scale * scale))
+    else:
+        dropped = _Dropout.apply(values, drop, scale)
+    return dropped
 
 
 def dropout(
@@ -131,9 +169,7 @@ def dropout(
         return input
     if not _supports(input, p, inplace):
         return torch_dropout(input, p, training, inplace)
-    mask = make_mask(input.numel(), p, draw_seed()).view(input.shape)
-    dropped: torch.Tensor = _Dropout.apply(input, mask, 1.0)
-    return dropped
+    return _apply(input, drop_of(p, draw_seed()), 1.0)
 
 
 def exact_dropout(
@@ -147,9 +183,7 @@ def exact_dropout(
         return input
     if not _supports(input, p, inplace):
         return torch_dropout(input, p, training, inplace)
-    mask = make_exact_mask(input.numel(), p, draw_seed()).view(input.shape)
-    dropped: torch.Tensor = _Dropout.apply(input, mask, 1 / (1 - p))
-    return dropped
+    return _apply(input, exact_drop_of(p, draw_seed()), 1 / (1 - p))
 
 
 def _supports(input: torch.Tensor, p: float, inplace: bool) -> bool:

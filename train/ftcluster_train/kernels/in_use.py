@@ -8,6 +8,7 @@ from torch import nn
 # by the name of a function in the graph of a loss
 NODES = {
     "_AttentionBackward": "attention",
+    "_DropoutAgainBackward": "dropout",
     "_DropoutBackward": "dropout",
     "_LinearCrossEntropyBackward": "cross_entropy",
     "_CrossEntropyBackward": "cross_entropy",

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ftcluster_train.kernels import Optimizations
+from ftcluster_train.kernels import Optimizations, avx512
 from ftcluster_train.kernels.activations import fuse_activations
 from ftcluster_train.kernels.attention import Attention, torch_attention
 from ftcluster_train.kernels.dropout import dropout
@@ -39,6 +40,11 @@ def patch_model(
     overrides: dict[Any, Callable[..., Any]] = {}
     if optimizations.dropout:
         overrides[functional.dropout] = dropout
+        if avx512.is_supported() and not avx512.is_available() and _drops(model):
+            notice(
+                "dropout takes longer than it could: ftcluster was built without a C compiler; "
+                "install gcc where it is built, and run `ftcluster setup` again"
+            )
     attention = Attention(attention_dropout, say=notice)
     if not optimizations.attention:
         attention = Attention(attention_dropout, max_length=0)
@@ -57,3 +63,7 @@ def patch_model(
                 "from them and takes more memory"
             )
     return FunctionOverrides(overrides, head)
+
+
+def _drops(model: PreTrainedModel) -> bool:
+    return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())

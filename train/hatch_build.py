@@ -1,0 +1,41 @@
+"""Build hook of the hosts' package: compiles its C file, for the hosts' CPUs.
+
+The library needs no other one and no version of the C library, so it is a file like any other: the
+wheel is for all systems, and on those where it does not load, torch's functions are used.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+KERNELS = Path("ftcluster_train/kernels")
+COMPILERS = ("cc", "gcc", "clang")
+CPU = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma")
+ALONE = ("-shared", "-fPIC", "-fvisibility=hidden", "-nostdlib")
+
+
+class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Puts libavx512.so into the wheel, where there is a C compiler for x86-64."""
+
+    def initialize(self, _version: str, build_data: dict[str, Any]) -> None:
+        """Called by hatchling before the wheel is put together."""
+        library = Path(self.root) / KERNELS / "libavx512.so"
+        library.unlink(missing_ok=True)
+        compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+        if compiler is None:
+            self.app.display_warning("no C compiler: trainings with dropout will be slower")
+            return
+        new = library.with_suffix(".new")
+        done = subprocess.run(
+            [compiler, "-O3", *CPU, *ALONE, "-o", str(new), str(library.with_name("avx512.c"))],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            new.unlink(missing_ok=True)
+            self.app.display_warning(f"{compiler} cannot compile avx512.c: {done.stderr}")
+            return
+        new.replace(library)
+        build_data["artifacts"].append(str(KERNELS / library.name))
