@@ -15,6 +15,8 @@ import altair as alt
 import vl_convert
 
 from bench.engine import ROOT
+from bench.local_sync import METRICS
+from bench.time_to_quality import mean_and_spread
 from ftcluster.report.svg import THEME
 
 RESULTS = ROOT / "bench/results"
@@ -23,6 +25,7 @@ FILES = {
     "fast": "2026-11-23-fast-idle.json",
     "sft": "2026-11-23-sft-idle.json",
     "embed": "2026-11-23-embed.json",
+    "time": "2026-11-23-time-to-quality.json",
 }
 ENGINE = {
     "mrpc": "MRPC, DistilBERT-base, batch 32",
@@ -149,11 +152,33 @@ def products_of_steps() -> str:
     return "\n".join(lines)
 
 
+def times_to_a_metric() -> str:
+    """Stock's schedules and shorter ones, as a Markdown table."""
+    lines = [
+        "| all-MiniLM-L6-v2 | metric: stock's schedule | the shorter one | seconds: stock's "
+        "| the shorter one | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    names = {"mrpc": "MRPC", "squad": "SQuAD"}
+    for case, ways in (read("time") or {"trainings": {}})["trainings"].items():
+        stock, short = ways["stock"], ways["short"]
+        name, scale = METRICS[case][-1], 100 if case == "mrpc" else 1
+        of = [
+            mean_and_spread([scale * value for value in way[name]["values"]], ".1f")
+            for way in (stock, short)
+        ]
+        of += [mean_and_spread(way["seconds"]["values"], ".0f") for way in (stock, short)]
+        ratio = mean_and_spread(short["seconds"]["stock_over_this"], ".2f")
+        lines.append(f"| {names[case]}, {name} | {' | '.join(of)} | **{ratio}** |")
+    return "\n".join(lines)
+
+
 def tables(found: list[Comparison]) -> dict[str, str]:
     """The page's tables, by the names that it has for them."""
     return {
         "summary": summary(found),
         "steps": products_of_steps(),
+        "time": times_to_a_metric(),
     }
 
 

@@ -51,13 +51,12 @@ def is_available() -> bool:
 def _library() -> ctypes.CDLL | None:
     if not LIBRARY.exists() or not is_supported():
         return None
+    library, openmp = ctypes.CDLL(str(LIBRARY)), ctypes.CDLL(None)  # what torch has loaded
     try:
-        library, openmp = ctypes.CDLL(str(LIBRARY)), ctypes.CDLL(None)  # what torch has loaded
-        library.use_openmp(
-            *(ctypes.cast(getattr(openmp, name), ctypes.c_void_p) for name in OPENMP)
-        )
-    except (AttributeError, OSError):
+        functions = [ctypes.cast(getattr(openmp, name), ctypes.c_void_p) for name in OPENMP]
+    except AttributeError:  # a torch that was built without OpenMP
         return None
+    library.use_openmp(*functions)
     return library
 
 

@@ -40,7 +40,7 @@ def patch_model(
     overrides: dict[Any, Callable[..., Any]] = {}
     if optimizations.dropout:
         overrides[functional.dropout] = dropout
-        if avx512.is_supported() and not avx512.is_available() and _drops(model):
+        if avx512.is_supported() and not avx512.LIBRARY.exists() and _drops(model):
             notice(
                 "dropout takes longer than it could: ftcluster was built without a C compiler; "
                 "install gcc where it is built, and run `ftcluster setup` again"
