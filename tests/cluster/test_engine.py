@@ -45,7 +45,7 @@ def installed(folder: Path, packages: Sequence[str]) -> str:
     requirements.write_text("\n".join(packages))
     command = [
         sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-        "--no-deps", "--only-binary=:all:", "--require-hashes", "--target", folder,
+        "--no-deps", "--no-compile", "--only-binary=:all:", "--require-hashes", "--target", folder,
         "--requirement", requirements,
     ]  # fmt: skip
     subprocess.run(command, check=True, timeout=SECONDS)
@@ -58,7 +58,6 @@ def test_the_engine_that_was_installed(machine: Machine, tmp_path: Path) -> None
         "FTCLUSTER_TEST_PEFT": installed(tmp_path / "peft", [PEFT, TRL]),
         "PATH": f"{machine.python.parent}:/usr/bin:/bin",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'runner'}",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "FTCLUSTER_INSTALLED": str(machine.python.parent.parent.resolve()),
         "HF_HUB_OFFLINE": "1",
         # models this small only wait for a second thread, the longer the busier the machine is

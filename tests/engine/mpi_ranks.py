@@ -3,7 +3,6 @@
 mpirun -n 3 python -m tests.engine.mpi_ranks CASE...
 """
 
-import importlib.metadata
 import os
 import random
 import signal
@@ -340,13 +339,6 @@ def exits() -> None:
     dist.all_reduce(torch.ones(3))
 
 
-def is_killed() -> None:
-    join()
-    if RANK == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.all_reduce(torch.ones(3))
-
-
 def is_stopped() -> None:
     join()
     group = dist.new_group(timeout=timedelta(seconds=3))
@@ -364,17 +356,11 @@ def ends_late() -> None:
         print("saved")
 
 
-def has_another_torch() -> None:
-    if RANK == 1:
-        importlib.metadata.version = lambda name: f"another {name}"
-    join()
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for case in sys.argv[1:]:
-        globals()[case]()
-        if len(sys.argv) > 2:
+    for number, case in enumerate(sys.argv[1:]):
+        if number:
             dist.destroy_process_group()
             os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        globals()[case]()
     print(f"rank {RANK} is done")

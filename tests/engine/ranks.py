@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.data.sampler import micro_batches, share_of_rank
@@ -22,6 +21,7 @@ from ftcluster_train.optim import gradient_buckets, sharded_weights
 from ftcluster_train.optim.flat_step import FlatOptimizerStep
 from ftcluster_train.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.optim.state import State
+from tests.engine.forks import start
 from tests.engine.models import VOCABULARY, make_model
 
 Work = Callable[..., Any]  # gets rank and size first
@@ -189,7 +189,5 @@ def learn_all(rank: int, size: int, cases: dict[str, Case]) -> dict[str, Learned
 
 def on_ranks(work: Work, size: int, folder: Path, *arguments: Any) -> list[Any]:
     """What `work`, which gets rank and size first, returns on each of `size` new processes."""
-    # torch and transformers take seconds to import: once for all ranks
-    mp.get_context("forkserver").set_forkserver_preload([__name__])
-    mp.start_processes(_rank, (size, folder, work, arguments), size, start_method="forkserver")
+    start(_rank, size, size, folder, work, arguments)
     return [torch.load(folder / f"{rank}", weights_only=False) for rank in range(size)]

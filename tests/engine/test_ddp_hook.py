@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -11,7 +10,7 @@ from ftcluster_train.ddp import bf16_hook
 from ftcluster_train.distributed.pieces import all_reduce_bf16
 from tests.engine.ranks import on_ranks
 
-STEPS = 20
+STEPS = 8
 BF16 = 2**-8  # unit roundoff, relative
 
 
@@ -39,9 +38,8 @@ def _train(rank: int, _: int) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_hook_is_plain_ddp_to_rounding(tmp_path: Path, size: int) -> None:
-    of_ranks = on_ranks(_train, size, tmp_path)
+def test_the_hook_is_plain_ddp_to_rounding(tmp_path: Path) -> None:
+    of_ranks = on_ranks(_train, 3, tmp_path)
     plain, hook = of_ranks[0]["plain"], of_ranks[0]["hook"]
     assert all(torch.equal(found["hook"], hook) for found in of_ranks)
     assert float((hook - plain).abs().max()) < 1e-2

@@ -310,29 +310,32 @@ import torch
 from torch.nn.functional import dropout
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # read when transformers is imported
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-torch.manual_seed(0)
-rows = [{"input_ids": torch.randint(100, (24,)), "labels": i % 2} for i in range(32)]
-off = {} if sys.argv[1] == "dropout" else {
-    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-model = BertForSequenceClassification(BertConfig(
-    vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-    intermediate_size=64, **off))
-arguments = TrainingArguments(
-    "out", use_cpu=True, bf16=True, max_steps=6, logging_steps=1, learning_rate=1e-2, report_to=[],
-    save_strategy="no", disable_tqdm=True)
-trainer = Trainer(model, arguments, train_dataset=rows)
-trainer.train()
-losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+def trained(**changes):
+    torch.manual_seed(0)
+    rows = [{"input_ids": torch.randint(100, (24,)), "labels": i % 2} for i in range(32)]
+    model = BertForSequenceClassification(BertConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, **changes))
+    arguments = TrainingArguments(
+        "out", use_cpu=True, bf16=True, max_steps=6, logging_steps=1, learning_rate=1e-2,
+        report_to=[], save_strategy="no", disable_tqdm=True)
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 level = __import__("transformers").utils.logging.get_verbosity()
-print(json.dumps([dropout.__module__, level, losses]))
+print(json.dumps([dropout.__module__, level, trained(**off), trained()]))
 """
 
 
-def trained(folder: Path, word: str, **environ: str) -> Any:
+def trained(folder: Path, **environ: str) -> Any:
+    """Where the script's dropout is from, its level of logging, losses without and with dropout."""
     (folder / "script.py").write_text(SCRIPT)
     path = f"{STARTUP}{os.pathsep}{NODE_PATH}"
     done = subprocess.run(
-        [sys.executable, "script.py", word], cwd=folder, text=True, capture_output=True,
+        [sys.executable, "script.py"], cwd=folder, text=True, capture_output=True,
         check=False, env={**os.environ, "PYTHONPATH": path, **environ},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -340,11 +343,10 @@ def trained(folder: Path, word: str, **environ: str) -> Any:
 
 
 def test_an_unchanged_script(tmp_path: Path) -> None:
-    stock, level, losses = trained(tmp_path, "none")
+    stock, level, losses, _ = trained(tmp_path)
     assert stock == "torch.nn.functional"
-    ours, same, found = trained(tmp_path, "none", FTCLUSTER_FAST="1")
+    ours, same, found, dropped = trained(tmp_path, FTCLUSTER_FAST="1")
     assert (ours, same) == ("ftcluster_train.fast.functions", level)
     assert found == pytest.approx(losses, abs=0.01)
-    _, _, dropped = trained(tmp_path, "dropout", FTCLUSTER_FAST="1")
     assert dropped[-1] < 1.5
     assert dropped != losses

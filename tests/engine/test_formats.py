@@ -12,7 +12,6 @@ import datasets
 import pyarrow
 import pytest
 import torch
-import torch.multiprocessing as mp
 from pyarrow import parquet
 from transformers import AutoConfig
 
@@ -25,6 +24,7 @@ from ftcluster_train.distributed.world import World
 from ftcluster_train.errors import TrainError
 from ftcluster_train.inputs import read_inputs, write_inputs
 from ftcluster_train.prepare import prepare
+from tests.engine.forks import start
 from tests.engine.runs import Row, classes, make_whole_job, questions, write_model
 from tests.programs import free_ports
 
@@ -108,8 +108,7 @@ def on_ranks(jobs: Sequence[Job], size: int) -> list[dict[str, Any]]:
     """The result of each job."""
     for job in jobs:
         write_inputs(job.run_dir, prepare(job))
-    mp.get_context("forkserver").set_forkserver_preload([__name__])
-    mp.start_processes(_rank, (jobs, free_ports(len(jobs)), size), size, start_method="forkserver")
+    start(_rank, size, jobs, free_ports(len(jobs)), size)
     events = [json.loads(line) for job in jobs
               for line in (job.run_dir / "events.jsonl").read_text().splitlines()]  # fmt: skip
     return [event for event in events if event["event"] == "result"]

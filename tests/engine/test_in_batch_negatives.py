@@ -136,8 +136,10 @@ def gradients(
         name: torch.zeros_like(p) if p.grad is None else p.grad
         for name, p in model.named_parameters()
     }
-    for tensor in (total, *found.values()):
-        dist.all_reduce(tensor)
+    sums = torch.cat([total.flatten(), *(one.flatten() for one in found.values())])
+    dist.all_reduce(sums)
+    total, *pieces = sums.split([1, *(one.numel() for one in found.values())])
+    found = {name: piece.view_as(found[name]) for name, piece in zip(found, pieces, strict=True)}
     assert not found["pooler.dense.weight"].any()
     return total.item(), found
 

@@ -10,11 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import DistBackendError
 
-from ftcluster_train.distributed.mpi_job import check_shared_memory
+from ftcluster_train.distributed.mpi_backend import register
+from ftcluster_train.distributed.mpi_job import Member, check, check_shared_memory
+from tests.engine.ranks import on_ranks as on_forked_ranks
 from tests.programs import ROOT, free_ports
 
 BIN = Path(sys.executable).parent
@@ -42,15 +46,26 @@ def on_ranks(ranks: int, *cases: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-def test_every_collective_is_gloos_and_libraries_learn_the_same() -> None:
-    done = on_ranks(3, "compare", "beyond_gloo", "messages", "in_flight", "libraries", "optimizers")
+# in one launch, because a rank takes seconds to start
+CASES = ("compare", "beyond_gloo", "messages", "in_flight", "libraries", "optimizers",
+         "other_calls", "ends_late")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done() -> "subprocess.CompletedProcess[str]":
+    return on_ranks(3, *CASES)
+
+
+def test_every_collective_is_gloos_and_libraries_learn_the_same(
+    done: "subprocess.CompletedProcess[str]",
+) -> None:
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("is done") == 3
 
 
-def test_calls_that_differ_between_ranks_are_named_on_each() -> None:
-    done = on_ranks(3, "other_calls")
-    assert done.returncode == 0, done.stdout
+def test_calls_that_differ_between_ranks_are_named_on_each(
+    done: "subprocess.CompletedProcess[str]",
+) -> None:
     host = os.uname().nodename
     for said in (
         "the ranks differ in call 1 of their group: "
@@ -70,41 +85,49 @@ def test_calls_that_differ_between_ranks_are_named_on_each() -> None:
             assert f"rank {rank}: {said}" in done.stdout
 
 
+def test_a_program_that_does_not_destroy_its_group_ends_cleanly(
+    done: "subprocess.CompletedProcess[str]",
+) -> None:
+    assert done.returncode == 0, done.stdout
+    assert "saved" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("case", "said"),
     [
         ("fails", "KeyError: 'of rank 1'"),
         ("exits", r"rank 0 \(.*\): all_reduce \(sum\) of 3 float32; rank 1 \(.*\): nothing"),
-        ("is_killed", "KILLED BY SIGNAL"),
         ("is_stopped", r"rank 0 \(.*\): rank 1 \(.*\) did not call it, or no longer answers"),
-        ("has_another_torch", r"rank 0 \(.*\) has torch 2.*; rank 1 \(.*\) has torch another"),
     ],
 )
 def test_a_rank_that_fails_ends_all(case: str, said: str) -> None:
-    done = on_ranks(2, case)
-    assert done.returncode != 0
-    assert re.search(said, done.stdout), done.stdout
+    failed = on_ranks(2, case)
+    assert failed.returncode != 0
+    assert re.search(said, failed.stdout), failed.stdout
 
 
-def test_a_program_that_does_not_destroy_its_group_ends_cleanly() -> None:
-    done = on_ranks(2, "ends_late")
-    assert done.returncode == 0, done.stdout
-    assert "saved" in done.stdout
+def _in_no_job(_rank: int, _size: int) -> str:
+    """What a rank is told that mpirun has not started."""
+    register()
+    with pytest.raises(DistBackendError) as caught:
+        dist.new_group(backend="impi")
+    return str(caught.value)
 
 
-def test_ranks_of_torchrun_are_told_to_use_mpirun() -> None:
-    ranks = [
-        subprocess.Popen(
-            [*PROGRAM, "compare"], cwd=ROOT, text=True, stderr=subprocess.PIPE,
-            env=shared | {"RANK": str(rank), "WORLD_SIZE": "2"},
-        )
-        for shared in [environment()]
-        for rank in (0, 1)
-    ]  # fmt: skip
-    for rank in ranks:
-        _, said = rank.communicate(timeout=SECONDS)
-        assert rank.returncode == 1
+def test_ranks_of_torchrun_are_told_to_use_mpirun(tmp_path: Path) -> None:
+    for said in on_forked_ranks(_in_no_job, 2, tmp_path):
         assert "mpirun did not start these ranks" in said
+
+
+def test_hosts_with_another_torch_are_named() -> None:
+    members = [
+        Member(number, 3, f"node{number}", {"torch": version, "mpi4py": "4"})
+        for number, version in enumerate(("2.13.0", "2.13.0", "another"))
+    ]
+    check(members[:2])
+    said = r"rank 0 \(node0\) has torch 2\.13\.0, mpi4py 4; rank 2 \(node2\) has torch another\. "
+    with pytest.raises(DistBackendError, match=said):
+        check(members)
 
 
 def test_too_little_shared_memory_is_named_before_ranks_are_killed_for_it(
@@ -116,25 +139,23 @@ def test_too_little_shared_memory_is_named_before_ranks_are_killed_for_it(
         check_shared_memory(2)
 
 
-REGISTERED = """
-import torch.distributed as dist
-import ftcluster_train.mpi
-print(sorted({"impi", "ccl"} & set(dist.Backend.backend_list)))
-try:
-    dist.init_process_group("ccl", store=dist.HashStore(), rank=0, world_size=1)
-except dist.DistBackendError as error:
-    print(error)
-"""
-
-
-def test_ccl_is_left_to_oneccl_bind_pt_and_else_explained(tmp_path: Path) -> None:
-    def said() -> str:
-        path = f"{tmp_path}:{environment()['PYTHONPATH']}"
-        return subprocess.run(
-            [sys.executable, "-c", REGISTERED], env=environment() | {"PYTHONPATH": path},
-            cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False,
-        ).stdout  # fmt: skip
-
-    assert said().startswith("['ccl', 'impi']\nthe stack does not have oneccl_bind_pt")
+def test_ccl_is_left_to_oneccl_bind_pt_and_else_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {"impi", "ccl"} <= set(dist.Backend.backend_list)  # by the package's entry point
+    monkeypatch.setattr(dist.Backend, "backend_list", ["gloo"])
+    registered: dict[str, Any] = {}
+    monkeypatch.setattr(
+        dist.Backend,
+        "register_backend",
+        lambda name, make, **_: registered.update({name: make}),
+    )
+    register()
+    with pytest.raises(DistBackendError, match="the stack does not have oneccl_bind_pt"):
+        registered.pop("ccl")()
+    assert [*registered] == ["impi"]
+    registered.clear()
     (tmp_path / "oneccl_bindings_for_pytorch.py").write_text("")
-    assert said() == "['impi']\n"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    register()
+    assert [*registered] == ["impi"]

@@ -4,18 +4,20 @@ import copy
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ftcluster_common.job import Job
 from ftcluster_train.data.token_store import Samples
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear_cross_entropy import token_losses
 from ftcluster_train.prepare import prepare
-from tests.engine.jobs import make_task_of, result_of
-from tests.engine.models import CHAT, make_model, make_tokenizer
+from tests.engine.jobs import make_job, make_task_of, result_of
+from tests.engine.models import CHAT, VOCABULARY, make_model, make_tokenizer
 from tests.engine.runs import Row, make_whole_job, write_data
 from tests.engine.test_instruction_tuning import PEFT, write_chat_model
 
@@ -119,6 +121,39 @@ def test_losses_of_tokens(frozen: bool) -> None:
         strict=True,
     ):
         torch.testing.assert_close(one, other)
+
+
+def test_some_labels_are_wrong(tmp_path: Path) -> None:
+    """With label smoothing, the loss is the cross-entropy of labels that are wrong that often.
+
+    TRL computes that for one pair with `loss_type="aot"` and `label_smoothing`.
+    """
+    job = make_job(tmp_path, TASK, label_smoothing_factor=0.2)
+    task = make_task_of(job)
+    beta, counts = 0.1, (3, 5, 2, 4)  # of two pairs
+    logits = torch.randn(sum(counts), VOCABULARY, dtype=torch.float64, requires_grad=True)
+    tokens = torch.randint(VOCABULARY, (sum(counts),))
+    start = torch.tensor([[-30.0, -9.0], [-8.0, -40.0]], dtype=torch.float64)
+    targets = {
+        "places": torch.arange(sum(counts)), "tokens": tokens, "counts": torch.tensor(counts),
+        "start": start,
+    }  # fmt: skip
+    outputs = SimpleNamespace(logits=logits.float()[None])
+    found = task.loss(outputs, targets)
+    likely = logits.log_softmax(-1).gather(-1, tokens[:, None]).split(counts)
+    (chosen, rejected) = (torch.stack([one.sum() for one in likely]).view(2, 2) - start).T
+    labels = torch.full((2,), 0.8, dtype=torch.float64)
+    exact = binary_cross_entropy_with_logits(
+        beta * (chosen - rejected), labels, reduction="sum"
+    )  # fmt: skip
+    assert found.item() == pytest.approx(exact.item(), rel=1e-5)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(one, logits)[0] for one in (found, exact)), rtol=1e-4, atol=1e-6
+    )
+    samples = [{"number": [number]} for number in range(2)]
+    task.see_start([samples], lambda _: start.tolist())
+    now = torch.stack([one.sum() for one in likely]).view(2, 2).tolist()
+    assert task.score(now, samples)["loss"] == pytest.approx(exact.item() / 2, rel=1e-5)
 
 
 def test_loss_and_gradients_are_those_of_trl(

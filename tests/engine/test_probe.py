@@ -2,38 +2,27 @@
 
 import json
 import os
-import subprocess
-import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.launch import MPI_VARIABLES, Host
-from ftcluster_train.probe import REQUEST_VARIABLE, Request, read_answers
+from ftcluster_common.launch import Host
+from ftcluster_train.probe import Request, examine
 from ftcluster_train.supervisor import free_port
-
-BIN = Path(sys.executable).parent
-
-
-def answers(request: Request) -> list[dict[str, Any]]:
-    environment = {
-        **os.environ, **MPI_VARIABLES, "PATH": f"{BIN}:{os.environ['PATH']}",
-        REQUEST_VARIABLE: json.dumps(asdict(request)), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    ranks = len(request.hosts)
-    done = subprocess.run(
-        [BIN / "mpirun", "-n", str(ranks), sys.executable, "-m", "ftcluster_train.probe"],
-        env=environment, capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    found = read_answers(done.stdout.splitlines())
-    assert [answer["error"] for answer in found] == [""] * ranks
-    return found
+from tests.engine.forks import start
 
 
-def test_links_are_measured_where_an_interface_has_a_known_speed() -> None:
+def _rank(rank: int, folder: Path, request: Request, port: int) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    answer: dict[str, Any] = {}
+    examine(request, rank, answer)
+    (folder / str(rank)).write_text(json.dumps(answer))
+
+
+def test_links_are_measured_where_an_interface_has_a_known_speed(tmp_path: Path) -> None:
     hosts = (Host("a", "127.0.0.1"), Host("b", "127.0.0.1"))
-    first, second = answers(Request(hosts, "", "", mbits={"a": {"lo": 1000, "eth0": 10}, "b": {}}))
+    request = Request(hosts, "", "", mbits={"a": {"lo": 1000, "eth0": 10}, "b": {}})
+    start(_rank, 2, tmp_path, request, free_port())
+    first, second = (json.loads((tmp_path / str(rank)).read_text()) for rank in (0, 1))
     assert (first["interface_mbits"], second["interface_mbits"]) == (1000, None)
     [link] = first["links"]
     assert link["ranks"] == [0, 1]

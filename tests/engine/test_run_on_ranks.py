@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from ftcluster_common.job import Job
 from ftcluster_train.inputs import write_inputs
 from ftcluster_train.prepare import prepare
 from ftcluster_train.rank import run
+from tests.engine.forks import start
 from tests.engine.runs import (
     Row,
     classes,
@@ -87,15 +87,13 @@ def _rank(rank: int, jobs: Sequence[Job], ports: Sequence[int], size: int) -> No
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Events]:
     """The events of each kind's run, by the number of its ranks."""
     folder = tmp_path_factory.mktemp("runs")
-    mp.get_context("forkserver").set_forkserver_preload([__name__])
     events = {}
     for size in (1, 2):
         jobs = {name: prepared(folder / name, kind, size) for name, kind in KINDS.items()}
         # as if its ranks had been started again after they had saved the model
         again = prepared(folder / "again", KINDS["classes"], size)
         order = [again, again, *jobs.values()]
-        arguments = (order, free_ports(len(order)), size)
-        mp.start_processes(_rank, arguments, size, start_method="forkserver")
+        start(_rank, size, order, free_ports(len(order)), size)
         for name, job in jobs.items():
             assert not any((run / "snapshots").exists() for run in job.run_dirs)
             lines = (job.run_dir / "events.jsonl").read_text().splitlines()
