@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import socket
 import sys
@@ -214,7 +215,8 @@ def test_where_no_source_has_it_both_reasons_are_told(
     sources = Sources(closed, indexes={"a": indexes.url("404")})
     with pytest.raises(DownloadError) as caught:
         Pip(TARGET, sources, tmp_path).download(pins("a==1.0"))
-    assert f"{closed}/a/: connection error: [Errno 111] Connection refused" in str(caught.value)
+    said = rf"{closed}/a/: connection error: .*\[Errno 111\] Connection refused"
+    assert re.search(said, str(caught.value))  # what is between them, pip's versions differ in
     assert f"a: {indexes.url('404')}: 404 Client Error" in str(caught.value)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy, logsigmoid
+from transformers import PreTrainedModel
 
 from ftcluster_common.conversations import preference_columns, read_preference
 from ftcluster_common.recipe import PreferenceTuning, Recipe
@@ -14,7 +15,7 @@ from ftcluster_train.data.chat_samples import LearnedText
 from ftcluster_train.data.sources import Rows, find_columns, read_rows
 from ftcluster_train.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.linear_cross_entropy import token_losses
+from ftcluster_train.kernels.linear_cross_entropy import find_head, token_losses
 from ftcluster_train.tasks.base import Batch, Predict
 from ftcluster_train.tasks.decoder_tuning import DecoderTuningTask
 
@@ -82,6 +83,10 @@ class PreferenceTuningTask(DecoderTuningTask):
                 yield texts[0]
 
     # model
+
+    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
+        self.head = find_head(model)  # label smoothing is of pairs here, not of tokens
+        return self.head
 
     def see_start(self, sets: Sequence[Samples], predict: Predict) -> None:
         for samples in sets:
