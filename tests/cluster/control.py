@@ -42,6 +42,7 @@ class Control:
 
     bed: Testbed
     folder: Path
+    hosts: tuple[str, ...] = NAMES
 
     @property
     def env(self) -> dict[str, str]:
@@ -108,17 +109,17 @@ class Control:
                 self.shell(host, undo)
 
     def snapshots(self) -> dict[str, str]:
-        return {name: self.shell(name, SNAPSHOT) for name in NAMES}
+        return {name: self.shell(name, SNAPSHOT) for name in self.hosts}
 
 
 @contextmanager
-def bare_hosts(suite: str, folder: Path) -> Iterator[Control]:
-    """Three hosts with nothing but Debian; they are removed afterwards."""
+def bare_hosts(suite: str, folder: Path, names: tuple[str, ...] = NAMES) -> Iterator[Control]:
+    """Hosts with nothing but Debian; they are removed afterwards."""
     settings = replace(Settings.from_environment(), suite=suite, extra=("libfaketime",))
     with Testbed(settings) as bed:
         bed.down()  # what a killed run has left is in an unknown state
-        bed.up(len(NAMES))
-        control = Control(bed, folder)
-        for number, name in enumerate(NAMES):
+        bed.up(len(names))
+        control = Control(bed, folder, names)
+        for number, name in enumerate(names):
             control.shell(name, PIN_LOGINS.format(number % 2))
         yield control

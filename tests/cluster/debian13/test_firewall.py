@@ -5,7 +5,8 @@ import re
 import time
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
+from tests.cluster.control import ADDRESS, HEAD, OTHER
+from tests.cluster.debian13.conftest import PAIR
 
 LISTEN = "import socket, time; s = socket.create_server(('', {port})); time.sleep(300)"
 
@@ -14,8 +15,8 @@ def test_the_firewall_lets_the_cluster_in_and_nobody_else(cluster: Cluster) -> N
     control = cluster.control
     rules = control.shell(OTHER, "nft list ruleset")
     assert re.findall(r"^table (.*) \{", rules, re.MULTILINE) == ["inet ftcluster"]
-    for address in ADDRESS.values():
-        assert address in rules
+    for name in PAIR:
+        assert ADDRESS[name] in rules
     server = "import socket; s = socket.create_server(('', PORT)); s.settimeout(40); s.accept()"
     client = "import socket; socket.create_connection((HOST, PORT), timeout=3); print('in')"
     for port in (29555, 41234, 8080):
@@ -35,7 +36,7 @@ def test_without_root_the_open_ports_are_named(cluster: Cluster) -> None:
     options = ("--tags", "preflight,system", "-e", "ftcluster_root=false")
     done = cluster.control.run("setup", cluster.inventory, *options)
     assert done.returncode == 0, done.stderr
-    named = rf"{NAMES[0]}-{NAMES[-1]}: no root here.*29500-29999 and 32768-60999.*{ADDRESS[HEAD]}, "
+    named = rf"{HEAD}-{OTHER}: no root here.*29500-29999 and 32768-60999.*{ADDRESS[HEAD]}, "
     assert re.search(named, done.stderr), done.stderr
 
 
@@ -81,7 +82,7 @@ def test_the_hosts_own_local_ports_are_closed_but_for_services_that_are_named(
             rules = control.shell(OTHER, "nft list table inet ftcluster")
             assert re.search(r"elements = \{ 10000-11111, 11113-65535 \}", rules), rules
             assert re.search(r"elements = \{ 22, 11111 \}", rules), rules
-            others = control.shell(THIRD, "nft list table inet ftcluster")
+            others = control.shell(HEAD, "nft list table inet ftcluster")
             assert "29500-29999, 32768-60999" in others
     finally:
         again = control.run(*setup)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tests.cluster.cluster import MESH, Cluster
-from tests.cluster.control import ADDRESS, HEAD, OTHER, THIRD
+from tests.cluster.control import ADDRESS, HEAD, OTHER
 
 
 def test_ssh_itself_says_that_the_mesh_is_strict(cluster: Cluster) -> None:
@@ -26,7 +26,7 @@ def test_ssh_itself_says_that_the_mesh_is_strict(cluster: Cluster) -> None:
     assert f"{OTHER},{ADDRESS[OTHER]} {algorithm} {key}" in known
 
 
-def test_the_key_opens_nothing_but_commands_from_the_head(cluster: Cluster) -> None:
+def test_the_key_opens_nothing_but_commands_from_the_head(cluster: Cluster, tmp_path: Path) -> None:
     control = cluster.control
     assert control.shell(OTHER, "find /opt/ftcluster /var/lib/ftcluster -name 'id_*'") == ""
     assert control.shell(HEAD, f"stat -c '%a %U' {MESH}/id_ed25519") == "600 ftcluster\n"
@@ -35,11 +35,13 @@ def test_the_key_opens_nothing_but_commands_from_the_head(cluster: Cluster) -> N
     assert re.fullmatch(rf'restrict,from="{head}" ssh-ed25519 \S+ ftcluster-mesh@{HEAD}\n', lines)
     forward = f"ssh -F {MESH}/ssh_config -W 127.0.0.1:22 {OTHER} < /dev/null"
     assert "administratively prohibited" in control.as_ranks(HEAD, forward).stderr
-    # a thief on another host
-    key = control.shell(HEAD, f"cat {MESH}/id_ed25519")
-    ssh = "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
-    stolen = f"umask 077; echo '{key}' > /tmp/key; {ssh} -i /tmp/key ftcluster@{ADDRESS[THIRD]} id"
-    refused = control.bed.exec_(OTHER, "sh", "-c", f"{stolen}; code=$?; rm /tmp/key; exit $code")
+    # a thief on another machine
+    stolen = tmp_path / "key"
+    stolen.touch(mode=0o600)
+    stolen.write_text(control.shell(HEAD, f"cat {MESH}/id_ed25519"))
+    trusting = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")
+    own = ("-F", "none", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-i", stolen)
+    refused = control.bed.run("ssh", *own, *trusting, f"ftcluster@{ADDRESS[OTHER]}", "id")
     assert refused.returncode == 255
     assert "Permission denied" in refused.stderr
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.control import HEAD, NAMES, OTHER
+from tests.cluster.control import HEAD, OTHER
 from tests.cluster.debian13.canary import canary
-from tests.cluster.debian13.conftest import STAGES
+from tests.cluster.debian13.conftest import PAIR, STAGES
 
 # The hard link is made by root: not every kernel keeps the account from making it.
 PLANT = """
@@ -29,7 +29,7 @@ def test_a_second_setup_changes_nothing(cluster: Cluster) -> None:
     control = cluster.control
     again = control.run("setup", cluster.inventory, *STAGES, "--json")
     hosts = json.loads(again.stdout)["hosts"]
-    assert {name: host["changed"] for name, host in hosts.items()} == dict.fromkeys(NAMES, 0)
+    assert {name: host["changed"] for name, host in hosts.items()} == dict.fromkeys(PAIR, 0)
     assert "libtcmalloc-minimal4t64" in control.shell(OTHER, "dpkg-query -W")
     assert "table inet ftcluster" in control.shell(OTHER, "nft list ruleset")
 
