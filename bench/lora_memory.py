@@ -1,11 +1,12 @@
 """The memory of a LoRA step of a large model, beside what the plan expects.
 
     PYTHONPATH=.:train:common:runner PREFIX/current/bin/python -m bench.lora_memory
-        [--shape NAME] [--tokens N] [--rank N] [--checkpointing]
+        [--shape NAME] [--tokens N] [--rank N] [--checkpointing] [--folder DIR [--in-4bit]]
 
 from the repository's root. The weights are random, in bf16, and never in fp32. Prints one JSON
 object: the peak of the process, and the plan's estimate. Run it alone: that of 8 billion weights
-takes 16 GB and more.
+takes 16 GB and more. With --folder the model is loaded from DIR, as a training loads it; another
+process writes it there first.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -27,10 +29,12 @@ from ftcluster.planning.memory import ModelSize, need
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import InstructionTuning, Recipe, Training
 from ftcluster_train.data.token_store import Samples, SampleWriter
+from ftcluster_train.kernels.nf4 import shape_of
 from ftcluster_train.optim.flat_params import norm_parameters
 from ftcluster_train.tasks.instruction_tuning import InstructionTuningTask
 from ftcluster_train.training.adapters import add_adapters
 from ftcluster_train.training.loop import train
+from ftcluster_train.training.models import load_model
 
 STEPS = 2
 SHAPES: dict[str, dict[str, Any]] = {  # Llama 3's
@@ -53,8 +57,12 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--in-4bit", action="store_true")
     options = parser.parse_args()
-    tuning = InstructionTuning(max_length=options.tokens, lora_r=options.rank)
+    tuning = InstructionTuning(
+        max_length=options.tokens, lora_r=options.rank, load_in_4bit=options.in_4bit
+    )
     training = Training(
         max_steps=STEPS, gradient_checkpointing=options.checkpointing, logging_steps=1,
         eval_strategy="no",
@@ -62,8 +70,11 @@ def main() -> int:
     recipe = Recipe(
         "sft", "random", "", tuning, "instruction-tuning", batch_size=1, training=training
     )
-    model = random_model(options.shape)
-    parameters = sum(p.numel() for p in model.parameters())
+    if options.folder:
+        model, loading = loaded(recipe, options.folder, options.shape)
+    else:
+        model, loading = random_model(options.shape), {}
+    parameters = sum(shape_of(p).numel() for p in model.parameters())
     add_adapters(model, tuning)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -75,23 +86,51 @@ def main() -> int:
         task.check_model(model)
         train(job, task, model, samples(folder / "train", options.tokens), {}, WORLD, clock)
     config = model.config
+    tables = 1 if config.tie_word_embeddings else 2
     size = ModelSize(
         parameters, config.num_hidden_layers, config.hidden_size, config.num_attention_heads,
         config.vocab_size,
+        embeddings=tables * config.vocab_size * config.hidden_size,
     )  # fmt: skip
     expected = need(
         size, "bf16", 1, options.tokens, True, adapter_rank=options.rank,
-        checkpointing=options.checkpointing,
+        checkpointing=options.checkpointing, in_4bit=options.in_4bit,
     )  # fmt: skip
     found = {
         "shape": options.shape, "tokens": options.tokens, "checkpointing": options.checkpointing,
+        "in_4bit": options.in_4bit, **loading,
         "parameters": parameters, "trained": trained, "losses": clock.losses,
         "seconds": time.perf_counter() - began,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": peak(),
         "plan_bytes": expected.total,
     }  # fmt: skip
     print(json.dumps(found))
     return 0
+
+
+def peak() -> int:
+    """The most bytes that this process has had in memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def loaded(recipe: Recipe, folder: Path, shape: str) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A random model from a folder, and what loading it took."""
+    if not (folder / "config.json").exists():
+        writer = mp.get_context("spawn").Process(target=write, args=(folder, shape))
+        writer.start()
+        writer.join()
+    began = time.perf_counter()
+    model = load_model(
+        AutoModelForCausalLM, recipe, str(folder), LlamaConfig.from_pretrained(folder),
+        dtype=torch.bfloat16, in_4bit=recipe.load_in_4bit,
+    )  # fmt: skip
+    seconds = time.perf_counter() - began
+    return model, {"loading_seconds": seconds, "loading_peak_bytes": peak()}
+
+
+def write(folder: Path, shape: str) -> None:
+    """Write a random model."""
+    random_model(shape).save_pretrained(folder)
 
 
 def random_model(shape: str) -> PreTrainedModel:

@@ -3,7 +3,8 @@
     PYTHON -m bench.sft_run FOLDER OPTIONS
 
 OPTIONS is a JSON object: `engine` (`ours`, `trl`, or `make`, which writes data and model into
-FOLDER), `shape`, `lora_r`, `batch`, `steps`, `rate`, `seed`, `evaluate`. Prints one JSON object.
+FOLDER), `shape`, `lora_r`, `load_in_4bit`, `batch`, `steps`, `rate`, `seed`, `evaluate`. Prints one
+JSON object.
 """
 
 import json
@@ -84,7 +85,11 @@ def main() -> int:
         return 0
     recipe = Recipe(
         "sft", str(folder / "model"), str(folder / "data"),
-        InstructionTuning(max_length=512, lora_r=options["lora_r"]), "instruction-tuning",
+        InstructionTuning(
+            max_length=512, lora_r=options["lora_r"],
+            load_in_4bit=options.get("load_in_4bit", False),
+        ),
+        "instruction-tuning",
         batch_size=options["batch"],
         training=Training(
             learning_rate=options["rate"], max_steps=options["steps"], warmup_ratio=0.1,
@@ -170,7 +175,7 @@ def trl(job: Job, inputs: Inputs, clock: Clock) -> tuple[Any, list[int]]:
     from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer
 
-    from ftcluster_train.training.models import load_tokenizer
+    from ftcluster_train.training.models import NF4, load_tokenizer
 
     recipe, training = job.recipe, job.recipe.training
     options: Any = recipe.options
@@ -208,8 +213,9 @@ def trl(job: Job, inputs: Inputs, clock: Clock) -> tuple[Any, list[int]]:
             r=options.lora_r, lora_alpha=options.alpha, target_modules="all-linear",
             task_type="CAUSAL_LM",
         )  # fmt: skip
+    quantized = {"quantization_config": NF4} if options.load_in_4bit else {}
     trainer = SFTTrainer(
-        model=AutoModelForCausalLM.from_pretrained(inputs.model, dtype=dtype),
+        model=AutoModelForCausalLM.from_pretrained(inputs.model, dtype=dtype, **quantized),
         args=arguments,
         train_dataset=Dataset.from_list(list(rows())),
         processing_class=load_tokenizer(inputs.tokenizer),

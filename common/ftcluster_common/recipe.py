@@ -197,6 +197,8 @@ class DecoderTuning:
         lora_dropout: of the adapters' input.
         lora_target_modules: names of the linear layers that get adapters; left out, all but the
             last one of the model.
+        load_in_4bit: whether the linear layers of the model, but the last one, are in NF4 with
+            double quantization (QLoRA, Dettmers et al. 2023) while adapters are trained.
         merge_adapters: whether the trained model is saved with the adapters added to its weights,
             instead of the adapters alone.
     """
@@ -209,6 +211,7 @@ class DecoderTuning:
     lora_alpha: float | None = limited(None, above=0)
     lora_dropout: float = limited(0.0, at_least=0, below=1)
     lora_target_modules: tuple[str, ...] = ()
+    load_in_4bit: bool = False
     merge_adapters: bool = False
 
     @property
@@ -393,6 +396,11 @@ class Recipe:
         """The rank of low-rank adapters, if those are trained."""
         options = self.options
         return options.lora_r if isinstance(options, DecoderTuning) else None
+
+    @property
+    def load_in_4bit(self) -> bool:
+        """Whether weights that are not trained are in NF4."""
+        return isinstance(self.options, DecoderTuning) and self.options.load_in_4bit
 
     @property
     def texts_of_a_sample(self) -> int:

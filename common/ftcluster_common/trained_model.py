@@ -12,7 +12,7 @@ FILE = "ftcluster.json"
 # of a task's fields, those that say nothing of how the model reads a row
 LEFT_OUT = (
     "glue_task", "metrics", "validation_splits", "validation_split_percentage", "vocab_size",
-    "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "merge_adapters",
+    "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapters",
 )  # fmt: skip
 
 

@@ -66,8 +66,9 @@ def job_of(folder: Path, rows: list[Row], **changes: Any) -> Job:
         ({"packing": True}, "bf16", 5e-3, 0.5),
         ({"lora_r": 8}, "fp32", 3e-2, 0.97),
         ({"lora_r": 8, "lora_dropout": 0.1}, "bf16", 3e-2, 0.97),
+        ({"lora_r": 8, "load_in_4bit": True}, "bf16", 3e-2, 0.97),
     ],
-    ids=["all weights", "packed", "adapters", "adapters in bf16"],
+    ids=["all weights", "packed", "adapters", "adapters in bf16", "adapters of NF4"],
 )
 def test_a_trained_model_answers(
     tmp_path: Path, options: dict[str, Any], precision: str, rate: float, share: float
@@ -185,6 +186,13 @@ def with_code(folder: Path) -> str:
     return str(model)
 
 
+def quantized(folder: Path) -> str:
+    config = Path(write_chat_model(folder)) / "config.json"
+    how = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": how}))
+    return str(folder)
+
+
 @pytest.mark.parametrize(
     ("write", "options", "said"),
     [
@@ -194,8 +202,9 @@ def with_code(folder: Path) -> str:
         (with_code, {}, "is a model with code of its own, which is not run"),
         (write_chat_model, {"lora_r": 4, "lora_target_modules": ("q_proj", "c_attn", "lm_head")},
          "this llama model has no linear layer c_attn, lm_head; it has down_proj, gate_proj"),
+        (quantized, {"lora_r": 4, "load_in_4bit": True}, "are quantized by bitsandbytes already"),
     ],
-    ids=["dropping", "refusing", "without", "with code", "targets"],
+    ids=["dropping", "refusing", "without", "with code", "targets", "quantized"],
 )  # fmt: skip
 def test_models_that_are_refused(
     tmp_path: Path, write: Callable[[Path], str], options: dict[str, Any], said: str

@@ -58,6 +58,10 @@ KINDS = {
         "preference-tuning", "gpt2", preferences, {"chat_template": False},
         ("loss", "accuracy", "margin"),
     ),
+    "adapters of NF4": Kind(
+        "preference-tuning", "llama", preferences,
+        {"chat_template": False, "lora_r": 4, "load_in_4bit": True}, ("loss", "accuracy", "margin"),
+    ),
 }  # fmt: skip
 
 

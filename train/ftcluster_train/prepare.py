@@ -39,6 +39,7 @@ from ftcluster_train.tasks.model_limits import longest_input
 from ftcluster_train.tasks.registry import make_task
 from ftcluster_train.training.adapters import check_whole
 from ftcluster_train.training.models import (
+    check_quantization,
     check_tokens,
     has_tokenizer,
     load_config,
@@ -62,6 +63,7 @@ def prepare(job: Job) -> Inputs:
     folder, notices = _tokenizer(recipe, model, models, job.run_dir)
     tokenizer = load_tokenizer(folder)
     config = load_config(recipe, model, tokenizer)
+    check_quantization(recipe, config)
     trained = None if job.purpose == "train" else config
     task = make_task(recipe, tokenizer, job.purpose, trained)
     longest = longest_input(config, tokenizer)

@@ -33,6 +33,7 @@ from ftcluster_train.inputs import Inputs, read_inputs
 from ftcluster_train.io import python_stacks
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.io.rank_status import report
+from ftcluster_train.kernels.nf4 import dtype_of, shape_of
 from ftcluster_train.launcher.affinity import memory_nodes
 from ftcluster_train.optim.ipex import load_ipex
 from ftcluster_train.tasks.base import Task
@@ -96,7 +97,7 @@ def run(job: Job) -> None:
     if events:
         merged = isinstance(options, DecoderTuning) and options.merge_adapters
         saved = model.parameters() if merged else saved_parameters(model)
-        check_space(job.run_dir, sum(p.nbytes for p in saved))
+        check_space(job.run_dir, sum(shape_of(p).numel() * dtype_of(p).itemsize for p in saved))
         trackers = make_trackers(
             job.recipe.training,
             job.run_dir,
@@ -149,7 +150,9 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     set_seed(recipe.training.seed)  # random weights of a new classifier, or of the whole model
     frozen = recipe.lora_r is not None and job.precision == "bf16"
     dtype = torch.bfloat16 if frozen else torch.float32
-    model = load_model(task.model_class, recipe, inputs.model, config, dtype=dtype)
+    model = load_model(
+        task.model_class, recipe, inputs.model, config, dtype=dtype, in_4bit=recipe.load_in_4bit
+    )
     return task, model, samples
 
 

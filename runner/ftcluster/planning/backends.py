@@ -1,4 +1,4 @@
-"""Whether a run uses IPEX, and its backend of torch.distributed. Pure functions only.
+"""What a run uses of its stack: IPEX, a backend of torch.distributed. Pure functions only.
 
 oneCCL runs collectives in threads of its own, the workers, which poll all the time. Its guide asks
 for cores that do not compute (oneCCL Developer Guide, Execution of Communication Operations). Each
@@ -14,6 +14,7 @@ from ftcluster.stacks.catalog import Stack, install_hint
 from ftcluster_common.launch import CCL, GLOO, IMPI
 from ftcluster_common.recipe import DecoderTuning, Recipe
 
+BITSANDBYTES = "bitsandbytes"
 IPEX_FLAG = "avx512f"  # IPEX's kernels for training need it
 WORKERS = 1  # of oneCCL, for each rank
 NO_WORKER = "; not ccl: a rank with one core has none for oneCCL's worker"
@@ -84,6 +85,19 @@ def choose_ipex(
     if without:
         return False, f"no AVX512 on {', '.join(without)}, which its kernels need"
     return True, f"stack {stack.name} has it, and every host has AVX512"
+
+
+def check_quantization(recipe: Recipe, stack: Stack, stacks: Mapping[str, Stack]) -> None:
+    """Make sure that the stack has bitsandbytes, if the recipe needs it.
+
+    Raises:
+        PlanError: it does not.
+    """
+    if recipe.load_in_4bit and not stack.version(BITSANDBYTES):
+        raise PlanError(
+            f"load_in_4bit=true, but stack {stack.name} does not have {BITSANDBYTES}",
+            install_hint([one for one in stacks.values() if one.version(BITSANDBYTES)]),
+        )
 
 
 def choose_backend(

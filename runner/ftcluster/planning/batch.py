@@ -10,6 +10,7 @@ from ftcluster.planning.memory import (
     BYTES_A_PARAMETER,
     FP32,
     LOCAL,
+    NF4,
     USABLE,
     ModelSize,
     Need,
@@ -38,6 +39,8 @@ class Batch:
         local: whether hosts take local steps.
         adapter_rank: of low-rank adapters, if only those are trained.
         checkpointing: whether activations are computed again in the backward pass.
+        in_4bit: whether weights that are not trained are in NF4.
+        merged: whether adapters are added to the weights at the end.
     """
 
     samples: int | None = None
@@ -53,6 +56,8 @@ class Batch:
     local: bool = False
     adapter_rank: int | None = None
     checkpointing: bool = False
+    in_4bit: bool = False
+    merged: bool = False
 
     @classmethod
     def of(cls, recipe: Recipe, precision: str, model: ModelSize | None, ipex: bool) -> "Batch":
@@ -71,6 +76,8 @@ class Batch:
             local=recipe.training.sync == "local",
             adapter_rank=recipe.lora_r,
             checkpointing=recipe.training.gradient_checkpointing,
+            in_4bit=recipe.load_in_4bit,
+            merged=isinstance(recipe.options, DecoderTuning) and recipe.options.merge_adapters,
         )
 
     def total(self, world: int) -> int | None:
@@ -102,7 +109,7 @@ class Batch:
         return need(
             self.model, self.precision, texts, self.tokens, self.predicts_tokens, self.ipex,
             world if self.sharded else None, self.local and world > 1,
-            self.adapter_rank, self.checkpointing,
+            self.adapter_rank, self.checkpointing, self.in_4bit, self.merged,
         )  # fmt: skip
 
     def fits(self, host: HostFacts, ranks: int, world: int) -> bool:
@@ -155,6 +162,8 @@ class Batch:
         better = ["more hosts"] * shared + ["hosts with more memory"]
         if world > 1 and not (self.sharded or whole or self.local):
             better.insert(0, "a sharded optimizer (training.shard_optimizer=true)")
+        if self.adapter_rank is not None and not self.in_4bit:
+            better.insert(0, "weights in NF4 (load_in_4bit=true)")
         advice += ["shorter samples", *better]
         if any(needed.states + needed.runtime > USABLE * host.memory_bytes for host in full):
             advice = ["a smaller model", *better]
@@ -170,7 +179,8 @@ class Batch:
         each: float
         if self.adapter_rank is not None:
             each = needed.states / self.model.parameters
-            what = f"weights in {self.precision}, and adapters with their optimizer"
+            kept = f"NF4, embeddings in {self.precision}" if self.in_4bit else self.precision
+            what = f"weights in {kept}, and adapters with their optimizer"
         elif self.sharded:
             fp32 = "fp32 weights, gradients" if self.precision == "bf16" else "gradients"
             what = f"weights in {self.precision}, and 1/{world} of {fp32} and AdamW's two states"
@@ -191,7 +201,10 @@ class Batch:
         if self.texts > 1:
             samples += f" with {self.texts} texts each,"
         if needed.saving > needed.activations:
-            words += f", {gigabytes(needed.saving)} to load and save all weights in fp32"
+            what = "load and save all weights in fp32"
+            if self.in_4bit:
+                what = f"save all weights in {self.precision}" if self.merged else "quantize layers"
+            words += f", {gigabytes(needed.saving)} to {what}"
         elif needed.activations:
             words += (
                 f", {gigabytes(needed.activations)} for the activations of "
@@ -229,8 +242,8 @@ class Batch:
             a_parameter = BYTES_A_PARAMETER + (LOCAL if self.local and world > 1 else 0)
             what = f"weights, gradients and AdamW take {a_parameter} bytes per parameter"
             if self.adapter_rank is not None:
-                each = BF16_COPY if self.precision == "bf16" else FP32
-                what = f"weights that are not trained take {each} bytes per parameter"
+                each = NF4 if self.in_4bit else BF16_COPY if self.precision == "bf16" else FP32
+                what = f"weights that are not trained take {each:.2g} bytes per parameter"
             return (
                 "not estimated",
                 "the size of a model is known of folders of this machine with safetensors, and of "

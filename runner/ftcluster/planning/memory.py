@@ -14,6 +14,10 @@ BF16_COPY = 2  # bytes of each weight that the model computes with
 FP32 = 4  # bytes
 TRAINED_BYTES = {"bf16": BYTES_A_PARAMETER + BF16_COPY, "fp32": BYTES_A_PARAMETER}
 ADAPTED_WIDTHS = 26  # 4 matrices of 2 widths, 3 of 1 + 5
+# a weight in NF4: 4 bits, of 64 weights a byte, and of 256 such bytes a value in fp32
+NF4 = 0.5 + 1 / 64 + FP32 / (64 * 256)
+INNER = 5  # the widest layer of a model has this times features^2 weights, at most
+QUANTIZING = 20  # bytes a weight of the layer that bitsandbytes quantizes
 LOCAL = 4 * FP32  # with sync: local, of common weights, their momentum, what is sent and its mean
 # of a rank with a sharded optimizer, for gradients that are sent: a few buckets of 25 MB in fp32
 BUFFERS = 7 * 25 * 2**20
@@ -52,6 +56,7 @@ class ModelSize:
         features: the width of a layer, hidden_size.
         heads: of the attention of a layer.
         positions: tokens that it takes at most.
+        embeddings: parameters with a row for each word of the vocabulary.
     """
 
     parameters: int
@@ -60,6 +65,7 @@ class ModelSize:
     heads: int = 0
     vocabulary: int = 0
     positions: int = 0
+    embeddings: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,8 @@ def need(
     local: bool = False,
     adapter_rank: int | None = None,
     checkpointing: bool = False,
+    in_4bit: bool = False,
+    merged: bool = False,
 ) -> Need:
     """The memory for a forward and a backward pass.
 
@@ -106,6 +114,8 @@ def need(
         predicts_tokens: whether the loss is over the vocabulary at every token.
         adapter_rank: of low-rank adapters, which are trained instead of all weights.
         checkpointing: whether of all layers but one only the input is kept.
+        in_4bit: whether weights that are not trained are in NF4, but for embeddings.
+        merged: whether adapters are added to the weights at the end.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
     attended = tokens if ipex else min(tokens, ATTENTION_TOKENS)
@@ -119,8 +129,17 @@ def need(
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))
     if adapter_rank is not None:
         trained = adapter_parameters(size, adapter_rank)
-        frozen = size.parameters * (BF16_COPY if precision == "bf16" else FP32)
-        return Need(frozen + trained * TRAINED_BYTES[precision], activations, costs.runtime)
+        each = BF16_COPY if precision == "bf16" else FP32
+        frozen, saving = size.parameters * each, 0
+        if in_4bit:
+            layer = INNER * size.features**2
+            # and the values of one layer
+            quantized = int((size.parameters - size.embeddings) * NF4) + layer * each
+            quantized += size.embeddings * each
+            saving = max(layer * QUANTIZING, frozen - quantized if merged else 0)
+            frozen = quantized
+        states = frozen + trained * TRAINED_BYTES[precision]
+        return Need(states, activations, costs.runtime, saving)
     if shards is None:
         a_parameter = BYTES_A_PARAMETER + (BF16_COPY if precision == "bf16" else 0)
         a_parameter += LOCAL if local else 0

@@ -40,19 +40,21 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
 def model_size(folder: Path) -> ModelSize | None:
     """The size of a model, from its safetensors; None if they cannot be read."""
     try:
-        parameters = sum(_parameters(file) for file in _weight_files(folder))
+        shapes = [shape for file in _weight_files(folder) for shape in _shapes(file)]
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         return None  # the ranks report what is wrong
-    if not parameters or not isinstance(config, dict):
+    if not shapes or not isinstance(config, dict):
         return None
+    vocabulary = _first(config, ("vocab_size",))
     return ModelSize(
-        parameters=parameters,
+        parameters=sum(map(math.prod, shapes)),
         layers=_first(config, LAYERS),
         features=_first(config, FEATURES),
         heads=_first(config, HEADS),
-        vocabulary=_first(config, ("vocab_size",)),
+        vocabulary=vocabulary,
         positions=_first(config, POSITIONS),
+        embeddings=sum(math.prod(one) for one in shapes if len(one) == 2 and one[0] == vocabulary),
     )
 
 
@@ -102,6 +104,7 @@ def size_from_scratch(
         features=features,
         heads=_first(merged, HEADS),
         vocabulary=known,
+        embeddings=known * features,
     )
 
 
@@ -112,15 +115,15 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(index["weight_map"].values()))]
 
 
-def _parameters(file: Path) -> int:
-    """The number of floating-point values in a file (safetensors' README, Format)."""
+def _shapes(file: Path) -> list[list[int]]:
+    """Those of the floating-point tensors in a file (safetensors' README, Format)."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > MOST_HEADER_BYTES:
             raise ValueError(f"{file} has a header of {length} bytes")
         header = json.loads(stream.read(length))
     tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-    return sum(math.prod(one["shape"]) for one in tensors if one["dtype"].startswith(("F", "BF")))
+    return [one["shape"] for one in tensors if one["dtype"].startswith(("F", "BF"))]
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:

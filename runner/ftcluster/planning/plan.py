@@ -7,7 +7,13 @@ from typing import Any, TypeVar
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning import explain
-from ftcluster.planning.backends import WORKERS, choose_backend, choose_ipex, stack_of
+from ftcluster.planning.backends import (
+    WORKERS,
+    check_quantization,
+    choose_backend,
+    choose_ipex,
+    stack_of,
+)
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.network import choose_network
@@ -185,6 +191,8 @@ def plan(
     _attempt(problems, _check_allocator, facts, recipe)
     stack = _attempt(problems, stack_of, facts, stacks)
     ipex = _attempt(problems, choose_ipex, recipe, facts.hosts, stack, stacks) if stack else None
+    if stack and recipe and trains:
+        _attempt(problems, check_quantization, recipe, stack, stacks)
     precision, precision_why = _precision(recipe, facts.hosts)
     batch = Batch(precision=precision)
     if recipe and trains:

@@ -68,7 +68,8 @@ def contradictions(options: Options) -> Iterator[Contradiction]:
             yield "messages_column", "messages need a chat template: chat_template: true"
     if isinstance(options, DecoderTuning):
         plain = DecoderTuning()
-        for name in ("lora_alpha", "lora_dropout", "lora_target_modules", "merge_adapters"):
+        of_adapters = ("lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit")
+        for name in (*of_adapters, "merge_adapters"):
             if options.lora_r is None and getattr(options, name) != getattr(plain, name):
                 yield name, f"{name} is for adapters, whose rank is lora_r: 16"
     if not isinstance(options, QuestionAnswering):

@@ -61,8 +61,10 @@ NAMES_BY_REASON: Mapping[str, str] = {
     # of scripts with PEFT, with callbacks or with other tasks
     "adapters are for instruction tuning: write ftcluster train sft lora_r=16; for others write a "
     "script with peft: ftcluster run --requirements FILE -- SCRIPT": "use_peft peft lora use_lora",
-    "weights that are not trained are in bf16: write lora_r=16; for others write a script: "
-    "ftcluster run --requirements FILE -- SCRIPT": "qlora load_in_4bit load_in_8bit",
+    "weights that are not trained are in bf16 or, as in QLoRA, in NF4: write lora_r=16 "
+    "load_in_4bit=true; for others write a script: ftcluster run --requirements FILE -- SCRIPT": (
+        "qlora load_in_8bit bnb_4bit_quant_type bnb_4bit_use_double_quant use_bnb_nested_quant"
+    ),
     "a run is not ended before its last step; for the best of its models write "
     "load_best_model_at_end=true save_strategy=best": (
         "early_stopping early_stopping_patience early_stopping_threshold patience"

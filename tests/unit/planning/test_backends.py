@@ -11,7 +11,7 @@ from ftcluster.cluster.facts import SETUP, AllReduce, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.launch.mpirun import as_shell, render
 from ftcluster.planning.plan import LaunchPlan, plan
-from ftcluster.recipe.recipe import parse_recipe
+from ftcluster.recipe.recipe import load_recipe, parse_recipe
 from ftcluster_common.recipe import Recipe
 from tests.unit.clusters import STACKS, cluster, host, nodes, placed
 
@@ -67,6 +67,15 @@ def test_what_continues_from_a_checkpoint_does_so_without_ipex() -> None:
     assert (launch.ipex, "/c" in decision(launch, "ipex")) == (False, True)
     with pytest.raises(PlanError, match="cannot continue from /c"):
         decided("intel-2.8", use_ipex=True, resume_from_checkpoint="/c")
+
+
+def test_nf4_needs_bitsandbytes(said: Said) -> None:
+    tuning = load_recipe("sft", ["lora_r=16", "load_in_4bit=true"])
+    assert plan(cluster(*hosts("native")), tuning, STACKS)
+    with pytest.raises(PlanError) as caught:
+        plan(cluster(*hosts("intel-2.8")), tuning, STACKS)
+    said(caught.value)
+    assert plan(cluster(*hosts("intel-2.8")), tuning, STACKS, trains=False)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,28 @@ def test_of_adapters_only_these_are_trained() -> None:
     )
 
 
+def test_weights_in_nf4_take_a_quarter() -> None:
+    """But for embeddings; and the values of a layer have to fit."""
+    embeddings = 2 * 4096 * 128_256
+    size = ModelSize(8_030 * 10**6, 32, 4096, 32, 128_256, embeddings=embeddings)
+
+    def batch_of(*overrides: str) -> Batch:
+        fields = ["lora_r=16", "load_in_4bit=true", "batch_size=1", *overrides]
+        fields += ["gradient_accumulation_steps=1", "gradient_checkpointing=true"]
+        return Batch.of(load_recipe("sft", fields), "bf16", size, ipex=False)
+
+    batch, merged = batch_of(), batch_of("merge_adapters=true")
+    found, more = batch.need(1), merged.need(1)
+    assert found
+    assert more
+    weights = 0.516 * (size.parameters - embeddings) + 2 * embeddings
+    assert found.states == pytest.approx(weights + 18 * 55e6 + 0.17e9, rel=0.01)
+    assert "bytes (weights in NF4, embeddings in bf16, and adapters" in batch.explain(found, 1)
+    assert more.states == found.states
+    assert more.states + more.saving == pytest.approx(2 * size.parameters + 18 * 55e6, rel=0.01)
+    assert "GB to save all weights in bf16" in merged.explain(more, 1)
+
+
 @pytest.mark.parametrize(
     ("tokens", "checkpointing", "measured_mb"),
     [(256, False, 3760), (512, False, 4744), (256, True, 3445), (512, True, 3596)],
@@ -134,7 +156,7 @@ def test_the_size_of_a_folder(tmp_path: Path) -> None:
         tmp_path / "model.safetensors", wte=("F32", [100, 8]), bias=("BF16", [8]),
         position_ids=("I64", [1, 512]),
     )  # fmt: skip
-    assert model_size(tmp_path) == ModelSize(808, 2, 8, 4, 100)
+    assert model_size(tmp_path) == ModelSize(808, 2, 8, 4, 100, embeddings=800)
 
 
 def test_the_size_of_a_folder_with_several_files(tmp_path: Path) -> None:
@@ -192,7 +214,7 @@ def test_the_size_that_a_configuration_leads_to(
 def test_overrides_and_a_vocabulary_of_the_data_count_for_the_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"n_layer": 2, "n_embd": 8, "n_head": 4}')
     found = size_from_scratch(str(tmp_path), {"n_layer": 3}, vocabulary=100)
-    assert found == ModelSize(3 * 12 * 64 + 800, 3, 8, 4, 100)
+    assert found == ModelSize(3 * 12 * 64 + 800, 3, 8, 4, 100, embeddings=800)
 
 
 def test_a_configuration_that_only_transformers_knows_has_no_size() -> None:

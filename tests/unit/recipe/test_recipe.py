@@ -177,6 +177,8 @@ CONTRADICTIONS = [
     EMBED + "training:\n  group_by_length: true\n",
     EMBED + "training:\n  label_smoothing_factor: 0.1\n",
     EMBED + "training:\n  save_strategy: best\n  metric_for_best_model: loss\n",
+    EMBED + "load_in_4bit: true\n",
+    "task: instruction-tuning\nmodel: m\ndata: d\nload_in_4bit: true\n",
 ]
 
 

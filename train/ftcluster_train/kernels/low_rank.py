@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ftcluster_train.kernels.nf4 import dense, dtype_of, linear_in_nf4
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -31,16 +33,16 @@ class Adapter:
 def linear_with_adapter(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, adapter: Adapter
 ) -> torch.Tensor:
-    """As `torch.nn.functional.linear`, with what the adapter adds."""
+    """As `torch.nn.functional.linear`, with what the adapter adds; the weight may be in NF4."""
     # before and after a training the adapter is in fp32
-    down, up = adapter.down.to(weight.dtype), adapter.up.to(weight.dtype)
-    input = input.to(weight.dtype)
+    dtype = dtype_of(weight)
+    down, up = adapter.down.to(dtype), adapter.up.to(dtype)
+    input = input.to(dtype)
     with torch.autocast("cpu", enabled=False):
         if adapter.dropout and torch.is_grad_enabled():
             low = functional.linear(functional.dropout(input, adapter.dropout), down)
-            return functional.linear(input, weight, bias) + functional.linear(
-                low, up * adapter.scale
-            )
+            plain = linear_in_nf4 if hasattr(weight, "nf4") else functional.linear
+            return plain(input, weight, bias) + functional.linear(low, up * adapter.scale)
         output: torch.Tensor = _LowRankLinear.apply(input, weight, bias, down, up, adapter.scale)
     return output
 
@@ -60,21 +62,21 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
     ) -> torch.Tensor:
         flat = input.flatten(0, -2)
         low = flat @ down.T
-        output = functional.linear(flat, weight, bias)
+        output = functional.linear(flat, dense(weight), bias)
         output.addmm_(low, up.T, alpha=scale)
-        ctx.save_for_backward(flat, weight, down, up, low)
-        ctx.scale = scale
+        ctx.save_for_backward(flat, down, up, low)
+        ctx.weight, ctx.scale = weight, scale
         return output.unflatten(0, input.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        flat, weight, down, up, low = ctx.saved_tensors
+        flat, down, up, low = ctx.saved_tensors
         grad = grad_output.flatten(0, -2)
         grad_up = (grad.T @ low).mul_(ctx.scale)
         grad_low = (grad @ up).mul_(ctx.scale)
         grad_down = grad_low.T @ flat
         grad_input = None
         if ctx.needs_input_grad[0]:
-            grad_input = torch.addmm(grad @ weight, grad_low, down)
+            grad_input = torch.addmm(grad @ dense(ctx.weight), grad_low, down)
             grad_input = grad_input.unflatten(0, grad_output.shape[:-1])
         return grad_input, None, None, grad_down, grad_up, None

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from ftcluster_train.kernels.linear import linear
 from ftcluster_train.kernels.low_rank import linear_with_adapter
+from ftcluster_train.kernels.nf4 import dtype_of, linear_in_nf4
 from ftcluster_train.kernels.private_torch import version_of
 
 MANY_ELEMENTS = 1 << 20  # of an embedding: 2 MB of gradients in bf16
@@ -113,11 +114,13 @@ class Linear:
         """As torch's."""
         if weight is self._head:
             return input
-        if input.dtype == torch.float32 and weight.dtype == torch.bfloat16:
+        if input.dtype == torch.float32 and dtype_of(weight) == torch.bfloat16:
             input = self._round(input)
         adapter = getattr(weight, "adapter", None)
         if adapter is not None:
             return linear_with_adapter(input, weight, bias, adapter)
+        if hasattr(weight, "nf4"):
+            return linear_in_nf4(input, weight, bias)
         return linear(input, weight, bias)
 
     def _round(self, input: torch.Tensor) -> torch.Tensor:

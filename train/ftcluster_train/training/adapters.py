@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from ftcluster_common.recipe import DecoderTuning, Recipe
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.low_rank import Adapter
+from ftcluster_train.kernels.nf4 import dense
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's names
 PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")
@@ -153,17 +154,22 @@ def saved_weights(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tenso
 def merge_adapters(model: PreTrainedModel) -> None:
     """Add the adapters to the weights of their layers, and remove them.
 
-    The sums are computed in fp32 and rounded to the dtype of the weights; norms get it too.
+    The sums are computed in fp32 and rounded to the dtype of the weights; norms get it too. Weights
+    in NF4 become their values.
     """
     dtype: Any = None
-    for layer in adapted_layers(model).values():
-        adapter = layer.weight.adapter
-        dtype = layer.weight.dtype
-        merged = layer.weight.float().addmm_(
-            adapter.up.float(), adapter.down.float(), alpha=adapter.scale
-        )
-        layer.weight.copy_(merged)
-        del layer.weight.adapter, layer.lora_A, layer.lora_B
+    for layer in linear_layers(model).values():
+        weight = layer.weight
+        if hasattr(weight, "nf4"):
+            weight.data = dense(weight)
+            del weight.nf4
+        if hasattr(weight, "adapter"):
+            adapter, dtype = weight.adapter, weight.dtype
+            merged = weight.float().addmm_(
+                adapter.up.float(), adapter.down.float(), alpha=adapter.scale
+            )
+            weight.copy_(merged)
+            del weight.adapter, layer.lora_A, layer.lora_B
     if dtype is not None:
         model.to(dtype)
         model.config.dtype = dtype

@@ -31,6 +31,7 @@ from ftcluster_train.io.sample_log import log_samples
 from ftcluster_train.kernels import Optimizations
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.kernels.in_use import kernels_in_use
+from ftcluster_train.kernels.nf4 import shape_of
 from ftcluster_train.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.training.best import BestEvaluation
@@ -130,7 +131,7 @@ def train(
         precision=job.precision,
         ipex=job.ipex,
         train_samples=len(train_set),
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=sum(shape_of(p).numel() for p in model.parameters()),
     )
 
     # state: of this run after a restart, or of the run that it continues
@@ -152,6 +153,7 @@ def train(
         {
             "ranks": world.size, "precision": job.precision, "batch_size": recipe.batch_size,
             "steps": last_step, "learning_rate": settings.learning_rate, "seed": settings.seed,
+            "load_in_4bit": recipe.load_in_4bit,
             "training data": train_set.about["sha256"][:12],
         },
         notice,

@@ -2,7 +2,10 @@
 
 import difflib
 import errno
+import importlib.util
 import inspect
+import logging
+import socket
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -10,9 +13,11 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -20,9 +25,15 @@ from transformers import (
 
 from ftcluster_common.recipe import BY_TYPE, Recipe
 from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.kernels.nf4 import in_nf4
 from ftcluster_train.optim.flat_params import norm_parameters
 from ftcluster_train.tasks.model_limits import POSITIONS_BEHIND_PADDING
 from ftcluster_train.training.compat import dtype_keyword
+
+# what QLoRA's paper trains with; blocks have 64 weights
+NF4 = BitsAndBytesConfig(
+    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+)
 
 
 def call_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
@@ -112,9 +123,28 @@ def _config(model: str, **changes: Any) -> PretrainedConfig:
         ) from error
 
 
+def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
+    """Make sure that a model's weights can be loaded as the recipe says.
+
+    Raises:
+        TrainError: they are to be quantized and bitsandbytes is not installed, or they have been.
+    """
+    if recipe.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
+        raise TrainError(
+            f"load_in_4bit needs the package bitsandbytes, which {socket.gethostname()} lacks",
+            "set the cluster up again: ftcluster setup",
+        )
+    found = getattr(config, "quantization_config", None) or {}
+    if isinstance(found, dict) and found.get("quant_method") == "bitsandbytes":
+        raise TrainError(
+            f"the weights of {recipe.model} are quantized by bitsandbytes already",
+            "use the model that they were made of, with load_in_4bit=true",
+        )
+
+
 def load_model(
     model_class: Any, recipe: Recipe, model: str, config: PretrainedConfig, whole: bool = False,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32, in_4bit: bool = False,
 ) -> PreTrainedModel:  # fmt: skip
     """The model, with its own weights or, from scratch, random ones.
 
@@ -122,12 +152,17 @@ def load_model(
         model: a folder, or `config:TYPE`.
         whole: whether it needs all weights; else a new head gets random ones.
         dtype: of the weights, but for norms, which are in fp32.
+        in_4bit: whether its linear layers are quantized to NF4, one by one while they are loaded.
 
     Raises:
         TrainError: it cannot be loaded, lacks weights, or transformers has no such model for the
             task.
     """
-    keyword = {dtype_keyword(transformers.__version__): dtype}
+    keyword: dict[str, Any] = {dtype_keyword(transformers.__version__): dtype}
+    if in_4bit:
+        # as it is imported it warns that it lacks a kernel for inference
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+        keyword["quantization_config"] = NF4
     try:
         if recipe.from_scratch:
             return model_class.from_config(config, **keyword)
@@ -149,10 +184,26 @@ def load_model(
             f"{recipe.model} is not trained for {recipe.task}: it has no weights {missing[0]}",
             "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
         )
+    if in_4bit:
+        _with_plain_layers(loaded)
     if dtype != torch.float32:
         for parameter in norm_parameters(loaded):
             parameter.data = parameter.data.float()
     return loaded
+
+
+def _with_plain_layers(model: PreTrainedModel) -> None:
+    """Replace bitsandbytes' linear layers by torch's, for whose weights see `kernels.nf4`."""
+    for name, layer in list(model.named_modules()):
+        # a layer of GPT-2 has the other order of inputs and outputs, and gets no adapters
+        if not (hasattr(layer, "source_cls") and layer.source_cls is nn.Linear):
+            continue
+        with torch.device("meta"):
+            plain = nn.Linear(layer.in_features, layer.out_features, bias=False)
+        plain.weight = in_nf4(layer.weight.data, layer.weight.quant_state)
+        plain.bias = layer.bias
+        model.set_submodule(name, plain)
+    model.hf_quantizer.remove_quantization_config(model)  # it would be saved with a merged model
 
 
 def check_tokens(known: int, largest_token: int, tokenizer: str) -> None:

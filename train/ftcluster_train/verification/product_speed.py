@@ -19,8 +19,10 @@ def product_shapes(model: Any) -> Counter[tuple[int, int]]:
     import torch
     from transformers.pytorch_utils import Conv1D
 
+    from ftcluster_train.kernels.nf4 import shape_of
+
     kinds = (torch.nn.Linear, Conv1D)
-    found = (module.weight.shape for module in model.modules() if isinstance(module, kinds))
+    found = (shape_of(one.weight) for one in model.modules() if isinstance(one, kinds))
     return Counter((int(one), int(other)) for one, other in found)
 
 
