@@ -203,6 +203,10 @@ def _with_plain_layers(model: PreTrainedModel) -> None:
         plain.weight = in_nf4(layer.weight.data, layer.weight.quant_state)
         plain.bias = layer.bias
         model.set_submodule(name, plain)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            # a view of its file, of which the pages of all weights would stay in memory
+            parameter.data = parameter.data.clone()
     model.hf_quantizer.remove_quantization_config(model)  # it would be saved with a merged model
 
 
