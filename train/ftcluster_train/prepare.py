@@ -9,6 +9,11 @@ Writes the data as token samples, unless an earlier run has, and RUN_DIR/inputs.
 for the ranks. Prints an error that a user can fix, and exits with 1.
 """
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # collections are a quarter of the CPU time of the imports below
+
 import contextlib
 import errno
 import fcntl
@@ -117,6 +122,8 @@ def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple
 
 def main() -> int:
     """Entry point; returns the exit code."""
+    gc.freeze()  # what was imported stays
+    gc.enable()
     os.umask(ACCOUNT_ONLY)
     if "--hub-token" in sys.argv[2:]:
         os.environ["HF_TOKEN"] = sys.stdin.read().strip()
