@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -19,6 +20,7 @@ from ftcluster_train.distributed.mpi_progress import Channel, Operation, Progres
 
 # of each rank: 8 ranks took 6 MB for all-reduces of 100 MB (Intel MPI 2021.18)
 SHARED_BYTES = 2 << 20
+PRINT_SECONDS = 1.0  # for ranks that were told that this one has left
 
 _progress: Progress | None = None
 _lock = threading.Lock()
@@ -176,5 +178,7 @@ def finalize() -> None:
         leave(channel)
     for operation in _left:
         operation.done.wait()
-    if not any(operation.error for operation in _left):
+    if any(operation.error for operation in _left):
+        time.sleep(PRINT_SECONDS)  # mpirun ends the others when this one ends
+    else:
         progress().call(MPI.Finalize)
