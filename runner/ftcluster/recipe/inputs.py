@@ -113,6 +113,8 @@ def check_exists(field: str, value: str) -> None:
     if not means_path and (field != "data" or not near):
         return
     hint = f"did you mean {folder / near[0]}?" if near else ""
+    if field == "model" and "runs" in path.parts and not near:
+        hint = "if it is a run's folder on the head: `ftcluster fetch RUN` copies its model here"
     if not means_path:
         hint += " A name on the Hub has two parts: OWNER/NAME"
     raise InputError(f"{field} {value} does not exist", hint)

@@ -89,6 +89,12 @@ def test_a_mistyped_path_is_an_error_before_anything_starts(
     said(caught.value)
 
 
+def test_a_model_of_a_run_on_the_head_is_fetched_first(said: Callable[[object], None]) -> None:
+    with pytest.raises(InputError) as caught:
+        check_inputs(load_recipe("clm", ["model=/opt/ftcluster/runs/clm-20261123-190000/model"]))
+    said(caught.value)
+
+
 def test_names_of_the_hub_are_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bert-base-cased").mkdir()
