@@ -1,7 +1,7 @@
 """Sentence embeddings: the engine against SentenceTransformerTrainer, side by side.
 
     .venv-dev/bin/python -m bench.embed --data DIR --encoder DIR --site DIR [--turns N] [--steps N]
-        [--seeds N] [--batch N] [--threads N] [--prefix DIR] [--results FILE]
+        [--seeds N] [--first-seed N] [--batch N] [--threads N] [--prefix DIR] [--results FILE]
 
 from the repository's root, with the Python of the stack under --prefix and the code of this
 checkout. DIR of --data has the folder squad,
@@ -76,6 +76,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=0)
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--batch", type=int, default=32)
     options = parser.parse_args()
     bench = Bench(
@@ -89,7 +90,7 @@ def main() -> int:
             results["speed"] = measure(runner, options.turns, options.steps)
             print(table(results["speed"]), flush=True)
             write(options.results, results)
-        for seed in range(1, options.seeds + 1):
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
             found = results.setdefault("quality", {})
             for name in ("stock", "ours"):
                 done = runner.run(**VARIANTS[name], seed=seed, evaluate=True)

@@ -48,7 +48,11 @@ WAYS: dict[str, tuple[str, ...]] = {
     "local, 64 steps, int8": (LOCAL, "training.sync_steps=64", "training.sync_dtype=int8"),
 }
 FEW, MANY = 32, 96  # steps of a training that measures speed: each exchanges, or local
-METRICS = {"mrpc": ("accuracy", "f1"), "squad": ("exact_match", "f1")}
+METRICS = {
+    "mrpc": ("accuracy", "f1"),
+    "squad": ("exact_match", "f1"),
+    "qqp": ("accuracy", "f1"),
+}
 
 Run = dict[str, Any]
 

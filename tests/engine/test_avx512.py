@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from ftcluster_train.kernels import avx512
 from ftcluster_train.kernels.avx512 import Drop
@@ -87,3 +88,40 @@ def test_scores_that_are_not_finite() -> None:
     found = scores.clone()
     avx512.softmax_dropout_(found, Drop(0, -(1 << 15), 1.0))
     torch.testing.assert_close(found, torch.softmax(scores, -1), equal_nan=True)
+
+
+@given(rows, st.integers(1, 3000), st.integers(0, 70), st.booleans(), seeds, threads)
+def test_cross_entropy_and_its_gradient(
+    rows: int, columns: int, padding: int, weighted: bool, seed: int, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    rows = max(1, min(rows, 30_000 // columns))
+    numbers = torch.Generator().manual_seed(seed % (1 << 32))
+    logits = (torch.randn(rows, columns + padding, generator=numbers) * 5).bfloat16()
+    targets = torch.randint(columns, (rows,), generator=numbers)
+    factors = torch.randn(rows, generator=numbers) if weighted else None
+
+    wanted = logits[:, :columns].double().requires_grad_()
+    losses = functional.cross_entropy(wanted, targets, reduction="none")
+    losses.backward(torch.ones(rows) if factors is None else factors)
+
+    found = avx512.cross_entropy_(logits, targets, columns, factors)
+    torch.testing.assert_close(found, losses.detach().float(), rtol=1e-5, atol=1e-5)
+    assert not logits[:, columns:].any()
+    # bf16 rounds to 2^-9 of a number
+    torch.testing.assert_close(
+        logits[:, :columns].float(), wanted.grad.float(), rtol=2**-8, atol=1e-6
+    )
+
+
+def test_cross_entropy_of_what_diverged_and_of_wrong_targets() -> None:
+    logits = torch.zeros(3, 40, dtype=torch.bfloat16)
+    logits[0, 7] = torch.nan
+    logits[1, 39] = torch.inf
+    targets = torch.tensor([0, 5, 39])
+    losses = avx512.cross_entropy_(logits, targets, 40)
+    assert losses.isnan().tolist() == [True, True, False]
+    assert logits.isnan().any(-1).tolist() == [True, True, False]
+    for wrong in (-1, 40):
+        with pytest.raises(IndexError, match="of 40 columns"):
+            avx512.cross_entropy_(logits, torch.tensor([0, wrong, 1]), 40)
