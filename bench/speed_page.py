@@ -22,11 +22,15 @@ from ftcluster.report.svg import THEME
 RESULTS = ROOT / "bench/results"
 FILES = {
     # the later ones are of those cases that were measured again
-    "engine": ("2026-11-23-engine.json", "2026-11-23-engine-loops.json"),
+    "engine": (
+        "2026-11-23-engine.json",
+        "2026-11-23-engine-loops.json",
+        "2026-11-23-engine-squad.json",
+    ),
     "fast": ("2026-11-23-fast-idle.json", "2026-11-23-fast-loops.json"),
     "sft": ("2026-11-23-sft-idle.json",),
     "embed": ("2026-11-23-embed.json",),
-    "time": ("2026-11-23-time-to-quality.json",),
+    "time": ("2026-11-23-time-to-quality.json", "2026-11-23-time-to-quality-qqp.json"),
 }
 ENGINE = {
     "mrpc": "MRPC, DistilBERT-base, batch 32",
@@ -166,17 +170,22 @@ def times_to_a_metric() -> str:
         "| the shorter one | ratio |",
         "|---|---|---|---|---|---|",
     ]
-    names = {"mrpc": "MRPC", "squad": "SQuAD"}
-    for case, ways in read("time")[-1]["trainings"].items():
+    names = {"mrpc": "MRPC", "squad": "SQuAD", "qqp": "QQP, 6,000 pairs"}
+    trainings = (item for one in read("time") for item in one["trainings"].items())
+    for case, ways in trainings:
         stock, short = ways["stock"], ways["short"]
-        name, scale = METRICS[case][-1], 100 if case == "mrpc" else 1
+        scale = 1 if case == "squad" else 100
         of = [
-            mean_and_spread([scale * value for value in way[name]["values"]], ".1f")
+            " / ".join(
+                mean_and_spread([scale * value for value in way[name]["values"]], ".1f")
+                for name in METRICS[case]
+            )
             for way in (stock, short)
         ]
         of += [mean_and_spread(way["seconds"]["values"], ".0f") for way in (stock, short)]
         ratio = mean_and_spread(short["seconds"]["stock_over_this"], ".2f")
-        lines.append(f"| {names[case]}, {name} | {' | '.join(of)} | **{ratio}** |")
+        what = " / ".join(METRICS[case]).replace("_", " ")
+        lines.append(f"| {names[case]}: {what} | {' | '.join(of)} | **{ratio}** |")
     return "\n".join(lines)
 
 
