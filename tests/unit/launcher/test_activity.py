@@ -42,7 +42,7 @@ def test_a_stop_is_that_of_a_main_process() -> None:
         (work,) = set(descendants(os.getpid())) - {other.pid}
         os.kill(work, signal.SIGSTOP)
         wait_for(lambda: activity(os.getpid(), (other.pid, work))["state"] == "T")
-        assert activity(os.getpid(), (other.pid,))["state"] == "S"
+        wait_for(lambda: activity(os.getpid(), (other.pid,))["state"] == "S")
     finally:
         os.killpg(other.pid, signal.SIGKILL)
         other.wait()
