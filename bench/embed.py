@@ -29,12 +29,12 @@ from typing import Any
 
 from bench.engine import (
     ROOT,
-    TCMALLOC,
     Bench,
     arguments,
     machine,
     quality_table,
     run_module,
+    with_tcmalloc,
     write,
 )
 
@@ -62,9 +62,8 @@ class Runner:
             "OMP_NUM_THREADS": str(self.bench.threads),
             "HF_HUB_OFFLINE": "1",
         }
-        allocator = next((path for path in TCMALLOC if Path(path).exists()), None)
-        if options.get("tcmalloc") and allocator:
-            environment["LD_PRELOAD"] = allocator
+        if options.get("tcmalloc"):
+            environment |= with_tcmalloc()
         return run_module("bench.embed_run", self.bench.prefix, self.run_dir, options, environment)
 
 

@@ -183,11 +183,16 @@ class Bench:
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": str(options.pop("threads", self.threads)),
         }
-        allocator = next((path for path in TCMALLOC if Path(path).exists()), None)
-        if options.get("engine") == "ours" and allocator and "tcmalloc" not in options["leave_out"]:
-            environment["LD_PRELOAD"] = allocator
+        if options.get("engine") == "ours" and "tcmalloc" not in options["leave_out"]:
+            environment |= with_tcmalloc()
         options["leave_out"] = [n for n in options.get("leave_out", ()) if n != "tcmalloc"]
         return run_module("bench.engine_run", self.prefix, run_dir, options, environment)
+
+
+def with_tcmalloc() -> dict[str, str]:
+    """Variables that planned ranks have for the allocator; none where it is not installed."""
+    found = next((path for path in TCMALLOC if Path(path).exists()), None)
+    return {"LD_PRELOAD": found, "TCMALLOC_RELEASE_RATE": "0"} if found else {}
 
 
 def run_module(

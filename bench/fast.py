@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine import CASES, ROOT, TCMALLOC, arguments, machine, quality_table, write
+from bench.engine import CASES, ROOT, arguments, machine, quality_table, with_tcmalloc, write
 from ftcluster_common.launch import FAST_VARIABLE
 
 STARTUP = ROOT / "train/ftcluster_train/launcher/startup"
@@ -83,7 +83,7 @@ class Bench:
             "HF_HOME": str(self.folder / "cache"),
         }
         if allocator:
-            environment["LD_PRELOAD"] = next(p for p in TCMALLOC if Path(p).exists())
+            environment |= with_tcmalloc()
         if fast:
             environment[FAST_VARIABLE] = "1"
         done = subprocess.run(

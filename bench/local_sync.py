@@ -27,12 +27,12 @@ from typing import Any
 from bench.curves import done, spread
 from bench.engine import (
     ROOT,
-    TCMALLOC,
     TUNED,
     Bench,
     arguments,
     first_rows,
     machine,
+    with_tcmalloc,
     write,
 )
 from ftcluster_common.launch import BACKEND_VARIABLE, GLOO, IMPI
@@ -105,12 +105,11 @@ def train(bench: Bench, run_dir: Path, key: Run, way: tuple[str, ...]) -> Run:
         words += [f"training.max_steps={steps}", "training.eval_strategy=no"]
     bench.prepare(run_dir, tuple(words))
     python = str(bench.prefix / "current/bin/python")
-    allocator = next((path for path in TCMALLOC if Path(path).exists()), "")
     environment = os.environ | {
         "PATH": f"{bench.prefix}/current/bin:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT / 'train'}:{ROOT / 'common'}",
         "OMP_NUM_THREADS": "1",
-        "LD_PRELOAD": allocator,
+        **with_tcmalloc(),
         "I_MPI_PIN": "0",
         "HF_HUB_OFFLINE": "1",
         BACKEND_VARIABLE: IMPI if key["seed"] > 1 else GLOO,

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine import ROOT, TCMALLOC, arguments, machine, run_module, write
+from bench.engine import ROOT, arguments, machine, run_module, with_tcmalloc, write
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "trl": {"engine": "trl"},
@@ -58,9 +58,8 @@ class Runner:
             "OMP_NUM_THREADS": str(self.threads),
             "HF_HUB_OFFLINE": "1",
         }
-        allocator = next((path for path in TCMALLOC if Path(path).exists()), None)
-        if options.get("tcmalloc") and allocator:
-            environment["LD_PRELOAD"] = allocator
+        if options.get("tcmalloc"):
+            environment |= with_tcmalloc()
         options = {**self.common, **options}
         return run_module("bench.sft_run", self.prefix, self.folder, options, environment)
 

@@ -25,13 +25,13 @@ from typing import Any
 from bench.curves import done, spread
 from bench.engine import (
     ROOT,
-    TCMALLOC,
     TUNED,
     Bench,
     arguments,
     first_rows,
     machine,
     run_module,
+    with_tcmalloc,
     write,
 )
 from bench.local_sync import METRICS
@@ -107,7 +107,7 @@ def train(bench: Bench, run_dir: Path, key: Run) -> Run:
         "PYTHONPATH": f"{ROOT}:{ROOT / 'train'}:{ROOT / 'common'}",
         "OMP_NUM_THREADS": str(key["threads"]),
         "HF_HUB_OFFLINE": "1",
-        "LD_PRELOAD": next((path for path in TCMALLOC if Path(path).exists()), ""),
+        **with_tcmalloc(),
     }
     found = run_module("bench.time_to_quality_run", bench.prefix, run_dir, {}, environment)
     return found | {"load": os.getloadavg()[0]}

@@ -304,6 +304,7 @@ COMMENTS = {
     PLACEMENT_VARIABLE: "CPUs, threads and NUMA nodes of each rank, from `ftcluster plan`",
     "OMP_NUM_THREADS": "bind sets it for each rank, from the line above and the CPUs that it gets",
     "LD_PRELOAD": "a faster allocator; see `ftcluster plan`",
+    "TCMALLOC_RELEASE_RATE": "memory that a step frees is kept for the next one",
     "HF_HOME": "models and data sets are downloaded once, to the volume",
     "HF_HUB_OFFLINE": "the container `prepare` has downloaded all, so ranks need no token",
 }

@@ -132,6 +132,10 @@ def _host_variables(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
     variables = {}
     if host.preload:
         variables["LD_PRELOAD"] = ":".join(host.preload)
+    if host.allocator:
+        # the default, 1, gives free memory back to the kernel, all of it whenever the heap grows
+        # (PageHeap::New in gperftools), and the next step has to fault it in again
+        variables["TCMALLOC_RELEASE_RATE"] = "0"
     if host.openmp:
         # the default is to poll for 200 ms after each product (OpenMP run-time's manual), which
         # keeps communication threads from the cores

@@ -71,6 +71,7 @@ def test_every_host_has_its_own_cores_threads_and_interface() -> None:
     assert first["env"] == {"GLOO_SOCKET_IFNAME": "eth0", "FI_TCP_IFACE": "eth0"}
     assert second["env"]["GLOO_SOCKET_IFNAME"] == "ens5"
     assert second["env"]["LD_PRELOAD"] == VM.tcmalloc
+    assert second["env"]["TCMALLOC_RELEASE_RATE"] == "0"
     assert "LD_PRELOAD" not in launch_of_two().env  # mpirun and Hydra do without
 
 

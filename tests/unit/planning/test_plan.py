@@ -342,7 +342,8 @@ def test_the_launch_of_this_machine() -> None:
         "FTCLUSTER_RUN": "r-1",
         "FTCLUSTER_BACKEND": "impi",
         "FTCLUSTER_PLACEMENT": '{"kinds":[{"env":{"LD_PRELOAD":"/usr/lib/x86_64-linux-gnu/'
-        'libtcmalloc_minimal.so.4","GLOO_SOCKET_IFNAME":"lo"},"ranks":[{"cpus":"0","threads":1,'
+        'libtcmalloc_minimal.so.4","TCMALLOC_RELEASE_RATE":"0","GLOO_SOCKET_IFNAME":"lo"},'
+        '"ranks":[{"cpus":"0","threads":1,'
         '"memory":[]},{"cpus":"1","threads":1,"memory":[]}]}],"hosts":[[0,1]]}',
         "MASTER_ADDR": "127.0.0.1",
         "I_MPI_PIN": "0",
