@@ -159,6 +159,16 @@ typedef struct {
     Drop drop;
 } Rows;
 
+/* in all lanes */
+static inline __m512 largest_of(const bf16 *values, int64_t columns) {
+    __m512 largest = _mm512_set1_ps(-__builtin_inff());
+    for (int64_t i = 0; i < columns; i += 16) {
+        __mmask16 some = first(columns - i);
+        largest = _mm512_mask_max_ps(largest, some, largest, load(values + i, some));
+    }
+    return _mm512_set1_ps(_mm512_reduce_max_ps(largest));
+}
+
 static void softmax_dropout_loop(const void *pointer, int64_t row, int64_t end) {
     const Rows *a = pointer;
     const int64_t columns = a->columns;
@@ -168,12 +178,7 @@ static void softmax_dropout_loop(const void *pointer, int64_t row, int64_t end) 
     for (; row < end; row++) {
         int64_t begin = row * columns;
         bf16 *scores = a->values + begin, *dropped = a->others + begin;
-        __m512 largest = _mm512_set1_ps(-__builtin_inff()), sum = _mm512_setzero_ps();
-        for (int64_t i = 0; i < columns; i += 16) {
-            __mmask16 some = first(columns - i);
-            largest = _mm512_mask_max_ps(largest, some, largest, load(scores + i, some));
-        }
-        largest = _mm512_set1_ps(_mm512_reduce_max_ps(largest));
+        __m512 largest = largest_of(scores, columns), sum = _mm512_setzero_ps();
         for (int64_t i = 0; i < columns; i += 16) {
             __mmask16 some = first(columns - i);
             __m512 power = exponential(_mm512_sub_ps(load(scores + i, some), largest));
@@ -245,12 +250,7 @@ static void cross_entropy_loop(const void *pointer, int64_t row, int64_t end) {
     const int64_t columns = a->columns;
     for (; row < end; row++) {
         bf16 *logits = a->logits + row * a->stride;
-        __m512 largest = _mm512_set1_ps(-__builtin_inff()), sum = _mm512_setzero_ps();
-        for (int64_t i = 0; i < columns; i += 16) {
-            __mmask16 some = first(columns - i);
-            largest = _mm512_mask_max_ps(largest, some, largest, load(logits + i, some));
-        }
-        largest = _mm512_set1_ps(_mm512_reduce_max_ps(largest));
+        __m512 largest = largest_of(logits, columns), sum = _mm512_setzero_ps();
         for (int64_t i = 0; i < columns; i += 16) {
             __mmask16 some = first(columns - i);
             __m512 power = exponential(_mm512_sub_ps(load(logits + i, some), largest));
