@@ -33,8 +33,8 @@ from bench.engine import (
     arguments,
     machine,
     quality_table,
+    rank_variables,
     run_module,
-    with_tcmalloc,
     write,
 )
 
@@ -63,7 +63,7 @@ class Runner:
             "HF_HUB_OFFLINE": "1",
         }
         if options.get("tcmalloc"):
-            environment |= with_tcmalloc()
+            environment |= rank_variables()
         return run_module("bench.embed_run", self.bench.prefix, self.run_dir, options, environment)
 
 

@@ -183,16 +183,17 @@ class Bench:
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": str(options.pop("threads", self.threads)),
         }
-        if options.get("engine") == "ours" and "tcmalloc" not in options["leave_out"]:
-            environment |= with_tcmalloc()
+        if options.get("engine") == "ours":
+            environment |= rank_variables("tcmalloc" not in options["leave_out"])
         options["leave_out"] = [n for n in options.get("leave_out", ()) if n != "tcmalloc"]
         return run_module("bench.engine_run", self.prefix, run_dir, options, environment)
 
 
-def with_tcmalloc() -> dict[str, str]:
-    """Variables that planned ranks have for the allocator; none where it is not installed."""
+def rank_variables(tcmalloc: bool = True) -> dict[str, str]:
+    """Variables for memory that planned ranks have; without tcmalloc where it is not installed."""
     found = next((path for path in TCMALLOC if Path(path).exists()), None)
-    return {"LD_PRELOAD": found, "TCMALLOC_RELEASE_RATE": "0"} if found else {}
+    of_tcmalloc = {"LD_PRELOAD": found, "TCMALLOC_RELEASE_RATE": "0"}
+    return {"THP_MEM_ALLOC_ENABLE": "1"} | (of_tcmalloc if found and tcmalloc else {})
 
 
 def run_module(

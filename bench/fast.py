@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine import CASES, ROOT, arguments, machine, quality_table, with_tcmalloc, write
+from bench.engine import CASES, ROOT, arguments, machine, quality_table, rank_variables, write
 from ftcluster_common.launch import FAST_VARIABLE
 
 STARTUP = ROOT / "train/ftcluster_train/launcher/startup"
@@ -83,7 +83,7 @@ class Bench:
             "HF_HOME": str(self.folder / "cache"),
         }
         if allocator:
-            environment |= with_tcmalloc()
+            environment |= rank_variables()
         if fast:
             environment[FAST_VARIABLE] = "1"
         done = subprocess.run(

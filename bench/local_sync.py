@@ -32,7 +32,7 @@ from bench.engine import (
     arguments,
     first_rows,
     machine,
-    with_tcmalloc,
+    rank_variables,
     write,
 )
 from ftcluster_common.launch import BACKEND_VARIABLE, GLOO, IMPI
@@ -109,7 +109,7 @@ def train(bench: Bench, run_dir: Path, key: Run, way: tuple[str, ...]) -> Run:
         "PATH": f"{bench.prefix}/current/bin:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT / 'train'}:{ROOT / 'common'}",
         "OMP_NUM_THREADS": "1",
-        **with_tcmalloc(),
+        **rank_variables(),
         "I_MPI_PIN": "0",
         "HF_HUB_OFFLINE": "1",
         BACKEND_VARIABLE: IMPI if key["seed"] > 1 else GLOO,

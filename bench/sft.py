@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine import ROOT, arguments, machine, run_module, with_tcmalloc, write
+from bench.engine import ROOT, arguments, machine, rank_variables, run_module, write
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "trl": {"engine": "trl"},
@@ -59,7 +59,7 @@ class Runner:
             "HF_HUB_OFFLINE": "1",
         }
         if options.get("tcmalloc"):
-            environment |= with_tcmalloc()
+            environment |= rank_variables()
         options = {**self.common, **options}
         return run_module("bench.sft_run", self.prefix, self.folder, options, environment)
 

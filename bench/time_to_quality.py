@@ -30,8 +30,8 @@ from bench.engine import (
     arguments,
     first_rows,
     machine,
+    rank_variables,
     run_module,
-    with_tcmalloc,
     write,
 )
 from bench.local_sync import METRICS
@@ -107,7 +107,7 @@ def train(bench: Bench, run_dir: Path, key: Run) -> Run:
         "PYTHONPATH": f"{ROOT}:{ROOT / 'train'}:{ROOT / 'common'}",
         "OMP_NUM_THREADS": str(key["threads"]),
         "HF_HUB_OFFLINE": "1",
-        **with_tcmalloc(),
+        **rank_variables(),
     }
     found = run_module("bench.time_to_quality_run", bench.prefix, run_dir, {}, environment)
     return found | {"load": os.getloadavg()[0]}

@@ -297,6 +297,7 @@ def _environment(pods: Pods) -> dict[str, str]:
         **_caches(),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "THP_MEM_ALLOC_ENABLE": "1",
     }
 
 
@@ -304,6 +305,7 @@ COMMENTS = {
     PLACEMENT_VARIABLE: "CPUs, threads and NUMA nodes of each rank, from `ftcluster plan`",
     "OMP_NUM_THREADS": "bind sets it for each rank, from the line above and the CPUs that it gets",
     "LD_PRELOAD": "a faster allocator; see `ftcluster plan`",
+    "THP_MEM_ALLOC_ENABLE": "huge pages for large tensors",
     "TCMALLOC_RELEASE_RATE": "memory that a step frees is kept for the next one",
     "HF_HOME": "models and data sets are downloaded once, to the volume",
     "HF_HUB_OFFLINE": "the container `prepare` has downloaded all, so ranks need no token",

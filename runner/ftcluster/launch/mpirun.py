@@ -62,6 +62,9 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: s
         "MASTER_ADDR": plan.master_address,
         **MPI_VARIABLES,
         "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
+        # torch asks the kernel for huge pages for tensors of 2 MiB and more, which it gives where
+        # transparent huge pages are set to `madvise`: one page fault instead of 512
+        "THP_MEM_ALLOC_ENABLE": "1",
         **mesh_variables(ssh_config, plan.interface),
         **slurm_variables(slurm_job, plan.interface),
     }

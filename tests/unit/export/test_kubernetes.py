@@ -157,6 +157,7 @@ def test_ranks_have_the_numbers_of_the_plan(
     }  # fmt: skip
     assert env["LD_PRELOAD"].endswith("libtcmalloc_minimal.so.4")
     assert env["TCMALLOC_RELEASE_RATE"] == "0"
+    assert env["THP_MEM_ALLOC_ENABLE"] == "1"
     assert env["HF_HOME"].startswith("/mnt/ftcluster/")
     assert ("FI_PROVIDER" in env) == (kind == MPI)
     job = json.loads(documents["ConfigMap"]["data"]["job.json"])

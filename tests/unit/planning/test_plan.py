@@ -349,6 +349,7 @@ def test_the_launch_of_this_machine() -> None:
         "I_MPI_PIN": "0",
         "I_MPI_PORT_RANGE": "29600:29799",
         "TOKENIZERS_PARALLELISM": "false",
+        "THP_MEM_ALLOC_ENABLE": "1",
     }
 
 
