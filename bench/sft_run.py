@@ -97,7 +97,8 @@ def main() -> int:
         ),
     )  # fmt: skip
     run_dir = Path(tempfile.mkdtemp(dir=folder))  # a run in the same folder would be continued
-    job = Job("sft", run_dir, folder, recipe, "bf16", ipex=False)
+    # SFTTrainer saves nothing here either
+    job = Job("sft", run_dir, folder, recipe, "bf16", ipex=False, snapshot_seconds=0)
     if not (folder / "inputs.json").exists():
         write_inputs(folder, prepare(job))
     inputs = read_inputs(folder)
