@@ -21,14 +21,10 @@ from ftcluster.report.svg import THEME
 
 RESULTS = ROOT / "bench/results"
 FILES = {
-    # the later ones are of those cases that were measured again
-    "engine": (
-        "2026-11-23-engine.json",
-        "2026-11-23-engine-loops.json",
-        "2026-11-23-engine-squad.json",
-    ),
+    # where there are several, the later ones are of those cases that were measured again
+    "engine": ("2026-11-24-engine.json",),
     "fast": ("2026-11-23-fast-idle.json", "2026-11-23-fast-loops.json"),
-    "sft": ("2026-11-23-sft-idle.json",),
+    "sft": ("2026-11-24-sft.json",),
     "embed": ("2026-11-23-embed.json",),
     "time": ("2026-11-23-time-to-quality.json", "2026-11-23-time-to-quality-qqp.json"),
 }
