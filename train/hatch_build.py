@@ -1,4 +1,4 @@
-"""Build hook of the hosts' package: compiles its C file, for the hosts' CPUs.
+"""Build hook of the hosts' package: compiles its C files, for the hosts' CPUs.
 
 The library needs no other one and no version of the C library, so it is a file like any other: the
 wheel is for all systems, and on those where it does not load, torch's functions are used.
@@ -26,16 +26,17 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
         library.unlink(missing_ok=True)
         compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
         if compiler is None:
-            self.app.display_warning("no C compiler: trainings with dropout will be slower")
+            self.app.display_warning("no C compiler: trainings will be slower")
             return
         new = library.with_suffix(".new")
+        files = sorted(map(str, (library.parent / "native").glob("*.c")))
         done = subprocess.run(
-            [compiler, "-O3", *CPU, *ALONE, "-o", str(new), str(library.with_name("avx512.c"))],
+            [compiler, "-O3", *CPU, *ALONE, "-o", str(new), *files],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
             new.unlink(missing_ok=True)
-            self.app.display_warning(f"{compiler} cannot compile avx512.c: {done.stderr}")
+            self.app.display_warning(f"{compiler} cannot compile {KERNELS}/native: {done.stderr}")
             return
         new.replace(library)
         build_data["artifacts"].append(str(KERNELS / library.name))

@@ -11,6 +11,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+import torch
 
 from ftcluster_train import fast
 from ftcluster_train.distributed.world import World
@@ -81,11 +82,12 @@ def training(name: str, kind: Kind, folder: Path, world: World) -> Run:
 
 
 def kernels_of_script(name: str, kind: Kind) -> list[str]:
-    """Those of a step without our loop."""
+    """Those of a step without our loop, under autocast."""
     model = make_kind(name, kind)
     inputs, targets = make_inputs(kind, "right", 1, LENGTH)
     labels = {name: targets[target] for name, target in LABELS[kind.task].items()}
-    loss = call_model(model, {**inputs, **labels}).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = call_model(model, {**inputs, **labels}).loss
     return fast.kernels_in_use(loss, model)
 
 

@@ -1,4 +1,6 @@
-"""The loops of avx512.c compute what torch's functions compute."""
+"""The loops in C compute what torch's functions compute."""
+
+import math
 
 import pytest
 import torch
@@ -7,10 +9,11 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels.activations import activate
 from ftcluster_train.kernels.avx512 import Drop
 from ftcluster_train.kernels.dropout import drop_of, make_mask
 from ftcluster_train.kernels.private_torch import softmax_backward
-from tests.engine.drawn import dtypes, seeds
+from tests.engine.drawn import check_near, dtypes, seeds, unit
 
 pytestmark = pytest.mark.skipif(not avx512.is_supported(), reason="this CPU has no AVX-512")
 rates = st.sampled_from([0.05, 0.1, 0.5, 0.9])
@@ -52,28 +55,37 @@ def test_dropout_of_what_is_not_contiguous_and_of_special_numbers() -> None:
         )
 
 
-@given(rows, columns, rates, seeds, threads)
+@given(rows, columns, st.sampled_from([0, 0, 1, 3]), rates | st.none(), seeds, threads)
+@example(6, 4, 1, None, 0, 1)
 def test_softmax_and_its_gradient(
-    rows: int, columns: int, p: float, seed: int, threads: int
+    rows: int, columns: int, per_key: int, p: float | None, seed: int, threads: int
 ) -> None:
     torch.set_num_threads(threads)
     rows = max(1, min(rows, 30_000 // columns))
+    if per_key:
+        rows = max(min(rows // per_key, columns), 1) * per_key  # the last keys have them
     numbers = torch.Generator().manual_seed(seed % (1 << 32))
-    scores = (torch.randn(rows, columns, generator=numbers) * 5).bfloat16()
-    scores[torch.rand(rows, columns, generator=numbers) < 0.1] = -1e30
-    grad = torch.randn(rows, columns, generator=numbers).bfloat16()
-    drop = drop_of(p, seed)
-    mask = make_mask(rows * columns, drop).view(rows, columns)
+    scores = (torch.randn(2, rows, columns, generator=numbers) * 5).bfloat16()
+    if not per_key:
+        scores[torch.rand(scores.shape, generator=numbers) < 0.1] = -1e30
+    grad = torch.randn(scores.shape, generator=numbers).bfloat16()
+    drop = None if p is None else drop_of(p, seed)
+    mask = torch.ones(()) if drop is None else make_mask(scores.numel(), drop).view(scores.shape)
 
     probabilities = scores.clone()
-    dropped = avx512.softmax_dropout_(probabilities, drop)
-    wanted = torch.softmax(scores.double(), -1)
+    dropped = avx512.softmax_(probabilities, per_key, drop)
+    seen = torch.ones(rows, columns, dtype=torch.bool)
+    if per_key:
+        last = columns - rows // per_key
+        seen = torch.arange(columns) <= last + torch.arange(rows).unsqueeze(1) // per_key
+    wanted = torch.softmax(scores.double().masked_fill(~seen, -torch.inf), -1)
     # half a unit in the last place of bf16, and fp32's roundings
     torch.testing.assert_close(probabilities.double(), wanted, rtol=2**-7.99, atol=1e-30)
+    assert not probabilities[~seen.expand(scores.shape)].any()
     assert torch.equal(dropped, probabilities * mask)
 
     of_scores = grad.clone()
-    avx512.softmax_dropout_backward_(of_scores, probabilities, drop)
+    avx512.softmax_backward_(of_scores, probabilities, per_key, drop)
     wanted = softmax_backward(grad.double() * mask, probabilities.double())
     largest = (grad.double() * mask).abs().amax()
     torch.testing.assert_close(
@@ -85,9 +97,66 @@ def test_scores_that_are_not_finite() -> None:
     scores = torch.zeros(4, 70).bfloat16()
     scores[0, 69], scores[1, 3], scores[2, 40] = torch.nan, torch.inf, -torch.inf
     scores[3] = -torch.inf
-    found = scores.clone()
-    avx512.softmax_dropout_(found, Drop(0, -(1 << 15), 1.0))
-    torch.testing.assert_close(found, torch.softmax(scores, -1), equal_nan=True)
+    for drop in (None, Drop(0, -(1 << 15), 1.0)):
+        found = scores.clone()
+        avx512.softmax_(found, 0, drop)
+        torch.testing.assert_close(found, torch.softmax(scores, -1), equal_nan=True)
+
+
+FORMULAS = {
+    # torch's functions lose the tails to 1 - 1, also in fp64
+    "gelu": lambda x: x * torch.special.erfc(-x * 0.5**0.5) / 2,
+    "tanh_gelu": lambda x: x * torch.sigmoid((2 / math.pi) ** 0.5 * 2 * (x + 0.044715 * x**3)),
+    "silu": functional.silu,
+}
+FITTED = 6e-5  # of the gate: what the polynomials of native/activations.c are off by
+UNDERFLOW = 1e-34  # a gate below 2^-126 is 0, and so is its derivative
+
+
+@given(st.sampled_from([*FORMULAS]), st.integers(0, 5000), st.booleans(), seeds, threads)
+def test_activations_and_their_gradients(
+    name: str, count: int, gated: bool, seed: int, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    numbers = torch.Generator().manual_seed(seed % (1 << 32))
+    size = float(torch.rand((), generator=numbers)) * 10
+    x, factor, grad = (torch.randn(3, count, generator=numbers) * size).bfloat16()
+    by = factor if gated else None
+
+    inputs = [one.double().requires_grad_() for one in (x, factor)]
+    activated = FORMULAS[name](inputs[0])
+    wanted = activated * inputs[1] if gated else activated
+    exact = torch.autograd.grad(wanted, inputs[: 1 + gated], grad.double())
+    found = activate(name, x, by)
+    u = unit(torch.bfloat16, 8) + FITTED
+    check_near(found, wanted.detach(), u * wanted.detach().abs() + UNDERFLOW)
+
+    of_x, of_factor = avx512.activation_backward(name, grad, x, by)
+    scale = (grad * (factor if gated else 1)).double().abs()
+    # gate + x * its derivative, which have other signs
+    gate = torch.where(x == 0, 0.5, activated.detach() / x.double())
+    parts = gate + (exact[0] / torch.where(scale == 0, 1, scale)).abs() + gate
+    check_near(of_x, exact[0], u * scale * parts + UNDERFLOW * scale)
+    if gated and of_factor is not None:
+        check_near(of_factor, exact[1], u * exact[1].abs() + UNDERFLOW)
+
+
+def test_activations_of_special_numbers() -> None:
+    values = torch.tensor([torch.inf, torch.nan, -0.0, 0.0, 1e-30, -60.0, 60.0, 3e38] * 5)
+    values = values.bfloat16()
+    for name, formula in FORMULAS.items():
+        wanted = formula(values.double()).bfloat16()
+        torch.testing.assert_close(activate(name, values), wanted, equal_nan=True)
+
+
+@given(st.integers(0, 70), st.integers(1, 100), threads, seeds)
+def test_sums_of_columns(rows: int, columns: int, threads: int, seed: int) -> None:
+    torch.set_num_threads(threads)
+    values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed % 1000))
+    values = values.bfloat16()
+    exact, most = values.double().sum(0), values.double().abs().sum(0)
+    bound = unit(torch.bfloat16) * exact.abs() + unit(torch.float32, rows) * most
+    check_near(avx512.column_sums(values), exact, bound)
 
 
 @given(rows, st.integers(1, 3000), st.integers(0, 70), st.booleans(), seeds, threads)

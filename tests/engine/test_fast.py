@@ -43,7 +43,8 @@ from tests.programs import NODE_PATH
 STARTUP = Path(launcher.__file__).parent / "startup"
 REPLACED = [
     (functional, "dropout"), (functional, "scaled_dot_product_attention"),
-    (functional, "cross_entropy"), (functional, "linear"), (torch, "compile"),
+    (functional, "cross_entropy"), (functional, "linear"), (functional, "gelu"),
+    (functional, "silu"), (functional, "layer_norm"), (torch, "compile"),
     (torch.optim.Adam, "__init__"), (torch.optim.AdamW, "__init__"),
     (activations.NewGELUActivation, "forward"), (activations.FastGELUActivation, "forward"),
     (PreTrainedModel, "post_init"),
@@ -127,6 +128,26 @@ def test_cross_entropy(dtype: torch.dtype, reduction: str) -> None:
     assert torch.allclose(gradient, wanted, rtol=off, atol=float(wanted.abs().max()) * 1e-6)
     (again,) = torch.autograd.grad(found, logits, upstream)
     assert torch.equal(again, gradient)
+
+
+@pytest.mark.usefixtures("enabled")
+def test_norms_and_activations_under_autocast() -> None:
+    """Linear layers take what a norm has rounded, and gradients are torch's to rounding."""
+    x, weight, bias = (torch.randn(size).requires_grad_() for size in ((6, 40), (40,), (40,)))
+    matrix = torch.randn(40, 40).requires_grad_()
+    inputs = [x, weight, bias, matrix]
+
+    def gradients(norm: Any, gelu: Any, silu: Any) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = functional.linear(norm(x, (40,), weight, bias), matrix)
+            hidden = gelu(hidden) + gelu(hidden, approximate="tanh") + silu(hidden)
+            loss = (hidden.float() + norm(x, (40,), weight, bias)).square().mean()
+        return torch.cat([one.flatten() for one in torch.autograd.grad(loss, inputs)])
+
+    found = gradients(functional.layer_norm, functional.gelu, functional.silu)
+    wanted = gradients(functions.torch_layer_norm, functions.torch_gelu, functions.torch_silu)
+    assert not torch.equal(found, wanted)
+    assert (found - wanted).norm() < 0.01 * wanted.norm()
 
 
 @pytest.mark.usefixtures("enabled")
@@ -242,6 +263,11 @@ def test_calls_that_no_kernel_is_made_for() -> None:
     masked = torch.func.vmap(functional.dropout, randomness="different")(values)
     assert masked.shape == values.shape
     assert functional.dropout(values.to("meta")).device.type == "meta"
+    assert functional.gelu(values.to("meta")).device.type == "meta"
+    assert functional.silu(values.bfloat16(), inplace=True).grad_fn is None
+    with torch.autocast("cpu", torch.bfloat16):  # of numbers that autocast leaves as they are
+        found = functional.layer_norm(values.double(), (8,), torch.ones(8).double())
+        assert found.dtype == torch.float64
     tensors = attention_inputs()
     with torch.no_grad():
         found = functional.scaled_dot_product_attention(*tensors)

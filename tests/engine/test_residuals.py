@@ -11,7 +11,7 @@ from torch import nn
 from transformers import activations
 
 from ftcluster_train.kernels import residuals
-from ftcluster_train.kernels.activations import TANH_GELU, fuse_activations
+from ftcluster_train.kernels.fuse_activations import TANH_GELU, fuse_activations
 from ftcluster_train.kernels.residuals import Linear, embedding, layer_norm
 from tests.engine.drawn import DTYPES, ROUNDOFF, check_near, dtypes, tensors, unit
 from tests.engine.models import make_model

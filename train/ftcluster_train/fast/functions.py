@@ -5,23 +5,27 @@ All others go to torch: evaluations, other devices and types, tracing and compil
 
 import functools
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from ftcluster_train.fast.notices import say_fp32, say_once
+from ftcluster_train.kernels.activations import NAMES, activate, torch_gelu, torch_silu
 from ftcluster_train.kernels.attention import Attention, cast_as_torch, torch_attention
 from ftcluster_train.kernels.cross_entropy import cross_entropy as many_classes
 from ftcluster_train.kernels.dropout import exact_dropout, torch_dropout
 from ftcluster_train.kernels.linear import linear as linear_by_rows
 from ftcluster_train.kernels.linear import torch_linear
+from ftcluster_train.kernels.norm import is_fit, norm, rounded_output
 from ftcluster_train.kernels.private_torch import is_transformed
 
 OLDEST_TORCH = (2, 5)  # the first whose attention has enable_gqa
 MANY_CLASSES = 4096
 torch_cross_entropy = functional.cross_entropy
 torch_compile = torch.compile
+torch_layer_norm = functional.layer_norm
 
 _attention = Attention(with_dropout=True, exact_dropout=True, say=say_once)
 # with dropout torch keeps the whole matrix as well, in fp32
@@ -40,6 +44,9 @@ def replace_functions() -> bool:
     functional.scaled_dot_product_attention = attention
     functional.cross_entropy = cross_entropy
     functional.linear = linear
+    functional.gelu = gelu
+    functional.silu = silu
+    functional.layer_norm = layer_norm
     torch.compile = compile_module
     return True
 
@@ -93,7 +100,46 @@ def linear(
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if not torch.is_grad_enabled() or not _is_plain(*tensors):
         return torch_linear(input, weight, bias)
+    if _is_in_bf16():
+        rounded = rounded_output(input)
+        tensors = (input if rounded is None else rounded, *tensors[1:])
     return linear_by_rows(*cast_as_torch(*tensors))
+
+
+def gelu(input: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """Replaces `torch.nn.functional.gelu`."""
+    if approximate not in NAMES or not torch.is_grad_enabled() or not _is_plain(input):
+        return torch_gelu(input, approximate=approximate)
+    return activate(NAMES[approximate], input)
+
+
+def silu(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    """Replaces `torch.nn.functional.silu`."""
+    if inplace or not torch.is_grad_enabled() or not _is_plain(input):
+        return torch_silu(input, inplace)
+    return activate("silu", input)
+
+
+def layer_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Replaces `torch.nn.functional.layer_norm`; linear layers take its output in bf16."""
+    fits = (
+        weight is not None
+        and torch.is_grad_enabled()
+        and _is_in_bf16()
+        and len(normalized_shape) == 1
+        and _is_plain(input, weight, *([] if bias is None else [bias]))
+        and input.dtype in (torch.float32, torch.bfloat16)
+        and is_fit(weight, bias, input.shape[-1])
+    )
+    if not fits or weight is None:
+        return torch_layer_norm(input, normalized_shape, weight, bias, eps)
+    return norm(input.float(), weight, bias, eps, centered=True)
 
 
 def cross_entropy(
@@ -123,6 +169,12 @@ def cross_entropy(
     return torch_cross_entropy(
         input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
     )
+
+
+def _is_in_bf16() -> bool:
+    """Whether torch computes products in bf16, and norms in fp32."""
+    enabled = torch.is_autocast_enabled("cpu")
+    return bool(enabled and torch.get_autocast_dtype("cpu") == torch.bfloat16)
 
 
 def _is_cast(logits: torch.Tensor) -> bool:

@@ -1,30 +1,66 @@
-"""Activations that transformers computes in many passes, as one kernel of torch."""
+"""GELU, its tanh approximation and SiLU as one loop, also times what a gated MLP multiplies by."""
+
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from transformers import activations
 
-# both are the tanh approximation of GELU
-TANH_GELU = (activations.NewGELUActivation, activations.FastGELUActivation)
+from ftcluster_train.kernels import avx512
+
+NAMES = {"none": "gelu", "tanh": "tanh_gelu"}  # by torch's names of GELU's approximations
+
+torch_gelu = functional.gelu
+torch_silu = functional.silu
+TORCH = {
+    "gelu": torch_gelu,
+    "tanh_gelu": partial(torch_gelu, approximate="tanh"),
+    "silu": torch_silu,
+}
 
 
-class TanhGelu(nn.Module):  # type: ignore[misc]
-    """The same in one kernel."""
+class _Activation(torch.autograd.Function):  # type: ignore[misc]
+    """factor * activation(input); all contiguous bf16 of the same shape."""
 
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Of any shape."""
-        return functional.gelu(values, approximate="tanh")
+    @staticmethod
+    def forward(
+        ctx: Any, name: str, input: torch.Tensor, factor: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.kind = name
+        ctx.save_for_backward(input, factor)
+        return avx512.activation(name, input, factor)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[None, torch.Tensor, torch.Tensor | None]:
+        input, factor = ctx.saved_tensors
+        return None, *avx512.activation_backward(ctx.kind, grad_output.contiguous(), input, factor)
 
 
-def fuse_activations(model: nn.Module) -> int:
-    """Replace them by `TanhGelu`; returns how many there were."""
-    found = [
-        (parent, name)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) in TANH_GELU
-    ]
-    for parent, name in found:
-        setattr(parent, name, TanhGelu())
-    return len(found)
+def activate(name: str, input: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
+    """An activation's output, times a factor of the same shape, rounded once.
+
+    Args:
+        name: gelu, tanh_gelu or silu.
+    """
+    given = [x for x in (input, factor) if x is not None]
+    fits = all(x.dtype == torch.bfloat16 and x.shape == input.shape for x in given)
+    if not fits or not avx512.is_available():
+        output: torch.Tensor = TORCH[name](input)
+        return output if factor is None else output * factor
+    factor = None if factor is None else factor.contiguous()
+    activated: torch.Tensor = _Activation.apply(name, input.contiguous(), factor)
+    return activated
+
+
+def gelu(input: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """Overrides `torch.nn.functional.gelu`."""
+    return activate(NAMES[approximate], input)
+
+
+def silu(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    """Overrides `torch.nn.functional.silu`."""
+    return torch_silu(input, inplace=True) if inplace else activate("silu", input)

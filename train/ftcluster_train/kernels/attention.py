@@ -6,7 +6,8 @@ keep a matrix of (batch, heads, length, length) in bf16 for the backward pass, s
 sequences stay with the flash kernel.
 
 A row may have several documents, one after the other, of which no token attends to another one's,
-see `document_mask`. They are computed one by one, so nothing is computed of what is masked.
+see `documents`. Those of similar
+length are computed together, padded to the longest of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from torch.nn import functional
 from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels import avx512
 from ftcluster_train.kernels.avx512 import Drop
+from ftcluster_train.kernels.documents import join_documents, layout_of, split_row
 from ftcluster_train.kernels.dropout import (
     draw_seed,
     drop_of,
@@ -43,8 +45,9 @@ torch_attention = functional.scaled_dot_product_attention
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
     """softmax(scale * query key' + bias) value, each of shape (batch * heads, length, size).
 
-    Causal attention goes by blocks of query rows, and leaves out the keys behind each block. With
-    `lengths` it goes by samples, and leaves out the keys behind a sample's last one.
+    Causal attention goes by blocks of query rows, and leaves out the keys behind each block; each
+    key may have several query rows, one after the other. With `lengths` it goes by samples, and
+    leaves out the keys behind a sample's last one.
     """
 
     @staticmethod
@@ -66,12 +69,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         kept = 1 / (1 - p) if exact and p < 1 else 1.0  # scales the output, not each probability
         output = torch.empty((*query.shape[:2], value.shape[2]), dtype=value.dtype)
         saved: list[torch.Tensor | None] = []
-        drops: list[Drop | None] = []  # where the backward pass draws the mask again
+        drops: list[tuple[bool, Drop | None]] = []  # whether in one pass, which keeps no mask
         parts = list(_parts(query.shape[1], key.shape[1], heads, causal, lengths))
+        per_key = query.shape[1] // key.shape[1] if causal else 0
         for sample, samples, rows, keys in parts:
             scores = torch.bmm(query[samples, rows], key[samples, keys].transpose(1, 2))
-            if causal:
-                scores[:, :, rows].add_(_causal_bias(rows.stop - rows.start, scores.dtype))
             if bias is not None:
                 own = bias if lengths is None else bias[sample, :, :, keys]
                 scores.unflatten(0, (-1, heads)).add_(own)
@@ -79,22 +81,27 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             if p:
                 drop = exact_drop_of(p, draw_seed()) if exact else drop_of(p, draw_seed())
             mask = None
-            if drop is not None and masked_rows is None and _in_one_pass(scores, drop):
-                dropped = avx512.softmax_dropout_(scores, drop)
+            in_one_pass = masked_rows is None and _in_one_pass(scores, drop)
+            if in_one_pass:
+                dropped = avx512.softmax_(scores, per_key, drop)
             else:
+                if causal:
+                    scores[:, :, -scores.shape[1] // per_key :].add_(
+                        _causal_bias(scores.shape[1], per_key, scores.dtype)
+                    )
                 torch.softmax(scores, -1, out=scores)
                 if masked_rows is not None:
                     own = masked_rows if lengths is None else masked_rows[sample]
                     scores.unflatten(0, (-1, heads)).masked_fill_(own, 0)
                 if drop is not None:
                     mask = make_mask(scores.numel(), drop).view(scores.shape)
-                    drop = None
                 dropped = scores if mask is None else scores * mask
             output[samples, rows] = torch.bmm(dropped, value[samples, keys])
             saved += [scores, mask]
-            drops.append(drop)
+            drops.append((in_one_pass, drop))
         ctx.save_for_backward(query, key, value, *saved)
         ctx.parts, ctx.scale, ctx.kept, ctx.heads, ctx.drops = parts, scale, kept, heads, drops
+        ctx.per_key = per_key
         ctx.bias = (bias.shape, bias.dtype) if bias is not None else None
         return output if kept == 1 else output.mul_(kept)
 
@@ -108,15 +115,15 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
         grad_bias = None
         parts = zip(ctx.parts, saved[::2], saved[1::2], ctx.drops, strict=True)
-        for (_, samples, rows, keys), probabilities, mask, drop in parts:
+        for (_, samples, rows, keys), probabilities, mask, (in_one_pass, drop) in parts:
             grad = grad_output[samples, rows]
             dropped = probabilities if mask is None else probabilities * mask
-            if drop is not None:
+            if in_one_pass and drop is not None:
                 dropped = avx512.dropout(probabilities, drop)
             grad_value[samples, keys] += torch.bmm(dropped.transpose(1, 2), grad)
             grad_probabilities = torch.bmm(grad, value[samples, keys].transpose(1, 2))
-            if drop is not None:
-                avx512.softmax_dropout_backward_(grad_probabilities, probabilities, drop)
+            if in_one_pass:
+                avx512.softmax_backward_(grad_probabilities, probabilities, ctx.per_key, drop)
                 grad_scores = grad_probabilities
             else:
                 if mask is not None:
@@ -157,21 +164,24 @@ def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slic
     if not causal:
         yield slice(0, queries), slice(0, keys)
         return
-    size = max(CAUSAL_BLOCK, queries // CAUSAL_BLOCKS)
-    for begin in range(0, queries, size):
-        end = min(begin + size, queries)
-        yield slice(begin, end), slice(0, end)
+    size, per_key = max(CAUSAL_BLOCK, keys // CAUSAL_BLOCKS), queries // keys
+    for begin in range(0, keys, size):
+        end = min(begin + size, keys)
+        yield slice(begin * per_key, end * per_key), slice(0, end)
 
 
-def _in_one_pass(scores: torch.Tensor, drop: Drop) -> bool:
-    """Whether softmax and dropout are."""
+def _in_one_pass(scores: torch.Tensor, drop: Drop | None) -> bool:
+    """Whether the causal mask, softmax and dropout are."""
     fits = scores.dtype == torch.bfloat16 and scores.shape[-1] <= avx512.LONGEST
-    return fits and avx512.is_available() and not drops_all(drop)
+    return fits and avx512.is_available() and (drop is None or not drops_all(drop))
 
 
 @lru_cache(maxsize=8)
-def _causal_bias(length: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.full((length, length), MASKED, dtype=dtype).triu_(1)
+def _causal_bias(queries: int, per_key: int, dtype: torch.dtype) -> torch.Tensor:
+    """Of the last keys, of which each has `per_key` queries."""
+    length = queries // per_key
+    bias = torch.full((length, length), MASKED, dtype=dtype).triu_(1)
+    return bias.repeat_interleave(per_key, 0)
 
 
 @dataclass(frozen=True)
@@ -193,15 +203,8 @@ class _Masked:
     lengths: Sequence[int] | None
 
 
-def document_mask(lengths: Sequence[int]) -> torch.Tensor:
-    """The mask of a row of documents: causal attention inside each of them.
-
-    transformers passes on a mask with four dimensions as it is, and no other one has integers.
-
-    Args:
-        lengths: of the documents, in tokens.
-    """
-    return torch.tensor(lengths, dtype=torch.int32).view(1, 1, 1, -1)
+def _for_all_heads(keys: torch.Tensor, heads: int) -> torch.Tensor:
+    return keys.repeat_interleave(heads // keys.shape[1], 1)
 
 
 def cast_as_torch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -252,10 +255,13 @@ class Attention:
         query, key, value = cast_as_torch(query, key, value)
         if attn_mask is not None and attn_mask.dtype == torch.int32:
             lengths = attn_mask.flatten().tolist()
-            return self._of_documents(query, key, value, lengths, p, scale, enable_gqa)
+            return self._of_documents(query, key, value, lengths, p, scale)
         if not self.is_used(query, key, value, p) or self._is_left(
             query, key, value, attn_mask, is_causal
         ):
+            if enable_gqa and attn_mask is not None:  # torch's kernels take one or the other
+                key, value = (_for_all_heads(x, query.shape[1]) for x in (key, value))
+                enable_gqa = False
             return torch_attention(
                 query,
                 key,
@@ -268,8 +274,7 @@ class Attention:
             )
         heads = query.shape[1]
         if enable_gqa:
-            groups = heads // key.shape[1]
-            key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+            key, value = (_for_all_heads(x, heads) for x in (key, value))
         # one head of keys for all queries (Falcon's multi_query), or one batch of them
         key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
         bias, masked_rows, lengths = self._bias_of(attn_mask, query, key.shape[2])
@@ -290,15 +295,33 @@ class Attention:
         lengths: list[int],
         p: float,
         scale: float | None,
-        enable_gqa: bool,
     ) -> torch.Tensor:
-        """Causal attention inside each document, from shape (1, heads, sum(lengths), size)."""
-        parts = (x.split(lengths, 2) for x in (query, key, value))
-        outputs = [
-            self(q, k, v, dropout_p=p, is_causal=True, scale=scale, enable_gqa=enable_gqa)
-            for q, k, v in zip(*parts, strict=True)
-        ]
-        return torch.cat(outputs, 2)
+        """Causal attention inside each document, from shape (1, heads, sum(lengths), size).
+
+        Queries whose heads share keys are rows of one matrix, so keys need not be repeated.
+        """
+        layout = layout_of(tuple(lengths), self._max_length)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        per_key = query.shape[1] // key.shape[1]
+        parts = (split_row(x, layout, n) for x, n in ((query, per_key), (key, 1), (value, 1)))
+        outputs = []
+        for q, k, v in zip(*parts, strict=True):
+            if self.is_used(q, k, v, p) and not self._is_left(q, k, v, None, causal=False):
+                matrices = (x.flatten(0, 1) for x in (q, k, v))
+                with torch.autocast("cpu", enabled=False):
+                    output = _Attention.apply(
+                        *matrices, None, None, 1, True, None, scale, p, self._exact_dropout
+                    )
+                outputs.append(output.unflatten(0, q.shape[:2]))
+            else:
+                q = q.unflatten(2, (-1, per_key)).permute(0, 3, 1, 2, 4)
+                k, v = (x.unsqueeze(1).expand(-1, per_key, -1, -1, -1) for x in (k, v))
+                output = torch_attention(
+                    *(x.flatten(0, 1) for x in (q, k, v)), dropout_p=p, is_causal=True, scale=scale
+                )
+                output = output.unflatten(0, (-1, per_key)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+                outputs.append(output)
+        return join_documents(outputs, layout, per_key)
 
     def is_used(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, p: float

@@ -1,16 +1,15 @@
-"""Dropout, softmax and cross entropy in few passes over memory, from avx512.c.
+"""Loops in C for what torch needs several passes over memory for; see the folder `native`.
 
-torch makes a mask in fourteen passes, and needs others for softmax and for each product with the
-mask. On two cores of an AMD EPYC the loops of avx512.c take a sixth of the time of dropout and a
-third of that of softmax with dropout; see docs/engine.md. They keep no mask for the backward pass,
-but draw it again. Cross entropy over a vocabulary takes torch nine passes.
+On two cores of an AMD EPYC dropout takes a sixth of torch's time, softmax with dropout a third, and
+GELU's backward pass and norms a quarter; see docs/engine.md. Nothing that can be drawn again, such
+as a mask, is kept for the backward pass.
 """
 
 import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,7 +17,7 @@ from ftcluster_train.io.cpu import cpuinfo_field
 
 LIBRARY = Path(__file__).with_name("libavx512.so")
 FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"}  # of /proc/cpuinfo
-LONGEST = 4096  # of a row, see avx512.c
+LONGEST = 4096  # of a row, see native/softmax.c
 FEW_ELEMENTS = 1 << 14  # on one thread: others would take longer to start
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -36,6 +35,9 @@ class Drop(NamedTuple):
     seed: int
     threshold: int
     scale: float
+
+
+KEEP_ALL = Drop(0, -(1 << 15), 1.0)
 
 
 def is_supported() -> bool:
@@ -66,29 +68,36 @@ def dropout(values: torch.Tensor, drop: Drop) -> torch.Tensor:
     values = values.contiguous()
     output = torch.empty_like(values)
     name = "dropout_bf16" if values.dtype == torch.bfloat16 else "dropout_fp32"
-    _call(name, [values, output], [values.numel()], drop)
+    _call(name, values, output, values.numel(), *drop)
     return output
 
 
-def softmax_dropout_(scores: torch.Tensor, drop: Drop) -> torch.Tensor:
+def softmax_(scores: torch.Tensor, per_key: int, drop: Drop | None) -> torch.Tensor:
     """Replace scores by their softmax over the last dimension; returns that with dropout.
 
     Args:
-        scores: contiguous bf16, with at most LONGEST columns; probabilities afterwards.
+        scores: contiguous bf16, shape (matrices, queries, keys) with at most LONGEST keys;
+            probabilities afterwards.
+        per_key: of causal attention, how many queries see the last key, which are the last ones;
+            as many more see the key before it, and so on. 0: all see all keys.
     """
-    dropped = torch.empty_like(scores)
-    _call("softmax_dropout", [scores, dropped], _rows_and_columns(scores), drop)
+    dropped = scores if drop is None else torch.empty_like(scores)
+    _call("softmax", scores, None if drop is None else dropped, *_sizes(scores, per_key),
+          *(drop or KEEP_ALL))  # fmt: skip
     return dropped
 
 
-def softmax_dropout_backward_(grad: torch.Tensor, probabilities: torch.Tensor, drop: Drop) -> None:
-    """Replace the gradient of what `softmax_dropout_` returned by that of its scores.
+def softmax_backward_(
+    grad: torch.Tensor, probabilities: torch.Tensor, per_key: int, drop: Drop | None
+) -> None:
+    """Replace the gradient of what `softmax_` returned by that of its scores.
 
     Args:
         grad: contiguous bf16.
         probabilities: what `scores` were replaced by.
     """
-    _call("softmax_dropout_backward", [grad, probabilities], _rows_and_columns(grad), drop)
+    _call("softmax_backward", grad, probabilities, *_sizes(grad, per_key), *(drop or KEEP_ALL),
+          drop is not None)  # fmt: skip
 
 
 def cross_entropy_(
@@ -112,29 +121,127 @@ def cross_entropy_(
         raise IndexError(f"targets {least} to {most} of {vocab_size} columns")
     totals, scores = torch.empty(2, len(logits))
     others = [None if one is None else one.contiguous() for one in (targets, factors)]
-    _call("cross_entropy", [logits, *others, totals, scores],
-          [len(logits), vocab_size, logits.shape[1]])  # fmt: skip
+    _call("cross_entropy", logits, *others, totals, scores, len(logits), vocab_size,
+          logits.shape[1])  # fmt: skip
     return totals.log_() - scores
 
 
-def _rows_and_columns(values: torch.Tensor) -> list[int]:
+def activation(name: str, input: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
+    """An activation's output, times a factor.
+
+    Args:
+        name: gelu, tanh_gelu or silu.
+        input: contiguous bf16, as the factor.
+    """
+    output = torch.empty_like(input)
+    _call(name, input, factor, None, output, None, input.numel())
+    return output
+
+
+def activation_backward(
+    name: str, grad: torch.Tensor, input: torch.Tensor, factor: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of input and factor; all contiguous bf16."""
+    output = torch.empty_like(input)
+    of_factor = None if factor is None else torch.empty_like(input)
+    _call(name, input, factor, grad, output, of_factor, input.numel())
+    return output, of_factor
+
+
+def norm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    epsilon: float,
+    centered: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """LayerNorm over the last dimension, or where it is not centered RMSNorm.
+
+    Args:
+        input, weight, bias: contiguous fp32; the last one of LayerNorm only.
+
+    Returns:
+        The output in fp32, in bf16, and what the backward pass needs: the mean of each row and the
+        inverse of its standard deviation.
+    """
+    output, rounded = torch.empty_like(input), torch.empty_like(input, dtype=torch.bfloat16)
+    rows, columns = _rows(input)
+    means = torch.empty(rows) if centered else None
+    scales = torch.empty(rows)
+    _call("norm", input, weight, bias, output, rounded, means, scales, rows, columns,
+          float(epsilon))  # fmt: skip
+    return output, rounded, means, scales
+
+
+def norm_backward(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    grad: torch.Tensor | None,
+    rounded_grad: torch.Tensor | None,
+    means: torch.Tensor | None,
+    scales: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of input, weight and bias, in fp32.
+
+    Args:
+        grad, rounded_grad: of the output in fp32 and of that in bf16; contiguous.
+    """
+    output, (rows, columns) = torch.empty_like(input), _rows(input)
+    sums = torch.zeros(_threads(input), 2, columns)
+    _call("norm_backward", input, weight, grad, rounded_grad, means, scales, output, sums,
+          rows, columns)  # fmt: skip
+    of_weight, of_bias = sums.sum(0)
+    return output, of_weight, of_bias
+
+
+def rotary(
+    values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, back: bool
+) -> torch.Tensor:
+    """Vectors turned by the positions of their tokens.
+
+    Args:
+        values: contiguous bf16, shape (batch, tokens, heads, size).
+        cosines, sines: contiguous fp32, shape (1 or batch, tokens, size).
+        back: turn as gradients are.
+    """
+    output = torch.empty_like(values)
+    batch, tokens, heads, size = values.shape
+    _call("rotary", values, output, cosines, sines, batch * tokens, cosines.shape[0] * tokens,
+          heads, size // 2, back)  # fmt: skip
+    return output
+
+
+def column_sums(rows: torch.Tensor) -> torch.Tensor:
+    """Of contiguous rows in bf16, summed in fp32; shape (columns,), bf16."""
+    sums = torch.zeros(_threads(rows), rows.shape[1])
+    _call("column_sums", rows, sums, *rows.shape)
+    total: torch.Tensor = sums.sum(0).to(rows.dtype)
+    return total
+
+
+def _sizes(scores: torch.Tensor, per_key: int) -> Sequence[int]:
+    return *_rows(scores), scores.shape[-2], per_key
+
+
+def _rows(values: torch.Tensor) -> tuple[int, int]:
+    """Rows and columns."""
     columns = values.shape[-1]
-    return [values.numel() // columns if columns else 0, columns]
+    return values.numel() // columns if columns else 0, columns
 
 
-def _call(
-    name: str, tensors: Sequence[torch.Tensor | None], sizes: list[int], drop: Drop | None = None
-) -> None:
-    library = _library()
+def _threads(values: torch.Tensor) -> int:
+    return torch.get_num_threads() if values.numel() > FEW_ELEMENTS else 1
+
+
+def _call(name: str, *arguments: torch.Tensor | float | None) -> None:
+    """Call a loop on as many threads as its first argument is worth."""
+    library, first = _library(), arguments[0]
     assert library is not None
-    first = tensors[0]
-    threads = torch.get_num_threads() if first is not None and first.numel() > FEW_ELEMENTS else 1
-    dropped = () if drop is None else (
-        ctypes.c_uint64(drop.seed), ctypes.c_int(drop.threshold), ctypes.c_float(drop.scale)
-    )  # fmt: skip
-    getattr(library, name)(
-        *(ctypes.c_void_p(None if one is None else one.data_ptr()) for one in tensors),
-        *map(ctypes.c_int64, sizes),
-        *dropped,
-        ctypes.c_int(threads),
-    )
+    assert isinstance(first, torch.Tensor)
+    getattr(library, name)(*map(_in_c, arguments), ctypes.c_int(_threads(first)))
+
+
+def _in_c(argument: torch.Tensor | float | None) -> Any:
+    if argument is None or isinstance(argument, torch.Tensor):
+        return ctypes.c_void_p(None if argument is None else argument.data_ptr())
+    return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_uint64(argument)

@@ -14,7 +14,10 @@ NODES = {
     "_CrossEntropyBackward": "cross_entropy",
     "_TokenLossesBackward": "cross_entropy",
     "_LowRankLinearBackward": "low_rank",
-    "_RmsNormBackward": "rms_norm",
+    "_ActivationBackward": "activations",
+    "_NormBackward": "norm",
+    "_RmsNormBackward": "norm",
+    "_RotaryBackward": "rotary",
 }
 
 
@@ -46,5 +49,5 @@ def _functions(loss: torch.Tensor) -> set[str]:
 
 
 def _is_ours(module: nn.Module) -> bool:
-    """Whether it is an activation of `kernels.activations`, or one that `fast` has replaced."""
+    """Whether it is one of `kernels.fuse_activations`, or one that `fast` has replaced."""
     return str(type(module).forward.__module__).startswith("ftcluster_train.")

@@ -12,6 +12,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from ftcluster_train.kernels import avx512
+
 MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
 MUCH_WORK = 1 << 26  # multiplications of a product: with less, the look at the rows costs more
 # rows that are looked at first: a prime apart, so that they are not the same token of each sample
@@ -61,7 +63,13 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
                 grad_input = grad_input.new_zeros(size).index_copy_(0, chosen, grad_input)
             grad_input = grad_input.view(input.shape)
         grad_weight = grad.T @ rows if of_weight else None
-        return grad_input, grad_weight, grad.sum(0) if of_bias else None
+        return grad_input, grad_weight, _sum_of_rows(grad) if of_bias else None
+
+
+def _sum_of_rows(grad: torch.Tensor) -> torch.Tensor:
+    if grad.dtype == torch.bfloat16 and grad.is_contiguous() and avx512.is_available():
+        return avx512.column_sums(grad)
+    return grad.sum(0)
 
 
 def rows_with_gradient(grad: torch.Tensor) -> torch.Tensor | None:

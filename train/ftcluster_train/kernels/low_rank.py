@@ -77,6 +77,6 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
         grad_down = grad_low.T @ flat
         grad_input = None
         if ctx.needs_input_grad[0]:
-            grad_input = torch.addmm(grad @ dense(ctx.weight), grad_low, down)
+            grad_input = (grad @ dense(ctx.weight)).addmm_(grad_low, down)
             grad_input = grad_input.unflatten(0, grad_output.shape[:-1])
         return grad_input, None, None, grad_down, grad_up, None

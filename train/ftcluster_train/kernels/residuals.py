@@ -14,6 +14,7 @@ from torch.nn import functional
 from ftcluster_train.kernels.linear import linear
 from ftcluster_train.kernels.low_rank import linear_with_adapter
 from ftcluster_train.kernels.nf4 import dtype_of, linear_in_nf4
+from ftcluster_train.kernels.norm import is_fit, norm, rounded_output
 from ftcluster_train.kernels.private_torch import version_of
 
 MANY_ELEMENTS = 1 << 20  # of an embedding: 2 MB of gradients in bf16
@@ -27,8 +28,10 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> torch.Tensor:
     """Overrides `torch.nn.functional.layer_norm`."""
-    if hasattr(weight, "master_weight"):  # set by FlatWeights, so the weight is fp32
+    if weight is not None and hasattr(weight, "master_weight"):  # so the weight is fp32
         input = input.float()
+        if len(normalized_shape) == 1 and is_fit(weight, bias, input.shape[-1]):
+            return norm(input, weight, bias, eps, centered=True)
     return functional.layer_norm(input, normalized_shape, weight, bias, eps)
 
 
@@ -126,6 +129,9 @@ class Linear:
     def _round(self, input: torch.Tensor) -> torch.Tensor:
         if input.is_inference():  # has no version, so a change in place would not show
             return input.to(torch.bfloat16)
+        rounded = rounded_output(input)
+        if rounded is not None:
+            return rounded
         if self._rounded is None or input is not self._input or self._version != version_of(input):
             self._input, self._version = input, version_of(input)
             self._rounded = input.to(torch.bfloat16)

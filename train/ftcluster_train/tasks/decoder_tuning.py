@@ -22,7 +22,8 @@ from ftcluster_train.data.chat_samples import (
 from ftcluster_train.data.sources import BATCH_ROWS, Rows
 from ftcluster_train.data.token_store import Sample, SampleWriter
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.kernels.attention import Attention, document_mask, torch_attention
+from ftcluster_train.kernels.attention import Attention, torch_attention
+from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.kernels.linear_cross_entropy import find_head
 from ftcluster_train.tasks.base import Batch, Task

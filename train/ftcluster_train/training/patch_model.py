@@ -1,21 +1,26 @@
 """Chooses the kernels that a model is trained with."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ftcluster_train.kernels import Optimizations, avx512
-from ftcluster_train.kernels.activations import fuse_activations
+from ftcluster_train.kernels.activations import gelu, silu
 from ftcluster_train.kernels.attention import Attention, torch_attention
 from ftcluster_train.kernels.dropout import dropout
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
+from ftcluster_train.kernels.fuse_activations import fuse_activations
 from ftcluster_train.kernels.rms_norm import fuse_rms_norms
+from ftcluster_train.kernels.rotary import fuse_rotary
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.training.progress import ProgressLog
+
+# has transformers pass keys that heads share once, also beside a mask (5.23)
+SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 
 def patch_model(
@@ -38,22 +43,26 @@ def patch_model(
 
     kind = f"this {model.config.model_type} model"
     overrides: dict[Any, Callable[..., Any]] = {}
+    if avx512.is_supported() and not avx512.LIBRARY.exists():
+        notice(
+            "training takes longer than it could: ftcluster was built without a C compiler; "
+            "install gcc where it is built, and run `ftcluster setup` again"
+        )
     if optimizations.dropout:
         overrides[functional.dropout] = dropout
-        if avx512.is_supported() and not avx512.LIBRARY.exists() and _drops(model):
-            notice(
-                "dropout takes longer than it could: ftcluster was built without a C compiler; "
-                "install gcc where it is built, and run `ftcluster setup` again"
-            )
     attention = Attention(attention_dropout, say=notice)
     if not optimizations.attention:
         attention = Attention(attention_dropout, max_length=0)
     overrides[torch_attention] = attention
+    os.environ.setdefault(SHARED_KEYS, "1")
     if model.config._attn_implementation != "sdpa":  # transformers has no public name for it
         notice(f"{kind} does not call torch's attention, so ours is not used")
     if optimizations.activations:
+        overrides[functional.gelu], overrides[functional.silu] = gelu, silu
         fuse_activations(model)
         fuse_rms_norms(model)
+        if avx512.is_available():
+            fuse_rotary(model)
     head = None
     if optimizations.cross_entropy:
         head = task.use_fused_loss(model)
@@ -63,7 +72,3 @@ def patch_model(
                 "from them and takes more memory"
             )
     return FunctionOverrides(overrides, head)
-
-
-def _drops(model: PreTrainedModel) -> bool:
-    return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())

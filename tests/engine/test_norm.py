@@ -1,0 +1,201 @@
+"""What a norm returns in bf16 beside fp32, and the gradients of both outputs."""
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from ftcluster_train.kernels import avx512, residuals
+from ftcluster_train.kernels.norm import rounded_output
+from ftcluster_train.kernels.residuals import Linear, layer_norm
+from ftcluster_train.kernels.rms_norm import rms_norm
+from tests.engine.drawn import check_near, tensors, unit
+
+pytestmark = pytest.mark.skipif(not avx512.is_supported(), reason="this CPU has no AVX-512")
+EPSILON = 0.1  # large, so that no row is all noise
+FP32, BF16 = torch.float32, torch.bfloat16
+
+NORMS = ("LayerNorm", "LayerNorm without bias", "RMSNorm")
+kinds = st.sampled_from(NORMS)
+rows = st.integers(1, 40)
+widths = st.integers(1, 70) | st.sampled_from([16, 32])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few() -> object:
+    """All threads, also for few elements; as many as before afterwards."""
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(avx512, "FEW_ELEMENTS", 0)
+        yield
+    torch.set_num_threads(before)
+
+
+@st.composite
+def matrices(draw: st.DrawFn, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Contiguous ones, transposed ones, and one row that is repeated without a copy."""
+    layout = draw(st.sampled_from(["contiguous", "transposed", "repeated"]))
+    if layout == "transposed":
+        return draw(tensors((width, rows), dtype)).T
+    drawn = draw(tensors((1 if layout == "repeated" else rows, width), dtype))
+    return drawn.expand(rows, width)
+
+
+def normed(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """As a model calls it."""
+    if kind == "RMSNorm":
+        return rms_norm(x, weight, EPSILON)
+    weight.master_weight = weight.detach()
+    return layer_norm(x, [len(weight)], weight, bias if kind == "LayerNorm" else None, EPSILON)
+
+
+def drawn_norm(data: Any, kind: str, rows: int, width: int) -> torch.Tensor:
+    """The output of one with drawn values."""
+    x = data.draw(matrices(rows, width, FP32))
+    return normed(kind, x, *(data.draw(tensors((width,), FP32)) for _ in range(2)))
+
+
+@given(kinds, rows, widths, st.data())
+def test_rounded_output(kind: str, rows: int, width: int, data: Any) -> None:
+    """It is the output, rounded once."""
+    output = drawn_norm(data, kind, rows, width)
+    assert torch.equal(rounded_output(output), output.bfloat16())
+
+
+def test_rounded_output_of_special_numbers() -> None:
+    """NaN, infinities, what rounds to infinity, ties and what is denormal."""
+    weight = torch.tensor([torch.nan, torch.inf, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-8, 1e-39, -0.0])
+    output = rms_norm(torch.tensor([[1.0], [-1.0]]).expand(2, 7), weight, 0.0)
+    torch.testing.assert_close(output[0], weight, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        rounded_output(output), output.bfloat16(), rtol=0, atol=0, equal_nan=True
+    )
+
+
+def test_no_rounded_output() -> None:
+    """Other tensors have none, also those that are computed of a norm's output."""
+    x, weight = torch.randn(3, 20), torch.randn(20)
+    output = rms_norm(x, weight, EPSILON)
+    others = (x, output + 0, output.clone(), output.view(60), output.bfloat16())
+    assert [rounded_output(one) for one in others] == [None] * len(others)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_no_rounded_output_after_a_change_in_place(kind: str) -> None:
+    """Also if a view of it was changed."""
+    x, weight, bias = torch.randn(3, 20), torch.randn(20), torch.randn(20)
+    for change in (lambda output: output.mul_(2), lambda output: output[0].zero_()):
+        output = normed(kind, x, weight, bias)
+        assert rounded_output(output) is not None
+        change(output)
+        assert rounded_output(output) is None
+
+
+def test_no_rounded_output_after_a_change_during_inference() -> None:
+    with torch.inference_mode():
+        output = rms_norm(torch.randn(3, 20), torch.randn(20), EPSILON)
+        output.mul_(2)
+        assert rounded_output(output) is None
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_gradients_after_a_change_in_place(kind: str) -> None:
+    """A model may change the output of a norm that it learns, as it may change torch's."""
+    x, weight, bias = (torch.randn(size).requires_grad_() for size in ((3, 20), (20,), (20,)))
+    (wanted,) = torch.autograd.grad(normed(kind, x, weight, bias).mul(2).sum(), x)
+    (found,) = torch.autograd.grad(normed(kind, x, weight, bias).mul_(2).sum(), x)
+    assert torch.equal(found, wanted)
+
+
+@given(kinds, st.sampled_from(["fp32", "bf16", "both"]), rows, widths, st.integers(1, 3), st.data())
+def test_gradients(kind: str, used: str, rows: int, width: int, threads: int, data: Any) -> None:
+    """Those of the output in fp32, of that in bf16 or of both, summed on any number of threads."""
+    torch.set_num_threads(threads)
+    x = data.draw(matrices(rows, width, FP32)).requires_grad_()
+    weight, bias = (data.draw(tensors((width,), FP32)).requires_grad_() for _ in range(2))
+    own = (x, weight, bias) if kind == "LayerNorm" else (x, weight)
+    output = normed(kind, x, weight, bias)
+    outputs, upstream = [], []
+    for name, one, dtype in (("fp32", output, FP32), ("bf16", rounded_output(output), BF16)):
+        if used in (name, "both"):
+            outputs.append(one)
+            upstream.append(data.draw(matrices(rows, width, dtype)))
+    found = torch.autograd.grad(outputs, own, upstream)
+    assert [g.dtype for g in found] == [FP32] * len(own)
+    check_gradients(found, x, weight, sum(one.double() for one in upstream), kind != "RMSNorm")
+
+
+@pytest.mark.parametrize(
+    ("weight", "epsilon"),
+    [(torch.arange(40.0)[::2], EPSILON), (torch.ones(20), 1)],
+    ids=["strided weight", "integer as epsilon"],
+)
+def test_arguments_that_torch_takes(weight: torch.Tensor, epsilon: float) -> None:
+    x, bias = torch.randn(3, 20), torch.zeros(20)
+    wanted = functional.layer_norm(x, [20], weight, bias, epsilon)
+    weight.master_weight = weight
+    torch.testing.assert_close(layer_norm(x, [20], weight, bias, epsilon), wanted)
+
+
+def check_gradients(
+    found: tuple[torch.Tensor, ...],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    up: torch.Tensor,
+    centered: bool,
+) -> None:
+    """They are those of the formula in fp64."""
+    x, weight = x.detach().double(), weight.detach().double()
+    apart = x - x.mean(-1, keepdim=True) if centered else x
+    scale = (apart.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
+    normal, inner = apart * scale, up * weight
+    shift = inner.mean(-1, keepdim=True) if centered else 0
+    of_x = scale * (inner - shift - normal * (inner * normal).mean(-1, keepdim=True))
+    exact = (of_x, (up * normal).sum(0), up.sum(0))
+
+    # what is normal is off by the roundings of the mean, too
+    most = 1 + normal.abs()
+    inner = inner.abs()
+    inner = inner + inner.mean(-1, keepdim=True) + most * (inner * most).mean(-1, keepdim=True)
+    u = 8 * unit(FP32, len(x) + x.shape[1])
+    off = u * (1 + x.abs().amax(-1, keepdim=True) * scale)
+    bounds = (off * scale * inner, (off * up.abs() * most).sum(0), u * up.abs().sum(0))
+    for one, other, bound in zip(found, exact, bounds, strict=False):
+        check_near(one, other, bound)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_linear_takes_the_rounded_output(kind: str) -> None:
+    """As long as it is the output's; afterwards it rounds the output again."""
+    output = normed(kind, torch.randn(3, 20), torch.randn(20), torch.randn(20))
+    rounded, linear, weight = rounded_output(output), Linear(), torch.eye(20).bfloat16()
+    with patch.object(residuals, "linear") as product:
+        linear(output, weight)
+        assert product.call_args.args[0] is rounded
+        output.mul_(1.5)
+        linear(output, weight)
+        assert torch.equal(product.call_args.args[0], output.bfloat16())
+        assert not torch.equal(output.bfloat16(), rounded)
+
+
+def test_linear_during_inference() -> None:
+    """Changes in place do not show then, so it never takes the rounded output."""
+    with torch.inference_mode():
+        output = rms_norm(torch.randn(3, 20), torch.randn(20), EPSILON)
+        for _ in range(2):
+            output.mul_(1.5)
+            assert torch.equal(Linear()(output, torch.eye(20).bfloat16()), output.bfloat16())
+
+
+def test_gradients_of_linear_and_residual() -> None:
+    """A layer takes the output in bf16, and the residual takes it in fp32."""
+    x, weight = torch.randn(5, 20).requires_grad_(), torch.randn(20).requires_grad_()
+    matrix, upstream = torch.randn(20, 20).bfloat16(), torch.randn(5, 20)
+    output = rms_norm(x, weight, EPSILON)
+    found = torch.autograd.grad(output + Linear()(output, matrix), (x, weight), upstream)
+    up = upstream.double() + (upstream.bfloat16() @ matrix).double()
+    check_gradients(found, x, weight, up, centered=False)

@@ -1,0 +1,89 @@
+"""Rotary positions as one loop are the formula in fp64, except for their roundings."""
+
+import inspect
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels.rotary import NAME, fuse_rotary, rotary
+from tests.engine.drawn import check_near, seeds, unit
+from tests.engine.test_rms_norm import TINY
+
+pytestmark = pytest.mark.skipif(not avx512.is_supported(), reason="this CPU has no AVX-512")
+
+
+def formula(values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    low, high = values.chunk(2, -1)
+    return values * cosines.unsqueeze(1) + torch.cat([-high, low], -1) * sines.unsqueeze(1)
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(1, 40),
+       st.booleans(), st.booleans(), seeds)  # fmt: skip
+def test_output_and_gradients(
+    batch: int, heads: int, tokens: int, half: int, shared: bool, in_heads: bool, seed: int
+) -> None:
+    """Cosines and sines of one sample or of each; heads beside tokens in memory, or tokens."""
+    numbers = torch.Generator().manual_seed(seed % (1 << 32))
+    shape = (batch, heads, tokens, 2 * half)
+    query, key, up = torch.randn(3, *shape, generator=numbers).bfloat16()
+    if not in_heads:
+        query, key = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key))
+    cosines, sines = torch.randn(2, 1 if shared else batch, tokens, 2 * half, generator=numbers)
+    inputs = [query.requires_grad_(), key.requires_grad_()]
+    found = rotary(*inputs, cosines, sines)
+    gradients = torch.autograd.grad(found, inputs, (up, up))
+    for x, one, gradient in zip(inputs, found, gradients, strict=True):
+        exact_x = x.detach().double().requires_grad_()
+        exact = formula(exact_x, cosines.double(), sines.double())
+        (exact_gradient,) = torch.autograd.grad(exact, exact_x, up.double())
+        angles = cosines.abs().double(), sines.abs().double()
+        u = unit(torch.bfloat16, 3)
+        check_near(one, exact.detach(), u * positive(x.detach().double(), *angles))
+        check_near(gradient, exact_gradient, u * positive(up.double(), *angles, back=True))
+
+
+def positive(
+    values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, back: bool = False
+) -> torch.Tensor:
+    """The formula with absolute values."""
+    swapped = values.abs().roll(values.shape[-1] // 2, -1)
+    sines = sines.roll(values.shape[-1] // 2, -1) if back else sines
+    return values.abs() * cosines.unsqueeze(1) + swapped * sines.unsqueeze(1)
+
+
+@pytest.fixture
+def _transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' own functions; an earlier test may have replaced them."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers.models.") and hasattr(module, NAME):
+            monkeypatch.setattr(module, NAME, inspect.unwrap(getattr(module, NAME)))
+
+
+@pytest.mark.usefixtures("_transformers")
+@pytest.mark.parametrize(
+    ("architecture", "count"), [("llama", 1), ("mistral", 1), ("gemma", 1), ("gpt2", 0)]
+)
+def test_models(architecture: str, count: int) -> None:
+    """Their gradients are those before, to rounding; without autocast nothing changes."""
+    config = AutoConfig.for_model(architecture, **TINY)
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    tokens = torch.arange(24).view(2, 12) % 32
+
+    def gradients(autocast: bool) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        found = torch.autograd.grad(loss, list(model.parameters()))
+        return torch.cat([one.flatten() for one in found])
+
+    before = [gradients(autocast) for autocast in (False, True)]
+    first = fuse_rotary(model)
+    after = [gradients(autocast) for autocast in (False, True)]
+    assert [first, fuse_rotary(model)] == [count, 0]
+    assert torch.equal(after[0], before[0])
+    assert (after[1] - before[1]).norm() < 1e-2 * before[1].norm()
