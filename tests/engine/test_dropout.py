@@ -71,7 +71,7 @@ def test_each_element_is_decided_on_by_its_counter(p: float, seed: int, places: 
 
 @pytest.fixture(scope="module", params=["one pass", "torch"])
 def _both(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With the loops of avx512.c, and without them."""
+    """With the loops in C, and without them."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
             patch.setattr(avx512, "is_available", lambda: False)

@@ -10,8 +10,8 @@ class Optimizations:
     Attributes:
         dropout: masks from a generator that all threads compute together, see `dropout`.
         attention: matrix products for short sequences, see `attention`.
-        activations: one kernel for each, see `activations`, and one function for each RMSNorm, see
-            `rms_norm`.
+        activations: one loop for each, see `activations`; also RMSNorm and rotary positions, see
+            `norm` and `rotary`.
         cross_entropy: no logits in fp32, see `linear_cross_entropy`.
         bf16_weights: a bf16 copy of fp32 master weights, see `ftcluster_train.optim.flat_params`.
         group_by_length: batches of similar length, see `ftcluster_train.data.sampler`.
