@@ -345,6 +345,16 @@ def test_what_is_left_to_torch(calls: list[dict[str, Any]]) -> None:
     assert len(calls) == 7
 
 
+def test_long_documents_are_left_to_torch(calls: list[dict[str, Any]]) -> None:
+    """By their tokens, of which each has the queries of two heads here."""
+    query, key, value = (torch.randn(1, n, 48, 8).requires_grad_() for n in (4, 2, 2))
+    for lengths, longest, left in (([20, 28], 28, 0), ([20, 28], 20, 1), ([7, 41], 6, 2)):
+        calls.clear()
+        mask = document_mask(lengths)
+        Attention(with_dropout=True, max_length=longest)(query, key, value, mask, enable_gqa=True)
+        assert len(calls) == left
+
+
 def test_types_that_differ(calls: list[dict[str, Any]]) -> None:
     """As rotary positions in fp32 make them; under autocast all are cast, as torch's are."""
     for places in ((0,), (0, 1), (2,)):

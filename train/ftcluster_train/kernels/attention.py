@@ -306,7 +306,8 @@ class Attention:
         parts = (split_row(x, layout, n) for x, n in ((query, per_key), (key, 1), (value, 1)))
         outputs = []
         for q, k, v in zip(*parts, strict=True):
-            if self.is_used(q, k, v, p) and not self._is_left(q, k, v, None, causal=False):
+            of_a_head = q[:, :, : k.shape[2]]  # as many queries as keys
+            if self.is_used(q, k, v, p) and not self._is_left(of_a_head, k, v, None, causal=False):
                 matrices = (x.flatten(0, 1) for x in (q, k, v))
                 with torch.autocast("cpu", enabled=False):
                     output = _Attention.apply(
