@@ -22,9 +22,9 @@ from ftcluster.report.svg import THEME
 RESULTS = ROOT / "bench/results"
 FILES = {
     # where there are several, the later ones are of those cases that were measured again
-    "engine": ("2026-11-24-engine.json",),
+    "engine": ("2026-11-24-engine.json", "2026-11-24-engine-fused.json"),
     "fast": ("2026-11-23-fast-idle.json", "2026-11-23-fast-loops.json"),
-    "sft": ("2026-11-24-sft.json",),
+    "sft": ("2026-11-24-sft.json", "2026-11-24-sft-fused.json"),
     "embed": ("2026-11-23-embed.json",),
     "time": ("2026-11-23-time-to-quality.json", "2026-11-23-time-to-quality-qqp.json"),
 }
@@ -90,15 +90,15 @@ def comparisons() -> Iterator[Comparison]:
             SCRIPTS[name], "the script without `--fast`", alone["samples_per_second"],
             fast["samples_per_second"], "samples/s", fast["ratio"],
         )  # fmt: skip
-    for found in read("sft")[-1]:
-        if "speed" in found:
-            trl, ours = found["speed"]["trl"], found["speed"]["ours"]
-            work = f"instruction tuning, {found['shape']}, "
-            work += f"LoRA of rank {found['lora_r']}" if found["lora_r"] else "all weights"
-            yield Comparison(
-                work, "TRL's SFTTrainer", trl["tokens_per_second"], ours["tokens_per_second"],
-                "tokens/s", ours["tokens_per_second"] / trl["tokens_per_second"],
-            )  # fmt: skip
+    latest = {(one["shape"], one["lora_r"]): one for file in read("sft") for one in file}
+    for found in latest.values():
+        trl, ours = found["speed"]["trl"], found["speed"]["ours"]
+        work = f"instruction tuning, {found['shape']}, "
+        work += f"LoRA of rank {found['lora_r']}" if found["lora_r"] else "all weights"
+        yield Comparison(
+            work, "TRL's SFTTrainer", trl["tokens_per_second"], ours["tokens_per_second"],
+            "tokens/s", ours["tokens_per_second"] / trl["tokens_per_second"],
+        )  # fmt: skip
     embed = read("embed")[-1]
     stock, ours = embed["speed"]["stock"], embed["speed"]["ours"]
     yield Comparison(
