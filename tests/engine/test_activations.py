@@ -186,6 +186,12 @@ def test_a_class_that_computes_something_else_after_training() -> None:
     check_left_alone(mlp_with(lambda m, x: Mlp.forward(m, x) * (1 if m.training else 2)))
 
 
+def test_an_activation_stays_in_its_mode() -> None:
+    module = Mlp()
+    fuse_activations(nn.Sequential(module))
+    assert module.act_fn.training
+
+
 def test_a_module_whose_forward_pass_was_replaced() -> None:
     """As libraries do that have kernels of their own, or move weights before each call."""
     module = Mlp()

@@ -23,7 +23,7 @@ threads = st.sampled_from([1, 2, 3])
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _few() -> object:
+def few_elements() -> object:
     """All threads, also for few elements; as many as before afterwards."""
     before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:

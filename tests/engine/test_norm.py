@@ -14,6 +14,7 @@ from ftcluster_train.kernels.norm import rounded_output
 from ftcluster_train.kernels.residuals import Linear, layer_norm
 from ftcluster_train.kernels.rms_norm import rms_norm
 from tests.engine.drawn import check_near, tensors, unit
+from tests.engine.test_avx512 import few_elements  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.skipif(not avx512.is_supported(), reason="this CPU has no AVX-512")
 EPSILON = 0.1  # large, so that no row is all noise
@@ -23,16 +24,6 @@ NORMS = ("LayerNorm", "LayerNorm without bias", "RMSNorm")
 kinds = st.sampled_from(NORMS)
 rows = st.integers(1, 40)
 widths = st.integers(1, 70) | st.sampled_from([16, 32])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _few() -> object:
-    """All threads, also for few elements; as many as before afterwards."""
-    before = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(avx512, "FEW_ELEMENTS", 0)
-        yield
-    torch.set_num_threads(before)
 
 
 @st.composite

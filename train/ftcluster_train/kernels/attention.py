@@ -6,8 +6,7 @@ keep a matrix of (batch, heads, length, length) in bf16 for the backward pass, s
 sequences stay with the flash kernel.
 
 A row may have several documents, one after the other, of which no token attends to another one's,
-see `documents`. Those of similar
-length are computed together, padded to the longest of them.
+see `documents`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,5 +1,7 @@
 """Makes a model's activations, and MLPs that are gated by one, compute with `activations`."""
 
+import copy
+
 import torch
 from torch import nn
 from transformers import activations
@@ -22,7 +24,7 @@ class TanhGelu(nn.Module):  # type: ignore[misc]
 
 
 def fuse_activations(model: nn.Module) -> int:
-    """Replace them by `TanhGelu`, and the forward passes of gated MLPs; returns how many."""
+    """Replace GELUs by `TanhGelu`, and the forward passes of gated MLPs; returns how many."""
     found = [
         (parent, name)
         for parent in model.modules()
@@ -71,7 +73,7 @@ def _gate_of(module: nn.Module) -> str | None:
         weights = torch.linspace(seed, 15, 15).sin_().view(layer.weight.shape)  # always the same
         layer.weight = nn.Parameter(weights, requires_grad=False)
         setattr(small, name, layer)
-    small.act_fn = module.act_fn
+    small.act_fn = copy.deepcopy(module.act_fn)  # `train` changes it
     values = torch.linspace(-30, 40, 96).view(1, 32, 3)
     for name in TORCH:
         if all(_is_one(small.train(training), name, values) for training in (True, False)):
