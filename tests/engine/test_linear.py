@@ -37,6 +37,17 @@ def test_gradients_are_those_of_torch(dtype: torch.dtype, kept: float, bias: boo
         torch.testing.assert_close(own, reference)
 
 
+@pytest.mark.parametrize("shape", [(7, 31), (1, 1), (0, 31), (5,)])
+@pytest.mark.parametrize("strided", [True, False])
+def test_a_bias_is_added_as_torch_adds_it(shape: tuple[int, ...], strided: bool) -> None:
+    torch.manual_seed(1)
+    input = torch.randn(*shape, 48).bfloat16()[..., :: 2 if strided else 1]
+    weight, bias = torch.randn(16, input.shape[-1]).bfloat16(), torch.randn(16).bfloat16()
+    weight.requires_grad_()
+    exact = functional.linear(input.double(), weight.double(), bias.double()).bfloat16()
+    torch.testing.assert_close(linear(input, weight, bias), exact, atol=4e-3, rtol=8e-3)
+
+
 def test_rows_without_gradient_are_found() -> None:
     grad = torch.zeros(320, 8)
     assert rows_with_gradient(grad).tolist() == []  # type: ignore[union-attr]

@@ -2,7 +2,12 @@
 
 import torch
 
-from ftcluster_train.kernels.private_torch import is_transformed, softmax_backward, version_of
+from ftcluster_train.kernels.private_torch import (
+    has_linear_in_bf16,
+    is_transformed,
+    softmax_backward,
+    version_of,
+)
 
 
 def test_the_gradient_of_softmax() -> None:
@@ -25,3 +30,7 @@ def test_whether_a_transform_is_active() -> None:
     found = []
     torch.func.vmap(lambda x: found.append(is_transformed()) or x)(torch.zeros(2))
     assert (found, is_transformed()) == ([True], False)
+
+
+def test_linear_in_bf16_is_there_where_onednn_is() -> None:
+    assert has_linear_in_bf16() == torch.backends.mkldnn.is_available()

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels.private_torch import has_linear_in_bf16, linear_in_bf16
 
 MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
 MUCH_WORK = 1 << 26  # multiplications of a product: with less, the look at the rows costs more
@@ -36,6 +37,13 @@ def linear(
     return output
 
 
+def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    fits = input.dtype == torch.bfloat16 and weight.is_contiguous()
+    if bias is not None and fits and has_linear_in_bf16():
+        return linear_in_bf16(input, weight, bias)
+    return torch_linear(input, weight, bias)
+
+
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
     """Shapes as those of `linear`."""
 
@@ -44,7 +52,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.save_for_backward(input, weight)
-        return torch_linear(input, weight, bias)
+        return _product(input, weight, bias)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
