@@ -26,7 +26,7 @@ FILES = {
     "fast": ("2026-11-23-fast-idle.json", "2026-11-23-fast-loops.json"),
     "sft": ("2026-11-24-sft.json", "2026-11-24-sft-fused.json"),
     "embed": ("2026-11-23-embed.json",),
-    "time": ("2026-11-23-time-to-quality.json", "2026-11-23-time-to-quality-qqp.json"),
+    "time": ("2026-11-23-time-to-quality.json", "2026-11-25-time-to-quality-qqp.json"),
 }
 ENGINE = {
     "mrpc": "MRPC, DistilBERT-base, batch 32",

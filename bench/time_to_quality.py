@@ -37,24 +37,25 @@ from bench.engine import (
 from bench.local_sync import METRICS
 
 STOCK, SHORT = "stock", "short"
-# no dropout, which short trainings do not need; a new head of 5 times the size, so that gradients
-# reach the encoder from the first steps on
-FASTER = (
-    "config_overrides={{hidden_dropout_prob: 0, attention_probs_dropout_prob: 0, "
-    "initializer_range: 0.1}}",
+# a new head of 5 times the size, so that gradients reach the encoder from the first steps on
+HEAD = "config_overrides.initializer_range=0.1"
+WITHOUT_DROPOUT = (
+    "config_overrides.hidden_dropout_prob=0",
+    "config_overrides.attention_probs_dropout_prob=0",
 )
 WAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "mrpc": {
         STOCK: (),
-        SHORT: (*FASTER, "batch_size=16", "training.num_train_epochs=1.5"),
+        SHORT: (HEAD, *WITHOUT_DROPOUT, "batch_size=16", "training.num_train_epochs=1.5"),
     },
     "squad": {
         STOCK: (),
-        SHORT: (*FASTER, "batch_size=8", "training.num_train_epochs=1.2"),
+        SHORT: (HEAD, *WITHOUT_DROPOUT, "batch_size=8", "training.num_train_epochs=1.2"),
     },
+    # without dropout it says "duplicate" less often, and does not reach stock's F1
     "qqp": {
         STOCK: (),
-        SHORT: (*FASTER, "batch_size=16", "training.num_train_epochs=1.5"),
+        SHORT: (HEAD, "batch_size=16", "training.num_train_epochs=1.5"),
     },
 }
 AT_THE_END = ("training.eval_strategy=steps", "training.eval_steps=1000000")

@@ -48,6 +48,19 @@ def test_a_bias_is_added_as_torch_adds_it(shape: tuple[int, ...], strided: bool)
     torch.testing.assert_close(linear(input, weight, bias), exact, atol=4e-3, rtol=8e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_is_stored_the_other_way_round(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    tensors = [t.to(dtype) for t in (torch.randn(40, 24), torch.randn(24, 16), torch.randn(16))]
+    grad = torch.randn(40, 16).to(dtype)
+    found = gradients(lambda x, w, b: linear(x, w.T, b), tensors, grad)
+    expected = gradients(lambda x, w, b: torch.addmm(b, x, w), tensors, grad)
+    for own, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, reference)
+        assert own is not None
+        assert own.is_contiguous()  # not to be turned when it is added to others
+
+
 def test_rows_without_gradient_are_found() -> None:
     grad = torch.zeros(320, 8)
     assert rows_with_gradient(grad).tolist() == []  # type: ignore[union-attr]

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from transformers import activations
+from transformers.pytorch_utils import Conv1D
 
 from ftcluster_train.kernels import residuals
+from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.kernels.fuse_activations import TANH_GELU, fuse_activations
 from ftcluster_train.kernels.residuals import Linear, embedding, layer_norm
 from tests.engine.drawn import DTYPES, ROUNDOFF, check_near, dtypes, tensors, unit
@@ -151,6 +153,29 @@ def test_linear(
     u = 3 * unit(torch.bfloat16, max(len(rows), inner, outer))
     for one, other, size in zip((found, *gradients), exact, large, strict=True):
         check_near(one, other.view(one.shape), u * size.view(one.shape))
+
+
+def test_a_layer_of_gpt_2_is_a_linear_layer() -> None:
+    """Its weight is stored the other way round; torch's function would refuse two dtypes."""
+    torch.manual_seed(1)
+    layer, x = Conv1D(5, 3).bfloat16(), torch.randn(2, 7, 3)
+    with FunctionOverrides():
+        found = layer(x)
+    assert found.dtype == torch.bfloat16
+    exact = x.bfloat16().double() @ layer.weight.double() + layer.bias.double()
+    check_near(
+        found, exact, 3 * unit(torch.bfloat16) * x.abs().double() @ layer.weight.abs().double()
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"beta": 0.5}])
+def test_any_other_addmm_is_torchs(options: dict[str, float]) -> None:
+    matrices = torch.randn(4, 5), torch.randn(4, 3), torch.randn(3, 5)
+    vector = [t.bfloat16() for t in (matrices[0][0], *matrices[1:])]
+    given = vector if options else matrices
+    with FunctionOverrides():
+        found = torch.addmm(*given, **options)
+    assert torch.equal(found, torch.addmm(*given, **options))
 
 
 actions = st.lists(st.tuples(st.sampled_from(["call", "change", "clear"]), st.integers(0, 2)))

@@ -95,7 +95,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
                 if drop is not None:
                     mask = make_mask(scores.numel(), drop).view(scores.shape)
                 dropped = scores if mask is None else scores * mask
-            output[samples, rows] = torch.bmm(dropped, value[samples, keys])
+            torch.bmm(dropped, value[samples, keys], out=output[samples, rows])
             saved += [scores, mask]
             drops.append((in_one_pass, drop))
         ctx.save_for_backward(query, key, value, *saved)
@@ -119,7 +119,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             dropped = probabilities if mask is None else probabilities * mask
             if in_one_pass and drop is not None:
                 dropped = avx512.dropout(probabilities, drop)
-            grad_value[samples, keys] += torch.bmm(dropped.transpose(1, 2), grad)
+            grad_value[samples, keys].baddbmm_(dropped.transpose(1, 2), grad)
             grad_probabilities = torch.bmm(grad, value[samples, keys].transpose(1, 2))
             if in_one_pass:
                 avx512.softmax_backward_(grad_probabilities, probabilities, ctx.per_key, drop)
@@ -130,8 +130,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
                 grad_scores = softmax_backward(grad_probabilities, probabilities)
             if ctx.needs_input_grad[3]:  # a bias that is learned is one part, see `_masked`
                 grad_bias = _sum_to(grad_scores.unflatten(0, (-1, ctx.heads)), *ctx.bias)
-            grad_query[samples, rows] = torch.bmm(grad_scores, key[samples, keys])
-            grad_key[samples, keys] += torch.bmm(grad_scores.transpose(1, 2), query[samples, rows])
+            torch.bmm(grad_scores, key[samples, keys], out=grad_query[samples, rows])
+            grad_key[samples, keys].baddbmm_(grad_scores.transpose(1, 2), query[samples, rows])
         return grad_query.mul_(ctx.scale), grad_key, grad_value, grad_bias, *[None] * 7
 
 

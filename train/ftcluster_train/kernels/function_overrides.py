@@ -34,6 +34,7 @@ class FunctionOverrides(TorchFunctionMode):  # type: ignore[misc]
         self._linear = Linear(head)
         self._overrides: dict[Any, Callable[..., Any]] = {
             functional.linear: self._linear,
+            torch.addmm: self._linear.addmm,
             functional.layer_norm: layer_norm,
             functional.embedding: embedding,
             **(overrides or {}),

@@ -38,8 +38,7 @@ def linear(
 
 
 def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    fits = input.dtype == torch.bfloat16 and weight.is_contiguous()
-    if bias is not None and fits and has_linear_in_bf16():
+    if bias is not None and input.dtype == torch.bfloat16 and has_linear_in_bf16():
         return linear_in_bf16(input, weight, bias)
     return torch_linear(input, weight, bias)
 
@@ -70,7 +69,9 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
                 size = grad_output.numel() // len(weight), weight.shape[1]
                 grad_input = grad_input.new_zeros(size).index_copy_(0, chosen, grad_input)
             grad_input = grad_input.view(input.shape)
-        grad_weight = grad.T @ rows if of_weight else None
+        grad_weight = None
+        if of_weight:  # in the weight's order in memory
+            grad_weight = grad.T @ rows if weight.is_contiguous() else (rows.T @ grad).T
         return grad_input, grad_weight, _sum_of_rows(grad) if of_bias else None
 
 

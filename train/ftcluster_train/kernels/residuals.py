@@ -126,6 +126,14 @@ class Linear:
             return linear_in_nf4(input, weight, bias)
         return linear(input, weight, bias)
 
+    def addmm(
+        self, bias: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        """Overrides `torch.addmm`, by which GPT-2 computes its layers."""
+        if options or bias.ndim != 1 or weight.dtype != torch.bfloat16:
+            return torch.addmm(bias, rows, weight, **options)
+        return self(rows, weight.T, bias)
+
     def _round(self, input: torch.Tensor) -> torch.Tensor:
         if input.is_inference():  # has no version, so a change in place would not show
             return input.to(torch.bfloat16)
