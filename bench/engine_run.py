@@ -43,7 +43,7 @@ from ftcluster_train.verification.product_speed import product_shapes, weights_o
 TURNS = 7
 WARM_UP = 3  # steps that are not counted: their memory is new, and the kernel clears it
 PROFILED = 4  # steps after them
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm_", "mkldnn::_linear_pointwise")
 WORLD = World(rank=0, size=1, backend="gloo")
 
 
