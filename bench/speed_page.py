@@ -22,7 +22,7 @@ from ftcluster.report.svg import THEME
 RESULTS = ROOT / "bench/results"
 FILES = {
     # where there are several, the later ones are of those cases that were measured again
-    "engine": ("2026-11-24-engine-fused.json", "2026-11-25-engine.json"),
+    "engine": ("2026-11-25-engine.json", "2026-11-25-engine-gpt2.json"),
     "fast": ("2026-11-25-fast.json",),
     "sft": ("2026-11-24-sft.json", "2026-11-24-sft-fused.json"),
     "embed": ("2026-11-23-embed.json",),
