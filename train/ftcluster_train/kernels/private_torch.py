@@ -34,9 +34,7 @@ def has_linear_in_bf16() -> bool:
     return True
 
 
-def linear_in_bf16(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def linear_in_bf16(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """A linear layer by oneDNN, which adds the bias to sums in its registers.
 
     torch's addmm copies the bias into each row of the output and reads it again, which makes a
