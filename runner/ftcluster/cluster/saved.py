@@ -8,7 +8,9 @@ from pathlib import Path
 from ftcluster.ansible.inventory import LOCALHOST
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import FtclusterError
-from ftcluster.paths import make_state_dir, state_dir, write_atomically
+from ftcluster.paths import bundled, make_state_dir, state_dir, write_atomically
+
+_BUNDLED = bundled("inventory") / f"{LOCALHOST}.ini"
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Cluster:
 def remember(cluster: Cluster) -> None:
     """Save the cluster, for later commands."""
     document = {
-        "inventories": [str(path) for path in cluster.inventories],
+        # the bundled one by its name: another installation has it elsewhere
+        "inventories": [LOCALHOST if p == _BUNDLED else str(p) for p in cluster.inventories],
         "hosts": cluster.pattern,
         "options": cluster.options,
         "facts": cluster.facts.to_dict(),
@@ -72,7 +75,9 @@ def recall() -> Cluster:
     try:
         document = json.loads(_file().read_text(encoding="utf-8"))
         facts = ClusterFacts.from_dict(document["facts"])
-        inventories = tuple(map(Path, document["inventories"]))
+        inventories = tuple(
+            _BUNDLED if one == LOCALHOST else Path(one) for one in document["inventories"]
+        )
         drained = {name: Drained(**one) for name, one in document.get("drained", {}).items()}
         options = tuple(document["options"])
         return Cluster(inventories, facts, options, document["hosts"], drained=drained)
