@@ -1,13 +1,16 @@
-"""Two ranks of verify on this machine."""
+"""Ranks of verify on this machine."""
 
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ftcluster_common.launch import Host
-from ftcluster_train.probe import Request, examine
+from ftcluster_train.probe import Request, cpu_flags, examine, kernel_used
 from ftcluster_train.supervisor import free_port
+from ftcluster_train.verification.consistency import expected_kernel
 from tests.engine.forks import start
 
 
@@ -28,3 +31,17 @@ def test_links_are_measured_where_an_interface_has_a_known_speed(tmp_path: Path)
     assert link["ranks"] == [0, 1]
     assert link["mb_per_second"] > 1
     assert "speed" not in first  # which takes longer
+
+
+def test_each_precision_has_the_kernel_that_this_cpu_promises() -> None:
+    flags = cpu_flags()
+    in_fp32 = expected_kernel([flag for flag in flags if flag in ("avx512f", "avx2")])
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            assert in_fp32 in kernel_used(bf16=False) != ""
+            if {"amx_bf16", "avx512_bf16"} & {*flags}:
+                assert expected_kernel(flags) in kernel_used(bf16=True)
+    finally:
+        torch.set_num_threads(before)
