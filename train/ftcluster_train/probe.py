@@ -260,9 +260,9 @@ def captured_output() -> Iterator[Path]:
 
 
 def kernel_of(log: str) -> str:
-    """The kernel of the last execution in oneDNN's log, or ""."""
+    """The kernel of the last execution in oneDNN's log, or ""; copies to other layouts aside."""
     fields = [line.split(",") for line in log.splitlines() if ",primitive,exec,cpu," in line]
-    names = [words[6] for words in fields if len(words) > 6]
+    names = [words[6] for words in fields if len(words) > 6 and words[5] != "reorder"]
     return names[-1] if names else ""
 
 

@@ -30,6 +30,7 @@ def test_the_kernel_is_that_of_the_last_execution() -> None:
         EXECUTED.format("jit:avx2"),
         "onednn_verbose,v1,primitive,create:cache_miss,cpu,matmul,ref:any,undef,,,,,0.2",
         EXECUTED.format("brg_matmul:avx10_1_512_amx"),
+        EXECUTED.format("jit:blk").replace("matmul", "reorder"),
         "another line",
     ]
     assert kernel_of("\n".join(log)) == "brg_matmul:avx10_1_512_amx"
