@@ -8,8 +8,8 @@ shakespeare; --encoder is a small BERT with its tokenizer, such as all-MiniLM-L6
 
 Both train the same model from the same weights on the same tokens with two threads; each run is a
 process, runs are interleaved, numbers are medians. `stock` is Trainer with the defaults of
-run_glue, run_qa and run_clm: padded to the maximum, fused AdamW, bf16. `ours` runs with tcmalloc,
-as planned runs do. --ablation also measures ours without each optimization and with each alone,
+run_glue, run_qa and run_clm: padded to the maximum, fused AdamW. Both are in bf16 where the CPU has
+instructions for it, else in fp32. `ours` runs with tcmalloc, as planned runs do. --ablation also measures ours without each optimization and with each alone,
 --profile the time by kind of work and its serial share; --seeds also fine-tunes the encoder with
 both and compares the metrics. --turns 0 leaves out the rest; two of these runs fit on two cores
 with --threads 1.
@@ -36,6 +36,8 @@ from ftcluster_common.job import Job
 ROOT = Path(__file__).parent.parent
 TCMALLOC = ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "/usr/lib64/libtcmalloc.so.4")
 WITHOUT = "ours, attention_dropout=false"
+BF16 = ("amx_bf16", "avx512_bf16")  # CPU flags
+INSTRUCTIONS = (*BF16, "avx512f", "avx2")
 PROFILED_STEPS = 8  # the warm-up's and bench.engine_run's PROFILED, and one
 OPTIMIZATIONS = (
     "dropout", "attention", "activations", "cross_entropy", "bf16_weights", "group_by_length",
@@ -170,7 +172,7 @@ class Bench:
             for word in recipe
         )
         job = Job(
-            "bench", run_dir, self.prefix, load_recipe(name, overrides), "bf16", ipex=False,
+            "bench", run_dir, self.prefix, load_recipe(name, overrides), precision(), ipex=False,
             snapshot_seconds=0,
         )  # fmt: skip
         run_dir.mkdir(parents=True)
@@ -245,7 +247,7 @@ def measure(
             flop = words["flop_per_sample"]
             found.setdefault(name, []).append(words["samples_per_second"])
             print(f"{name}: {found[name][-1]:.2f} samples/s", file=sys.stderr)
-        limits.append(bench.run(run_dir, shapes=case.shapes)["operations_per_second"])
+        limits.append(bench.run(run_dir, shapes=case.shapes, precision=precision())["operations_per_second"])
     limit, stock = statistics.median(limits), statistics.median(found["stock"])
     result: dict[str, dict[str, Any]] = {
         name: {
@@ -326,9 +328,14 @@ def machine() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "cpu": fields.get("model name", ""),
         "cores": len(os.sched_getaffinity(0)),
-        "instructions": [f for f in ("amx_bf16", "avx512_bf16") if f in fields.get("flags", "")],
+        "instructions": [f for f in INSTRUCTIONS if f in fields.get("flags", "")],
         "load": os.getloadavg()[0],
     }
+
+
+def precision() -> str:
+    """What a training on this machine computes in, where nothing else is asked for."""
+    return "bf16" if {*BF16} & {*machine()["instructions"]} else "fp32"
 
 
 if __name__ == "__main__":

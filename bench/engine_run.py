@@ -5,7 +5,7 @@
 RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
 object: `engine` (`ours` or `stock`), `leave_out` (optimizations that ours goes without), `seed` and
 `attention_dropout` (of the recipe), `pad` (`max` or `longest`, of stock), `evaluate`, `profile`;
-or `shapes` of matrix products to measure instead of a training. Prints one JSON object.
+or `shapes` of matrix products, and their `precision`, to measure instead of a training. Prints one JSON object.
 """
 
 import json
@@ -44,6 +44,7 @@ TURNS = 7
 WARM_UP = 3  # steps that are not counted: their memory is new, and the kernel clears it
 PROFILED = 4  # steps after them
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm_", "mkldnn::_linear_pointwise")
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 WORLD = World(rank=0, size=1, backend="gloo")
 
 
@@ -74,7 +75,8 @@ def main() -> int:
     logging.set_verbosity_error()
     run_dir, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     if "shapes" in options:
-        print(json.dumps({"operations_per_second": products(options["shapes"])}))
+        dtype = DTYPES[options["precision"]]
+        print(json.dumps({"operations_per_second": products(options["shapes"], dtype)}))
         return 0
     job = read_job(run_dir)
     if not (run_dir / "inputs.json").exists():
@@ -130,12 +132,12 @@ def length_share(job: Job, lengths: list[int], group_by_length: bool) -> float:
     return tokens(counted) / tokens(epoch)
 
 
-def products(shapes: list[tuple[int, int, int]]) -> float:
-    """Operations per second of matrix products of these shapes, in bf16, forward only."""
+def products(shapes: list[tuple[int, int, int]], dtype: torch.dtype) -> float:
+    """Operations per second of matrix products of these shapes, forward only."""
     seconds = work = 0.0
     for rows, inner, columns in shapes:
-        left = torch.randn(rows, inner, dtype=torch.bfloat16)
-        right = torch.randn(columns, inner, dtype=torch.bfloat16)
+        left = torch.randn(rows, inner, dtype=dtype)
+        right = torch.randn(columns, inner, dtype=dtype)
         taken = []
         for _ in range(2 + TURNS):
             began = time.perf_counter()

@@ -7,7 +7,7 @@ from the repository's root, after `ftcluster setup localhost`. --scripts has run
 with its two modules and run_clm.py, of the version of transformers in the stack or the one before;
 --data and --encoder are those of bench.engine.
 
-The scripts run as they are, with --bf16: each run is a process of bench.fast_run, runs are
+The scripts run as they are, with --bf16 where the CPU has instructions for it: each run is a process of bench.fast_run, runs are
 interleaved, numbers are medians. `alone` is python SCRIPT; `allocator` has tcmalloc, as every
 planned run, and can be left out; `fast` has it and our kernels. CPU seconds are given as well:
 with one thread other programs on the machine change them less. The rate of the model's products is
@@ -25,14 +25,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine import CASES, ROOT, arguments, machine, quality_table, rank_variables, write
+from bench.engine import (
+    CASES,
+    ROOT,
+    arguments,
+    machine,
+    precision,
+    quality_table,
+    rank_variables,
+    write,
+)
 from ftcluster_common.launch import FAST_VARIABLE
 
 STARTUP = ROOT / "train/ftcluster_train/launcher/startup"
 WORDS = (
-    "--do_train", "--bf16", "--use_cpu", "--report_to", "none", "--save_strategy", "no",
+    "--do_train", "--use_cpu", "--report_to", "none", "--save_strategy", "no",
     "--logging_strategy", "no", "--disable_tqdm", "true",
 )  # fmt: skip
+BF16_WORDS = {"bf16": ("--bf16",), "fp32": ()}
 VARIANTS = {"alone": (False, False), "allocator": (True, False), "fast": (True, True)}
 SHAPES = {"glue": "mrpc", "qa": "squad", "clm": "gpt2"}  # of bench.engine's cases
 
@@ -103,7 +113,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as output:
             out = self.process(
                 "bench.fast_run", "run", str(self.scripts / case.script),
-                "--model_name_or_path", model or name, *case.words, *WORDS,
+                "--model_name_or_path", model or name, *case.words, *WORDS, *BF16_WORDS[precision()],
                 "--per_device_train_batch_size", str(case.batch), *more,
                 "--output_dir", f"{output}/out",
                 allocator=allocator, fast=fast,
@@ -112,9 +122,10 @@ class Bench:
         return found
 
     def products(self, name: str) -> float:
-        """Operations per second of the products of a case's model, in bf16."""
+        """Operations per second of the products of a case's model."""
         shapes = CASES[SHAPES[name]].shapes
-        out = self.process("bench.engine_run", ".", json.dumps({"shapes": shapes}))
+        options = {"shapes": shapes, "precision": precision()}
+        out = self.process("bench.engine_run", ".", json.dumps(options))
         found: float = json.loads(out)["operations_per_second"]
         return found
 

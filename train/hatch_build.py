@@ -1,7 +1,7 @@
 """Build hook of the hosts' package: compiles its C files, for the hosts' CPUs.
 
-The library needs no other one and no version of the C library, so it is a file like any other: the
-wheel is for all systems, and on those where it does not load, torch's functions are used.
+The libraries need no other one and no version of the C library, so they are files like any other:
+the wheel is for all systems, and on those where they do not load, torch's functions are used.
 """
 
 import shutil
@@ -13,25 +13,34 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 KERNELS = Path("ftcluster_train/kernels")
 COMPILERS = ("cc", "gcc", "clang")
-CPU = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma")
+# by library; the same as in ftcluster_train/kernels/simd.py
+CPUS = {
+    "libavx512.so": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
+    "libavx2.so": ("-mavx2", "-mfma"),
+}
 ALONE = ("-shared", "-fPIC", "-fvisibility=hidden", "-nostdlib")
 
 
 class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Puts libavx512.so into the wheel, where there is a C compiler for x86-64."""
+    """Puts the libraries into the wheel, where there is a C compiler for x86-64."""
 
     def initialize(self, _version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before the wheel is put together."""
-        library = Path(self.root) / KERNELS / "libavx512.so"
-        library.unlink(missing_ok=True)
+        for name in CPUS:
+            (Path(self.root) / KERNELS / name).unlink(missing_ok=True)
         compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
         if compiler is None:
             self.app.display_warning("no C compiler: trainings will be slower")
             return
+        for name in CPUS:
+            self._compile(compiler, name, build_data)
+
+    def _compile(self, compiler: str, name: str, build_data: dict[str, Any]) -> None:
+        library = Path(self.root) / KERNELS / name
         new = library.with_suffix(".new")
         files = sorted(map(str, (library.parent / "native").glob("*.c")))
         done = subprocess.run(
-            [compiler, "-O3", *CPU, *ALONE, "-o", str(new), *files],
+            [compiler, "-O3", *CPUS[name], *ALONE, "-o", str(new), *files],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.dropout import CHUNK, LANES, LEVELS, drop_of, dropout, make_mask
 from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors
 
@@ -74,7 +74,7 @@ def _both(request: pytest.FixtureRequest) -> Iterator[None]:
     """With the loops in C, and without them."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
-            patch.setattr(avx512, "is_available", lambda: False)
+            patch.setattr(simd, "is_available", lambda: False)
         yield
 
 

@@ -1,5 +1,6 @@
 """What a norm returns in bf16 beside fp32, and the gradients of both outputs."""
 
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -9,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from ftcluster_train.kernels import avx512, residuals
+from ftcluster_train.kernels import residuals, simd
 from ftcluster_train.kernels.norm import rounded_output
 from ftcluster_train.kernels.residuals import Linear, layer_norm
 from ftcluster_train.kernels.rms_norm import rms_norm
 from tests.engine.drawn import check_near, tensors, unit
-from tests.engine.test_avx512 import few_elements  # noqa: F401 - a fixture
+from tests.engine.test_simd import few_elements  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.skipif(not avx512.is_supported(), reason="this CPU has no AVX-512")
+pytestmark = pytest.mark.skipif(simd.library_path() is None, reason="this CPU has no AVX2")
+BF16_PRODUCTS = {"device_type": "cpu", "dtype": torch.bfloat16}
 EPSILON = 0.1  # large, so that no row is all noise
 FP32, BF16 = torch.float32, torch.bfloat16
 
@@ -24,6 +26,12 @@ NORMS = ("LayerNorm", "LayerNorm without bias", "RMSNorm")
 kinds = st.sampled_from(NORMS)
 rows = st.integers(1, 40)
 widths = st.integers(1, 70) | st.sampled_from([16, 32])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _autocast() -> Iterator[None]:
+    with torch.autocast(**BF16_PRODUCTS):
+        yield
 
 
 @st.composite
@@ -84,6 +92,19 @@ def test_no_rounded_output_after_a_change_in_place(kind: str) -> None:
         assert rounded_output(output) is not None
         change(output)
         assert rounded_output(output) is None
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_no_rounded_output_where_products_are_in_fp32(kind: str) -> None:
+    arguments = [torch.randn(size).requires_grad_() for size in ((3, 20), (20,), (20,))]
+    upstream = torch.randn(3, 20)
+    wanted = normed(kind, *arguments)
+    with torch.autocast(**BF16_PRODUCTS, enabled=False):
+        output = normed(kind, *arguments)
+        assert rounded_output(output) is None
+        (found,) = torch.autograd.grad(output, arguments[0], upstream)
+    assert torch.equal(output, wanted)
+    assert torch.equal(found, torch.autograd.grad(wanted, arguments[0], upstream)[0])
 
 
 def test_no_rounded_output_after_a_change_during_inference() -> None:

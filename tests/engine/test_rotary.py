@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.rotary import NAME, fuse_rotary, rotary
-from tests.engine.drawn import check_near, seeds, unit
+from tests.engine.drawn import check_near, dtypes, seeds, unit
 from tests.engine.test_rms_norm import TINY
 
-pytestmark = pytest.mark.skipif(not avx512.is_supported(), reason="this CPU has no AVX-512")
+pytestmark = pytest.mark.skipif(simd.library_path() is None, reason="this CPU has no AVX2")
 
 
 def formula(values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
@@ -23,14 +23,15 @@ def formula(values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) ->
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(1, 40),
-       st.booleans(), st.booleans(), seeds)  # fmt: skip
+       dtypes, st.booleans(), st.booleans(), seeds)  # fmt: skip
 def test_output_and_gradients(
-    batch: int, heads: int, tokens: int, half: int, shared: bool, in_heads: bool, seed: int
-) -> None:
+    batch: int, heads: int, tokens: int, half: int, dtype: torch.dtype, shared: bool,
+    in_heads: bool, seed: int,
+) -> None:  # fmt: skip
     """Cosines and sines of one sample or of each; heads beside tokens in memory, or tokens."""
     numbers = torch.Generator().manual_seed(seed % (1 << 32))
     shape = (batch, heads, tokens, 2 * half)
-    query, key, up = torch.randn(3, *shape, generator=numbers).bfloat16()
+    query, key, up = torch.randn(3, *shape, generator=numbers).to(dtype)
     if not in_heads:
         query, key = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key))
     cosines, sines = torch.randn(2, 1 if shared else batch, tokens, 2 * half, generator=numbers)
@@ -42,7 +43,7 @@ def test_output_and_gradients(
         exact = formula(exact_x, cosines.double(), sines.double())
         (exact_gradient,) = torch.autograd.grad(exact, exact_x, up.double())
         angles = cosines.abs().double(), sines.abs().double()
-        u = unit(torch.bfloat16, 3)
+        u = unit(dtype, 3)
         check_near(one, exact.detach(), u * positive(x.detach().double(), *angles))
         check_near(gradient, exact_gradient, u * positive(up.double(), *angles, back=True))
 
@@ -69,7 +70,7 @@ def _transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     ("architecture", "count"), [("llama", 1), ("mistral", 1), ("gemma", 1), ("gpt2", 0)]
 )
 def test_models(architecture: str, count: int) -> None:
-    """Their gradients are those before, to rounding; without autocast nothing changes."""
+    """Their gradients are those before, to rounding."""
     config = AutoConfig.for_model(architecture, **TINY)
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
@@ -85,5 +86,5 @@ def test_models(architecture: str, count: int) -> None:
     first = fuse_rotary(model)
     after = [gradients(autocast) for autocast in (False, True)]
     assert [first, fuse_rotary(model)] == [count, 0]
-    assert torch.equal(after[0], before[0])
-    assert (after[1] - before[1]).norm() < 1e-2 * before[1].norm()
+    for one, other, off in zip(after, before, (1e-6, 1e-2), strict=True):
+        assert (one - other).norm() < off * other.norm()

@@ -18,7 +18,7 @@ from ftcluster_train.kernels.cross_entropy import cross_entropy as many_classes
 from ftcluster_train.kernels.dropout import exact_dropout, torch_dropout
 from ftcluster_train.kernels.linear import linear as linear_by_rows
 from ftcluster_train.kernels.linear import torch_linear
-from ftcluster_train.kernels.norm import is_fit, norm, rounded_output
+from ftcluster_train.kernels.norm import computes_in_bf16, is_fit, norm, rounded_output
 from ftcluster_train.kernels.private_torch import is_transformed
 
 OLDEST_TORCH = (2, 5)  # the first whose attention has enable_gqa
@@ -100,7 +100,7 @@ def linear(
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if not torch.is_grad_enabled() or not _is_plain(*tensors):
         return torch_linear(input, weight, bias)
-    if _is_in_bf16():
+    if computes_in_bf16():
         rounded = rounded_output(input)
         tensors = (input if rounded is None else rounded, *tensors[1:])
     return linear_by_rows(*cast_as_torch(*tensors))
@@ -131,10 +131,10 @@ def layer_norm(
     fits = (
         weight is not None
         and torch.is_grad_enabled()
-        and _is_in_bf16()
+        and (computes_in_bf16() or not torch.is_autocast_enabled("cpu"))
         and len(normalized_shape) == 1
         and _is_plain(input, weight, *([] if bias is None else [bias]))
-        and input.dtype in (torch.float32, torch.bfloat16)
+        and (input.dtype == torch.float32 or _is_cast(input))
         and is_fit(weight, bias, input.shape[-1])
     )
     if not fits or weight is None:
@@ -171,15 +171,9 @@ def cross_entropy(
     )
 
 
-def _is_in_bf16() -> bool:
-    """Whether torch computes products in bf16, and norms in fp32."""
-    enabled = torch.is_autocast_enabled("cpu")
-    return bool(enabled and torch.get_autocast_dtype("cpu") == torch.bfloat16)
-
-
-def _is_cast(logits: torch.Tensor) -> bool:
+def _is_cast(values: torch.Tensor) -> bool:
     """Whether torch's function would compute in fp32."""
-    return logits.dtype == torch.bfloat16 and bool(torch.is_autocast_enabled("cpu"))
+    return values.dtype == torch.bfloat16 and bool(torch.is_autocast_enabled("cpu"))
 
 
 def _is_plain(*tensors: torch.Tensor) -> bool:

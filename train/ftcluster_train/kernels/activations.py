@@ -7,7 +7,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels import simd
 
 NAMES = {"none": "gelu", "tanh": "tanh_gelu"}  # by torch's names of GELU's approximations
 
@@ -21,7 +21,7 @@ TORCH = {
 
 
 class _Activation(torch.autograd.Function):  # type: ignore[misc]
-    """factor * activation(input); all contiguous bf16 of the same shape."""
+    """factor * activation(input); all contiguous, of the same shape and dtype."""
 
     @staticmethod
     def forward(
@@ -29,7 +29,7 @@ class _Activation(torch.autograd.Function):  # type: ignore[misc]
     ) -> torch.Tensor:
         ctx.kind = name
         ctx.save_for_backward(input, factor)
-        return avx512.activation(name, input, factor)
+        return simd.activation(name, input, factor)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -37,7 +37,7 @@ class _Activation(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, grad_output: torch.Tensor
     ) -> tuple[None, torch.Tensor, torch.Tensor | None]:
         input, factor = ctx.saved_tensors
-        return None, *avx512.activation_backward(ctx.kind, grad_output.contiguous(), input, factor)
+        return None, *simd.activation_backward(ctx.kind, grad_output.contiguous(), input, factor)
 
 
 def activate(name: str, input: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
@@ -46,9 +46,7 @@ def activate(name: str, input: torch.Tensor, factor: torch.Tensor | None = None)
     Args:
         name: gelu, tanh_gelu or silu.
     """
-    given = [x for x in (input, factor) if x is not None]
-    fits = all(x.dtype == torch.bfloat16 and x.shape == input.shape for x in given)
-    if not fits or not avx512.is_available():
+    if not simd.is_fit(input, factor) or (factor is not None and factor.shape != input.shape):
         output: torch.Tensor = TORCH[name](input)
         return output if factor is None else output * factor
     factor = None if factor is None else factor.contiguous()

@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ftcluster_common.kernel_limits import ATTENTION_TOKENS
-from ftcluster_train.kernels import avx512
-from ftcluster_train.kernels.avx512 import Drop
+from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.simd import Drop
 from ftcluster_train.kernels.documents import join_documents, layout_of, split_row
 from ftcluster_train.kernels.dropout import (
     draw_seed,
@@ -82,7 +82,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             mask = None
             in_one_pass = masked_rows is None and _in_one_pass(scores, drop)
             if in_one_pass:
-                dropped = avx512.softmax_(scores, per_key, drop)
+                dropped = simd.softmax_(scores, per_key, drop)
             else:
                 if causal:
                     scores[:, :, -scores.shape[1] // per_key :].add_(
@@ -118,11 +118,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             grad = grad_output[samples, rows]
             dropped = probabilities if mask is None else probabilities * mask
             if in_one_pass and drop is not None:
-                dropped = avx512.dropout(probabilities, drop)
+                dropped = simd.dropout(probabilities, drop)
             grad_value[samples, keys].baddbmm_(dropped.transpose(1, 2), grad)
             grad_probabilities = torch.bmm(grad, value[samples, keys].transpose(1, 2))
             if in_one_pass:
-                avx512.softmax_backward_(grad_probabilities, probabilities, ctx.per_key, drop)
+                simd.softmax_backward_(grad_probabilities, probabilities, ctx.per_key, drop)
                 grad_scores = grad_probabilities
             else:
                 if mask is not None:
@@ -171,8 +171,8 @@ def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slic
 
 def _in_one_pass(scores: torch.Tensor, drop: Drop | None) -> bool:
     """Whether the causal mask, softmax and dropout are."""
-    fits = scores.dtype == torch.bfloat16 and scores.shape[-1] <= avx512.LONGEST
-    return fits and avx512.is_available() and (drop is None or not drops_all(drop))
+    fits = scores.shape[-1] <= simd.LONGEST and simd.is_fit(scores)
+    return fits and (drop is None or not drops_all(drop))
 
 
 @lru_cache(maxsize=8)

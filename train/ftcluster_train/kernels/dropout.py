@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ftcluster_train.kernels import avx512
-from ftcluster_train.kernels.avx512 import Drop
+from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.simd import Drop
 
 torch_dropout = functional.dropout  # also where `ftcluster_train.fast` has replaced it
 GAMMA = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, SplitMix64's, as a signed number
@@ -134,7 +134,7 @@ class _DropoutAgain(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, drop: Drop) -> torch.Tensor:
         ctx.drop = drop
-        return avx512.dropout(values, drop)
+        return simd.dropout(values, drop)
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -147,7 +147,7 @@ def _scaled(values: torch.Tensor, scale: float) -> torch.Tensor:
 
 def _apply(values: torch.Tensor, drop: Drop, scale: float) -> torch.Tensor:
     dropped: torch.Tensor
-    if avx512.is_available() and not drops_all(drop):
+    if simd.is_available() and not drops_all(drop):
         dropped = _DropoutAgain.apply(values, drop._replace(scale=drop.scale * scale))
     else:
         dropped = _Dropout.apply(values, drop, scale)

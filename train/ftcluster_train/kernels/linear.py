@@ -12,7 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.private_torch import has_linear_in_bf16, linear_in_bf16
 
 MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
@@ -76,8 +76,8 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _sum_of_rows(grad: torch.Tensor) -> torch.Tensor:
-    if grad.dtype == torch.bfloat16 and grad.is_contiguous() and avx512.is_available():
-        return avx512.column_sums(grad)
+    if grad.is_contiguous() and simd.is_fit(grad):
+        return simd.column_sums(grad)
     return grad.sum(0)
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ftcluster_common.kernel_limits import LOGITS
-from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.kernels.residuals import Linear
 
@@ -148,8 +148,8 @@ def _replace_by_gradients(
         logits: contiguous, shape (tokens, vocab_size or more columns).
         factors: of the gradients of each token, shape (tokens,).
     """
-    if logits.dtype == torch.bfloat16 and avx512.is_available():
-        return avx512.cross_entropy_(logits, tokens, vocab_size, factors)
+    if simd.is_fit(logits):
+        return simd.cross_entropy_(logits, tokens, vocab_size, factors)
     losses = torch.empty(len(tokens))
     for begin in range(0, len(tokens), ROWS):
         rows = slice(begin, begin + ROWS)

@@ -1,7 +1,8 @@
-"""LayerNorm and RMSNorm in one pass over memory, with their output in bf16, too.
+"""LayerNorm and RMSNorm in one pass over memory.
 
-Residuals are fp32, and the layers behind a norm want bf16. So a norm's output is rounded where it
-is computed, and in the backward pass it adds up the gradients of both.
+Where products are computed in bf16, residuals are fp32 and the layers behind a norm want bf16. So
+its output is rounded where it is computed, and in the backward pass it adds up the gradients of
+both.
 """
 
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.private_torch import version_of
 
 
 class _Norm(torch.autograd.Function):  # type: ignore[misc]
-    """Returns the output in fp32 and in bf16."""
+    """Returns the output in fp32, and in bf16 or None."""
 
     @staticmethod
     def forward(
@@ -24,9 +25,10 @@ class _Norm(torch.autograd.Function):  # type: ignore[misc]
         bias: torch.Tensor | None,
         epsilon: float,
         centered: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rounds: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         ctx.set_materialize_grads(False)
-        output, rounded, means, scales = avx512.norm(input, weight, bias, epsilon, centered)
+        output, rounded, means, scales = simd.norm(input, weight, bias, epsilon, centered, rounds)
         ctx.save_for_backward(input, weight, means, scales)
         ctx.has_bias = bias is not None
         return output, rounded
@@ -37,20 +39,26 @@ class _Norm(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, grad: torch.Tensor | None, rounded_grad: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         if grad is None and rounded_grad is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         input, weight, means, scales = ctx.saved_tensors
         of_fp32, of_bf16 = (None if x is None else x.contiguous() for x in (grad, rounded_grad))
-        of_input, of_weight, of_bias = avx512.norm_backward(
+        of_input, of_weight, of_bias = simd.norm_backward(
             input, weight, of_fp32, of_bf16, means, scales
         )
-        return of_input, of_weight, of_bias if ctx.has_bias else None, None, None
+        return of_input, of_weight, of_bias if ctx.has_bias else None, None, None, None
 
 
 def is_fit(weight: torch.Tensor, bias: torch.Tensor | None, width: int) -> bool:
     """Whether `norm` can compute with them."""
     given = [x for x in (weight, bias) if x is not None]
     fits = all(x.dtype == torch.float32 and x.shape == (width,) for x in given)
-    return fits and avx512.is_available()
+    return fits and simd.is_available()
+
+
+def computes_in_bf16() -> bool:
+    """Whether linear layers do, under autocast."""
+    enabled = torch.is_autocast_enabled("cpu")
+    return bool(enabled and torch.get_autocast_dtype("cpu") == torch.bfloat16)
 
 
 def norm(
@@ -67,11 +75,13 @@ def norm(
         weight, bias: those that are fit; the last one of LayerNorm only.
 
     Returns:
-        fp32; `rounded_output` has the same in bf16.
+        fp32; `rounded_output` has the same in bf16, if that is what products are computed in.
     """
     weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
     output: torch.Tensor
-    output, output.rounded = _Norm.apply(input.contiguous(), weight, bias, epsilon, centered)
+    output, output.rounded = _Norm.apply(
+        input.contiguous(), weight, bias, epsilon, centered, computes_in_bf16()
+    )
     return output
 
 

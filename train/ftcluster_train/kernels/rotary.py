@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from ftcluster_train.kernels import avx512
+from ftcluster_train.kernels import simd
 
 NAME = "apply_rotary_pos_emb"  # of the function in the modules of transformers' models
 PARAMETERS = ["q", "k", "cos", "sin", "unsqueeze_dim"]
@@ -42,13 +42,13 @@ def _turn(
     values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, back: bool
 ) -> torch.Tensor:
     """Tokens are the outer dimension in memory, as before a model has split the heads."""
-    return avx512.rotary(values.transpose(1, 2).contiguous(), cosines, sines, back).transpose(1, 2)
+    return simd.rotary(values.transpose(1, 2).contiguous(), cosines, sines, back).transpose(1, 2)
 
 
 def rotary(
     query: torch.Tensor, key: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
 ) -> Turned:
-    """Queries and keys in bf16, turned by the positions of their tokens."""
+    """Queries and keys, turned by the positions of their tokens."""
     angles = (cosines.contiguous(), sines.contiguous())
     return _Rotary.apply(query, *angles), _Rotary.apply(key, *angles)
 
@@ -84,11 +84,11 @@ def _in_one_pass(function: Callable[..., Turned]) -> Callable[..., Turned]:
 
 
 def _fits(values: torch.Tensor, cosines: torch.Tensor) -> bool:
-    """Whether attention will want the result in bf16, and it can be computed."""
+    """Whether attention will want the result in the dtype of the values, and it can be computed."""
+    in_bf16 = bool(torch.is_autocast_enabled("cpu"))
     return (
-        values.dtype == torch.bfloat16
+        values.dtype == (torch.bfloat16 if in_bf16 else torch.float32)
         and cosines.dtype == torch.float32
-        and bool(torch.is_autocast_enabled("cpu"))
         and values.ndim == 4
         and cosines.ndim == 3
         and cosines.shape[0] in (1, values.shape[0])

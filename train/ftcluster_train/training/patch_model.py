@@ -8,7 +8,7 @@ from typing import Any
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ftcluster_train.kernels import Optimizations, avx512
+from ftcluster_train.kernels import Optimizations, simd
 from ftcluster_train.kernels.activations import gelu, silu
 from ftcluster_train.kernels.attention import Attention, torch_attention
 from ftcluster_train.kernels.dropout import dropout
@@ -43,7 +43,8 @@ def patch_model(
 
     kind = f"this {model.config.model_type} model"
     overrides: dict[Any, Callable[..., Any]] = {}
-    if avx512.is_supported() and not avx512.LIBRARY.exists():
+    library = simd.library_path()
+    if library is not None and not library.exists():
         notice(
             "training takes longer than it could: ftcluster was built without a C compiler; "
             "install gcc where it is built, and run `ftcluster setup` again"
@@ -61,7 +62,7 @@ def patch_model(
         overrides[functional.gelu], overrides[functional.silu] = gelu, silu
         fuse_activations(model)
         fuse_rms_norms(model)
-        if avx512.is_available():
+        if simd.is_available():
             fuse_rotary(model)
     head = None
     if optimizations.cross_entropy:

@@ -1,44 +1,45 @@
 #include "vectors.h"
 
 typedef struct {
-    bf16 *logits;
+    int type;
+    void *logits;
     const int64_t *targets;
     const float *factors;
     float *totals, *scores;
     int64_t columns, stride;
 } Losses;
 
-static void cross_entropy_loop(const void *pointer, int64_t row, int64_t end, int thread) {
-    const Losses *a = pointer;
+INLINE void cross_entropy_rows(const Losses *a, int64_t row, int64_t end, int thread, int type) {
     const int64_t columns = a->columns;
     for (; row < end; row++) {
-        bf16 *logits = a->logits + row * a->stride;
-        __m512 largest = largest_of(logits, columns), sum = _mm512_setzero_ps();
+        const int64_t begin = row * a->stride, target = begin + a->targets[row];
+        vec largest = largest_of(a->logits, begin, columns, type), sum = zeros();
         for (int64_t i = 0; i < columns; i += 16) {
-            __mmask16 some = first(columns - i);
-            __m512 power = exponential(_mm512_sub_ps(load(logits + i, some), largest));
-            sum = _mm512_mask_add_ps(sum, some, sum, power);
+            lanes some = first(columns - i);
+            sum = add_some(some, sum, exponential(sub(load(a->logits, begin + i, some, type), largest), type));
         }
-        float total = _mm512_reduce_add_ps(sum), factor = a->factors ? a->factors[row] : 1;
-        __m512 of_target = _mm512_sub_ps(load(logits + a->targets[row], 1), largest);
+        float total = sum_of(sum), factor = a->factors ? a->factors[row] : 1;
+        vec of_target = sub(load(a->logits, target, 1, type), largest);
         a->totals[row] = total;
-        a->scores[row] = _mm512_cvtss_f32(of_target);
+        a->scores[row] = first_of(of_target);
         /* powers are computed again: a row of them would leave no room in a small cache */
-        __m512 by = _mm512_set1_ps(factor / total);
+        vec by = all(factor / total);
         for (int64_t i = 0; i < columns; i += 16) {
-            __mmask16 some = first(columns - i);
-            __m512 power = exponential(_mm512_sub_ps(load(logits + i, some), largest));
-            store(logits + i, some, _mm512_mul_ps(power, by));
+            lanes some = first(columns - i);
+            vec power = exponential(sub(load(a->logits, begin + i, some, type), largest), type);
+            store(a->logits, begin + i, some, mul(power, by), type);
         }
-        __m512 probability = _mm512_mul_ps(exponential(of_target), by);
-        store(logits + a->targets[row], 1, _mm512_sub_ps(probability, _mm512_set1_ps(factor)));
+        vec probability = mul(exponential(of_target, type), by);
+        store(a->logits, target, 1, sub(probability, all(factor)), type);
         for (int64_t i = columns; i < a->stride; i += 16)
-            store(logits + i, first(a->stride - i), _mm512_setzero_ps());
+            store(a->logits, begin + i, first(a->stride - i), zeros(), type);
     }
 }
 
-EXPORT void cross_entropy(void *logits, const void *targets, const void *factors, void *totals, void *scores,
-                          int64_t rows, int64_t columns, int64_t stride, int threads) {
-    Losses arguments = {logits, targets, factors, totals, scores, columns, stride};
-    in_threads(threads, cross_entropy_loop, &arguments, rows);
+LOOP_BY_TYPE(cross_entropy_rows, Losses)
+
+EXPORT void cross_entropy(int64_t type, void *logits, const void *targets, const void *factors, void *totals,
+                          void *scores, int64_t rows, int64_t columns, int64_t stride, int threads) {
+    Losses arguments = {type, logits, targets, factors, totals, scores, columns, stride};
+    in_threads(threads, cross_entropy_rows_loop, &arguments, rows);
 }

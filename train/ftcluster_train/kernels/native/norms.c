@@ -6,7 +6,7 @@ typedef struct {
     const float *grad;                  /* of the output in fp32 and in bf16: one of them, or both */
     const bf16 *rounded_grad;
     float *output;
-    bf16 *rounded;         /* the same in bf16 */
+    bf16 *rounded;         /* the same in bf16, or none */
     float *means, *scales; /* of each row; no means: RMSNorm */
     float *sums;           /* of the gradients of weight and bias, for each thread */
     int64_t columns;
@@ -18,30 +18,31 @@ static void norm_loop(const void *pointer, int64_t row, int64_t end, int thread)
     const int64_t columns = a->columns;
     for (; row < end; row++) {
         const float *x = a->input + row * columns;
-        __m512 sum = _mm512_setzero_ps(), squares = _mm512_setzero_ps(), mean = _mm512_setzero_ps();
+        vec sum = zeros(), squares = zeros(), mean = zeros();
         if (a->means) {
             for (int64_t i = 0; i < columns; i += 16)
-                sum = _mm512_add_ps(sum, load_fp32(x + i, first(columns - i)));
-            a->means[row] = _mm512_reduce_add_ps(sum) / columns;
-            mean = _mm512_set1_ps(a->means[row]);
+                sum = add(sum, load_fp32(x + i, first(columns - i)));
+            a->means[row] = sum_of(sum) / columns;
+            mean = all(a->means[row]);
         }
         for (int64_t i = 0; i < columns; i += 16) {
-            __mmask16 some = first(columns - i);
-            __m512 apart = _mm512_maskz_sub_ps(some, load_fp32(x + i, some), mean);
-            squares = _mm512_fmadd_ps(apart, apart, squares);
+            lanes some = first(columns - i);
+            vec apart = sub(load_fp32(x + i, some), mean);
+            squares = add_some(some, squares, mul(apart, apart));
         }
-        __m512 variance = _mm512_set1_ps(_mm512_reduce_add_ps(squares) / columns + a->epsilon);
-        __m512 scale = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_sqrt_ps(variance));
-        a->scales[row] = _mm512_cvtss_f32(scale);
+        vec variance = all(sum_of(squares) / columns + a->epsilon);
+        vec scale = quotient(all(1.0f), square_root(variance));
+        a->scales[row] = first_of(scale);
         for (int64_t i = 0; i < columns; i += 16) {
-            __mmask16 some = first(columns - i);
-            __m512 y = _mm512_mul_ps(_mm512_sub_ps(load_fp32(x + i, some), mean), scale);
+            lanes some = first(columns - i);
+            vec y = mul(sub(load_fp32(x + i, some), mean), scale);
             if (a->weight)
-                y = _mm512_mul_ps(y, load_fp32(a->weight + i, some));
+                y = mul(y, load_fp32(a->weight + i, some));
             if (a->bias)
-                y = _mm512_add_ps(y, load_fp32(a->bias + i, some));
+                y = add(y, load_fp32(a->bias + i, some));
             store_fp32(a->output + row * columns + i, some, y);
-            store(a->rounded + row * columns + i, some, y);
+            if (a->rounded)
+                store_bf16(a->rounded + row * columns + i, some, y);
         }
     }
 }
@@ -53,12 +54,12 @@ EXPORT void norm(const void *input, const void *weight, const void *bias, void *
     in_threads(threads, norm_loop, &arguments, rows);
 }
 
-static inline __m512 grad_at(const Norm *a, int64_t place, __mmask16 some) {
-    __m512 grad = _mm512_setzero_ps();
+INLINE vec grad_at(const Norm *a, int64_t place, lanes some) {
+    vec grad = zeros();
     if (a->grad)
         grad = load_fp32(a->grad + place, some);
     if (a->rounded_grad)
-        grad = _mm512_add_ps(grad, load(a->rounded_grad + place, some));
+        grad = add(grad, load_bf16(a->rounded_grad + place, some));
     return grad;
 }
 
@@ -68,31 +69,29 @@ static void norm_backward_loop(const void *pointer, int64_t row, int64_t end, in
     float *of_weight = a->sums + 2 * columns * thread, *of_bias = of_weight + columns;
     for (; row < end; row++) {
         const float *x = a->input + row * columns;
-        const __m512 mean = _mm512_set1_ps(a->means ? a->means[row] : 0), scale = _mm512_set1_ps(a->scales[row]);
-        __m512 sum = _mm512_setzero_ps(), along = _mm512_setzero_ps();
+        const vec mean = all(a->means ? a->means[row] : 0), scale = all(a->scales[row]);
+        vec sum = zeros(), along = zeros();
         for (int64_t i = 0; i < columns; i += 16) {
-            __mmask16 some = first(columns - i);
-            __m512 grad = grad_at(a, row * columns + i, some);
-            __m512 normal = _mm512_mul_ps(_mm512_sub_ps(load_fp32(x + i, some), mean), scale);
-            __m512 old = load_fp32(of_weight + i, some);
-            store_fp32(of_weight + i, some, _mm512_fmadd_ps(grad, normal, old));
+            lanes some = first(columns - i);
+            vec grad = grad_at(a, row * columns + i, some); /* 0 in other lanes */
+            vec normal = mul(sub(load_fp32(x + i, some), mean), scale);
+            store_fp32(of_weight + i, some, mul_add(grad, normal, load_fp32(of_weight + i, some)));
             if (a->means)
-                store_fp32(of_bias + i, some, _mm512_add_ps(grad, load_fp32(of_bias + i, some)));
+                store_fp32(of_bias + i, some, add(grad, load_fp32(of_bias + i, some)));
             if (a->weight)
-                grad = _mm512_mul_ps(grad, load_fp32(a->weight + i, some));
-            sum = _mm512_mask_add_ps(sum, some, sum, grad);
-            along = _mm512_mask3_fmadd_ps(grad, normal, along, some);
+                grad = mul(grad, load_fp32(a->weight + i, some));
+            sum = add(sum, grad);
+            along = mul_add(grad, normal, along);
         }
-        const __m512 shift = _mm512_set1_ps(a->means ? _mm512_reduce_add_ps(sum) / columns : 0);
-        const __m512 slope = _mm512_set1_ps(_mm512_reduce_add_ps(along) / columns);
+        const vec shift = all(a->means ? sum_of(sum) / columns : 0), slope = all(sum_of(along) / columns);
         for (int64_t i = 0; i < columns; i += 16) {
-            __mmask16 some = first(columns - i);
-            __m512 grad = grad_at(a, row * columns + i, some);
-            __m512 normal = _mm512_mul_ps(_mm512_sub_ps(load_fp32(x + i, some), mean), scale);
+            lanes some = first(columns - i);
+            vec grad = grad_at(a, row * columns + i, some);
+            vec normal = mul(sub(load_fp32(x + i, some), mean), scale);
             if (a->weight)
-                grad = _mm512_mul_ps(grad, load_fp32(a->weight + i, some));
-            grad = _mm512_fnmadd_ps(normal, slope, _mm512_sub_ps(grad, shift));
-            store_fp32(a->output + row * columns + i, some, _mm512_mul_ps(grad, scale));
+                grad = mul(grad, load_fp32(a->weight + i, some));
+            grad = neg_mul_add(normal, slope, sub(grad, shift));
+            store_fp32(a->output + row * columns + i, some, mul(grad, scale));
         }
     }
 }

@@ -1,8 +1,8 @@
-"""Loops in C for what torch needs several passes over memory for; see the folder `native`.
+"""Loops in C over vector registers, for what torch needs several passes over memory for.
 
-On two cores of an AMD EPYC dropout takes a sixth of torch's time, softmax with dropout a third, and
-GELU's backward pass and norms a quarter; see docs/engine.md. Nothing that can be drawn again, such
-as a mask, is kept for the backward pass.
+See the folder `native` for them, and docs/engine.md for what they are worth. Nothing that can be
+drawn again, such as a mask, is kept for the backward pass. Where nothing else is said, numbers are
+bf16 or fp32, all of a call in the same dtype.
 """
 
 import ctypes
@@ -15,8 +15,12 @@ import torch
 
 from ftcluster_train.io.cpu import cpuinfo_field
 
-LIBRARY = Path(__file__).with_name("libavx512.so")
-FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"}  # of /proc/cpuinfo
+# by library, the flags of /proc/cpuinfo that it needs; the fastest first
+LIBRARIES = {
+    "libavx512.so": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"},
+    "libavx2.so": {"avx2", "fma"},
+}
+TYPES = {torch.bfloat16: 0, torch.float32: 1}  # see native/vectors.h
 LONGEST = 4096  # of a row, see native/softmax.c
 FEW_ELEMENTS = 1 << 14  # on one thread: others would take longer to start
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
@@ -40,21 +44,30 @@ class Drop(NamedTuple):
 KEEP_ALL = Drop(0, -(1 << 15), 1.0)
 
 
-def is_supported() -> bool:
-    """Whether this CPU has AVX-512."""
-    return set(cpuinfo_field("flags").split()) >= FLAGS
+def library_path() -> Path | None:
+    """The library for this CPU; None without AVX2. It is missing if there was no C compiler."""
+    flags = set(cpuinfo_field("flags").split())
+    found = next((name for name, needed in LIBRARIES.items() if flags >= needed), None)
+    return Path(__file__).with_name(found) if found else None
 
 
 def is_available() -> bool:
-    """Whether it has, and the package was built with a C compiler."""
+    """Whether the loops can be called."""
     return _library() is not None
+
+
+def is_fit(*tensors: torch.Tensor | None) -> bool:
+    """Whether they can, and all tensors have the same dtype, which is one of TYPES."""
+    dtypes = {x.dtype for x in tensors if x is not None}
+    return len(dtypes) == 1 and dtypes <= TYPES.keys() and is_available()
 
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    if not LIBRARY.exists() or not is_supported():
+    path = library_path()
+    if path is None or not path.exists():
         return None
-    library, openmp = ctypes.CDLL(str(LIBRARY)), ctypes.CDLL(None)  # what torch has loaded
+    library, openmp = ctypes.CDLL(str(path)), ctypes.CDLL(None)  # what torch has loaded
     try:
         functions = [ctypes.cast(getattr(openmp, name), ctypes.c_void_p) for name in OPENMP]
     except AttributeError:  # a torch that was built without OpenMP
@@ -64,11 +77,10 @@ def _library() -> ctypes.CDLL | None:
 
 
 def dropout(values: torch.Tensor, drop: Drop) -> torch.Tensor:
-    """Each element times 0 or the scale; `values` is bf16 or fp32."""
+    """Each element times 0 or the scale."""
     values = values.contiguous()
     output = torch.empty_like(values)
-    name = "dropout_bf16" if values.dtype == torch.bfloat16 else "dropout_fp32"
-    _call(name, values, output, values.numel(), *drop)
+    _call_typed("dropout", values, output, values.numel(), *drop)
     return output
 
 
@@ -76,14 +88,14 @@ def softmax_(scores: torch.Tensor, per_key: int, drop: Drop | None) -> torch.Ten
     """Replace scores by their softmax over the last dimension; returns that with dropout.
 
     Args:
-        scores: contiguous bf16, shape (matrices, queries, keys) with at most LONGEST keys;
+        scores: contiguous, shape (matrices, queries, keys) with at most LONGEST keys;
             probabilities afterwards.
         per_key: of causal attention, how many queries see the last key, which are the last ones;
             as many more see the key before it, and so on. 0: all see all keys.
     """
     dropped = scores if drop is None else torch.empty_like(scores)
-    _call("softmax", scores, None if drop is None else dropped, *_sizes(scores, per_key),
-          *(drop or KEEP_ALL))  # fmt: skip
+    _call_typed("softmax", scores, None if drop is None else dropped, *_sizes(scores, per_key),
+                *(drop or KEEP_ALL))  # fmt: skip
     return dropped
 
 
@@ -93,11 +105,11 @@ def softmax_backward_(
     """Replace the gradient of what `softmax_` returned by that of its scores.
 
     Args:
-        grad: contiguous bf16.
+        grad: contiguous.
         probabilities: what `scores` were replaced by.
     """
-    _call("softmax_backward", grad, probabilities, *_sizes(grad, per_key), *(drop or KEEP_ALL),
-          drop is not None)  # fmt: skip
+    _call_typed("softmax_backward", grad, probabilities, *_sizes(grad, per_key),
+                *(drop or KEEP_ALL), drop is not None)  # fmt: skip
 
 
 def cross_entropy_(
@@ -109,7 +121,7 @@ def cross_entropy_(
     """Replace logits by the gradients of their cross entropies; returns those, in fp32.
 
     Args:
-        logits: contiguous bf16, shape (tokens, vocab_size or more columns).
+        logits: contiguous, shape (tokens, vocab_size or more columns).
         targets: shape (tokens,), int64.
         factors: of the gradients of each token, shape (tokens,), fp32.
 
@@ -121,8 +133,8 @@ def cross_entropy_(
         raise IndexError(f"targets {least} to {most} of {vocab_size} columns")
     totals, scores = torch.empty(2, len(logits))
     others = [None if one is None else one.contiguous() for one in (targets, factors)]
-    _call("cross_entropy", logits, *others, totals, scores, len(logits), vocab_size,
-          logits.shape[1])  # fmt: skip
+    _call_typed("cross_entropy", logits, *others, totals, scores, len(logits), vocab_size,
+                logits.shape[1])  # fmt: skip
     return totals.log_() - scores
 
 
@@ -131,20 +143,20 @@ def activation(name: str, input: torch.Tensor, factor: torch.Tensor | None = Non
 
     Args:
         name: gelu, tanh_gelu or silu.
-        input: contiguous bf16, as the factor.
+        input: contiguous, as the factor.
     """
     output = torch.empty_like(input)
-    _call(name, input, factor, None, output, None, input.numel())
+    _call_typed(name, input, factor, None, output, None, input.numel())
     return output
 
 
 def activation_backward(
     name: str, grad: torch.Tensor, input: torch.Tensor, factor: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The gradients of input and factor; all contiguous bf16."""
+    """The gradients of input and factor; all contiguous."""
     output = torch.empty_like(input)
     of_factor = None if factor is None else torch.empty_like(input)
-    _call(name, input, factor, grad, output, of_factor, input.numel())
+    _call_typed(name, input, factor, grad, output, of_factor, input.numel())
     return output, of_factor
 
 
@@ -154,17 +166,20 @@ def norm(
     bias: torch.Tensor | None,
     epsilon: float,
     centered: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    rounds: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
     """LayerNorm over the last dimension, or where it is not centered RMSNorm.
 
     Args:
         input, weight, bias: contiguous fp32; the last one of LayerNorm only.
+        rounds: whether the output is wanted in bf16, too.
 
     Returns:
         The output in fp32, in bf16, and what the backward pass needs: the mean of each row and the
         inverse of its standard deviation.
     """
-    output, rounded = torch.empty_like(input), torch.empty_like(input, dtype=torch.bfloat16)
+    output = torch.empty_like(input)
+    rounded = torch.empty_like(input, dtype=torch.bfloat16) if rounds else None
     rows, columns = _rows(input)
     means = torch.empty(rows) if centered else None
     scales = torch.empty(rows)
@@ -200,21 +215,21 @@ def rotary(
     """Vectors turned by the positions of their tokens.
 
     Args:
-        values: contiguous bf16, shape (batch, tokens, heads, size).
+        values: contiguous, shape (batch, tokens, heads, size).
         cosines, sines: contiguous fp32, shape (1 or batch, tokens, size).
         back: turn as gradients are.
     """
     output = torch.empty_like(values)
     batch, tokens, heads, size = values.shape
-    _call("rotary", values, output, cosines, sines, batch * tokens, cosines.shape[0] * tokens,
-          heads, size // 2, back)  # fmt: skip
+    _call_typed("rotary", values, output, cosines, sines, batch * tokens,
+                cosines.shape[0] * tokens, heads, size // 2, back)  # fmt: skip
     return output
 
 
 def column_sums(rows: torch.Tensor) -> torch.Tensor:
-    """Of contiguous rows in bf16, summed in fp32; shape (columns,), bf16."""
+    """Of contiguous rows, summed in fp32; shape (columns,), in their dtype."""
     sums = torch.zeros(_threads(rows), rows.shape[1])
-    _call("column_sums", rows, sums, *rows.shape)
+    _call_typed("column_sums", rows, sums, *rows.shape)
     total: torch.Tensor = sums.sum(0).to(rows.dtype)
     return total
 
@@ -233,12 +248,22 @@ def _threads(values: torch.Tensor) -> int:
     return torch.get_num_threads() if values.numel() > FEW_ELEMENTS else 1
 
 
-def _call(name: str, *arguments: torch.Tensor | float | None) -> None:
+def _call_typed(name: str, first: torch.Tensor, *others: torch.Tensor | float | None) -> None:
+    """Call a loop that there is for each of TYPES."""
+    _call(name, first, *others, types=(TYPES[first.dtype],))
+
+
+def _call(
+    name: str,
+    first: torch.Tensor,
+    *others: torch.Tensor | float | None,
+    types: Sequence[int] = (),
+) -> None:
     """Call a loop on as many threads as its first argument is worth."""
-    library, first = _library(), arguments[0]
+    library = _library()
     assert library is not None
-    assert isinstance(first, torch.Tensor)
-    getattr(library, name)(*map(_in_c, arguments), ctypes.c_int(_threads(first)))
+    arguments = map(_in_c, (*types, first, *others))
+    getattr(library, name)(*arguments, ctypes.c_int(_threads(first)))
 
 
 def _in_c(argument: torch.Tensor | float | None) -> Any:

@@ -1,0 +1,86 @@
+/* 16 numbers in a register of AVX-512. */
+
+typedef __m512 vec;
+typedef __m512i words; /* 8 numbers of 64 bits */
+
+INLINE vec zeros(void) { return _mm512_setzero_ps(); }
+INLINE vec all(float x) { return _mm512_set1_ps(x); }
+INLINE vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
+INLINE vec sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
+INLINE vec mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
+INLINE vec quotient(vec a, vec b) { return _mm512_div_ps(a, b); }
+INLINE vec mul_add(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }      /* a b + c */
+INLINE vec neg_mul_add(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); } /* c - a b */
+INLINE vec smaller(vec a, vec b) { return _mm512_min_ps(a, b); }
+INLINE vec magnitude(vec x) { return _mm512_abs_ps(x); }
+INLINE vec square_root(vec x) { return _mm512_sqrt_ps(x); }
+INLINE vec fraction(vec x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+INLINE vec round_down(vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+
+/* 1 / x, to 2^-22 */
+INLINE vec nearly_inverse(vec x) {
+    vec y = _mm512_rcp14_ps(x);
+    return mul(y, neg_mul_add(x, y, all(2.0f)));
+}
+
+/* y 2^x, with x rounded down; 0 where x < -126, and NaN where it is. */
+INLINE vec scaled(vec y, vec x) {
+    __mmask16 normal = _mm512_cmp_ps_mask(x, all(-126.0f), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(normal, y, x);
+}
+
+INLINE lanes negative(vec x) { return _mm512_cmp_ps_mask(x, zeros(), _CMP_LT_OS); }
+
+/* `a` in some lanes, `b` in the others. */
+INLINE vec choose(lanes some, vec a, vec b) { return _mm512_mask_mov_ps(b, some, a); }
+INLINE vec add_some(lanes some, vec sum, vec x) { return _mm512_mask_add_ps(sum, some, sum, x); }
+INLINE vec larger_some(lanes some, vec a, vec b) { return _mm512_mask_max_ps(a, some, a, b); }
+
+INLINE float sum_of(vec x) { return _mm512_reduce_add_ps(x); }
+INLINE float largest_in(vec x) { return _mm512_reduce_max_ps(x); }
+INLINE float first_of(vec x) { return _mm512_cvtss_f32(x); }
+
+/* Masked stores are slow on some CPUs, and most registers are whole. */
+INLINE vec load_fp32(const float *x, lanes some) {
+    return some == 0xffff ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(some, x);
+}
+
+INLINE void store_fp32(float *x, lanes some, vec values) {
+    if (some == 0xffff)
+        _mm512_storeu_ps(x, values);
+    else
+        _mm512_mask_storeu_ps(x, some, values);
+}
+
+INLINE vec load_bf16(const bf16 *x, lanes some) {
+    __m256i halves = some == 0xffff ? _mm256_loadu_si256((const void *)x) : _mm256_maskz_loadu_epi16(some, x);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+INLINE __m256i rounded(vec values) {
+    __m512i bits = _mm512_castps_si512(values);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(_mm512_srli_epi32(bits, 16), nan, _mm512_set1_epi32(0x7fc0)));
+}
+
+INLINE void store_bf16(bf16 *x, lanes some, vec values) {
+    if (some == 0xffff)
+        _mm256_storeu_si256((void *)x, rounded(values));
+    else
+        _mm256_mask_storeu_epi16(x, some, rounded(values));
+}
+
+/* start, start + step, start + 2 step, ... */
+INLINE words counting(uint64_t start, uint64_t step) {
+    const __m512i numbers = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_add_epi64(_mm512_mullo_epi64(numbers, _mm512_set1_epi64(step)), _mm512_set1_epi64(start));
+}
+
+INLINE words plus(words z, uint64_t by) { return _mm512_add_epi64(z, _mm512_set1_epi64(by)); }
+INLINE words times(words z, uint64_t by) { return _mm512_mullo_epi64(z, _mm512_set1_epi64(by)); }
+#define XOR_SHIFTED(z, by) _mm512_xor_si512(z, _mm512_srli_epi64(z, by))
+
+/* Of the 32 numbers of 16 bits, those that are not less. */
+INLINE uint32_t at_least(words z, int16_t level) { return _mm512_cmpge_epi16_mask(z, _mm512_set1_epi16(level)); }
