@@ -9,10 +9,10 @@ shakespeare; --encoder is a small BERT with its tokenizer, such as all-MiniLM-L6
 Both train the same model from the same weights on the same tokens with two threads; each run is a
 process, runs are interleaved, numbers are medians. `stock` is Trainer with the defaults of
 run_glue, run_qa and run_clm: padded to the maximum, fused AdamW. Both are in bf16 where the CPU has
-instructions for it, else in fp32. `ours` runs with tcmalloc, as planned runs do. --ablation also measures ours without each optimization and with each alone,
---profile the time by kind of work and its serial share; --seeds also fine-tunes the encoder with
-both and compares the metrics. --turns 0 leaves out the rest; two of these runs fit on two cores
-with --threads 1.
+instructions for it, else in fp32. `ours` runs with tcmalloc, as planned runs do. --ablation also
+measures ours without each optimization and with each alone, --profile the time by kind of work and
+its serial share; --seeds also fine-tunes the encoder with both and compares the metrics. --turns 0
+leaves out the rest; two of these runs fit on two cores with --threads 1.
 """
 
 import argparse
@@ -247,7 +247,8 @@ def measure(
             flop = words["flop_per_sample"]
             found.setdefault(name, []).append(words["samples_per_second"])
             print(f"{name}: {found[name][-1]:.2f} samples/s", file=sys.stderr)
-        limits.append(bench.run(run_dir, shapes=case.shapes, precision=precision())["operations_per_second"])
+        words = bench.run(run_dir, shapes=case.shapes, precision=precision())
+        limits.append(words["operations_per_second"])
     limit, stock = statistics.median(limits), statistics.median(found["stock"])
     result: dict[str, dict[str, Any]] = {
         name: {

@@ -5,7 +5,8 @@
 RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
 object: `engine` (`ours` or `stock`), `leave_out` (optimizations that ours goes without), `seed` and
 `attention_dropout` (of the recipe), `pad` (`max` or `longest`, of stock), `evaluate`, `profile`;
-or `shapes` of matrix products, and their `precision`, to measure instead of a training. Prints one JSON object.
+or `shapes` of matrix products, and their `precision`, to measure instead of a training. Prints one
+JSON object.
 """
 
 import json

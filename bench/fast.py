@@ -7,12 +7,12 @@ from the repository's root, after `ftcluster setup localhost`. --scripts has run
 with its two modules and run_clm.py, of the version of transformers in the stack or the one before;
 --data and --encoder are those of bench.engine.
 
-The scripts run as they are, with --bf16 where the CPU has instructions for it: each run is a process of bench.fast_run, runs are
-interleaved, numbers are medians. `alone` is python SCRIPT; `allocator` has tcmalloc, as every
-planned run, and can be left out; `fast` has it and our kernels. CPU seconds are given as well:
-with one thread other programs on the machine change them less. The rate of the model's products is
-measured in each turn. --seeds fine-tunes the encoder by run_glue with and without our kernels, and
-compares the metrics.
+The scripts run as they are, with --bf16 where the CPU has instructions for it: each run is a
+process of bench.fast_run, runs are interleaved, numbers are medians. `alone` is python SCRIPT;
+`allocator` has tcmalloc, as every planned run, and can be left out; `fast` has it and our kernels.
+CPU seconds are given as well: with one thread other programs on the machine change them less. The
+rate of the model's products is measured in each turn. --seeds fine-tunes the encoder by run_glue
+with and without our kernels, and compares the metrics.
 """
 
 import json
@@ -113,8 +113,8 @@ class Bench:
         with tempfile.TemporaryDirectory() as output:
             out = self.process(
                 "bench.fast_run", "run", str(self.scripts / case.script),
-                "--model_name_or_path", model or name, *case.words, *WORDS, *BF16_WORDS[precision()],
-                "--per_device_train_batch_size", str(case.batch), *more,
+                "--model_name_or_path", model or name, *case.words, *WORDS,
+                *BF16_WORDS[precision()], "--per_device_train_batch_size", str(case.batch), *more,
                 "--output_dir", f"{output}/out",
                 allocator=allocator, fast=fast,
             )  # fmt: skip

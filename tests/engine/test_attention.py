@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ftcluster_train.kernels import attention
 from ftcluster_train.kernels.attention import CAUSAL_BLOCK, Attention, torch_attention
-from ftcluster_train.kernels.simd import Drop
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.kernels.dropout import make_mask
+from ftcluster_train.kernels.simd import Drop
 from tests.engine.drawn import TINY, check_near, dtypes, tensors, unit
 
 Tensors = tuple[torch.Tensor, ...]

@@ -33,9 +33,12 @@ from tests.engine.test_gradients import (
     KINDS,
     LEAST,
     MEDIAN,
+    MEDIAN_IN_FP32,
+    MOST_IN_FP32,
     TIMES,
     errors,
     make_batches,
+    needs_bf16,
     plain,
 )
 from tests.programs import NODE_PATH
@@ -81,25 +84,48 @@ def attention_inputs(length: int = 12, dtype: torch.dtype = torch.float32) -> li
     return [torch.randn(2, 4, length, 8, dtype=dtype).requires_grad_() for _ in range(3)]
 
 
-@pytest.mark.parametrize("name", KINDS if EVERYTHING else FEW_KINDS)
+class Errors:
+    """Of a model's gradients, against those of transformers in fp32."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        kind = KINDS[name]
+        self._model, self._task = make_kind(name, kind), make_task_of(make_job(folder, kind.task))
+        self._batches = make_batches(name, "right")
+        self._exact = self._gradients(bf16=False)
+
+    def _gradients(self, bf16: bool) -> list[Any]:
+        return [plain(copy.deepcopy(self._model), self._task, x, bf16) for x in self._batches]
+
+    def now(self, bf16: bool) -> dict[str, float]:
+        """Relative errors by parameter, with the functions that torch has now."""
+        return errors(self._gradients(bf16), self._exact)
+
+
+of_architectures = pytest.mark.parametrize("name", KINDS if EVERYTHING else FEW_KINDS)
+
+
+@of_architectures
+def test_gradients_in_fp32(
+    tmp_path: Path, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = Errors(name, tmp_path)
+    request.getfixturevalue("enabled")
+    monkeypatch.setattr(functions, "MANY_CLASSES", 100)
+    found = measured.now(bf16=False)
+    assert max(found.values()) < MOST_IN_FP32
+    assert statistics.median(found.values()) < MEDIAN_IN_FP32
+
+
+@needs_bf16
+@of_architectures
 def test_gradients_are_as_exact_as_those_of_autocast(
     tmp_path: Path, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = KINDS[name]
-    model, task = make_kind(name, kind), make_task_of(make_job(tmp_path, kind.task))
-    batches = make_batches(name, "right")
-
-    def gradients(bf16: bool) -> list[Any]:
-        return [plain(copy.deepcopy(model), task, batch, bf16) for batch in batches]
-
-    exact = gradients(bf16=False)
-    stock = errors(gradients(bf16=True), exact)
+    measured = Errors(name, tmp_path)
+    stock = measured.now(bf16=True)
     request.getfixturevalue("enabled")
     monkeypatch.setattr(functions, "MANY_CLASSES", 100)
-    in_fp32 = errors(gradients(bf16=False), exact)
-    assert max(in_fp32.values()) < 1e-3  # a small gradient is a sum of large ones
-    assert statistics.median(in_fp32.values()) < 1e-5
-    ours = errors(gradients(bf16=True), exact)
+    ours = measured.now(bf16=True)
     assert ours.keys() == stock.keys()
     worse = {n: (e, stock[n]) for n, e in ours.items() if e > max(TIMES * stock[n], LEAST)}
     assert worse == {}
@@ -179,9 +205,10 @@ def test_a_checkpoint_draws_the_same_masks_again() -> None:
         torch.manual_seed(3)
         embedded = model.embeddings.word_embeddings(tokens)
         model(inputs_embeds=embedded).last_hidden_state.square().sum().backward()
-        found.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
-    for other in found[1:]:
-        assert all(torch.allclose(other[n], grad, atol=1e-5) for n, grad in found[0].items())
+        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        found.append(torch.cat(gradients))
+    for other in found[1:]:  # a pass without a graph computes with torch's own functions
+        assert (other - found[0]).norm() < 1e-5 * found[0].norm()
 
 
 @pytest.mark.usefixtures("enabled")

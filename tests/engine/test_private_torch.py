@@ -8,6 +8,7 @@ from ftcluster_train.kernels.private_torch import (
     softmax_backward,
     version_of,
 )
+from ftcluster_train.probe import cpu_flags
 
 
 def test_the_gradient_of_softmax() -> None:
@@ -32,5 +33,7 @@ def test_whether_a_transform_is_active() -> None:
     assert (found, is_transformed()) == ([True], False)
 
 
-def test_linear_in_bf16_is_there_where_onednn_is() -> None:
-    assert has_linear_in_bf16() == torch.backends.mkldnn.is_available()
+def test_linear_in_bf16_is_there_where_onednn_and_its_instructions_are() -> None:
+    """oneDNN emulates them with AVX-512."""
+    expected = torch.backends.mkldnn.is_available() and "avx512f" in cpu_flags()
+    assert has_linear_in_bf16() == expected

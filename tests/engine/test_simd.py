@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.activations import activate
-from ftcluster_train.kernels.simd import Drop
 from ftcluster_train.kernels.dropout import drop_of, make_mask
 from ftcluster_train.kernels.private_torch import softmax_backward
+from ftcluster_train.kernels.simd import Drop
 from tests.engine.drawn import DTYPES, check_near, dtypes, seeds, unit
 
 pytestmark = pytest.mark.skipif(simd.library_path() is None, reason="this CPU has no AVX2")
@@ -50,9 +50,7 @@ def test_dropout_of_what_is_not_contiguous_and_of_special_numbers() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         own = values.to(dtype).T
         wanted = own * make_mask(own.numel(), drop).view(own.shape)
-        torch.testing.assert_close(
-            simd.dropout(own, drop), wanted, rtol=0, atol=0, equal_nan=True
-        )
+        torch.testing.assert_close(simd.dropout(own, drop), wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @given(rows, columns, dtypes, st.sampled_from([0, 0, 1, 3]), rates | st.none(), seeds, threads)

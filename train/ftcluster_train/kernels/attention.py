@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.simd import Drop
 from ftcluster_train.kernels.documents import join_documents, layout_of, split_row
 from ftcluster_train.kernels.dropout import (
     draw_seed,
@@ -30,6 +29,7 @@ from ftcluster_train.kernels.dropout import (
     make_mask,
 )
 from ftcluster_train.kernels.private_torch import softmax_backward, version_of
+from ftcluster_train.kernels.simd import Drop
 
 DTYPES = (torch.bfloat16, torch.float32)
 MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
