@@ -83,14 +83,16 @@ BATCHES: list[tuple[list[list[int] | None], bool]] = [
     ([[5], list(range(ROWS))], False),
     ([[5], None], False),
     ([None, None], False),
+    ([[8, 9], [0]], True),
+    ([[9], [2]], True),
 ]
 
 
-def _sum_a_table(rank: int, size: int) -> list[tuple[torch.Tensor, float]]:
+def _sum_a_table(rank: int, size: int, dtype: torch.dtype) -> list[tuple[torch.Tensor, float]]:
     """The summed gradients of an embedding, and the bytes sent, for each of BATCHES."""
     gradient_buckets.TABLE, residuals.MANY_ELEMENTS = ROWS * WIDTH, 0
     model = torch.nn.Sequential(torch.nn.Embedding(ROWS, WIDTH), torch.nn.Linear(WIDTH, 2))
-    buckets = GradientBuckets(FlatWeights(model, torch.bfloat16), size)
+    buckets = GradientBuckets(FlatWeights(model, dtype), size)
     table, place = model[0].weight, slice(0, ROWS * WIDTH)
     found = []
     for batch, _ in BATCHES:
@@ -108,19 +110,33 @@ def _sum_a_table(rank: int, size: int) -> list[tuple[torch.Tensor, float]]:
     return found
 
 
-def test_a_table_is_summed_by_rows_where_these_are_few(tmp_path: Path) -> None:
-    one, other = on_ranks(_sum_a_table, 2, tmp_path)
+def sum_of(of_ranks: list[list[int] | None]) -> torch.Tensor:
+    expected = torch.zeros(ROWS, WIDTH)
+    for rows in of_ranks:
+        if rows is None:
+            expected += 1
+        else:
+            expected[rows] += 2
+    return expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_table_is_summed_by_rows_where_these_are_few(tmp_path: Path, dtype: torch.dtype) -> None:
+    one, other = on_ranks(_sum_a_table, 2, tmp_path, dtype)
     whole = 4 * ROWS * WIDTH
     for (of_ranks, by_rows), (summed, sent), (same, _) in zip(BATCHES, one, other, strict=True):
-        expected = torch.zeros(ROWS, WIDTH)
-        for rows in of_ranks:
-            if rows is None:
-                expected += 1
-            else:
-                expected[rows] += 2
-        assert torch.equal(summed, expected)
-        assert torch.equal(same, expected)
-        assert (sent < whole) == by_rows
+        assert torch.equal(summed, sum_of(of_ranks))
+        assert torch.equal(same, sum_of(of_ranks))
+        assert (sent < whole) == (by_rows and dtype == torch.bfloat16)
+
+
+@pytest.mark.usefixtures("world")
+def test_a_table_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((gradient_buckets, "TABLE"), (residuals, "MANY_ELEMENTS")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # to be as before afterwards
+    found = _sum_a_table(0, 1, torch.bfloat16)
+    for (of_ranks, _), (summed, _) in zip(BATCHES, found, strict=True):
+        assert torch.equal(summed, sum_of(of_ranks[:1]))
 
 
 def test_buckets_of_a_given_size() -> None:

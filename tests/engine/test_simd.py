@@ -212,3 +212,14 @@ def test_cross_entropy_of_what_diverged_and_of_wrong_targets() -> None:
     for wrong in (-1, 40):
         with pytest.raises(IndexError, match="of 40 columns"):
             simd.cross_entropy_(logits, torch.tensor([0, wrong, 1]), 40)
+
+
+@given(st.integers(0, 70_000), seeds, threads)
+@example(1 << 16, 0, 2)
+def test_widen(count: int, seed: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    values, output = torch.randn(count).bfloat16(), torch.full((count + 16,), 7.0)
+    simd.widen(values, output[:count])
+    assert torch.equal(output[:count], values.float())
+    assert (output[count:] == 7).all()

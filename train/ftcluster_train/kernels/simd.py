@@ -226,6 +226,35 @@ def rotary(
     return output
 
 
+def adamw_(
+    weights: torch.Tensor,
+    gradients: torch.Tensor,
+    means: torch.Tensor,
+    squares: torch.Tensor,
+    copy: torch.Tensor | None,
+    numbers: Sequence[float],
+) -> None:
+    """A step of AdamW.
+
+    Args:
+        weights, gradients: fp32, contiguous, as everything else.
+        means, squares: exp_avg and exp_avg_sq of torch's AdamW.
+        copy: of the weights, in bf16.
+        numbers: see `Numbers` in native/adamw.c.
+    """
+    _call("adamw", weights, gradients, means, squares, copy, weights.numel(), *numbers)
+
+
+def widen(input: torch.Tensor, output: torch.Tensor) -> None:
+    """Copy bf16 to fp32 past the caches.
+
+    Args:
+        input: contiguous.
+        output: contiguous, from a cache line on.
+    """
+    _call("widen", input, output, input.numel())
+
+
 def column_sums(rows: torch.Tensor) -> torch.Tensor:
     """Of contiguous rows, summed in fp32; shape (columns,), in their dtype."""
     sums = torch.zeros(_threads(rows), rows.shape[1])

@@ -157,7 +157,7 @@ class FlatWeights(ModelWeights):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def copy_to_model(self) -> None:
-        """Round the master weights to the model's dtype, after each optimizer step."""
+        """Round the master weights to the model's dtype."""
         if self.model_weights is not self.master_weights:
             self.model_weights.copy_(self.master_weights)
 

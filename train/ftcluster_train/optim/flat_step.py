@@ -1,13 +1,13 @@
 """One optimizer on each rank, with all weights: every rank takes the same steps."""
 
 import hashlib
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
+from ftcluster_train.optim.adamw import AdamW
 from ftcluster_train.optim.flat_params import Arriving, FlatWeights
 from ftcluster_train.optim.gradient_buckets import GradientBuckets
 from ftcluster_train.optim.state import State
@@ -37,15 +37,15 @@ class FlatOptimizerStep:
         self.arriving = Arriving()
         self._max_norm = training.max_grad_norm
         flat, border = self.weights.master_weights, self.weights.layout.decayed
-        groups = []
-        for weights, gradients, decay in (
-            (flat[:border], self.gradients.flat[:border], training.weight_decay),
-            (flat[border:], self.gradients.flat[border:], 0.0),
-        ):
+        groups, copies = [], {}
+        for part, decay in ((slice(border), training.weight_decay), (slice(border, None), 0.0)):
+            weights = flat[part]
             if len(weights):
-                weights.grad = gradients
+                weights.grad = self.gradients.flat[part]
                 groups.append({"params": [weights], "weight_decay": decay})
-        self.adamw = torch.optim.AdamW(groups, **adamw_arguments(training))
+                if self.weights.model_weights is not flat:
+                    copies[weights] = self.weights.model_weights[part]
+        self.adamw = AdamW(groups, training, copies)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         self.gradients.start_backward(last)
@@ -55,10 +55,9 @@ class FlatOptimizerStep:
         norm = self._norm()
         if not norm.isfinite():
             return float(norm)
-        if self._max_norm > 0:  # fused AdamW divides gradients by grad_scale while it reads them
+        if self._max_norm > 0:  # AdamW divides gradients by grad_scale while it reads them
             self.adamw.grad_scale = (norm / self._max_norm).clamp(min=1.0)
         self.adamw.step()
-        self.weights.copy_to_model()
         return float(norm)
 
     def _norm(self) -> torch.Tensor:
@@ -81,7 +80,7 @@ class FlatOptimizerStep:
         found = {"master_weights": self.weights.master_weights}
         for number, group in enumerate(self.adamw.param_groups):
             (weights,) = group["params"]
-            moments = moments_of(self.adamw, weights)
+            moments = self.adamw.moments(weights)
             found |= {f"{name}_{number}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
         buffers = enumerate(self.weights.saved_buffers)
         return found | {f"buffer_{number}": buffer for number, buffer in buffers}
@@ -108,23 +107,3 @@ def norm_of(flat: torch.Tensor) -> torch.Tensor:
     blocks = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_BLOCK), dim=1)
     rest = torch.linalg.vector_norm(flat[whole:]).unsqueeze(0)
     return torch.linalg.vector_norm(torch.cat([blocks, rest]))
-
-
-def moments_of(adamw: torch.optim.Optimizer, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What AdamW keeps of the gradients; it would make them in its first step."""
-    moments: dict[str, torch.Tensor] = adamw.state[weights]
-    if not moments:
-        moments["step"] = torch.tensor(0.0)
-        moments["exp_avg"] = torch.zeros_like(weights)
-        moments["exp_avg_sq"] = torch.zeros_like(weights)
-    return moments
-
-
-def adamw_arguments(training: Training) -> dict[str, Any]:
-    """Of torch's AdamW."""
-    return {
-        "lr": training.learning_rate,
-        "betas": (training.adam_beta1, training.adam_beta2),
-        "eps": training.adam_epsilon,
-        "fused": True,
-    }

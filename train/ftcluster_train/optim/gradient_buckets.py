@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from ftcluster_train.distributed.pieces import Bf16AllReduces, all_gather
 from ftcluster_train.distributed.traffic import Traffic
+from ftcluster_train.kernels import simd
 from ftcluster_train.optim.flat_params import FlatWeights
 
 EXTRA = 2  # numbers that are summed with the gradients
@@ -78,6 +79,7 @@ class GradientBuckets:
             for number in numbers:
                 self._parameters_in[number] += 1
         self._seen: set[torch.nn.Parameter] = set()  # have a gradient in this step
+        self._filled: dict[torch.nn.Parameter, list[torch.Tensor]] = {}  # the rest of `flat` is 0
         self._waits: list[Callable[[], Any]] = []  # for the buckets that were sent
         self._missing: list[int] = []  # parameters that each bucket waits for; empty: do not send
         for parameter in self._slices:
@@ -91,7 +93,7 @@ class GradientBuckets:
     def wait(self) -> torch.Tensor:
         """The sum over all ranks, which is `flat`; call after the last backward pass of a step."""
         for parameter in self._slices.keys() - self._seen:
-            self.flat[self._slices[parameter]] = 0  # no loss depends on it, or only on some rows
+            self._clear(parameter)  # no loss depends on it, or only on some rows
             if parameter not in self._tables:
                 self._add_rows(parameter)
         self._missing = [0] * len(self.buckets)
@@ -108,11 +110,18 @@ class GradientBuckets:
     def _add_gradient(self, parameter: torch.nn.Parameter) -> None:
         if parameter in self._tables and parameter.grad is None:
             return  # it has `row_gradients`
-        flat = self.flat[self._slices[parameter]].view(parameter.shape)
-        if parameter not in self._seen:
-            flat.zero_() if parameter.grad is None else flat.copy_(parameter.grad)
-        elif parameter.grad is not None:
-            flat.add_(parameter.grad)
+        flat, grad = self._flat(parameter), parameter.grad
+        if grad is None:
+            if parameter not in self._seen:
+                self._clear(parameter)
+        else:
+            self._filled.pop(parameter, None)
+            if parameter in self._seen:
+                flat.add_(grad)
+            elif _is_large_bf16(grad):
+                simd.widen(grad, flat)
+            else:
+                flat.copy_(grad)
         self._seen.add(parameter)
         parameter.grad = None
         self._add_rows(parameter)
@@ -130,10 +139,11 @@ class GradientBuckets:
         with self.traffic:
             all_gather(counts.view(-1), lengths, self._group)
         for table, found, of_ranks in zip(self._tables, own, counts.T.tolist(), strict=True):
-            flat = self.flat[self._slices[table]].view(table.shape)
+            flat = self._flat(table)
             if found and min(of_ranks) >= 0 and max(of_ranks) * self._world_size < 2 * len(table):
-                self._exchange_rows(flat, *found, of_ranks)
+                self._exchange_rows(table, *found, of_ranks)
                 continue
+            self._filled.pop(table, None)
             if found:
                 flat.index_add_(0, *found)
             else:
@@ -142,14 +152,18 @@ class GradientBuckets:
                 self._waits.append(self._start_all_reduce(flat.view(-1)[part]))
 
     def _exchange_rows(
-        self, flat: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, counts: Sequence[int]
+        self,
+        table: torch.nn.Parameter,
+        rows: torch.Tensor,
+        values: torch.Tensor,
+        counts: Sequence[int],
     ) -> None:
-        """Add the rows of all ranks to `flat`, which is 0.
+        """Add the rows of all ranks to a table's gradient, which is 0.
 
         Args:
             counts: of rows, by rank.
         """
-        most, ranks, width = max(*counts, 1), self._world_size, flat.shape[1]
+        most, ranks, width = max(*counts, 1), self._world_size, table.shape[1]
         padded = torch.zeros(most, dtype=rows.dtype)
         padded[: len(rows)] = rows
         wire = torch.zeros(most, width, dtype=torch.bfloat16 if self._bf16 else values.dtype)
@@ -162,13 +176,32 @@ class GradientBuckets:
             all_gather(all_values.view(-1), wire.view(-1), self._group)
         parts = zip(all_rows.split(most), all_values.split(most), counts, strict=True)
         for of_rank, gradients, count in parts:
-            flat.index_add_(0, of_rank[:count], gradients[:count].float())
+            self._add(table, of_rank[:count], gradients[:count].float())
 
     def _add_rows(self, parameter: torch.nn.Parameter) -> None:
-        flat = self.flat[self._slices[parameter]].view(parameter.shape)
         for rows, gradients in parameter.row_gradients:
-            flat.index_add_(0, rows, gradients)
+            self._add(parameter, rows, gradients)
         parameter.row_gradients.clear()
+
+    def _add(
+        self, parameter: torch.nn.Parameter, rows: torch.Tensor, gradients: torch.Tensor
+    ) -> None:
+        self._flat(parameter).index_add_(0, rows, gradients)
+        if parameter in self._filled:
+            self._filled[parameter].append(rows)
+
+    def _clear(self, parameter: torch.nn.Parameter) -> None:
+        """Make a gradient 0, by its rows where no others were filled since the last time."""
+        if parameter in self._filled:
+            for rows in self._filled[parameter]:
+                self._flat(parameter).index_fill_(0, rows, 0)
+        else:
+            self._flat(parameter).zero_()
+        if self._world_size == 1 or parameter in self._tables:  # no all-reduce fills other rows
+            self._filled[parameter] = []
+
+    def _flat(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        return self.flat[self._slices[parameter]].view(parameter.shape)
 
     def _send_complete_buckets(self) -> None:
         while self._world_size > 1 and len(self._waits) < len(self.buckets):
@@ -185,6 +218,11 @@ class GradientBuckets:
             return self._bf16.start(bucket).result
         self.traffic.add(bucket.nbytes, self._world_size, passes=2)
         return dist.all_reduce(bucket, group=self._group, async_op=True).wait  # type: ignore[no-any-return]
+
+
+def _is_large_bf16(grad: torch.Tensor) -> bool:
+    few = grad.numel() <= simd.FEW_ELEMENTS
+    return grad.dtype == torch.bfloat16 and grad.is_contiguous() and not few and simd.is_available()
 
 
 def joined(table: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,8 +8,9 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
 from ftcluster_train.distributed.traffic import Traffic
+from ftcluster_train.optim.adamw import adamw_arguments
 from ftcluster_train.optim.flat_params import Arriving, split_by_decay
-from ftcluster_train.optim.flat_step import FlatOptimizerStep, adamw_arguments
+from ftcluster_train.optim.flat_step import FlatOptimizerStep
 from ftcluster_train.optim.ipex import IpexOptimizerStep
 from ftcluster_train.optim.local_step import LocalOptimizerStep
 from ftcluster_train.optim.sharded_step import ShardedOptimizerStep

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.optim.flat_step import adamw_arguments, moments_of, norm_of
+from ftcluster_train.optim.adamw import AdamW
+from ftcluster_train.optim.flat_step import norm_of
 from ftcluster_train.optim.gradient_buckets import EXTRA
 from ftcluster_train.optim.sharded_gradients import ShardedGradients
 from ftcluster_train.optim.sharded_weights import Bucket, ShardedWeights
@@ -51,7 +52,7 @@ class ShardedOptimizerStep:
             for numbers, decay in zip(self._groups, (training.weight_decay, 0.0), strict=True)
             if numbers
         ]
-        self.adamw = torch.optim.AdamW(groups, **adamw_arguments(training))
+        self.adamw = AdamW(groups, training)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - each is sent
         self.gradients.start_backward()
@@ -68,7 +69,7 @@ class ShardedOptimizerStep:
         self._norm = math.sqrt(sums[0])
         if not math.isfinite(self._norm):
             return self._norm
-        if self._max_norm > 0:  # fused AdamW divides gradients by grad_scale while it reads them
+        if self._max_norm > 0:  # AdamW divides gradients by grad_scale while it reads them
             self.adamw.grad_scale = torch.tensor(max(1.0, self._norm / self._max_norm))
         self.arriving.wait()  # of parameters that the model has not read
         self.adamw.step()
@@ -92,7 +93,7 @@ class ShardedOptimizerStep:
         masters = self.weights.masters
         found = {"master_weights": parts({n: masters[n] for n in self.weights.flat_order})}
         for group, numbers in enumerate(filter(None, self._groups)):
-            moments = {n: moments_of(self.adamw, masters[n]) for n in numbers}
+            moments = {n: self.adamw.moments(masters[n]) for n in numbers}
             for name in ("exp_avg", "exp_avg_sq"):
                 found[f"{name}_{group}"] = parts({n: moments[n][name] for n in numbers})
         for number, buffer in enumerate(self.weights.saved_buffers):

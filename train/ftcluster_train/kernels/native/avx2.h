@@ -95,6 +95,12 @@ INLINE void store_fp32(float *x, lanes some, vec values) {
     }
 }
 
+/* To a cache line, past the caches. */
+INLINE void stream_fp32(float *x, vec values) {
+    _mm256_stream_ps(x, values.low);
+    _mm256_stream_ps(x + 8, values.high);
+}
+
 INLINE __m256 widened(__m128i halves) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }

@@ -52,6 +52,9 @@ INLINE void store_fp32(float *x, lanes some, vec values) {
         _mm512_mask_storeu_ps(x, some, values);
 }
 
+/* To a cache line, past the caches. */
+INLINE void stream_fp32(float *x, vec values) { _mm512_stream_ps(x, values); }
+
 INLINE vec load_bf16(const bf16 *x, lanes some) {
     __m256i halves = some == 0xffff ? _mm256_loadu_si256((const void *)x) : _mm256_maskz_loadu_epi16(some, x);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
