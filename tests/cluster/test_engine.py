@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.cluster.conftest import Machine
 from tests.programs import ROOT
 
-SECONDS = 900  # on a busy machine; two minutes of CPU time
+SECONDS = 1800  # on a busy machine; five minutes of CPU time
 # The stack has no pytest, so it comes from here; behind the stack's own packages, so that nothing
 # else of this environment is in their place.
 RUN = """

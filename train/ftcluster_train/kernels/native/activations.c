@@ -60,16 +60,14 @@ INLINE vec gate(int kind, vec x, vec *derivative, int type) {
 }
 
 INLINE void activate(const Elements *a, int64_t begin, int64_t end, int kind, int type) {
-    for (int64_t i = begin; i < end; i += 16) {
-        lanes some = first(end - i);
+    REGISTERS(i, some, begin, end, {
         vec derivative, x = load(a->input, i, some, type), y = mul(x, gate(kind, x, &derivative, type));
         store(a->output, i, some, a->factor ? mul(y, load(a->factor, i, some, type)) : y, type);
-    }
+    });
 }
 
 INLINE void activate_backward(const Elements *a, int64_t begin, int64_t end, int kind, int type) {
-    for (int64_t i = begin; i < end; i += 16) {
-        lanes some = first(end - i);
+    REGISTERS(i, some, begin, end, {
         vec derivative, x = load(a->input, i, some, type), by = gate(kind, x, &derivative, type);
         vec grad = load(a->grad, i, some, type);
         if (a->factor) {
@@ -77,7 +75,7 @@ INLINE void activate_backward(const Elements *a, int64_t begin, int64_t end, int
             grad = mul(grad, load(a->factor, i, some, type));
         }
         store(a->output, i, some, mul(grad, mul_add(x, derivative, by)), type);
-    }
+    });
 }
 
 #define PIECE 16 /* elements: a register */

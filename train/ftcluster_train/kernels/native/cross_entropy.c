@@ -14,25 +14,22 @@ INLINE void cross_entropy_rows(const Losses *a, int64_t row, int64_t end, int th
     for (; row < end; row++) {
         const int64_t begin = row * a->stride, target = begin + a->targets[row];
         vec largest = largest_of(a->logits, begin, columns, type), sum = zeros();
-        for (int64_t i = 0; i < columns; i += 16) {
-            lanes some = first(columns - i);
+        REGISTERS(i, some, 0, columns, {
             sum = add_some(some, sum, exponential(sub(load(a->logits, begin + i, some, type), largest), type));
-        }
+        });
         float total = sum_of(sum), factor = a->factors ? a->factors[row] : 1;
         vec of_target = sub(load(a->logits, target, 1, type), largest);
         a->totals[row] = total;
         a->scores[row] = first_of(of_target);
         /* powers are computed again: a row of them would leave no room in a small cache */
         vec by = all(factor / total);
-        for (int64_t i = 0; i < columns; i += 16) {
-            lanes some = first(columns - i);
+        REGISTERS(i, some, 0, columns, {
             vec power = exponential(sub(load(a->logits, begin + i, some, type), largest), type);
             store(a->logits, begin + i, some, mul(power, by), type);
-        }
+        });
         vec probability = mul(exponential(of_target, type), by);
         store(a->logits, target, 1, sub(probability, all(factor)), type);
-        for (int64_t i = columns; i < a->stride; i += 16)
-            store(a->logits, begin + i, first(a->stride - i), zeros(), type);
+        REGISTERS(i, some, columns, a->stride, { store(a->logits, begin + i, some, zeros(), type); });
     }
 }
 

@@ -16,12 +16,11 @@ INLINE void dropout_pieces(const Dropout *a, int64_t first_piece, int64_t end_pi
     for (int64_t begin = first_piece * PIECE; begin < end_piece * PIECE; begin += PIECE) {
         int64_t end = begin + PIECE < a->count ? begin + PIECE : a->count;
         draw(bits, begin, end - begin, a->drop);
-        for (int64_t i = begin; i < end; i += 16) {
-            lanes some = first(end - i);
+        REGISTERS(i, some, begin, end, {
             /* times 0, not 0: so that NaN stays */
             vec by = choose(bits_at(bits, i - begin), scale, zeros());
             store(a->output, i, some, mul(load(a->input, i, some, type), by), type);
-        }
+        });
     }
 }
 

@@ -20,21 +20,18 @@ static void norm_loop(const void *pointer, int64_t row, int64_t end, int thread)
         const float *x = a->input + row * columns;
         vec sum = zeros(), squares = zeros(), mean = zeros();
         if (a->means) {
-            for (int64_t i = 0; i < columns; i += 16)
-                sum = add(sum, load_fp32(x + i, first(columns - i)));
+            REGISTERS(i, some, 0, columns, { sum = add(sum, load_fp32(x + i, some)); });
             a->means[row] = sum_of(sum) / columns;
             mean = all(a->means[row]);
         }
-        for (int64_t i = 0; i < columns; i += 16) {
-            lanes some = first(columns - i);
+        REGISTERS(i, some, 0, columns, {
             vec apart = sub(load_fp32(x + i, some), mean);
             squares = add_some(some, squares, mul(apart, apart));
-        }
+        });
         vec variance = all(sum_of(squares) / columns + a->epsilon);
         vec scale = quotient(all(1.0f), square_root(variance));
         a->scales[row] = first_of(scale);
-        for (int64_t i = 0; i < columns; i += 16) {
-            lanes some = first(columns - i);
+        REGISTERS(i, some, 0, columns, {
             vec y = mul(sub(load_fp32(x + i, some), mean), scale);
             if (a->weight)
                 y = mul(y, load_fp32(a->weight + i, some));
@@ -43,7 +40,7 @@ static void norm_loop(const void *pointer, int64_t row, int64_t end, int thread)
             store_fp32(a->output + row * columns + i, some, y);
             if (a->rounded)
                 store_bf16(a->rounded + row * columns + i, some, y);
-        }
+        });
     }
 }
 
@@ -71,8 +68,7 @@ static void norm_backward_loop(const void *pointer, int64_t row, int64_t end, in
         const float *x = a->input + row * columns;
         const vec mean = all(a->means ? a->means[row] : 0), scale = all(a->scales[row]);
         vec sum = zeros(), along = zeros();
-        for (int64_t i = 0; i < columns; i += 16) {
-            lanes some = first(columns - i);
+        REGISTERS(i, some, 0, columns, {
             vec grad = grad_at(a, row * columns + i, some); /* 0 in other lanes */
             vec normal = mul(sub(load_fp32(x + i, some), mean), scale);
             store_fp32(of_weight + i, some, mul_add(grad, normal, load_fp32(of_weight + i, some)));
@@ -82,17 +78,16 @@ static void norm_backward_loop(const void *pointer, int64_t row, int64_t end, in
                 grad = mul(grad, load_fp32(a->weight + i, some));
             sum = add(sum, grad);
             along = mul_add(grad, normal, along);
-        }
+        });
         const vec shift = all(a->means ? sum_of(sum) / columns : 0), slope = all(sum_of(along) / columns);
-        for (int64_t i = 0; i < columns; i += 16) {
-            lanes some = first(columns - i);
+        REGISTERS(i, some, 0, columns, {
             vec grad = grad_at(a, row * columns + i, some);
             vec normal = mul(sub(load_fp32(x + i, some), mean), scale);
             if (a->weight)
                 grad = mul(grad, load_fp32(a->weight + i, some));
             grad = neg_mul_add(normal, slope, sub(grad, shift));
             store_fp32(a->output + row * columns + i, some, mul(grad, scale));
-        }
+        });
     }
 }
 

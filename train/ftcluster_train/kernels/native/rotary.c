@@ -15,8 +15,7 @@ INLINE void turn_tokens(const Turn *a, int64_t token, int64_t end, int thread, i
     for (; token < end; token++) {
         const float *cosine = a->cosines + token % a->positions * size, *sine = a->sines + token % a->positions * size;
         for (int64_t head = token * a->heads; head < (token + 1) * a->heads; head++)
-            for (int64_t i = 0; i < half; i += 16) {
-                lanes some = first(half - i);
+            REGISTERS(i, some, 0, half, {
                 const int64_t place = head * size + i;
                 vec low = load(a->input, place, some, type), high = load(a->input, place + half, some, type);
                 vec to_low = load_fp32(sine + i, some), to_high = load_fp32(sine + half + i, some);
@@ -29,7 +28,7 @@ INLINE void turn_tokens(const Turn *a, int64_t token, int64_t end, int thread, i
                 vec new_high = mul(high, load_fp32(cosine + half + i, some));
                 store(a->output, place, some, neg_mul_add(high, to_low, new_low), type);
                 store(a->output, place + half, some, mul_add(low, to_high, new_high), type);
-            }
+            });
     }
 }
 

@@ -17,8 +17,7 @@ INLINE int64_t seen_by(const Rows *a, int64_t row) {
 }
 
 INLINE void store_zeros(void *numbers, int64_t begin, int64_t end, int type) {
-    for (int64_t i = begin; i < end; i += 16)
-        store(numbers, i, first(end - i), zeros(), type);
+    REGISTERS(i, some, begin, end, { store(numbers, i, some, zeros(), type); });
 }
 
 INLINE void softmax_rows(const Rows *a, int64_t row, int64_t end, int thread, int type) {
@@ -28,24 +27,23 @@ INLINE void softmax_rows(const Rows *a, int64_t row, int64_t end, int thread, in
     for (; row < end; row++) {
         int64_t begin = row * a->columns, seen = seen_by(a, row);
         vec largest = largest_of(a->values, begin, seen, type), sum = zeros();
-        for (int64_t i = 0; i < seen; i += 16) {
-            lanes some = first(seen - i);
+        REGISTERS(i, some, 0, seen, {
             vec power = exponential(sub(load(a->values, begin + i, some, type), largest), type);
             store_fp32(powers + i, 0xffff, power);
             sum = add_some(some, sum, power);
-        }
+        });
         vec inverse = all(1.0f / sum_of(sum));
-        for (int64_t i = 0; i < seen; i += 16)
-            store(a->values, begin + i, first(seen - i), mul(load_fp32(powers + i, 0xffff), inverse), type);
+        REGISTERS(i, some, 0, seen, {
+            store(a->values, begin + i, some, mul(load_fp32(powers + i, 0xffff), inverse), type);
+        });
         store_zeros(a->values, begin + seen, begin + a->columns, type);
         if (!a->drops)
             continue;
         draw(bits, begin, seen, a->drop);
-        for (int64_t i = 0; i < seen; i += 16) {
-            lanes some = first(seen - i);
+        REGISTERS(i, some, 0, seen, {
             vec by = choose(bits_at(bits, begin % 4 + i), scale, zeros());
             store(a->others, begin + i, some, mul(load(a->values, begin + i, some, type), by), type);
-        }
+        });
         store_zeros(a->others, begin + seen, begin + a->columns, type);
     }
 }
@@ -67,20 +65,18 @@ INLINE void softmax_backward_rows(const Rows *a, int64_t row, int64_t end, int t
         vec along = zeros();
         if (a->drops)
             draw(bits, begin, seen, a->drop);
-        for (int64_t i = 0; i < seen; i += 16) {
-            lanes some = first(seen - i);
+        REGISTERS(i, some, 0, seen, {
             vec value = load(a->values, begin + i, some, type);
             if (a->drops)
                 value = mul(value, choose(bits_at(bits, begin % 4 + i), scale, zeros()));
             store_fp32(kept + i, 0xffff, value);
             along = mul_add(value, load(a->others, begin + i, some, type), along);
-        }
+        });
         along = all(sum_of(along));
-        for (int64_t i = 0; i < seen; i += 16) {
-            lanes some = first(seen - i);
+        REGISTERS(i, some, 0, seen, {
             vec of_score = sub(load_fp32(kept + i, 0xffff), along);
             store(a->values, begin + i, some, mul(load(a->others, begin + i, some, type), of_score), type);
-        }
+        });
         store_zeros(a->values, begin + seen, begin + a->columns, type);
     }
 }

@@ -13,13 +13,12 @@ INLINE void add_rows(const Columns *a, int64_t row, int64_t end, int thread, int
     float *sums = a->sums + a->columns * thread;
     for (int64_t next; row < end; row = next) {
         next = row + TOGETHER < end ? row + TOGETHER : end;
-        for (int64_t i = 0; i < a->columns; i += 16) {
-            lanes some = first(a->columns - i);
+        REGISTERS(i, some, 0, a->columns, {
             vec sum = load_fp32(sums + i, some);
             for (int64_t j = row; j < next; j++)
                 sum = add(sum, load(a->rows, j * a->columns + i, some, type));
             store_fp32(sums + i, some, sum);
-        }
+        });
     }
 }
 

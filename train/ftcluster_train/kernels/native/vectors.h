@@ -42,6 +42,21 @@ void in_threads(int threads, Loop loop, const void *arguments, int64_t count);
 
 INLINE lanes first(int64_t left) { return left >= 16 ? 0xffff : (1u << left) - 1; }
 
+/* Computes with numbers i to i + 15, of which there are `some`, and with the next ones, from `begin` to
+ * `end`. The body is compiled twice: for whole registers, where `some` is a constant, and for the rest. */
+#define REGISTERS(i, some, begin, end, ...)      \
+    do {                                         \
+        int64_t i = (begin);                     \
+        for (; i + 16 <= (end); i += 16) {       \
+            const lanes some = 0xffff;           \
+            __VA_ARGS__                          \
+        }                                        \
+        if (i < (end)) {                         \
+            const lanes some = first((end) - i); \
+            __VA_ARGS__                          \
+        }                                        \
+    } while (0)
+
 /* Numbers from `place` on. */
 INLINE vec load(const void *numbers, int64_t place, lanes some, int type) {
     return type == FP32 ? load_fp32((const float *)numbers + place, some)
@@ -81,9 +96,8 @@ INLINE vec exponential(vec x, int type) {
 /* in all lanes */
 INLINE vec largest_of(const void *numbers, int64_t begin, int64_t count, int type) {
     vec largest = all(-__builtin_inff());
-    for (int64_t i = 0; i < count; i += 16) {
-        lanes some = first(count - i);
+    REGISTERS(i, some, 0, count, {
         largest = larger_some(some, largest, load(numbers, begin + i, some, type));
-    }
+    });
     return all(largest_in(largest));
 }
