@@ -32,6 +32,7 @@ CASES = {
     "tiny buckets": Case(ONE_LEFT, bucket=2000, parts=2),
     "one rank uses a layer more": Case(WHOLE, bucket=10_000, parts=2, unused=True),
     "bf16": Case(WHOLE, dtype=torch.bfloat16),
+    "rows in fp32": Case(ODD, bucket=2000, parts=2, rows=True),
     "rows": Case(ODD, bucket=2000, parts=2, dtype=torch.bfloat16, rows=True),
     "rows where a rank has none": Case(ONE_LEFT, dtype=torch.bfloat16, rows=True),
     "rows in bf16": Case(ODD, dtype=torch.bfloat16, rows=True, sent="bf16"),
@@ -127,7 +128,7 @@ def test_a_table_is_summed_by_rows_where_these_are_few(tmp_path: Path, dtype: to
     for (of_ranks, by_rows), (summed, sent), (same, _) in zip(BATCHES, one, other, strict=True):
         assert torch.equal(summed, sum_of(of_ranks))
         assert torch.equal(same, sum_of(of_ranks))
-        assert (sent < whole) == (by_rows and dtype == torch.bfloat16)
+        assert (sent < whole) == by_rows
 
 
 @pytest.mark.usefixtures("world")

@@ -70,9 +70,17 @@ def test_layer_norm(rows: int, width: int, dtype: torch.dtype, eps: float, data:
         check_near(one, other, bound * (1 + ROUNDOFF[dtype]))
 
 
-@given(shapes, st.integers(1, 12), st.integers(1, 9), st.integers(-12, 11) | st.none(), st.data())
+@given(
+    shapes, st.integers(1, 12), st.integers(1, 9), st.integers(-12, 11) | st.none(), dtypes,
+    st.data(),
+)  # fmt: skip
 def test_embedding(
-    shape: list[int], vocabulary: int, width: int, padding: int | None, data: Any
+    shape: list[int],
+    vocabulary: int,
+    width: int,
+    padding: int | None,
+    dtype: torch.dtype,
+    data: Any,
 ) -> None:
     """Rows of what is learned; their gradients are summed in fp32 and rounded once."""
     if padding is not None:
@@ -81,21 +89,24 @@ def test_embedding(
     upstream = data.draw(tensors((*shape, width), torch.float32))
     numbers = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     tokens = torch.randint(vocabulary, shape, generator=numbers)
-    weight = master.bfloat16().requires_grad_()
-    if data.draw(st.booleans()):
+    weight = master.to(dtype, copy=True).requires_grad_()
+    if dtype == torch.bfloat16 and data.draw(st.booleans()):
         weight.master_weight = master
-    found = embedding(tokens, weight, padding)
-    assert found.dtype == torch.float32
-    if data.draw(st.booleans()):  # as of a large vocabulary
+    by_rows = data.draw(st.booleans())  # as of a large vocabulary
+    if by_rows:
         weight.row_gradients = []
-        with patch.object(residuals, "MANY_ELEMENTS", 0):
+    with patch.object(residuals, "MANY_ELEMENTS", 0):
+        found = embedding(tokens, weight, padding)
+        if by_rows:
             found.backward(upstream)
+    assert found.dtype == torch.float32
+    if by_rows:
         assert weight.grad is None
         ((rows, sums),) = weight.row_gradients
         gradient = torch.zeros(vocabulary, width).index_add_(0, rows, sums)
     else:
         (gradient,) = torch.autograd.grad(found, weight, upstream)
-        assert gradient.dtype == torch.bfloat16
+        assert gradient.dtype == dtype
     assert torch.equal(found, getattr(weight, "master_weight", weight)[tokens].float())
     check_sums(gradient, tokens, upstream, padding)
 
@@ -121,7 +132,8 @@ def check_sums(
         torch.zeros(vocabulary, width, dtype=torch.float64).index_add_(0, places, part * kept)
         for part in (rows, rows.abs())
     )
-    check_near(gradient, exact, BF16 * exact.abs() + 2 * len(places) * FP32 * size)
+    rounding = ROUNDOFF[gradient.dtype] * exact.abs()
+    check_near(gradient, exact, rounding + 2 * len(places) * FP32 * size)
 
 
 @given(shapes, st.integers(1, 30), st.integers(1, 30), dtypes, st.booleans(), st.data())

@@ -45,7 +45,8 @@ def embedding(
     sparse: bool = False,
 ) -> torch.Tensor:
     """Overrides `torch.nn.functional.embedding`."""
-    if weight.dtype != torch.bfloat16 or max_norm is not None or scale_grad_by_freq or sparse:
+    ours = weight.dtype == torch.bfloat16 or _takes_rows(weight)
+    if not ours or max_norm is not None or scale_grad_by_freq or sparse:
         return functional.embedding(
             input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         )
@@ -56,7 +57,7 @@ def embedding(
 
 
 class _Embedding(torch.autograd.Function):  # type: ignore[misc]
-    """Rows of the fp32 master weight; the gradient belongs to the bf16 weight.
+    """Rows of the fp32 master weight; the gradient belongs to the weight, in its dtype.
 
     Gradients of equal tokens are summed in fp32. Those of a large vocabulary go to the weight's
     `row_gradients`, where GradientBuckets takes them: a batch has few of its rows.
@@ -84,12 +85,16 @@ class _Embedding(torch.autograd.Function):  # type: ignore[misc]
         sums = torch.zeros(len(present), weight.shape[1])
         sums.index_add_(0, places.flatten(), grad_output.reshape(-1, weight.shape[1]))
         sums[present == ctx.padding] = 0
-        if weight.numel() >= MANY_ELEMENTS and hasattr(weight, "row_gradients"):
+        if _takes_rows(weight):
             weight.row_gradients.append((present, sums))
             return None, None, None, None
         grad_weight = torch.zeros_like(weight)
         grad_weight[present] = sums.to(weight.dtype)
         return grad_weight, None, None, None
+
+
+def _takes_rows(weight: torch.Tensor) -> bool:
+    return weight.numel() >= MANY_ELEMENTS and hasattr(weight, "row_gradients")
 
 
 class Linear:

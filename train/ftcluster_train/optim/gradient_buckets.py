@@ -54,11 +54,10 @@ class GradientBuckets:
         self._bucket_mb = bucket_mb
         self._slices = weights.layout.slices
         self._bf16 = Bf16AllReduces() if bf16 and world_size > 1 else None
-        by_rows = world_size > 1 and weights.model_weights.dtype == torch.bfloat16
         self._tables = {  # in the same order on every rank
             p: place
             for p, place in self._slices.items()
-            if by_rows and p in weights.tables and p.numel() >= TABLE
+            if world_size > 1 and p in weights.tables and p.numel() >= TABLE
         }
         apart = list(self._tables.values())
         self.buckets = [
