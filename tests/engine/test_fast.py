@@ -43,6 +43,7 @@ from tests.engine.test_gradients import (
 )
 from tests.programs import NODE_PATH
 
+TORCH_DROPOUT = functional.dropout
 STARTUP = Path(launcher.__file__).parent / "startup"
 REPLACED = [
     (functional, "dropout"), (functional, "scaled_dot_product_attention"),
@@ -94,7 +95,12 @@ class Errors:
         self._exact = self._gradients(bf16=False)
 
     def _gradients(self, bf16: bool) -> list[Any]:
-        return [plain(copy.deepcopy(self._model), self._task, x, bf16) for x in self._batches]
+        models = [copy.deepcopy(self._model) for _ in self._batches]
+        if functional.dropout is not TORCH_DROPOUT:
+            for model in models:
+                fast.enable(model)
+        pairs = zip(models, self._batches, strict=True)
+        return [plain(model, self._task, batch, bf16) for model, batch in pairs]
 
     def now(self, bf16: bool) -> dict[str, float]:
         """Relative errors by parameter, with the functions that torch has now."""
@@ -188,6 +194,31 @@ def test_dropout_has_the_probability_that_was_asked_for(dtype: torch.dtype) -> N
     value = torch.ones(4, 4, 1024, 8, dtype=dtype)
     mean = functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1).double().mean()
     assert mean.item() == pytest.approx(1, abs=6 * 0.33 / (16 * 1024 * 1024) ** 0.5 + 1e-4)
+
+
+@pytest.mark.usefixtures("enabled")
+def test_modules_are_replaced_in_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_kind("llama", KINDS["llama"])
+    inputs = {"input_ids": torch.arange(20).view(2, 10)}
+
+    @torch.no_grad()
+    def evaluate() -> torch.Tensor:
+        return model(**inputs).logits
+
+    before = evaluate()
+    model.train()
+    assert not any("forward" in vars(module) for module in model.modules())
+    loss = model(**inputs, labels=inputs["input_ids"]).loss
+    assert {"activations", "norm", "rotary"} <= {*fast.kernels_in_use(loss, model)}
+    forwards = [module.forward for module in model.modules() if "forward" in vars(module)]
+    assert len(forwards) == 2 + 1 + 1  # norms of the layer and the last one, the MLP
+
+    for forward in forwards:
+        monkeypatch.setattr(forward, "_fused", None)  # so a call of it fails
+    torch.testing.assert_close(evaluate(), before)
+    copied = copy.deepcopy(model)
+    assert copied.model.norm.forward._module is copied.model.norm
+    assert copied.state_dict().keys() == model.state_dict().keys()
 
 
 @pytest.mark.usefixtures("enabled")

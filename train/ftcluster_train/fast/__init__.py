@@ -4,7 +4,8 @@
     fast.enable(model)
 
 Dropout, attention, the tanh approximation of GELU, the cross entropy of a large vocabulary and
-AdamW are replaced in the whole process, for models that exist and for those to come; `ftcluster run
+AdamW are replaced in the whole process, for models that exist and for those to come, and RMSNorm,
+gated MLPs and rotary positions in those to come; `ftcluster run
 --fast` does it before the script starts. What does not fit is left to torch, and said once. After
 `import ftcluster_train.fast` a model can also have nothing but the attention:
 
@@ -15,6 +16,7 @@ from typing import Any
 
 from ftcluster_train.fast import adamw, functions
 from ftcluster_train.fast.models import check_model, register_attention, replace_in_models
+from ftcluster_train.fast.modules import fuse_when_trained
 from ftcluster_train.fast.padding import leave_out_padding
 from ftcluster_train.kernels.in_use import kernels_in_use
 from ftcluster_train.launcher.after_import import after_import
@@ -27,14 +29,15 @@ def enable(model: Any = None) -> None:
     """Train with our kernels from now on; another call has no effect.
 
     Args:
-        model: one that was made before; it also leaves out padding, see `padding`, and what does
-            not fit with it is said.
+        model: one that was made before; it also leaves out padding and has its modules replaced,
+            see `padding` and `modules`, and what does not fit with it is said.
     """
     if functions.replace_functions():
         adamw.fuse()
         after_import(MODELS, replace_in_models)
     if model is not None:
         leave_out_padding(model)
+        fuse_when_trained(model)
         check_model(model)
 
 

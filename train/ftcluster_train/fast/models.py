@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from ftcluster_train.fast.functions import attention
+from ftcluster_train.fast.modules import fuse_when_trained
 from ftcluster_train.fast.notices import say_once
 from ftcluster_train.fast.padding import leave_out_padding
 
@@ -29,6 +30,7 @@ def replace_in_models() -> None:
     def post_init_and_check(self: Any, *args: Any, **kwargs: Any) -> None:
         post_init(self, *args, **kwargs)
         leave_out_padding(self)
+        fuse_when_trained(self)
         check_model(self)
 
     PreTrainedModel.post_init = post_init_and_check

@@ -24,7 +24,7 @@ class TanhGelu(nn.Module):  # type: ignore[misc]
 
 
 def fuse_activations(model: nn.Module) -> int:
-    """Replace GELUs by `TanhGelu`, and the forward passes of gated MLPs; returns how many."""
+    """Replace GELUs by `TanhGelu`, and what `fuse_gated_mlps` does; returns how many."""
     found = [
         (parent, name)
         for parent in model.modules()
@@ -33,7 +33,12 @@ def fuse_activations(model: nn.Module) -> int:
     ]
     for parent, name in found:
         setattr(parent, name, TanhGelu())
-    count = len(found)
+    return len(found) + fuse_gated_mlps(model)
+
+
+def fuse_gated_mlps(model: nn.Module) -> int:
+    """Replace the forward passes of MLPs that are gated by an activation; returns how many."""
+    count = 0
     for module in model.modules():
         name = _gate_of(module)
         if name is not None:
