@@ -3,11 +3,11 @@
     from ftcluster_train import fast
     fast.enable(model)
 
-Dropout, attention, the tanh approximation of GELU, the cross entropy of a large vocabulary and
-AdamW are replaced in the whole process, for models that exist and for those to come, and RMSNorm,
-gated MLPs and rotary positions in those to come; `ftcluster run
---fast` does it before the script starts. What does not fit is left to torch, and said once. After
-`import ftcluster_train.fast` a model can also have nothing but the attention:
+Dropout, attention, activations, LayerNorm, the cross entropy of a large vocabulary and AdamW are
+replaced in the whole process, for models that exist and for those to come; RMSNorm, gated MLPs and
+rotary positions in those to come. `ftcluster run --fast` does it before the script starts. What
+does not fit is left to torch, and said once. After `import ftcluster_train.fast` a model can also
+have nothing but the attention:
 
     AutoModel.from_pretrained(..., attn_implementation="ftcluster")
 """

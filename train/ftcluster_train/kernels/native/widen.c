@@ -10,12 +10,14 @@ typedef struct {
 
 static void widen_pieces(const void *pointer, int64_t first_piece, int64_t end_piece, int thread) {
     const Widened *a = pointer;
-    int64_t end = end_piece * PIECE < a->count ? end_piece * PIECE : a->count, whole = end / 16 * 16;
-    int64_t i = first_piece * PIECE;
-    for (; i < whole; i += 16)
-        stream_fp32(a->output + i, load_bf16(a->input + i, 0xffff));
-    if (i < end)
-        store_fp32(a->output + i, first(end - i), load_bf16(a->input + i, first(end - i)));
+    int64_t end = end_piece * PIECE < a->count ? end_piece * PIECE : a->count;
+    REGISTERS(i, some, first_piece * PIECE, end, {
+        vec values = load_bf16(a->input + i, some);
+        if (some == 0xffff)
+            stream_fp32(a->output + i, values);
+        else
+            store_fp32(a->output + i, some, values);
+    });
     _mm_sfence();
 }
 
