@@ -25,7 +25,8 @@ from transformers import (
 
 from ftcluster_train import fast, launcher
 from ftcluster_train.fast import functions, notices
-from ftcluster_train.fast.padding import FIRST_TOKEN
+from ftcluster_train.kernels import linear
+from ftcluster_train.kernels.first_token import FIRST_TOKEN
 from tests.engine.architectures import make_kind
 from tests.engine.jobs import make_job, make_task_of
 from tests.engine.test_gradients import (
@@ -333,15 +334,34 @@ def test_calls_that_no_kernel_is_made_for() -> None:
     assert functional.dropout(values, 0.5, training=False) is values
 
 
+POSITIONS = 16  # of DeBERTa's table
+# by layer whether it has rows of first tokens alone
+LAST_LAYER = {"albert": [0] * 6, "deberta-v2": [1, 1, 1, 0, 0, 0], "modernbert": [1, 1, 1, 0]}
+
+
 @pytest.mark.parametrize("name", FIRST_TOKEN)
-def test_columns_of_padding_are_left_out(name: str, request: pytest.FixtureRequest) -> None:
+def test_what_no_classifier_reads_is_left_out(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
         "intermediate_size": 64, "embedding_size": 16, "hidden_dropout_prob": 0.0, "dim": 32,
         "attention_probs_dropout_prob": 0.0, "classifier_dropout_prob": 0.0, "n_heads": 4,
         "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "hidden_dim": 64,
+        "n_layers": 2, "relative_attention": True, "max_relative_positions": 8,
+        "pos_att_type": ["c2p", "p2c"], "mlp_dropout": 0.0, "embedding_dropout": 0.0,
+        "pooler_dropout": 0.0, **({"pad_token_id": 0} if name == "modernbert" else {}),
     }  # fmt: skip
     config = AutoConfig.for_model(name, **small)
+    monkeypatch.setattr(linear, "MUCH_WORK", 0)
+    rows: list[int] = []
+    product = linear._product
+
+    def note_rows(input: torch.Tensor, *others: Any) -> torch.Tensor:
+        rows.append(input.shape[:-1].numel())
+        return product(input, *others)
+
+    monkeypatch.setattr(linear, "_product", note_rows)
     torch.manual_seed(2)
     mask = (torch.arange(16) < torch.tensor([9, 4, 11])[:, None]).long()
     inputs = {"input_ids": torch.randint(5, 100, (3, 16)) * mask, "attention_mask": mask}
@@ -361,15 +381,41 @@ def test_columns_of_padding_are_left_out(name: str, request: pytest.FixtureReque
         loss.backward()
         grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         found.append((loss.item(), grads))
-        with torch.no_grad():
-            hidden = model(**inputs, output_hidden_states=True).hidden_states
-            model.eval()(**inputs)
+        of_training, rows[:] = list(rows), []
+        hidden = model(**inputs, output_hidden_states=True).hidden_states
         assert hidden[0].shape[1] == 16
+        assert {3, POSITIONS, 48} >= {*rows}
+        with torch.no_grad():
+            model.eval()(**inputs)
         assert widths == [11 if ours else 16, 16, 16]
     (stock_loss, stock), (loss, grads) = found
     assert loss == pytest.approx(stock_loss, abs=1e-5)
     assert grads.keys() == stock.keys()
     assert all(torch.allclose(grads[n], grad, atol=1e-5) for n, grad in stock.items())
+    real = 9 + 4 + 11
+    del of_training[
+        : name in ("albert", "deberta-v2", "electra")
+    ]  # from the embedding's size to the layers'
+    layers = [count for count in of_training if count != POSITIONS]
+    last = LAST_LAYER.get(name, [1, 1, 1, 1, 0, 0])
+    assert layers[: len(last)] == [real] * len(last)
+    expected = [3 if first else real for first in last]
+    assert sorted(layers[len(last) : 2 * len(last)]) == sorted(expected)
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("second", [[0, 0, 0, 0], [0, 1, 1, 0]])
+def test_padding_in_front_stays(second: list[int]) -> None:
+    """Also that of a sample without any real token."""
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**BERT)).train()
+    mask = torch.tensor([[1, 1, 0, 0], second])
+    widths: list[int] = []
+    model.bert.register_forward_pre_hook(
+        lambda _, __, given: widths.append(given["attention_mask"].shape[1]), with_kwargs=True
+    )
+    model(input_ids=torch.ones(2, 4, dtype=torch.long), attention_mask=mask)
+    model(input_ids=torch.ones(1, 4, dtype=torch.long), attention_mask=mask[:1])
+    assert widths == [4, 2]
 
 
 def test_attention_by_its_name() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from ftcluster_train.fast import adamw, functions
 from ftcluster_train.fast.models import check_model, register_attention, replace_in_models
 from ftcluster_train.fast.modules import fuse_when_trained
-from ftcluster_train.fast.padding import leave_out_padding
+from ftcluster_train.kernels.first_token import leave_out_unread
 from ftcluster_train.kernels.in_use import kernels_in_use
 from ftcluster_train.launcher.after_import import after_import
 
@@ -29,14 +29,14 @@ def enable(model: Any = None) -> None:
     """Train with our kernels from now on; another call has no effect.
 
     Args:
-        model: one that was made before; it also leaves out padding and has its modules replaced,
-            see `padding` and `modules`, and what does not fit with it is said.
+        model: one that was made before; it also leaves out what nothing reads and has its modules
+            replaced, see `kernels.first_token` and `modules`, and what does not fit is said.
     """
     if functions.replace_functions():
         adamw.fuse()
         after_import(MODELS, replace_in_models)
     if model is not None:
-        leave_out_padding(model)
+        leave_out_unread(model)
         fuse_when_trained(model)
         check_model(model)
 

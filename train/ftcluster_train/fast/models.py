@@ -10,7 +10,7 @@ from torch.nn import functional
 from ftcluster_train.fast.functions import attention
 from ftcluster_train.fast.modules import fuse_when_trained
 from ftcluster_train.fast.notices import say_once
-from ftcluster_train.fast.padding import leave_out_padding
+from ftcluster_train.kernels.first_token import leave_out_unread
 
 ATTENTION = "ftcluster"
 # of transformers.activations; both are the tanh approximation of GELU
@@ -29,7 +29,7 @@ def replace_in_models() -> None:
     @functools.wraps(post_init)
     def post_init_and_check(self: Any, *args: Any, **kwargs: Any) -> None:
         post_init(self, *args, **kwargs)
-        leave_out_padding(self)
+        leave_out_unread(self)
         fuse_when_trained(self)
         check_model(self)
 

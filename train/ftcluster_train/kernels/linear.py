@@ -1,4 +1,5 @@
-"""Linear layers whose backward pass leaves out rows that have no gradient.
+"""Linear layers that leave out rows: forward those that nothing reads, backward those that have no
+gradient.
 
 A classifier reads one token of each sample, so in its last layer queries, the attention's output
 and the two layers behind it have a gradient in one row of each sample. Rows of padding have none in
@@ -13,9 +14,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.first_token import MANY_ROWS, rows_read
 from ftcluster_train.kernels.private_torch import has_linear_in_bf16, linear_in_bf16
 
-MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
 MUCH_WORK = 1 << 26  # multiplications of a product: with less, the look at the rows costs more
 # rows that are looked at first: a prime apart, so that they are not the same token of each sample
 LOOKED_AT = torch.arange(32) * 7919
@@ -51,7 +52,11 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.save_for_backward(input, weight)
-        return _product(input, weight, bias)
+        chosen = rows_read(input)
+        if chosen is None:
+            return _product(input, weight, bias)
+        rows = _product(input.flatten(0, -2)[chosen], weight, bias)
+        return _at_rows(chosen, rows, input.shape[:-1])
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -65,14 +70,20 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         grad_input = None
         if of_input:
             grad_input = grad @ weight
-            if chosen is not None:
-                size = grad_output.numel() // len(weight), weight.shape[1]
-                grad_input = grad_input.new_zeros(size).index_copy_(0, chosen, grad_input)
-            grad_input = grad_input.view(input.shape)
+            if chosen is None:
+                grad_input = grad_input.view(input.shape)
+            else:
+                grad_input = _at_rows(chosen, grad_input, input.shape[:-1])
         grad_weight = None
         if of_weight:  # in the weight's order in memory
             grad_weight = grad.T @ rows if weight.is_contiguous() else (rows.T @ grad).T
         return grad_input, grad_weight, _sum_of_rows(grad) if of_bias else None
+
+
+def _at_rows(chosen: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """`rows` at their places in zeros of shape (*shape, columns)."""
+    output = rows.new_zeros(shape.numel(), rows.shape[1]).index_copy_(0, chosen, rows)
+    return output.view(*shape, -1)
 
 
 def _sum_of_rows(grad: torch.Tensor) -> torch.Tensor:

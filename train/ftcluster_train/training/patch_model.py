@@ -12,6 +12,7 @@ from ftcluster_train.kernels import Optimizations, simd
 from ftcluster_train.kernels.activations import gelu, silu
 from ftcluster_train.kernels.attention import Attention, torch_attention
 from ftcluster_train.kernels.dropout import dropout
+from ftcluster_train.kernels.first_token import leave_out_unread
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.kernels.fuse_activations import fuse_activations
 from ftcluster_train.kernels.rms_norm import fuse_rms_norms
@@ -33,7 +34,7 @@ def patch_model(
     """The context for forward and backward passes; logs what does not work with this model.
 
     Args:
-        model: its activations are replaced in place.
+        model: its activations are replaced in place, and it leaves out what nothing reads.
         attention_dropout: False leaves out the attention dropout of the model's configuration.
     """
 
@@ -41,6 +42,7 @@ def patch_model(
     def notice(text: str) -> None:
         log.write("notice", message=text)
 
+    leave_out_unread(model)
     kind = f"this {model.config.model_type} model"
     overrides: dict[Any, Callable[..., Any]] = {}
     library = simd.library_path()
