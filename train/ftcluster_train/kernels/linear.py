@@ -1,5 +1,4 @@
-"""Linear layers that leave out rows: forward those that nothing reads, backward those that have no
-gradient.
+"""Linear layers that leave out rows: those that nothing reads, and backward without a gradient.
 
 A classifier reads one token of each sample, so in its last layer queries, the attention's output
 and the two layers behind it have a gradient in one row of each sample. Rows of padding have none in
