@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import ftcluster_train.mpi  # noqa: F401 - registers the backend
+from ftcluster_train.distributed.mpi_progress import Channel
 
 RANK = int(os.environ.get("PMI_RANK") or os.environ["RANK"])
 SIZE = int(os.environ.get("PMI_SIZE") or os.environ["WORLD_SIZE"])
@@ -328,6 +329,29 @@ def other_calls() -> None:
             raise AssertionError("no error")
     dist.all_reduce(tensor := torch.ones(3))
     assert tensor.tolist() == [SIZE] * 3
+
+
+def waits_long() -> None:
+    """For a rank that does nothing: MPI is asked less and less often."""
+    join()
+    looks: list[float] = []
+    advance = Channel.advance
+
+    def counted(channel: Channel) -> None:
+        looks.append(time.monotonic())
+        advance(channel)
+
+    Channel.advance = counted  # type: ignore[method-assign]
+    if RANK == 1:
+        time.sleep(5)
+        dist.all_reduce(torch.ones(3))
+    else:
+        waited = dist.all_reduce(torch.ones(3), async_op=True)
+        time.sleep(4)
+        in_the_last_second = sum(one > time.monotonic() - 1 for one in looks)
+        assert in_the_last_second <= 30, in_the_last_second
+        waited.wait()
+    Channel.advance = advance  # type: ignore[method-assign]
 
 
 def fails() -> None:

@@ -21,8 +21,8 @@ from ftcluster_train.distributed.mpi_types import as_bytes
 
 # Seconds between two looks at what is in flight: they double up to LONGEST, and in a long wait are
 # a part of it up to PATIENT: a rank that waits for a hung one must not seem to compute (see
-# launcher.heartbeats.IDLE_CPU).
-SHORTEST, LONGEST, PATIENT, PART_OF_WAIT = 20e-6, 500e-6, 5e-3, 0.02
+# launcher.heartbeats.IDLE_CPU). A look takes 0.1 ms, on a slow or busy CPU several times that.
+SHORTEST, LONGEST, PATIENT, PART_OF_WAIT = 20e-6, 500e-6, 50e-3, 0.02
 # A transfer's look that takes longer has moved data, so the next one follows at once; after a long
 # pause the caches are cold.
 MOVED, MOVED_COLD = 15e-6, 150e-6
@@ -339,5 +339,14 @@ class Progress:
             if new or (now - began > long and any(channel.moving for channel in active)):
                 pause, moved = SHORTEST, now
             else:
-                time.sleep(max(pause, min((now - moved) * PART_OF_WAIT, PATIENT)))
+                self._sleep(max(pause, min((now - moved) * PART_OF_WAIT, PATIENT)))
                 pause = min(2 * pause, LONGEST)
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait; a long wait ends when something is submitted."""
+        if seconds <= LONGEST:
+            time.sleep(seconds)
+            return
+        with self._changed:
+            if not (self._new or self._calls):
+                self._changed.wait(seconds)
