@@ -62,15 +62,15 @@ SCRIPTS = {
         "run_glue.py",
         ("--train_file", "mrpc-train.json", "--validation_file", "mrpc-validation.json",
          "--max_seq_length", "128", "--learning_rate", "1e-4"),
-        32, 3,
+        32, 6,
     ),
     "qa": Case(
         "run_qa.py",
         ("--train_file", "squad-train.json", "--validation_file", "squad-validation.json",
          "--max_seq_length", "384", "--doc_stride", "128", "--max_train_samples", "400"),
-        16, 3,
+        16, 6,
     ),
-    "clm": Case("run_clm.py", ("--train_file", "shakespeare.txt", "--block_size", "512"), 4, 3),
+    "clm": Case("run_clm.py", ("--train_file", "shakespeare.txt", "--block_size", "512"), 4, 6),
 }  # fmt: skip
 
 

@@ -19,6 +19,8 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
     PreTrainedModel,
     activations,
 )
@@ -26,7 +28,7 @@ from transformers import (
 from ftcluster_train import fast, launcher
 from ftcluster_train.fast import functions, notices
 from ftcluster_train.kernels import linear
-from ftcluster_train.kernels.first_token import FIRST_TOKEN
+from ftcluster_train.kernels.unread_rows import FIRST_TOKEN, MASKED_KEYS
 from tests.engine.architectures import make_kind
 from tests.engine.jobs import make_job, make_task_of
 from tests.engine.test_gradients import (
@@ -339,10 +341,8 @@ POSITIONS = 16  # of DeBERTa's table
 LAST_LAYER = {"albert": [0] * 6, "deberta-v2": [1, 1, 1, 0, 0, 0], "modernbert": [1, 1, 1, 0]}
 
 
-@pytest.mark.parametrize("name", FIRST_TOKEN)
-def test_what_no_classifier_reads_is_left_out(
-    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def small_config(name: str) -> PretrainedConfig:
+    """Of a model type, for its own names of what is small and of what is dropped."""
     small = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
         "intermediate_size": 64, "embedding_size": 16, "hidden_dropout_prob": 0.0, "dim": 32,
@@ -350,9 +350,15 @@ def test_what_no_classifier_reads_is_left_out(
         "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "hidden_dim": 64,
         "n_layers": 2, "relative_attention": True, "max_relative_positions": 8,
         "pos_att_type": ["c2p", "p2c"], "mlp_dropout": 0.0, "embedding_dropout": 0.0,
-        "pooler_dropout": 0.0, **({"pad_token_id": 0} if name == "modernbert" else {}),
+        "pooler_dropout": 0.0, "qa_dropout": 0.0,
+        **({"pad_token_id": 0} if name == "modernbert" else {}),
     }  # fmt: skip
-    config = AutoConfig.for_model(name, **small)
+    return AutoConfig.for_model(name, **small)
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each product of a linear layer."""
     monkeypatch.setattr(linear, "MUCH_WORK", 0)
     rows: list[int] = []
     product = linear._product
@@ -362,10 +368,18 @@ def test_what_no_classifier_reads_is_left_out(
         return product(input, *others)
 
     monkeypatch.setattr(linear, "_product", note_rows)
+    return rows
+
+
+@pytest.mark.parametrize("name", FIRST_TOKEN)
+def test_what_no_classifier_reads_is_left_out(
+    name: str, request: pytest.FixtureRequest, rows: list[int]
+) -> None:
+    config = small_config(name)
     torch.manual_seed(2)
     mask = (torch.arange(16) < torch.tensor([9, 4, 11])[:, None]).long()
     inputs = {"input_ids": torch.randint(5, 100, (3, 16)) * mask, "attention_mask": mask}
-    found = []
+    found, hidden = [], []
     for ours in (False, True):
         if ours:
             request.getfixturevalue("enabled")
@@ -382,12 +396,13 @@ def test_what_no_classifier_reads_is_left_out(
         grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         found.append((loss.item(), grads))
         of_training, rows[:] = list(rows), []
-        hidden = model(**inputs, output_hidden_states=True).hidden_states
-        assert hidden[0].shape[1] == 16
-        assert {3, POSITIONS, 48} >= {*rows}
+        hidden.append(model(**inputs, output_hidden_states=True).hidden_states)
+        del rows[:]
         with torch.no_grad():
             model.eval()(**inputs)
+        assert {3, POSITIONS, 48} >= {*rows}
         assert widths == [11 if ours else 16, 16, 16]
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*hidden, strict=True))
     (stock_loss, stock), (loss, grads) = found
     assert loss == pytest.approx(stock_loss, abs=1e-5)
     assert grads.keys() == stock.keys()
@@ -400,6 +415,37 @@ def test_what_no_classifier_reads_is_left_out(
     assert layers[: len(last)] == [real] * len(last)
     expected = [3 if first else real for first in last]
     assert sorted(layers[len(last) : 2 * len(last)]) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", MASKED_KEYS)
+def test_keys_and_values_of_padding_are_left_out(
+    name: str, request: pytest.FixtureRequest, rows: list[int]
+) -> None:
+    """On either side, but for samples without any real token; the loss reads all hidden states."""
+    lengths, positions = torch.tensor([9, 4, 11])[:, None], torch.arange(16)
+    behind, in_front = (positions < lengths).long(), (positions >= 16 - lengths).long()
+    nothing = behind * torch.tensor([[1], [1], [0]])
+    torch.manual_seed(2)
+    tokens = torch.randint(5, 100, (3, 16))
+    found = []
+    for ours in (False, True):
+        if ours:
+            request.getfixturevalue("enabled")
+        torch.manual_seed(1)
+        model = AutoModelForTokenClassification.from_config(small_config(name)).train()
+        for mask in (behind, in_front, nothing):
+            output = model(input_ids=tokens, attention_mask=mask, labels=tokens % 2)
+            output.loss.backward()
+        found.append((output.logits, [p.grad for p in model.parameters()]))
+    (stock_logits, stock), (logits, grads) = found
+    assert torch.allclose(logits, stock_logits, atol=1e-5)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(grads, stock, strict=True))
+    real = 9 + 4 + 11
+    of_keys_and_values = 2 * 2 * len((behind, in_front))
+    assert (rows.count(real), {*rows}) == (of_keys_and_values, {real, 48})
+    del rows[:]
+    model.eval()(input_ids=tokens, attention_mask=behind)
+    assert {*rows} == {48}
 
 
 @pytest.mark.usefixtures("enabled")

@@ -17,8 +17,8 @@ from typing import Any
 from ftcluster_train.fast import adamw, functions
 from ftcluster_train.fast.models import check_model, register_attention, replace_in_models
 from ftcluster_train.fast.modules import fuse_when_trained
-from ftcluster_train.kernels.first_token import leave_out_unread
 from ftcluster_train.kernels.in_use import kernels_in_use
+from ftcluster_train.kernels.unread_rows import leave_out_unread
 from ftcluster_train.launcher.after_import import after_import
 
 __all__ = ["enable", "kernels_in_use"]
@@ -30,7 +30,7 @@ def enable(model: Any = None) -> None:
 
     Args:
         model: one that was made before; it also leaves out what nothing reads and has its modules
-            replaced, see `kernels.first_token` and `modules`, and what does not fit is said.
+            replaced, see `kernels.unread_rows` and `modules`, and what does not fit is said.
     """
     if functions.replace_functions():
         adamw.fuse()

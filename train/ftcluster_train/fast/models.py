@@ -10,7 +10,7 @@ from torch.nn import functional
 from ftcluster_train.fast.functions import attention
 from ftcluster_train.fast.modules import fuse_when_trained
 from ftcluster_train.fast.notices import say_once
-from ftcluster_train.kernels.first_token import leave_out_unread
+from ftcluster_train.kernels.unread_rows import leave_out_unread
 
 ATTENTION = "ftcluster"
 # of transformers.activations; both are the tanh approximation of GELU

@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.first_token import MANY_ROWS, rows_read
 from ftcluster_train.kernels.private_torch import has_linear_in_bf16, linear_in_bf16
+from ftcluster_train.kernels.unread_rows import MANY_ROWS, rows_read
 
 MUCH_WORK = 1 << 26  # multiplications of a product: with less, the look at the rows costs more
 # rows that are looked at first: a prime apart, so that they are not the same token of each sample

@@ -12,11 +12,11 @@ from ftcluster_train.kernels import Optimizations, simd
 from ftcluster_train.kernels.activations import gelu, silu
 from ftcluster_train.kernels.attention import Attention, torch_attention
 from ftcluster_train.kernels.dropout import dropout
-from ftcluster_train.kernels.first_token import leave_out_unread
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.kernels.fuse_activations import fuse_activations
 from ftcluster_train.kernels.rms_norm import fuse_rms_norms
 from ftcluster_train.kernels.rotary import fuse_rotary
+from ftcluster_train.kernels.unread_rows import leave_out_unread
 from ftcluster_train.tasks.base import Task
 from ftcluster_train.training.progress import ProgressLog
 

@@ -1,0 +1,166 @@
+"""Rows of a padded batch that nothing reads in an encoder, which need no products.
+
+Attention masks padding, so nothing reads its keys and values. In a classifier that looks at the
+first token of each sample nothing reads padding at all, as tokens meet nowhere else, nor other
+tokens than the first behind the last layer's attention; and columns of padding behind the longest
+sample of a batch, which scripts such as run_glue have, need not exist. Loss and gradients are the
+same to rounding.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+# model types in which only masked attention mixes tokens, and whose classifier looks at the first
+FIRST_TOKEN = (
+    "albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta",
+    "xlm-roberta",
+)  # fmt: skip
+# those in which the attention of a padding token is not that of padding, and keys have their layer
+MASKED_KEYS = (
+    "albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta",
+)  # fmt: skip
+SHARED_LAYERS = ("albert",)  # the last layer's weights are those of the others
+PADDED = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+# by names of transformers
+KEYS_AND_VALUES = {"key", "value", "k_lin", "v_lin"}
+# in the last layer; DeBERTa's query is that of positions as well
+OF_ALL_TOKENS = {*KEYS_AND_VALUES, "Wqkv", "query_proj", "key_proj", "value_proj"}
+MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
+
+
+class _Rows:
+    """Of the batch that a model computes now, the rows that are read.
+
+    Attributes:
+        model: the one that was called.
+        shape: (samples, tokens), of inputs whose rows these are.
+        real: their numbers, without padding; None if most rows are real.
+        usual: those that are read of most layers; None: all.
+        last: those that are read behind the last attention.
+        read: those that are read of the present layer.
+    """
+
+    def __init__(self, model: nn.Module, mask: torch.Tensor, classifies: bool) -> None:
+        self.model, self.shape = model, mask.shape
+        self.real: torch.Tensor | None = mask.flatten().nonzero().flatten()
+        # a single sample has no padding behind it, and the shape of DeBERTa's table of positions
+        if len(mask) == 1 or len(self.real) > MANY_ROWS * mask.numel():
+            self.real = None
+        self.usual = self.read = self.real if classifies else None
+        self.last = torch.arange(len(mask)) * mask.shape[1] if classifies else None
+
+
+_rows: _Rows | None = None
+
+
+def rows_read(input: torch.Tensor) -> torch.Tensor | None:
+    """The numbers of the rows of a layer's output that are read; None if all are to be computed.
+
+    Args:
+        input: of the layer, shape (..., columns).
+    """
+    return _rows.read if _rows is not None and input.shape[:-1] == _rows.shape else None
+
+
+def leave_out_unread(model: nn.Module) -> None:
+    """Have a model not compute it in training, if it is one of these encoders."""
+    config: Any = getattr(model, "config", None)
+    kind = getattr(config, "model_type", "")
+    classifies = _looks_at_first_token(model)
+    if not classifies and kind not in MASKED_KEYS:
+        return
+    model.register_forward_pre_hook(_begin, with_kwargs=True)
+    model.register_forward_hook(_end, always_call=True)
+    if not classifies:
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in KEYS_AND_VALUES:
+                _set_around(layer, _read_real)
+    elif kind not in SHARED_LAYERS:
+        for layer in _behind_last_attention(model):
+            _set_around(layer, _read_last)
+
+
+def _looks_at_first_token(model: nn.Module) -> bool:
+    config: Any = getattr(model, "config", None)
+    return (
+        type(model).__name__.endswith("ForSequenceClassification")
+        and getattr(config, "model_type", "") in FIRST_TOKEN
+        and getattr(config, "classifier_pooling", "cls") == "cls"  # of ModernBERT
+        and not getattr(config, "conv_kernel_size", 0)  # of DeBERTa: neighbours meet in it
+    )
+
+
+def _behind_last_attention(model: nn.Module) -> Iterator[nn.Module]:
+    """The linear layers of the last block that compute nothing for other tokens."""
+    blocks = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
+    for name, module in blocks[-1].named_modules() if blocks else ():
+        if isinstance(module, nn.Linear) and OF_ALL_TOKENS.isdisjoint(name.split(".")):
+            yield module
+
+
+def _begin(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a call without columns of padding; None where they stay as they are."""
+    global _rows
+    mask: Any = kwargs.get("attention_mask")
+    tokens: Any = kwargs.get("input_ids")
+    config: Any = model.config
+    if (
+        _rows is not None  # it is a part of a model that has begun
+        or not model.training
+        or args
+        or kwargs.get("inputs_embeds") is not None
+        or type(mask) is not torch.Tensor
+        or type(tokens) is not torch.Tensor
+        or mask.ndim != 2
+        or mask.shape != tokens.shape
+        or torch.compiler.is_compiling()
+    ):
+        return None
+    if not _looks_at_first_token(model):
+        # attention without any real key is that of padding; a decoder gives its keys to the caller
+        if mask.any(1).all() and not getattr(config, "is_decoder", False):
+            _rows = _Rows(model, mask, classifies=False)
+        return None
+    by_token = ("output_attentions", "output_hidden_states")
+    if (
+        any(kwargs.get(name) or getattr(config, name, False) for name in by_token)
+        or not mask[:, 0].all()  # attention of padding may be that of padding
+    ):
+        return None
+    length = int((mask.any(0) * torch.arange(1, mask.shape[1] + 1)).amax())
+    _rows = _Rows(model, mask[:, :length], classifies=True)
+    if length == mask.shape[1]:
+        return None
+    cut = {name: kwargs[name][..., :length] for name in PADDED if kwargs.get(name) is not None}
+    return args, {**kwargs, **cut}
+
+
+def _end(model: nn.Module, *_: Any) -> None:
+    global _rows
+    if _rows is not None and _rows.model is model:
+        _rows = None
+
+
+def _set_around(layer: nn.Module, hook: Callable[..., None]) -> None:
+    layer.register_forward_pre_hook(hook)
+    layer.register_forward_hook(_read_usual, always_call=True)
+
+
+def _read_last(*_: Any) -> None:
+    if _rows is not None:
+        _rows.read = _rows.last
+
+
+def _read_real(*_: Any) -> None:
+    if _rows is not None:
+        _rows.read = _rows.real
+
+
+def _read_usual(*_: Any) -> None:
+    if _rows is not None:
+        _rows.read = _rows.usual
