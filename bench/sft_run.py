@@ -106,7 +106,7 @@ def main() -> int:
     clock, evaluates = CpuClock(), options.get("evaluate")
     task, model, samples = load(job, inputs)
     train_set = samples.pop(TRAIN)
-    found: dict[str, Any] = {"products": products(shapes_of(model))}
+    found: dict[str, Any] = {"products": products(shapes_of(model), torch.bfloat16)}
     if options["engine"] == "ours":
         model, tokens = ours(job, task, model, train_set, clock)
     else:
