@@ -24,7 +24,7 @@ FILES = {
     # where there are several, the later ones are of those cases that were measured again
     "engine": ("2026-11-25-engine.json", "2026-11-25-engine-gpt2.json"),
     "fast": ("2026-11-25-fast.json",),
-    "sft": ("2026-11-24-sft-fused.json", "2026-11-25-sft.json"),
+    "sft": ("2026-11-25-sft.json",),
     "embed": ("2026-11-23-embed.json",),
     "time": ("2026-11-23-time-to-quality.json", "2026-11-25-time-to-quality-qqp.json"),
 }
