@@ -449,6 +449,26 @@ def test_keys_and_values_of_padding_are_left_out(
 
 
 @pytest.mark.usefixtures("enabled")
+def test_an_interrupted_call_leaves_nothing(rows: list[int]) -> None:
+    model = AutoModelForTokenClassification.from_config(small_config("bert")).train()
+    tokens, mask = torch.ones(2, 16, dtype=torch.long), torch.ones(2, 16, dtype=torch.long)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = model.classifier.register_forward_pre_hook(interrupt)
+    mask[:, 4:] = 0
+    with pytest.raises(KeyboardInterrupt):
+        model(input_ids=tokens, attention_mask=mask)
+    hook.remove()
+    for length in (5, 16):
+        del rows[:]
+        mask[:, :length] = 1
+        model(input_ids=tokens, attention_mask=mask)
+        assert {*rows} == {2 * length, 32}
+
+
+@pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize("second", [[0, 0, 0, 0], [0, 1, 1, 0]])
 def test_padding_in_front_stays(second: list[int]) -> None:
     """Also that of a sample without any real token."""

@@ -106,12 +106,14 @@ def _begin(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of a call without columns of padding; None where they stay as they are."""
     global _rows
+    if _rows is not None and _is_part(model, _rows.model):
+        return None
+    _rows = None  # a call that was interrupted leaves it
     mask: Any = kwargs.get("attention_mask")
     tokens: Any = kwargs.get("input_ids")
     config: Any = model.config
     if (
-        _rows is not None  # it is a part of a model that has begun
-        or not model.training
+        not model.training
         or args
         or kwargs.get("inputs_embeds") is not None
         or type(mask) is not torch.Tensor
@@ -138,6 +140,10 @@ def _begin(
         return None
     cut = {name: kwargs[name][..., :length] for name in PADDED if kwargs.get(name) is not None}
     return args, {**kwargs, **cut}
+
+
+def _is_part(model: nn.Module, whole: nn.Module) -> bool:
+    return model is not whole and any(part is model for part in whole.modules())
 
 
 def _end(model: nn.Module, *_: Any) -> None:
