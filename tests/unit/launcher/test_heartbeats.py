@@ -1,15 +1,28 @@
 """Which rank or host is in trouble, from what its guardians report."""
 
+import contextlib
 import json
+import math
+import os
+import re
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from ftcluster_common.launch import Host
 from ftcluster_common.timeouts import Timeouts
+from ftcluster_train.launcher.activity import activity, sleep_of
+from ftcluster_train.launcher.guardian import connect
 from ftcluster_train.launcher.heartbeats import Heartbeats, RankLife, find_trouble
+from ftcluster_train.launcher.host_condition import HostCondition
+from ftcluster_train.launcher.messages import REPORT, rank_of, read_report
 
 HOSTS = ["head", "head", "node1", "node1"]
 HOST = Host("head", "127.0.0.1")
@@ -201,33 +214,169 @@ def test_a_supervisor_that_was_stopped_is_the_cause() -> None:
         beats.close()
 
 
-def test_only_who_has_the_secret_is_heard() -> None:
-    beats = Heartbeats("127.0.0.1", 0, "secret", [HOST] * 4, time.monotonic(), Timeouts())
+HELLO = b"secret 2\n"
+STRANGERS = (
+    b'{"secret": "secret", "rank": 0}\n',
+    b"secret 9\n",
+    b"secret -1\n",
+    b"secret 00000000000000000\n",
+    b"secret\n",
+    b"secreT 0\n{}\n",
+    b"[" * 60_000 + b"\n",
+    b'{"step": 1e999}\n',
+    b"\xff" * 4096,
+)
+
+
+@pytest.fixture
+def beats() -> Iterator[Heartbeats]:
+    found = Heartbeats("127.0.0.1", 0, "secret", [HOST] * 4, time.monotonic(), Timeouts())
+    yield found
+    found.close()
+
+
+def connected(beats: Heartbeats) -> socket.socket:
     port = int(beats.listens_at.rpartition(":")[2])
+    return socket.create_connection(("127.0.0.1", port), 2)
+
+
+def hung_up(stranger: socket.socket) -> bool:
+    stranger.setblocking(False)
     try:
-        for hello in (
-            {"secret": "another", "rank": 0}, {"secret": "secret", "rank": 9}, {"rank": 0}, [], "x",
-        ):  # fmt: skip
-            with socket.create_connection(("127.0.0.1", port)) as stranger:
-                stranger.sendall(json.dumps(hello).encode() + b'\n{"step": 5}\n')
-                polled(beats, 0.2)
-                stranger.settimeout(1)
-                assert stranger.recv(10) == b""
-        assert [one.heard for one in beats.lives] == [None] * 4
-        with socket.create_connection(("127.0.0.1", port)) as guardian:
-            guardian.sendall(b'{"secret": "secret", "rank": 2}\n{"step": 5, "doing": "for')
-            guardian.sendall(b'ward", "state": "S"}\n')
-            polled(beats, 1.3)
-            assert guardian.recv(5) == b"beat\n"
-            assert (beats.lives[2].step, beats.lives[2].doing) == (5, "forward")
-            assert 0 <= time.monotonic() - beats.lives[2].acked < 1.3
-            assert beats.lives[1].acked < 0
+        return stranger.recv(10) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:  # with bytes that nobody has read
+        return True
+
+
+@pytest.mark.parametrize("said", STRANGERS)
+def test_who_does_not_have_the_secret_is_hung_up_on(beats: Heartbeats, said: bytes) -> None:
+    with connected(beats) as stranger:
+        stranger.sendall(said)
+        polled(beats, 0.1)
+        assert hung_up(stranger)
+    assert [one.heard for one in beats.lives] == [None] * 4
+
+
+def test_who_says_nothing_or_says_it_slowly_is_hung_up_on(beats: Heartbeats) -> None:
+    now = time.monotonic()
+    with connected(beats) as silent, connected(beats) as slow:
+        beats.poll(now)
+        for byte in b"secre":
+            slow.send(bytes([byte]))
+            beats.poll(now)
+        beats.poll(now + 4)
+        assert not hung_up(silent)
+        beats.poll(now + 6)
+        assert hung_up(silent)
+        assert hung_up(slow)
+
+
+def test_guardians_get_in_among_thousands_of_strangers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], beats: Heartbeats
+) -> None:
+    """These come before, between and after them; half of them say nothing and stay."""
+    (tmp_path / "guard").write_text("secret\n")
+    stayed: list[socket.socket] = []
+    guardians: dict[int, socket.socket] = {}
+
+    def guardian(rank: int) -> None:
+        guardians[rank] = connect(beats.listens_at, tmp_path / "guard", rank, 20)
+
+    threads = [threading.Thread(target=guardian, args=(rank,)) for rank in range(4)]
+    for number in range(2000):
+        if number % 500 == 250:
+            threads[number // 500].start()
+        stranger = connected(beats)
+        if number % 2:
+            stayed = [*stayed[-300:], stranger]
+        else:
+            stranger.sendall(STRANGERS[number // 2 % len(STRANGERS)])
+            stranger.close()
+        if number % 100 == 0:
+            beats.poll(time.monotonic())
+    while any(thread.is_alive() for thread in threads):
+        polled(beats, 0.05)
+    try:
+        assert sorted(guardians) == [0, 1, 2, 3]
+        for guard in guardians.values():
+            guard.sendall(b'{"step": 5}\n')
         polled(beats, 0.2)
-        assert beats.lives[2].lost
-        now = time.monotonic()
-        beats.lives[0].exit, beats.lives[1].heard = 1, now - 11  # of a host that was lost
-        assert beats.all_gone(now)
-        beats.lives[1].heard = now - 9
-        assert not beats.all_gone(now)
+        assert [one.step for one in beats.lives] == [5] * 4
+        said = capsys.readouterr().out
+        assert said.count("\n") == 1
+        assert "127.0.0.1" in said
     finally:
-        beats.close()
+        for one in (*stayed, *guardians.values()):
+            one.close()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+FIELDS = st.dictionaries(st.sampled_from([*REPORT, "secret", "more"]), JSON, max_size=4)
+LINES = (
+    st.binary()
+    | FIELDS.map(lambda found: json.dumps(found).encode())
+    | st.integers().map(lambda size: b'{"cpu":' + b"[" * (abs(size) % 9000))
+)
+
+
+@given(st.lists(LINES, max_size=4))
+@example([b"[" * 9000])
+@example([b'{"step": 1e999}'])
+@example([b'{"cpu": 1e999}', b'{"cpu": NaN}', b'{"wire": ' + b"9" * 4000 + b"}"])
+@example([b'{"step": "7"}', b'{"exit": true}', b'{"sleep": [1]}', b'{"host": {}}', b"null", b"7"])
+def test_whatever_a_guardian_says_is_taken_or_left(lines: list[bytes]) -> None:
+    life = RankLife(0, "head", "", heard=NOW, changed=NOW)
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            life.take(read_report(line), NOW + 1)
+        assert 0 <= life.step <= 1 << 62
+        assert math.isfinite(life.cpu)
+        find_trouble([life], NOW + 1, Timeouts())
+
+
+def test_what_a_guardian_says_arrives() -> None:
+    """Of the real readings of this host."""
+    said = {"step": 3, "doing": "saving", **activity(os.getppid(), (os.getpid(),))}
+    said["sleep"] = sleep_of(os.getpid())
+    said["host"] = HostCondition(os.getppid(), 0.0).read(0.1)
+    line = json.dumps(said).encode()
+    assert read_report(line) == json.loads(line)
+
+
+@given(st.binary(max_size=40))
+@example(b"secret ")
+@example("secret \u0663\n".encode())
+def test_only_hello_has_a_rank(said: bytes) -> None:
+    try:
+        rank = rank_of(said, "secret")
+    except ValueError:
+        assert not re.fullmatch(rb"secret \d{1,8}\n", said)
+        return
+    assert (rank is not None) == bool(re.fullmatch(rb"secret \d{1,8}\n(?s:.*)", said))
+
+
+def test_a_guardian_is_heard_until_it_hangs_up(beats: Heartbeats) -> None:
+    with connected(beats) as guardian:
+        guardian.sendall(HELLO + b'{"step": 5, "doing": "for')
+        guardian.sendall(b'ward", "state": "S"}\n')
+        polled(beats, 1.3)
+        assert guardian.recv(10) == b"beat\nbeat\n"  # the first one is for the hello
+        assert (beats.lives[2].step, beats.lives[2].doing) == (5, "forward")
+        assert 0 <= time.monotonic() - beats.lives[2].acked < 1.3
+        assert beats.lives[1].acked < 0
+        guardian.sendall(b"[" * 9000 + b'\n{"step": 1e999}\n{"step": 6}\n')
+        polled(beats, 0.2)
+        assert beats.lives[2].step == 6
+    polled(beats, 0.2)
+    assert beats.lives[2].lost
+    now = time.monotonic()
+    beats.lives[0].exit, beats.lives[1].heard = 1, now - 11  # of a host that was lost
+    assert beats.all_gone(now)
+    beats.lives[1].heard = now - 9
+    assert not beats.all_gone(now)

@@ -26,6 +26,7 @@ from ftcluster_train.io import python_stacks
 from ftcluster_train.io.rank_status import SCRIPT, VARIABLE
 from ftcluster_train.launcher.activity import activity, children, descendants
 from ftcluster_train.launcher.host_condition import HostCondition
+from ftcluster_train.launcher.messages import LINE_LIMIT, hello_of, read_report
 from ftcluster_train.launcher.processes import adopt_orphans, end_with_parent
 
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
@@ -75,17 +76,17 @@ def guard(program: Sequence[str], rank: int) -> int:
 
 
 def connect(address: str, secret: Path, rank: int, limit_seconds: float) -> socket.socket:
-    """The connection to the supervisor, with this guardian's first message sent.
+    """The connection to the supervisor, which has taken this guardian for one.
 
     Raises:
         TrainError: it does not answer in time.
     """
     host, _, port = address.rpartition(":")
+    hello = hello_of(secret.read_text(encoding="ascii").strip(), rank)
     deadline = time.monotonic() + limit_seconds
     while True:
         try:
-            connection = socket.create_connection((host, int(port)), limit_seconds)
-            break
+            return _greeted((host, int(port)), hello, max(0.1, deadline - time.monotonic()))
         except OSError as error:
             if time.monotonic() > deadline:
                 raise TrainError(
@@ -94,8 +95,22 @@ def connect(address: str, secret: Path, rank: int, limit_seconds: float) -> sock
                     "run ftcluster check: it names what is between the hosts",
                 ) from None
             time.sleep(0.2)
-    hello = {"secret": secret.read_text(encoding="ascii").strip(), "rank": rank}
-    connection.sendall(json.dumps(hello).encode() + b"\n")
+
+
+def _greeted(address: tuple[str, int], hello: bytes, limit_seconds: float) -> socket.socket:
+    """A connection on which hello was answered.
+
+    Raises:
+        OSError: there is none, also where too many others have connected meanwhile.
+    """
+    connection = socket.create_connection(address, limit_seconds)
+    try:
+        connection.sendall(hello)
+        if not connection.recv(1, socket.MSG_PEEK):
+            raise ConnectionResetError("it has hung up")
+    except OSError:
+        connection.close()
+        raise
     connection.setblocking(False)
     return connection
 
@@ -196,14 +211,17 @@ class _Guardian:
             os.close(self._progress)
             self._progress = None  # type: ignore[assignment]
             return
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-LINE_LIMIT:]
         for line in lines:
             with contextlib.suppress(ValueError):
-                self._doing = json.loads(line)
-                self._script = self._doing.pop("pid", self._pid)
+                report = read_report(line)
+                self._script = report.get("pid", self._pid)
+                self._doing = {"step": report.get("step", 0), "doing": report.get("doing", SCRIPT)}
 
     def _take_orders(self, data: bytes) -> None:
-        *lines, self._said = (self._said + data).split(b"\n")
+        *lines, said = (self._said + data).split(b"\n")
+        self._said = said[-LINE_LIMIT:]
         for line in lines:
             if line == b"end":
                 self._end(time.monotonic())

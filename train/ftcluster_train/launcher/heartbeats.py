@@ -1,16 +1,19 @@
 """What the guardians report to the supervisor, and which rank or host is in trouble.
 
-A guardian (see `guardian`) connects and sends lines of JSON: first `secret` and `rank`; each second
-the `activity` of its rank, with `step` and `doing` as the rank has reported them, and of a host's
-first rank sometimes also `host`, the `HostCondition`; last `exit` and `oom`. The supervisor sends a
-line a second, `beat`, or `end`, `stop` or `stack`.
+A guardian (see `guardian`) connects and sends the run's secret and its rank, as `hello_of` writes
+them, and the supervisor answers with `beat`. From then on the guardian sends lines of JSON: each
+second the `activity` of its rank, with `step` and `doing` as the rank has reported them, and of a
+host's first rank sometimes also `host`, the `HostCondition`; last `exit` and `oom`. The supervisor
+sends a line a second, `beat`, or `end`, `stop` or `stack`.
+
+Everybody who reaches the port may connect. Nothing of a connection is parsed before its first bytes
+are the secret, and who has not sent it is hung up on: after GREETING_SECONDS, or earlier when too
+many wait.
 
 Standard library only: the supervisor uses it.
 """
 
 import contextlib
-import hmac
-import json
 import math
 import selectors
 import socket
@@ -22,9 +25,13 @@ from typing import Any
 from ftcluster_common.launch import Host
 from ftcluster_common.timeouts import BEAT_SECONDS, Timeouts
 from ftcluster_train.io.rank_status import SCRIPT
+from ftcluster_train.launcher.messages import LINE_LIMIT, rank_of, read_report
 from ftcluster_train.launcher.mpi_output import signal_name
 
-SIZE_LIMIT = 1 << 16  # of a line
+BACKLOG = 4096  # connections that wait to be accepted; net.core.somaxconn is a limit of it
+GREETING_SECONDS = 5.0  # from a connection to the secret
+UNGREETED = 256  # connections that have not sent the secret; a process may open 1024 files
+SAY_SECONDS = 60.0  # between two lines of the log about strangers
 TCP_INFO_BYTES = 8 + 13 * 4  # see _seconds_since_ack
 IDLE_CPU = 0.02  # share of a core below which a rank waits
 IDLE_WIRE = 1000.0  # bytes a second below which it waits
@@ -255,9 +262,11 @@ def _at_step(one: RankLife) -> str:
     return "" if one.doing == SCRIPT else f" at step {one.step}"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Connection:
     socket: socket.socket
+    address: str
+    since: float
     rest: bytes = b""
     life: RankLife | None = None
 
@@ -305,12 +314,13 @@ class Heartbeats:
         self._secret = secret
         self._selector = selectors.DefaultSelector()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server(
-            (address, port), family=family, backlog=len(hosts) + 8
-        )
+        self._listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._connections: list[_Connection] = []
+        # in the order in which they came
+        self._ungreeted: dict[_Connection, None] = {}
+        self._guardians: dict[_Connection, None] = {}
+        self._strangers, self._say_at = 0, now
         self._sent = self._polled = now
         self._stopped = 0.0  # for how long the supervisor has not come to poll
 
@@ -325,13 +335,15 @@ class Heartbeats:
         self._stopped, self._polled = max(self._stopped, now - self._polled), now
         for key, _ in self._selector.select(0):
             if key.data is None:
-                self._accept()
-            else:
+                self._accept(now)
+            elif key.data.socket.fileno() >= 0:  # else it has made room for another one
                 self._read(key.data, now)
+        while self._ungreeted and now - next(iter(self._ungreeted)).since > GREETING_SECONDS:
+            self._refuse(next(iter(self._ungreeted)), now)
         if now - self._sent >= BEAT_SECONDS:
             self._sent = now
             self.send(b"beat\n")
-            for connection in self._connections:
+            for connection in self._guardians:
                 if connection.life:
                     connection.life.acked = now - _seconds_since_ack(connection.socket)
 
@@ -360,56 +372,93 @@ class Heartbeats:
 
     def send(self, line: bytes) -> None:
         """Send a line to every guardian."""
-        for connection in self._connections:
-            if connection.life:
-                with contextlib.suppress(OSError):
-                    connection.socket.send(line)
+        for connection in self._guardians:
+            with contextlib.suppress(OSError):
+                connection.socket.send(line)
 
     def close(self) -> None:
         """Hang up: every guardian that is left ends its rank."""
-        for connection in self._connections:
+        for connection in (*self._guardians, *self._ungreeted):
             connection.socket.close()
         self._listener.close()
         self._selector.close()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            peer, _ = self._listener.accept()
+    def _accept(self, now: float) -> None:
+        """Take all that wait, and of each what it has sent: a guardian says hello at once."""
+        for _ in range(BACKLOG):  # strangers may come faster than they are hung up on
+            try:
+                peer, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # it is gone again, or there are too many files
+                if self._ungreeted:
+                    self._refuse(next(iter(self._ungreeted)), now)
+                continue
             peer.setblocking(False)
-            connection = _Connection(peer)
-            self._connections.append(connection)
+            connection = _Connection(peer, str(address[0]), now)
+            self._ungreeted[connection] = None
             self._selector.register(peer, selectors.EVENT_READ, connection)
+            self._read(connection, now)
+            if len(self._ungreeted) > UNGREETED:
+                self._refuse(next(iter(self._ungreeted)), now)
 
     def _read(self, connection: _Connection, now: float) -> None:
         try:
-            data = connection.socket.recv(65536)
+            data = connection.socket.recv(1 << 16)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        *lines, connection.rest = (connection.rest + data).split(b"\n")
-        for line in lines:
-            with contextlib.suppress(ValueError, TypeError, AttributeError):
-                message = json.loads(line)
-                if connection.life:
-                    connection.life.take(message, now)
-                else:
-                    self._greet(connection, message, now)
-        known = connection.life or not lines
-        if not data or not known or len(connection.rest) > SIZE_LIMIT:
+        connection.rest += data
+        if connection.life is None:
+            try:
+                self._greet(connection, now)
+            except ValueError:
+                self._refuse(connection, now)
+                return
+        if connection.life is not None:
+            *lines, connection.rest = connection.rest.split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    connection.life.take(read_report(line), now)
+        if not data or len(connection.rest) > LINE_LIMIT:
             self._hang_up(connection)
 
-    def _greet(self, connection: _Connection, message: Mapping[str, Any], now: float) -> None:
-        """Take a connection's first message: whose guardian it is."""
-        rank = message.get("rank")
-        right = hmac.compare_digest(str(message.get("secret")).encode(), self._secret.encode())
-        if right and isinstance(rank, int) and 0 <= rank < len(self.lives):
-            connection.life = self.lives[rank]
-            connection.life.heard = now
+    def _greet(self, connection: _Connection, now: float) -> None:
+        """Take a connection's first line: whose guardian it is.
+
+        Raises:
+            ValueError: it is none.
+        """
+        rank = rank_of(connection.rest, self._secret)
+        if rank is None:
+            return
+        if rank >= len(self.lives):
+            raise ValueError
+        connection.rest = connection.rest.partition(b"\n")[2]
+        connection.life = self.lives[rank]
+        connection.life.heard = now
+        del self._ungreeted[connection]
+        self._guardians[connection] = None
+        with contextlib.suppress(OSError):
+            connection.socket.send(b"beat\n")
+
+    def _refuse(self, connection: _Connection, now: float) -> None:
+        """Hang up on somebody who is no guardian; the log says so now and then."""
+        self._strangers += 1
+        if now >= self._say_at:
+            self._say_at = now + SAY_SECONDS
+            print(
+                f"hung up on {connection.address}, which does not have the run's secret; so far on "
+                f"{self._strangers} connections of strangers",
+                flush=True,
+            )
+        self._hang_up(connection)
 
     def _hang_up(self, connection: _Connection) -> None:
         self._selector.unregister(connection.socket)
         connection.socket.close()
-        self._connections.remove(connection)
+        self._ungreeted.pop(connection, None)
+        self._guardians.pop(connection, None)
         if connection.life and connection.life.exit is None:
             connection.life.lost = True
