@@ -31,6 +31,7 @@ from ftcluster_train.launcher.affinity import (
     variables,
 )
 from ftcluster_train.launcher.guardian import ADDRESS, execute, guard
+from ftcluster_train.launcher.hydra_socket import close_inherited_listeners
 from ftcluster_train.launcher.stack_lock import hold_stack, own_stack
 
 
@@ -69,6 +70,7 @@ def main() -> int:
         place = torchrun_place(json.loads(text), os.environ)
     else:
         place = find_place(json.loads(text), int(os.environ["PMI_RANK"]))
+        close_inherited_listeners(alone=place.local_size == place.world_size)
     problems = bind_memory(place.memory)
     threads, more = bind_cores(place)
     for problem in problems + more:

@@ -3,6 +3,7 @@
     python -m ftcluster_train.supervisor start RUN_DIR       launch, in the background
     python -m ftcluster_train.supervisor supervise RUN_DIR   launch, in the foreground
     python -m ftcluster_train.supervisor stop RUN_DIR        end the run, print whether it ran
+    python -m ftcluster_train.supervisor stop RUN_DIR --force   the same, without its supervisor
     python -m ftcluster_train.supervisor sweep RUN_DIR       kill what is left of it on this host
 
 `start` does nothing where the run has a supervisor or has ended. For root, `start RUN_DIR --user
@@ -231,6 +232,7 @@ def become(run_dir: Path, no_unit: str = "") -> int:
         no_unit: why it is no unit of systemd, where that can be changed.
     """
     again = background.become_supervisor(run_dir)
+    background.feed_watchdog()
     request = StopRequest()
     write_atomically(run_dir / PID_FILE, f"{os.getpid()}\n")
     try:
@@ -261,12 +263,44 @@ def stop(run_dir: Path) -> str:
             return "not running"
         if pid is not None:
             seen = time.monotonic()
-        if pid not in (None, asked):
+        if pid is not None and pid != asked:
             asked = pid
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+            _signal(pid, signal.SIGTERM)
+        if pid is not None and background.is_stopped(pid):
+            _signal(pid, signal.SIGCONT)
         time.sleep(0.1)
     raise SystemExit(f"the supervisor (process {asked}) does not end")
+
+
+def force_stop(run_dir: Path) -> str:
+    """End a run whose supervisor does not, and mark it as stopped; returns as `stop` does."""
+    if has_ended(run_dir):
+        return "not running"
+    if elsewhere := slurm_elsewhere(run_dir):
+        raise SystemExit(elsewhere)
+    (run_dir / STOP_FILE).touch()  # what starts it again ends the run
+    deadline = time.monotonic() + background.BACK_SECONDS
+    killed = None
+    while time.monotonic() < deadline and not has_ended(run_dir):
+        pid = background.supervisor_of(run_dir)
+        if pid is not None and killed is None:
+            killed = pid
+            _signal(pid, signal.SIGKILL)
+        time.sleep(0.1)
+    processes.kill_all(run_dir.name)
+    if not has_ended(run_dir):  # nothing has started it again, or that one is as bad
+        if (pid := background.supervisor_of(run_dir)) is not None:
+            _signal(pid, signal.SIGKILL)
+        seconds = round(seconds_since_first(run_dir), 2)
+        EventWriter(run_dir).write("end", state="stopped", exit_code=EXIT_CODE, seconds=seconds)
+    if (run_dir / LAUNCH_FILE).exists():
+        MetricsFile(run_dir).write(read_launch(run_dir))
+    return "stopped"
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def main() -> int:
@@ -281,8 +315,11 @@ def main() -> int:
         print(f"ended {len(kill_rest(run_dir.name))}")
         token_file(run_dir).unlink(missing_ok=True)
     else:
-        print(stop(run_dir))
-        forget_token(run_dir)  # where the supervisor was killed
+        try:
+            print(force_stop(run_dir) if options == ["--force"] else stop(run_dir))
+            forget_token(run_dir)  # where the supervisor was killed
+        except PermissionError as error:
+            raise SystemExit(f"{error.filename}: {error.strerror}; its owner may") from None
     return 0
 
 

@@ -21,6 +21,12 @@ def add_parser(commands: Any) -> None:
         usage="ftcluster stop RUN [options]",
     )
     add_run_options(parser, "RUN", "its id, or how that begins")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="end it at once, and its supervisor as well, where that does not end the run: nothing "
+        "is saved, and hosts that do not answer are not waited for",
+    )
     add_output(parser, verbose="")
     parser.set_defaults(run=run)
 
@@ -29,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     with ask_passwords(vars(options)) as passwords:
         place, name = find(options, passwords, newest=False)
-        stop(place, name)
+        stop(place, name, force=options.force)
         found = find_run(place, name)
     complete_from(found)
     lines = [f"{found.run}: {found.state}"]

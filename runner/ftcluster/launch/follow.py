@@ -286,10 +286,13 @@ def stop(
     run: str,
     on_tick: Callable[[], None] = lambda: None,
     cancelled: Callable[[], bool] = lambda: False,
+    force: bool = False,
 ) -> None:
     """End a run on its head, and what is left of it on the other hosts.
 
     Args:
+        force: whether to end the supervisor as well, without waiting for it or for hosts that do
+            not answer.
         on_tick: called several times a second.
         cancelled: called several times a second; true returns before it has ended.
 
@@ -300,7 +303,7 @@ def stop(
     outcome = run_playbook(
         "ftcluster.cluster.stop",
         place.inventories,
-        {**place.variables(run), "train_events": str(events_file(run))},
+        {**place.variables(run), "train_events": str(events_file(run)), "stop_force": force},
         lambda _: None,
         options=(*place.limit, *place.options),
         on_tick=on_tick,
@@ -311,8 +314,7 @@ def stop(
         reasons = "".join(f"\n  {one.host}: {one.message}" for one in outcome.failures)
         raise FtclusterError(
             f"run {run} could not be stopped and may still be running{reasons}",
-            f"on {place.head}: {place.prefix}/current/bin/python "
-            f"-m ftcluster_train.supervisor stop {place.runs}/{run}",
+            "" if force else f"end it without its supervisor: ftcluster stop --force {run}",
         )
 
 

@@ -3,6 +3,7 @@
 import os
 import pwd
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,57 @@ def test_a_killed_supervisor_takes_the_run_up(run_dir: Path) -> None:
     assert read_launch(run_dir).restarts == 1
 
 
+def test_a_stopped_supervisor_is_killed_and_another_takes_the_run_up(run_dir: Path) -> None:
+    started(run_dir, WAITS_AT_FIRST, 3)
+    wait_for(lambda: processes_of(run_dir.name))
+    os.kill(pid_of(run_dir), signal.SIGSTOP)
+    assert until_end(run_dir)["state"] == "done"
+    assert processes_of(run_dir.name) == []
+    assert read_launch(run_dir).restarts == 1
+
+
+def test_stop_ends_a_run_whose_supervisor_is_stopped(run_dir: Path) -> None:
+    started(run_dir, "sleep 300", 3)
+    wait_for(lambda: processes_of(run_dir.name))
+    pid = pid_of(run_dir)
+    parent = parent_of(pid)
+    os.kill(parent, signal.SIGKILL)  # nothing kills it or starts it again
+    os.kill(pid, signal.SIGSTOP)
+    assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    assert until_end(run_dir)["state"] == "stopped"
+    assert processes_of(run_dir.name) == []
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_force_ends_a_run_without_its_supervisor(run_dir: Path, alone: bool) -> None:
+    started(run_dir, "sleep 300", 3)
+    wait_for(lambda: processes_of(run_dir.name))
+    pid = pid_of(run_dir)
+    if alone:
+        os.kill(parent_of(pid), signal.SIGKILL)
+    os.kill(pid, signal.SIGSTOP)
+    assert supervisor("stop", run_dir, "--force").stdout.strip() == "stopped"
+    end = until_end(run_dir)
+    assert (end["state"], end["exit_code"]) == ("stopped", 143)
+    assert processes_of(run_dir.name) == []
+    wait_for(lambda: supervisor_of(run_dir) is None)
+    lines = (run_dir / "events.jsonl").read_text()
+    assert supervisor("stop", run_dir, "--force").stdout.strip() == "not running"
+    assert (run_dir / "events.jsonl").read_text() == lines
+
+
+def test_systemd_gets_a_sign_of_life_and_programs_do_not_send_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        background.feed_watchdog()
+        assert systemd.recv(100) == b"WATCHDOG=1"
+    assert "NOTIFY_SOCKET" not in os.environ
+
+
 def test_the_last_restart_is_used_up_and_said(run_dir: Path) -> None:
     started(run_dir, "sleep 300", 1)
     kill(run_dir)
@@ -105,6 +157,8 @@ def test_the_unit_is_the_accounts_and_has_its_limits() -> None:
         "--uid=ftcluster",
         "--setenv=PYTHONPYCACHEPREFIX=/opt/ftcluster/cache",
         "--property=Restart=on-abnormal",
+        "--property=WatchdogSec=20",
+        "--property=WatchdogSignal=SIGKILL",
         "--property=KillMode=mixed",
         "--property=OOMPolicy=continue",
         "--property=LimitNOFILE=65536",

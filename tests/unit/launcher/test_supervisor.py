@@ -27,15 +27,16 @@ supervisor.processes.GRACE_SECONDS = 1.0
 supervisor.background.SYSTEMD = Path("/none")
 supervisor.background.PAUSE_SECONDS = 0.1
 supervisor.background.BACK_SECONDS = 1.0
+supervisor.background.WATCHDOG_SECONDS = 1.0
 sys.exit(supervisor.main())
 """
 
 
 def supervisor(
-    verb: str, run_dir: Path, site_packages: str = ""
+    verb: str, run_dir: Path, *options: str, site_packages: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", IMPATIENT, verb, str(run_dir)],
+        [sys.executable, "-c", IMPATIENT, verb, str(run_dir), *options],
         env={**os.environ, "PYTHONPATH": f"{NODE_PATH}:{site_packages}", "SECRET": "s3cret"},
         capture_output=True,
         text=True,
@@ -68,7 +69,7 @@ def launch(
     for name, text in {"guard": "secret\n", **({"hub_token": token} if token else {})}.items():
         (run_dir / name).write_text(text)
         (run_dir / name).chmod(0o600)
-    supervisor("start", run_dir, site_packages)
+    supervisor("start", run_dir, site_packages=site_packages)
 
 
 def events(run_dir: Path) -> list[dict[str, object]]:

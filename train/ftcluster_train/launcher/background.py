@@ -5,14 +5,21 @@ if its own systemd outlives its logins (`loginctl enable-linger`). Elsewhere it 
 process that waits for it, in a session of their own; killing either of them does not end the run.
 systemd may do so at logout (KillUserProcesses in logind.conf), which is said.
 
+One that is stopped (SIGSTOP) is killed after WATCHDOG_SECONDS, by systemd's watchdog or by that
+other process, and so started again: its ranks have ended by then.
+
 Standard library only.
 """
 
+import contextlib
 import fcntl
 import os
 import pwd
+import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +28,17 @@ from ftcluster_common.launch import SLURM_VARIABLE
 from ftcluster_train.errors import first_line
 from ftcluster_train.io.events import EventWriter, has_ended
 from ftcluster_train.io.permissions import GROUP_READS
+from ftcluster_train.launcher.activity import process_state
 
 PID_FILE = "supervisor.pid"
 STOP_FILE = "stop"  # the run is to end, also if its supervisor was just killed
 START_SECONDS = 20.0
 BACK_SECONDS = 5.0  # a killed supervisor is back after this long
 PAUSE_SECONDS = 1.0  # before it is started again
+LOOK_SECONDS = 0.2  # between two looks whether it has ended or is stopped
+# without a sign of life; the guardians have ended their ranks before, see `Timeouts.supervisor`
+WATCHDOG_SECONDS = 20.0
+NOTIFY_SOCKET = "NOTIFY_SOCKET"  # systemd's, sd_notify(3)
 SYSTEMD = Path("/run/systemd/system")  # is there if systemd runs this host, sd_booted(3)
 LINGER = Path("/var/lib/systemd/linger")
 # of the role tuning; PAM reads it, units do not
@@ -130,6 +142,8 @@ def unit_command(
     properties = [
         "Restart=on-abnormal",  # after a signal, not after an exit code
         f"RestartSec={PAUSE_SECONDS:g}",
+        f"WatchdogSec={WATCHDOG_SECONDS:g}",
+        "WatchdogSignal=SIGKILL",  # any other one waits for SIGCONT
         "KillMode=mixed",  # SIGTERM is the supervisor's to handle
         "OOMPolicy=continue",  # a rank that is out of memory does not end the supervisor
         "TasksMax=infinity",
@@ -166,11 +180,45 @@ def detach() -> bool:
     for descriptor in range(3):  # the caller waits until they are closed
         os.dup2(null, descriptor)
     while pid := os.fork():
-        _, status = os.waitpid(pid, 0)
-        if not os.WIFSIGNALED(status):
+        if not was_killed(pid):
             os._exit(0)
         time.sleep(PAUSE_SECONDS)
     return True
+
+
+def was_killed(pid: int) -> bool:
+    """Wait for the end of a child, which is killed once it is stopped for WATCHDOG_SECONDS."""
+    stopped = 0.0
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.WIFSIGNALED(status)
+        stopped = stopped + LOOK_SECONDS if is_stopped(pid) else 0.0
+        if stopped > WATCHDOG_SECONDS:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(LOOK_SECONDS)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped (SIGSTOP, or by a debugger)."""
+    return process_state(pid).get("state", "") in ("T", "t")
+
+
+def feed_watchdog() -> None:
+    """Give systemd a sign of life from now on; nothing where it wants none."""
+    address = os.environ.pop(NOTIFY_SOCKET, "")  # programs that this process starts send none
+    if not address:
+        return
+
+    def feed() -> None:
+        path = f"\0{address[1:]}" if address.startswith("@") else address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            while True:
+                with contextlib.suppress(OSError):  # systemd is being started anew
+                    notify.sendto(b"WATCHDOG=1", path)
+                time.sleep(WATCHDOG_SECONDS / 4)
+
+    threading.Thread(target=feed, daemon=True).start()
 
 
 def become_supervisor(run_dir: Path) -> bool:
