@@ -1,13 +1,18 @@
 """The life of a run on this machine: detach, list, read, follow, stop, fetch, remove."""
 
+import contextlib
 import json
 import platform
+import re
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
 from tests.programs import wait_for
+from tests.unit.launcher.test_supervisor import processes_of
 
 SCRIPTS = Path(__file__).with_name("scripts")
 
@@ -43,6 +48,66 @@ def test_a_detached_run_is_followed_read_and_fetched(machine: Machine, tmp_path:
         assert (model / file.name).read_bytes() == file.read_bytes()
     assert machine.home.run("fetch", run, str(model)).returncode == 1  # it is not empty
     assert "[1] " in machine.home.run("logs", run).stdout
+
+
+def listening(run: str) -> list[tuple[str, int]]:
+    """Where the processes of a run listen: address, with its device, and port."""
+    own = {str(pid) for pid in processes_of(run)} | {str(supervisor_of_run(run))}
+    table = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout
+    return [
+        (words[3].rpartition(":")[0], int(words[3].rpartition(":")[2]))
+        for words in map(str.split, table.splitlines())
+        if own & set(re.findall(r"pid=(\d+)", words[-1]))
+    ]
+
+
+def supervisor_of_run(run: str) -> int:
+    words = subprocess.run(
+        ["pgrep", "-f", f"supervisor.*/{run}$"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    return max(map(int, words))
+
+
+STRANGERS = (
+    b"[" * 60_000 + b"\n",
+    b'{"step": 1e999}\n',
+    b"\xff\x00" * 4096,
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"cmd=init pmi_version=1\n",
+    b"",
+)
+
+
+def test_strangers_reach_no_port_from_elsewhere_and_end_nothing_from_here(
+    machine: Machine,
+) -> None:
+    pairs = "data=generated:train=1600,validation=40,seed=1"
+    run = detached(machine, "train", "quickstart", pairs, "batch_size=8", "--detach")
+    folder = machine.home.prefix / "runs" / run
+    events = folder / "events.jsonl"
+    wait_for(lambda: events.exists() and '"event": "step"' in events.read_text(), 120)
+    found = listening(run)
+    assert len(found) >= 2, found  # of the supervisor and of torch's store
+    elsewhere = [
+        (address, port)
+        for address, port in found
+        if not (address.startswith("127.") or address.endswith("%lo"))
+    ]
+    assert elsewhere == []
+    stay = []
+    for _, port in found:
+        for said in STRANGERS * 3:
+            stay.append(socket.create_connection(("127.0.0.1", port), 5))
+            with contextlib.suppress(OSError):  # it has hung up
+                stay[-1].sendall(said)
+    assert listed(machine, run)["state"] == "running"
+    attached = machine.home.run("attach", run, "--json")
+    for stranger in stay:
+        stranger.close()
+    assert attached.returncode == 0, attached.stderr
+    assert json.loads(attached.stdout)["state"] == "done"
+    assert '"event": "restart"' not in events.read_text()
+    assert "hung up on 127.0.0.1" in (folder / "supervisor.log").read_text()
 
 
 def test_a_stopped_run_is_removed(machine: Machine) -> None:

@@ -195,6 +195,7 @@ def _follow(
             began = time.monotonic()
         elif event.kind in ("ok", "changed"):
             show_task()
+        view.task_event(event)
 
     def show_task() -> None:
         nonlocal task

@@ -22,13 +22,17 @@ class View:
 
     def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:  # noqa: ARG002
         """Show a playbook's event, which has been added to `progress`."""
+        self.task_event(event)
+        if event.kind == "diff":
+            self.say(f"{event.host}: {event.task}\n{event.message}")
+
+    def task_event(self, event: TaskEvent) -> None:
+        """Take what a task says of its host; it is shown before that of the next task."""
         if event.task != self._task:
             self._say_notes()
             self._task = event.task
         if event.kind in ("ok", "changed") and event.message:
             self._notes.setdefault(event.message, []).append(event.host)
-        elif event.kind == "diff":
-            self.say(f"{event.host}: {event.task}\n{event.message}")
 
     def run_event(self, progress: RunProgress, kind: str) -> None:
         """Show an event of this kind, which has been added to `progress`."""

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -188,3 +189,23 @@ def test_a_launch_without_a_plan(missing: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv(missing)
     monkeypatch.setattr(sys, "argv", ["bind", "/bin/true"])
     assert bind.main() == 2
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_ranks_do_not_keep_hydras_listening_socket_open_to_others(alone: bool) -> None:
+    program = (
+        "import os, sys; from ftcluster_train.launcher.hydra_socket import "
+        "close_inherited_listeners as close; close(sys.argv[1] == 'True'); "
+        "print([os.path.exists(f'/proc/self/fd/{number}') for number in sys.argv[2:]])"
+    )
+    with socket.create_server(("", 0)) as listener, socket.socket() as other:
+        kept = [listener.fileno(), other.fileno()]
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(alone), *map(str, kept)],
+            env={**os.environ, "PYTHONPATH": NODE_PATH}, pass_fds=kept, capture_output=True,
+            text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout == "[False, True]\n"
+        device = listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
+        assert device.rstrip(b"\0") == (b"lo" if alone else b"")
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), 5).close()

@@ -5,9 +5,9 @@ The proxy listens at all addresses of its host for proxies of other hosts, whate
 """
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 LOOPBACK = b"lo"
 FIRST = 3  # after standard input, output and error
@@ -28,9 +28,8 @@ def close_inherited_listeners(alone: bool) -> None:
 
 
 def _listeners() -> Iterator[socket.socket]:
-    for number in sorted(map(int, os.listdir("/proc/self/fd"))):
-        if number < FIRST:
-            continue
+    numbers = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+    for number in sorted(number for number in numbers if number >= FIRST):
         try:
             found = socket.socket(fileno=number)
         except OSError:  # no socket, or closed by now
