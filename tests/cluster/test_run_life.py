@@ -14,6 +14,7 @@ from tests.cluster.conftest import Machine
 from tests.programs import wait_for
 from tests.unit.launcher.test_supervisor import processes_of
 
+PAIRS = "data=generated:train=480,validation=40,seed=1"  # at work for some seconds
 SCRIPTS = Path(__file__).with_name("scripts")
 
 
@@ -27,27 +28,6 @@ def detached(machine: Machine, *command: str) -> str:
     done = machine.home.run(*command)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-def test_a_detached_run_is_followed_read_and_fetched(machine: Machine, tmp_path: Path) -> None:
-    run = detached(machine, "train", "quickstart", *FEW_PAIRS, "--detach")
-    assert listed(machine, run)["state"] == "running"
-    attached = machine.home.run("attach", run, "--json")
-    assert attached.returncode == 0, attached.stderr
-    document = json.loads(attached.stdout)
-    assert (document["run"], document["state"]) == (run, "done")
-    found = listed(machine, run)
-    assert (found["state"], found["recipe"]) == ("done", "quickstart")
-    assert found["hosts"] == ["localhost"]
-    assert found["started_by"].endswith(f" on {platform.node()}")
-    assert found["step"] == found["steps"] == document["steps"]
-    model = tmp_path / "model"
-    fetched = machine.home.run("fetch", run, str(model))
-    assert fetched.returncode == 0, fetched.stderr
-    for file in Path(document["model"]).iterdir():
-        assert (model / file.name).read_bytes() == file.read_bytes()
-    assert machine.home.run("fetch", run, str(model)).returncode == 1  # it is not empty
-    assert "[1] " in machine.home.run("logs", run).stdout
 
 
 def listening(run: str) -> list[tuple[str, int]]:
@@ -78,36 +58,48 @@ STRANGERS = (
 )
 
 
-def test_strangers_reach_no_port_from_elsewhere_and_end_nothing_from_here(
-    machine: Machine,
-) -> None:
-    pairs = "data=generated:train=1600,validation=40,seed=1"
-    run = detached(machine, "train", "quickstart", pairs, "batch_size=8", "--detach")
-    folder = machine.home.prefix / "runs" / run
-    events = folder / "events.jsonl"
+def attack(run: str, events: Path) -> list[socket.socket]:
+    """Send what no part of a run expects to each of its ports; returns connections that stay."""
     wait_for(lambda: events.exists() and '"event": "step"' in events.read_text(), 120)
     found = listening(run)
     assert len(found) >= 2, found  # of the supervisor and of torch's store
-    elsewhere = [
-        (address, port)
-        for address, port in found
-        if not (address.startswith("127.") or address.endswith("%lo"))
-    ]
-    assert elsewhere == []
+    for address, port in found:  # nobody elsewhere reaches them
+        assert address.startswith("127.") or address.endswith("%lo"), (address, port)
     stay = []
     for _, port in found:
         for said in STRANGERS * 3:
             stay.append(socket.create_connection(("127.0.0.1", port), 5))
             with contextlib.suppress(OSError):  # it has hung up
                 stay[-1].sendall(said)
-    assert listed(machine, run)["state"] == "running"
+    return stay
+
+
+def test_a_detached_run_among_strangers_is_followed_read_and_fetched(
+    machine: Machine, tmp_path: Path
+) -> None:
+    run = detached(machine, "train", "quickstart", PAIRS, "batch_size=8", "--detach")
+    folder = machine.home.prefix / "runs" / run
+    strangers = attack(run, folder / "events.jsonl")
     attached = machine.home.run("attach", run, "--json")
-    for stranger in stay:
+    for stranger in strangers:
         stranger.close()
     assert attached.returncode == 0, attached.stderr
-    assert json.loads(attached.stdout)["state"] == "done"
-    assert '"event": "restart"' not in events.read_text()
+    document = json.loads(attached.stdout)
+    assert (document["run"], document["state"]) == (run, "done")
+    assert '"event": "restart"' not in (folder / "events.jsonl").read_text()
     assert "hung up on 127.0.0.1" in (folder / "supervisor.log").read_text()
+    found = listed(machine, run)
+    assert (found["state"], found["recipe"]) == ("done", "quickstart")
+    assert found["hosts"] == ["localhost"]
+    assert found["started_by"].endswith(f" on {platform.node()}")
+    assert found["step"] == found["steps"] == document["steps"]
+    model = tmp_path / "model"
+    fetched = machine.home.run("fetch", run, str(model))
+    assert fetched.returncode == 0, fetched.stderr
+    for file in Path(document["model"]).iterdir():
+        assert (model / file.name).read_bytes() == file.read_bytes()
+    assert machine.home.run("fetch", run, str(model)).returncode == 1  # it is not empty
+    assert "[1] " in machine.home.run("logs", run).stdout
 
 
 def test_a_stopped_run_is_removed(machine: Machine) -> None:
@@ -115,6 +107,7 @@ def test_a_stopped_run_is_removed(machine: Machine) -> None:
     run = detached(machine, "run", "--detach", "--ranks-per-host", "2", *waits)
     folder = machine.home.prefix / "runs" / run
     wait_for((folder / "logs/rank-1.log").exists, 120)
+    assert listed(machine, run)["state"] == "running"
     second = machine.home.run("train", "quickstart", *FEW_PAIRS)
     assert (second.returncode, f"run {run} is using it (since " in second.stderr) == (1, True)
     refused = machine.home.run("clean", run)

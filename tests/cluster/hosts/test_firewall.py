@@ -1,10 +1,13 @@
 """What verify opens is closed to others, and a host that lets others in is found."""
 
 import re
+from pathlib import Path
 
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import TWO, Cluster
 from tests.cluster.control import HEAD, NAMES, OTHER, THIRD
 from tests.cluster.hosts.listening import CLOSED, opened_ports
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def test_a_host_that_lets_the_control_node_in_is_found(cluster: Cluster) -> None:
@@ -26,3 +29,26 @@ def test_a_host_that_lets_the_control_node_in_is_found(cluster: Cluster) -> None
     for name in NAMES:
         assert opened[name], f"nothing was heard on {name}"
         assert opened[name] <= CLOSED, sorted(opened[name] - CLOSED)
+
+
+def test_a_run_says_where_the_rules_are_gone_and_is_refused_where_they_must_be_there(
+    cluster: Cluster,
+) -> None:
+    control = cluster.control
+    run = ("run", *TWO, "--", str(SCRIPTS / "sum.py"))
+    required = ("run", *TWO, "-e", "ftcluster_firewall=required", *run[-2:])
+    what = rf"{OTHER}: the firewall's rules that setup has made are not in force.*29500-29999"
+    folders = control.shell(HEAD, "ls /opt/ftcluster/runs")
+    gone = {OTHER: ("nft flush ruleset", "systemctl reload-or-restart ftcluster-firewall")}
+    with control.changed(gone):
+        refused = control.run(*required)
+        assert control.shell(HEAD, "ls /opt/ftcluster/runs") == folders
+        warned = control.run(*run)
+    assert refused.returncode == 1
+    assert re.search(what, refused.stderr), refused.stderr
+    assert f"{HEAD}: the firewall" not in refused.stderr
+    assert warned.returncode == 0, warned.stderr
+    assert re.search(rf"note: {what}", warned.stderr), warned.stderr
+    there = control.run(*required)
+    assert there.returncode == 0, there.stderr
+    assert "firewall" not in there.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.cluster.cluster import FEW_PAIRS, TWO, Cluster, no_rank_is_left
 from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
 from tests.cluster.rows import pair, write_rows
+from tests.programs import wait_for
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -125,4 +126,30 @@ def test_a_changed_host_key_is_refused_by_name(cluster: Cluster) -> None:
     assert f"{OTHER} ({ADDRESS[OTHER]}): ssh from the head fails" in refused.stderr
     assert "host key" in refused.stderr
     assert "step " not in refused.stderr
+    no_rank_is_left(cluster)
+
+
+def test_systemd_ends_a_supervisor_that_is_stopped_and_force_needs_none(cluster: Cluster) -> None:
+    control = cluster.control
+    waits = ("--max-restarts", "3", "--", str(SCRIPTS / "ends.py"), "0", "9")
+    started = control.run("run", *TWO, "--detach", *waits)
+    assert started.returncode == 0, started.stderr
+    run = started.stdout.strip()
+    main_process = f"systemctl show --property MainPID --value ftcluster-{run}"
+    log = f"/opt/ftcluster/runs/{run}/logs/rank-1.log"
+
+    def stop_supervisor() -> str:
+        wait_for(lambda: control.shell(HEAD, f"cat {log} || true"), 60)
+        pid = control.shell(HEAD, main_process).strip()
+        control.shell(HEAD, f"kill -STOP {pid}")
+        return pid
+
+    stopped = stop_supervisor()
+    wait_for(lambda: control.shell(HEAD, main_process).strip() not in (stopped, "0"), 60)
+    events = f"/opt/ftcluster/runs/{run}/events.jsonl"
+    wait_for(lambda: '"event": "restart"' in control.shell(HEAD, f"cat {events}"), 60)
+    stop_supervisor()
+    done = control.run("stop", "--force", run, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == "stopped"
     no_rank_is_left(cluster)
