@@ -31,6 +31,17 @@ def test_connections_are_recorded_with_their_addresses() -> None:
         socket.create_connection(("127.0.0.1", called), timeout=5)
 
 
+def test_who_comes_behind_many_strangers_is_recorded() -> None:
+    [port] = free_ports(1)
+    with accept_connections([port]) as found:
+        for _ in range(500):
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        source = ("127.0.0.2", 0)
+        socket.create_connection(("127.0.0.1", port), timeout=5, source_address=source).close()
+        wait_for(lambda: found.came[port][1:])
+    assert found.came == {port: ["127.0.0.1", "127.0.0.2"]}
+
+
 def test_the_caller_gets_in_where_it_may_and_waits_for_the_ranks_to_listen() -> None:
     later, nobody = free_ports(2)
     with socket.create_server(("127.0.0.1", 0)) as ssh:

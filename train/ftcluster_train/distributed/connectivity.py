@@ -17,6 +17,7 @@ from typing import Any
 CONNECT_SECONDS = 3.0
 WAIT_SECONDS = 60.0  # other ranks may still be importing torch from a cold disk
 PARALLEL = 32
+BACKLOG = 4096  # strangers may connect as well; net.core.somaxconn is a limit of it
 
 
 def check_connections(store: Any, rank: int, addresses: Sequence[str]) -> list[list[int]]:
@@ -86,9 +87,11 @@ def listen(address: str, port: int, callers: int) -> socket.socket:
     """
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(found[4][:2], family=found[0], backlog=callers + 1)
+        return socket.create_server(
+            found[4][:2], family=found[0], backlog=max(callers + 1, BACKLOG)
+        )
     except OSError:
-        return socket.create_server(("", port), backlog=callers + 1)
+        return socket.create_server(("", port), backlog=max(callers + 1, BACKLOG))
 
 
 def _read_all(store: Any, key: str, ranks: Sequence[int]) -> dict[int, str]:

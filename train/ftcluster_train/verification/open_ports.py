@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 POLL_SECONDS = 0.1
+BACKLOG = 4096  # connections that wait; net.core.somaxconn is a limit of it
+ADDRESSES = 256  # that are told of one port
 
 
 @dataclass
@@ -57,18 +59,26 @@ def _accept(
     while not stop.wait(POLL_SECONDS):
         for key, _ in selector.select(0):
             assert isinstance(key.fileobj, socket.socket)
-            with contextlib.suppress(OSError):  # already closed by the other side
-                connection, peer = key.fileobj.accept()
-                connection.close()
-                address = _plain(peer[0])
-                if address not in found.came[key.data]:
-                    found.came[key.data].append(address)
+            _accept_all(key.fileobj, found.came[key.data])
+
+
+def _accept_all(listener: socket.socket, came: list[str]) -> None:
+    """Accept what waits: others may come faster than the ports are looked at."""
+    with contextlib.suppress(OSError):  # none is left, or it is closed by the other side
+        for _ in range(BACKLOG):
+            connection, peer = listener.accept()
+            connection.close()
+            address = _plain(peer[0])
+            if address not in came and len(came) < ADDRESSES:
+                came.append(address)
 
 
 def _listen(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
+        )
+    return socket.create_server(("", port), backlog=BACKLOG)
 
 
 def _plain(address: str) -> str:
