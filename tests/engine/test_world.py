@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import rendezvous
 
 from ftcluster_train.distributed import world
 from ftcluster_train.distributed.world import gather_over_ranks, open_store
 from ftcluster_train.errors import TrainError
+from ftcluster_train.launcher.store_address import listen_at_one_address
 from ftcluster_train.supervisor import free_port
 from tests.engine.ranks import on_ranks
 
@@ -36,6 +38,18 @@ def test_the_store_listens_at_the_address_of_the_cluster_and_at_no_other() -> No
     store.set("key", "value")
     assert store.get("key") == b"value"
     assert listening() - before == {"0200007F"}  # 127.0.0.2, its bytes in the machine's order
+
+
+def test_the_store_of_a_script_listens_there_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "TCPStore", rendezvous.TCPStore)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    listen_at_one_address()
+    before = listening()
+    where = f"tcp://127.0.0.2:{free_port()}?rank=0&world_size=1"
+    store, _, _ = next(rendezvous.rendezvous(where))
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    assert listening() - before == {"0200007F"}
 
 
 def test_a_port_that_is_taken_is_named_and_worth_another_start() -> None:

@@ -3,6 +3,8 @@
 The packages of its own requirements come behind those of the stack, see `layer`. With `--fast` our
 kernels replace torch's functions once the script has imported torch, see `ftcluster_train.fast`.
 
+The store of torch's rendezvous listens at the head's address only, see `store_address`.
+
 A script that hangs is asked for its Python stacks, see `python_stacks`.
 
 gloo's threads get time to finish at the end of the script. A thread of torch's gloo backend
@@ -24,6 +26,7 @@ from ftcluster_common.launch import FAST_VARIABLE
 from ftcluster_train.io import python_stacks
 from ftcluster_train.launcher.after_import import after_import
 from ftcluster_train.launcher.layer import add_layer
+from ftcluster_train.launcher.store_address import RENDEZVOUS, listen_at_one_address
 
 SETTLE_SECONDS = 0.3
 THREADS = ("pt_gloo_runloop",)  # their name in torch
@@ -55,6 +58,7 @@ def _enable_fast() -> None:
 add_layer()
 if os.environ.get(FAST_VARIABLE):
     after_import("torch", _enable_fast)
+after_import(RENDEZVOUS, listen_at_one_address)
 python_stacks.write_on_signal()
 atexit.register(_settle)  # handlers run in reverse order, so this is the last
 _import_next()
