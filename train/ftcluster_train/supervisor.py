@@ -160,7 +160,10 @@ def _write(launch: Launch) -> None:
 def _killed(launch: Launch) -> dict[str, Any]:
     """The fields of an event `error`."""
     host = launch.hosts[0].name
-    hint = "the kernel kills processes when memory is short: dmesg; else ask who did"
+    hint = (
+        "the kernel kills processes when memory is short: dmesg; one that is stopped (SIGSTOP) is "
+        f"killed after {background.WATCHDOG_SECONDS:g} s; else ask who did"
+    )
     return {"message": "the supervisor was killed", "hint": hint, "host": host, "rank": None}
 
 

@@ -51,4 +51,4 @@ def test_a_run_says_where_the_rules_are_gone_and_is_refused_where_they_must_be_t
     assert re.search(rf"note: {what}", warned.stderr), warned.stderr
     there = control.run(*required)
     assert there.returncode == 0, there.stderr
-    assert "firewall" not in there.stderr
+    assert "not in force" not in there.stderr
