@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from ftcluster_common.timeouts import Timeouts
 from ftcluster_train.launcher.activity import process_state
+from ftcluster_train.launcher.guardian import connect
 from ftcluster_train.launcher.heartbeats import Heartbeats
 from tests.programs import NODE_PATH
 from tests.unit.launcher.test_heartbeats import HOST
@@ -110,6 +113,7 @@ def test_a_killed_rank_is_told_with_its_signal(guarded: Guarded) -> None:
 def test_a_rank_reports_its_step_and_its_exit_code_comes_through(tmp_path: Path) -> None:
     rank = (
         "import os, sys, time; fd = int(os.environ['FTCLUSTER_PROGRESS_FD']); "
+        "os.write(fd, b'7\\n[]\\n{\"pid\": \"x\"}\\n' + b'[' * 60000 + b'\\n'); time.sleep(0.5); "
         'os.write(fd, b\'{"step": 3, "doing": "forward"}\\n\'); time.sleep(1.5); sys.exit(7)'
     )
     one = Guarded(tmp_path, sys.executable, "-c", rank)
@@ -118,6 +122,27 @@ def test_a_rank_reports_its_step_and_its_exit_code_comes_through(tmp_path: Path)
     one.beats.close()
     life = one.beats.lives[0]
     assert (one.process.returncode, life.exit, life.step, life.doing) == (7, 7, 3, "forward")
+
+
+def test_a_guardian_that_was_hung_up_on_connects_again(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret\n")
+    said = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def supervisor() -> None:
+            listener.accept()[0].close()  # as if too many others had come
+            peer, _ = listener.accept()
+            said.append(peer.recv(100))
+            peer.sendall(b"beat\n")
+            peer.close()
+
+        thread = threading.Thread(target=supervisor)
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with connect(address, tmp_path / "secret", 3, 20) as connection:
+            thread.join()
+            assert connection.recv(100) == b"beat\n"
+    assert said == [b"secret 3\n"]
 
 
 def test_without_a_supervisor_no_rank_is_started(tmp_path: Path) -> None:

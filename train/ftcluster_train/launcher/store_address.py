@@ -14,7 +14,7 @@ def listen_at_one_address() -> None:
     """Have the store of `init_process_group` listen at the address that the ranks are given."""
     from ftcluster_train.distributed.connectivity import listen  # not before it is needed
 
-    rendezvous = importlib.import_module(RENDEZVOUS)
+    rendezvous: Any = importlib.import_module(RENDEZVOUS)
     store = rendezvous.TCPStore
 
     def at_one_address(
