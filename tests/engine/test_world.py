@@ -1,6 +1,7 @@
 """The store that the ranks meet at, and what they tell each other."""
 
 import doctest
+import importlib
 import math
 import socket
 from datetime import timedelta
@@ -8,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import rendezvous
 
 from ftcluster_train.distributed import world
 from ftcluster_train.distributed.world import gather_over_ranks, open_store
 from ftcluster_train.errors import TrainError
-from ftcluster_train.launcher.store_address import listen_at_one_address
+from ftcluster_train.launcher.store_address import RENDEZVOUS, listen_at_one_address
 from ftcluster_train.supervisor import free_port
 from tests.engine.ranks import on_ranks
 
@@ -41,6 +41,7 @@ def test_the_store_listens_at_the_address_of_the_cluster_and_at_no_other() -> No
 
 
 def test_the_store_of_a_script_listens_there_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendezvous: Any = importlib.import_module(RENDEZVOUS)
     monkeypatch.setattr(rendezvous, "TCPStore", rendezvous.TCPStore)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     listen_at_one_address()
