@@ -4,11 +4,13 @@ import os
 import pwd
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from ftcluster_common.launch import read_launch
+from ftcluster_train import supervisor as supervisor_module
 from ftcluster_train.launcher import background
 from ftcluster_train.launcher.background import supervisor_of, unit_command
 from tests.programs import wait_for
@@ -213,3 +215,15 @@ def test_a_run_that_logout_ends_says_so(
 def test_the_number_of_a_supervisor_may_be_another_processs_by_now(run_dir: Path) -> None:
     (run_dir / "supervisor.pid").write_text(f"{os.getpid()}\n")
     assert supervisor_of(run_dir) is None
+
+
+def test_somebody_elses_run_is_not_stopped_and_said_in_a_line(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(folder: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(folder / "launch.json"))
+
+    monkeypatch.setattr(supervisor_module, "stop", denied)
+    monkeypatch.setattr(sys, "argv", ["supervisor", "stop", str(run_dir)])
+    with pytest.raises(SystemExit, match=r"launch\.json: Permission denied; its owner may"):
+        supervisor_module.main()
