@@ -157,12 +157,31 @@ def test_a_run_of_another_control_node_is_stopped(
 ) -> None:
     refused = TaskEvent("failed", "stop", "End the ranks", "head", "the supervisor does not end")
     end = event("end", state="stopped", seconds=1.0, exit_code=143)
-    play(
-        monkeypatch, played, (end, [], Outcome("done", "")), ("", [refused], Outcome("failed", ""))
-    )
+    failed = ("", [refused], Outcome("failed", ""))
+    play(monkeypatch, played, (end, [], Outcome("done", "")), failed, failed)
     follow.stop(PLACE, RUN)
-    with pytest.raises(FtclusterError, match="\n  head: the supervisor does not end"):
+    with pytest.raises(FtclusterError, match="\n  head: the supervisor does not end") as caught:
         follow.stop(PLACE, RUN)
+    assert caught.value.hint.endswith(f": ftcluster stop --force {RUN}")
+    with pytest.raises(FtclusterError) as caught:
+        follow.stop(PLACE, RUN, force=True)
+    assert caught.value.hint == ""
+    assert [variables["stop_force"] for _, variables in played] == [False, False, True]
+
+
+def test_what_a_launch_says_of_a_host_is_shown(
+    monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
+) -> None:
+    notes = [
+        TaskEvent("ok", "prepare", "Show where rules are gone", host, "its rules are gone")
+        for host in ("node1", "node2")
+    ]
+    end = event("end", state="done", seconds=9.0, exit_code=0)
+    play(monkeypatch, played, (end, notes, Outcome("done", "")))
+    view = Said()
+    begin_record(RUN, {})
+    follow.attach(PLACE, RUN, view)
+    assert view.said == ["note: node1-node2: its rules are gone"]
 
 
 @pytest.mark.parametrize(("answer", "detached"), [("d\n", True), ("s\n", False), ("", False)])
