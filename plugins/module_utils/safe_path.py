@@ -151,6 +151,22 @@ def refuse_unguarded(path):
             pass
 
 
+def refuse_unowned(path):
+    """As root, reject a file that a less trusted user could exchange or write to.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if os.geteuid() != 0:
+        return
+    with opened_parent(path, guarded=True) as (folder, name):
+        state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISREG(state.st_mode):
+        raise RefusedPath(path, "is not a regular file", AGAIN)
+    if not trusted(state.st_uid) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise RefusedPath(path, "others than root may write to it", "run ftcluster setup")
+
+
 def status(path, follow=True):
     """The os.lstat of a path, or None if nothing is there."""
     try:

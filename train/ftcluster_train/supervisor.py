@@ -50,6 +50,7 @@ from ftcluster_train.launcher.stop_request import EXIT_CODE, Stopped, StopReques
 
 HOST_RETRY_SECONDS = 5.0
 NO_UNIT = 3  # exit code of `start`
+SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of a process that looks
 
 
 def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
@@ -194,12 +195,15 @@ def start(run_dir: Path, user: str) -> int:
 
     Args:
         run_dir: the run's folder.
-        user: the account, where root starts it; else "".
+        user: the account, where root starts it, which reads nothing in that folder; else "".
+
+    Raises:
+        TrainError: the account's files cannot be read.
     """
-    if not background.is_supervised(run_dir):
-        if elsewhere := slurm_elsewhere(run_dir):
-            print(elsewhere, file=sys.stderr)
-            return 1
+    before = background.as_account(user, lambda: look(run_dir))
+    if before not in (SUPERVISED, UNSUPERVISED):
+        return before
+    if before == UNSUPERVISED:
         try:
             background.start_unit(run_dir, user)
         except background.NoUnit as error:
@@ -207,10 +211,20 @@ def start(run_dir: Path, user: str) -> int:
                 return NO_UNIT
             if background.detach():
                 os._exit(become(run_dir, str(error)))
-    if background.wait_for_supervisor(run_dir):
-        return 0
-    print(f"the supervisor does not start: {run_dir}/supervisor.log", file=sys.stderr)
-    return 1
+    if background.as_account(user, lambda: int(not background.wait_for_supervisor(run_dir))):
+        print(f"the supervisor does not start: {run_dir}/supervisor.log", file=sys.stderr)
+        return 1
+    return 0
+
+
+def look(run_dir: Path) -> int:
+    """Returns SUPERVISED, UNSUPERVISED, or 1 after saying why it cannot be supervised here."""
+    if background.is_supervised(run_dir):
+        return SUPERVISED
+    if elsewhere := slurm_elsewhere(run_dir):
+        print(elsewhere, file=sys.stderr)
+        return 1
+    return UNSUPERVISED
 
 
 def slurm_elsewhere(run_dir: Path) -> str:
@@ -311,7 +325,10 @@ def main() -> int:
     verb, folder, *options = sys.argv[1:]
     run_dir = Path(folder)
     if verb == "start":
-        return start(run_dir, options[1] if options[:1] == ["--user"] else "")
+        try:
+            return start(run_dir, options[1] if options[:1] == ["--user"] else "")
+        except TrainError as error:
+            raise SystemExit(error.message) from None
     if verb == "supervise":
         return become(run_dir)
     if verb == "sweep":

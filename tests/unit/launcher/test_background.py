@@ -5,12 +5,14 @@ import pwd
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from ftcluster_common.launch import read_launch
 from ftcluster_train import supervisor as supervisor_module
+from ftcluster_train.errors import TrainError
 from ftcluster_train.launcher import background
 from ftcluster_train.launcher.background import supervisor_of, unit_command
 from tests.programs import wait_for
@@ -227,3 +229,35 @@ def test_somebody_elses_run_is_not_stopped_and_said_in_a_line(
     monkeypatch.setattr(sys, "argv", ["supervisor", "stop", str(run_dir)])
     with pytest.raises(SystemExit, match=r"launch\.json: Permission denied; its owner may"):
         supervisor_module.main()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to start an account's supervisor")
+@pytest.mark.parametrize("name", ["events.jsonl", "supervisor.pid", "launch.json"])
+def test_root_reads_nothing_in_the_accounts_folder(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A FIFO keeps only the account waiting, and a link leads it only where it may read."""
+    account = pwd.getpwnam("nobody")
+    monkeypatch.setattr(background, "START_SECONDS", 1.0)
+    monkeypatch.setattr(background, "BACK_SECONDS", 0.0)
+    monkeypatch.setattr(background, "start_unit", no_unit)
+    with tempfile.TemporaryDirectory(prefix="ftcluster-test-") as folder:
+        Path(folder).chmod(0o755)
+        run_dir, secret = Path(folder) / "r-1", Path(folder) / "secret"
+        secret.write_text('{"event": "end"}\n')  # root would take the run for ended
+        secret.chmod(0o600)
+        run_dir.mkdir()
+        (run_dir / name).symlink_to(secret)
+        os.chown(run_dir, account.pw_uid, account.pw_gid)
+        assert supervisor_module.start(run_dir, account.pw_name) != 0
+        (run_dir / name).unlink()
+        os.mkfifo(run_dir / name)
+        os.chown(run_dir / name, account.pw_uid, account.pw_gid)
+        with pytest.raises(TrainError, match="cannot read the run's files"):
+            supervisor_module.start(run_dir, account.pw_name)
+        with pytest.raises(ChildProcessError):  # none is left
+            os.waitpid(-1, os.WNOHANG)
+
+
+def no_unit(_run_dir: Path, _user: str) -> None:
+    raise background.NoUnit

@@ -21,11 +21,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ftcluster_common.launch import SLURM_VARIABLE
-from ftcluster_train.errors import first_line
+from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.events import EventWriter, has_ended
 from ftcluster_train.io.permissions import GROUP_READS
 from ftcluster_train.launcher.activity import process_state
@@ -73,6 +73,48 @@ def wait_for_supervisor(run_dir: Path) -> bool:
 
 class NoUnit(Exception):
     """Why the supervisor cannot be a unit of systemd; "" where systemd does not run this host."""
+
+
+def as_account(user: str, call: Callable[[], int]) -> int:
+    """Call a function as an account, in a process of its own; returns what it returns.
+
+    root reads no file of the account: a link may lead anywhere, and a FIFO has no end.
+
+    Args:
+        user: the account; "" calls the function in this process.
+
+    Raises:
+        TrainError: it was killed, or had to be after START_SECONDS + BACK_SECONDS.
+    """
+    if not user:
+        return call()
+    entry = pwd.getpwnam(user)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not (pid := os.fork()):
+        try:
+            os.setgroups(os.getgrouplist(user, entry.pw_gid))
+            os.setgid(entry.pw_gid)
+            os.setuid(entry.pw_uid)
+            code = call()
+            sys.stderr.flush()
+            os._exit(code)
+        except BaseException as error:  # what the process forked from must not go on here
+            os.write(2, f"{first_line(error)}\n".encode())
+            os._exit(1)
+    deadline = time.monotonic() + START_SECONDS + BACK_SECONDS
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done and os.WIFEXITED(status):
+            return os.WEXITSTATUS(status)
+        if done:
+            raise TrainError(f"a process of {user} was ended by signal {os.WTERMSIG(status)}")
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    raise TrainError(
+        f"{user} cannot read the run's files within {START_SECONDS + BACK_SECONDS:g} s"
+    )
 
 
 def start_unit(run_dir: Path, user: str) -> None:

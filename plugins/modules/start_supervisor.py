@@ -1,0 +1,136 @@
+#!/usr/bin/python
+# Apache-2.0 (see LICENSE)
+"""Starts a run's supervisor for an account, from a stack that only root can have written."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: start_supervisor
+short_description: Start a run's supervisor as a unit of systemd
+description:
+  - Run by root, it starts the supervisor of an account's run, which is then a process of the
+    account.
+  - Takes the stack from the link C(<prefix>/current), not from what the account says, and executes
+    it only if root owns it and the whole way to it.
+version_added: 0.1.0
+author: The ftcluster authors (@ftcluster)
+options:
+  prefix:
+    description: The folder that the cluster lives in.
+    type: path
+    required: true
+  run:
+    description: The run's id; its folder is C(<prefix>/runs/<run>).
+    type: str
+    required: true
+  user:
+    description: The account that trains.
+    type: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Start the supervisor
+  ftcluster.cluster.start_supervisor:
+    prefix: /opt/ftcluster
+    run: quickstart-20260131-101500-a1b2c3
+    user: ftcluster
+  become: true
+"""
+
+RETURN = r"""
+rc:
+  description: The exit code, 0 if the run has a supervisor, 3 if it cannot be a unit of systemd.
+  returned: success
+  type: int
+refused:
+  description: Why root does not execute the stack, or an empty string.
+  returned: success
+  type: str
+stderr:
+  description: What the supervisor said.
+  returned: success
+  type: str
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
+    refuse_unguarded,
+    refuse_unowned,
+)
+
+RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+PROGRAM = "ftcluster_train/supervisor.py"
+SECONDS = 90  # it looks twice, for at most 25 s, and starts a unit within 20 s
+
+
+def stack_of(prefix):
+    """The stack in use, after looking at who could have changed what root executes of it.
+
+    Raises:
+        OSError: another user could have; says where, and what to do.
+        ValueError: there is none, or C(current) leads out of the folder of stacks.
+    """
+    link = prefix / "current"
+    if not link.exists():
+        raise ValueError(f"{link} leads to no stack: run ftcluster setup")
+    refuse_unguarded(link)
+    stack = link.resolve()
+    if stack.parent != (prefix / "stacks").resolve():
+        raise ValueError(
+            f"{link} leads to {stack}, which is not in {prefix}/stacks: run ftcluster setup"
+        )
+    refuse_unowned(stack / "bin/python")
+    programs = sorted(stack.glob(f"lib/python3*/site-packages/{PROGRAM}"))
+    if not programs:
+        raise ValueError(f"{stack} has no node package: run ftcluster setup")
+    for program in programs:
+        refuse_unowned(program)
+    return stack
+
+
+def main():
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "prefix": {"type": "path", "required": True},
+            "run": {"type": "str", "required": True},
+            "user": {"type": "str", "required": True},
+        },
+    )
+    prefix, run, user = Path(module.params["prefix"]), module.params["run"], module.params["user"]
+    for name, value, form in (("run", run, RUN), ("user", user, USER)):
+        if not form.fullmatch(value):
+            module.fail_json(msg=f"{name} {value!r}: letters, digits and ._- only")
+    try:
+        stack = stack_of(prefix)
+    except OSError as error:
+        message = f"{error.filename or prefix}: {error.strerror}"
+        module.exit_json(
+            changed=False, rc=1, refused=f"root executes nothing of it: {message}", stderr=""
+        )
+    except ValueError as error:
+        module.exit_json(changed=False, rc=1, refused=str(error), stderr="")
+    command = [str(stack / "bin/python"), "-I", "-B", "-m", "ftcluster_train.supervisor"]
+    try:
+        done = subprocess.run(
+            [*command, "start", str(prefix / "runs" / run), "--user", user],
+            cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        module.exit_json(changed=False, rc=1, refused="", stderr=str(error))
+    module.exit_json(
+        changed=True,
+        rc=done.returncode,
+        refused="",
+        stderr=done.stderr.decode(errors="replace").strip(),
+    )
+
+
+if __name__ == "__main__":
+    main()
