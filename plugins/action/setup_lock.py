@@ -12,6 +12,7 @@ import socket
 from pathlib import Path
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import LOCK
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import BOOT_ID
 from ansible_collections.ftcluster.cluster.plugins.modules.setup_lock import (
     COMPLETE,
@@ -22,6 +23,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import abov
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import sha256_of
 
 MODULE = "ftcluster.cluster.setup_lock"
+WAIT_SECONDS = 20
 
 
 class ActionModule(ActionBase):
@@ -64,7 +66,10 @@ class ActionModule(ActionBase):
         else:
             script = take_script(arguments)
             after = f"""case "$(cat {NAME})" in *'"owner": {owner}'*) tell done yes;; esac"""
-        command = f"cd {shlex.quote(folder)} && flock . sh -c {shlex.quote(script)} 2> /dev/null"
+        guarded = GUARDED.format(paths=" ".join(map(shlex.quote, above(f"{folder}/{NAME}"))))
+        # the mode of the file that is locked, because whoever can open it can lock it
+        locked = f"umask 077; flock -w {WAIT_SECONDS} {LOCK} sh -c {shlex.quote(script)}"
+        command = f"cd {shlex.quote(folder)} && ( {guarded}\n{locked} ) 2> /dev/null"
         found = look(self, [folder], more=f"{command} && {{ {after}; }}; :")
         return found is not None and found.said.get("done") == ["yes"]
 
@@ -86,12 +91,10 @@ def take_script(arguments):
     lock = json.dumps(new_lock(arguments["owner"], arguments["who"], "@since@", "@boot@"))
     lock = shlex.quote(lock).replace('"@since@"', "'$(date +%s)'")
     lock = lock.replace("@boot@", f"'$(cat {BOOT_ID})'")
-    paths = " ".join(map(shlex.quote, above(f"{arguments['prefix']}/{NAME}")))
     digest = shlex.quote(arguments["digest"] or "none")
     complete = [shlex.quote(f"{stack}/{COMPLETE}") for stack in arguments.get("stacks") or []]
     return "\n".join(
         [
-            GUARDED.format(paths=paths),
             *(UNCHANGED.format(complete=path, digest=digest) for path in complete),
             WRITE.format(name=NAME, lock=lock),
         ]

@@ -1,12 +1,26 @@
 # Apache-2.0 (see LICENSE)
-"""A lock on a folder, for what only one process may do there at a time."""
+"""A lock on a folder, for what only one process may do there at a time.
+
+Whoever can open a file can lock it, so it is a file of this user's own, which no other may open.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import stat
 import time
+from pathlib import Path
+
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
+    AGAIN,
+    RefusedPath,
+    opened_parent,
+)
+
+LOCK = ".alone"
+FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -14,10 +28,15 @@ def alone_in(folder, seconds=300):
     """Hold the lock.
 
     Raises:
+        OSError: the file of the lock cannot be opened, or is none.
         ValueError: another process has held it for this many seconds.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
+    path = Path(folder) / LOCK
+    with opened_parent(path, follow=False) as (parent, name):
+        descriptor = os.open(name, FLAGS, 0o600, dir_fd=parent)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise RefusedPath(path, "is not a regular file", AGAIN)
         deadline = time.monotonic() + seconds
         while True:
             try:

@@ -204,6 +204,22 @@ def finish(path, layer, digest):
     write_text(marker(path, layer), f"{digest} {boot_id()}\n", 0o644)
 
 
+def protect(path):
+    """Let only the account that trains lock a stack, which whoever can list its folder could.
+
+    Others execute its programs all the same. `runs` beside the folder of stacks has the account's
+    group.
+    """
+    runs = path.parent.parent / "runs"
+    if path.parent.name != "stacks":
+        return
+    if os.geteuid() == 0 and runs.is_dir():
+        os.chown(path, -1, runs.stat().st_gid)
+        path.chmod(0o751)
+    else:
+        path.chmod(0o711)
+
+
 def install(module, path, staging):
     """Verify what was sent, and install it, alone; returns whether it had to be installed."""
     layer, digest = module.params["layer"] or "", module.params["digest"]
@@ -269,6 +285,7 @@ def fill(module, path, staging, layer):
         shutil.rmtree(path, ignore_errors=True)
         python = module.params["python"] or sys.executable
         run(module, [uv, "venv", *options, "--no-project", "--python", python, path])
+        protect(path)
     python = ["--python", path / "bin/python"]
     again = ["--reinstall"] if layer else []
     run(module, [uv, "pip", "install", *options, *python, *again, *install_words(staging)])

@@ -298,25 +298,25 @@ def ours(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place / setup_lock.NAME
 
 
-def test_a_lock_is_released_if_it_is_ours(act: Act, ours: Path) -> None:
-    arguments = {"prefix": str(ours.parent), "state": "released"}
-    ours.write_text('{"owner": "c 55 7", "control": "c"}\n')
-    assert act(setup_lock, check=True, **arguments) == MODULE
-    assert ours.exists()
-    assert act(setup_lock, **arguments) == {"changed": False}
-    assert not ours.exists()
-    assert act(setup_lock, **arguments) == {"changed": False}
-    ours.write_text('{"owner": "c 55 71", "control": "c"}\n')
-    assert act(setup_lock, **arguments) == MODULE  # which leaves alone what is another one's
-    assert ours.exists()
-
-
 @pytest.fixture
 def guarded(ours: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same, where all folders on the way are as if only this user may write there."""
     script = setup_lock.GUARDED.replace("{paths}", shlex.quote(str(ours.parent)))
     monkeypatch.setattr(setup_lock, "GUARDED", script.replace("{", "{{").replace("}", "}}"))
     return ours
+
+
+def test_a_lock_is_released_if_it_is_ours(act: Act, guarded: Path) -> None:
+    arguments = {"prefix": str(guarded.parent), "state": "released"}
+    guarded.write_text('{"owner": "c 55 7", "control": "c"}\n')
+    assert act(setup_lock, check=True, **arguments) == MODULE
+    assert guarded.exists()
+    assert act(setup_lock, **arguments) == {"changed": False}
+    assert not guarded.exists()
+    assert act(setup_lock, **arguments) == {"changed": False}
+    guarded.write_text('{"owner": "c 55 71", "control": "c"}\n')
+    assert act(setup_lock, **arguments) == MODULE  # which leaves alone what is another one's
+    assert guarded.exists()
 
 
 def test_a_free_lock_is_taken_as_the_module_would(act: Act, guarded: Path) -> None:
