@@ -131,7 +131,9 @@ def test_a_launch_takes_the_stack_in_use_and_not_the_folder_of_another_run(tmp_p
     assert "File exists" in again.stderr
     for name in ("train", "run"):
         [prepare, _] = yaml.safe_load((ROOT / f"playbooks/{name}.yml").read_text())
-        assert prepare["tasks"][0]["ansible.builtin.import_tasks"] == "tasks/new-run.yml"
+        compare, new, *_ = prepare["tasks"]
+        assert compare["ansible.builtin.include_tasks"] == "tasks/same-cluster.yml"
+        assert new["ansible.builtin.import_tasks"] == "tasks/new-run.yml"
 
 
 def test_bad_data_and_bad_model_are_reported_together(

@@ -1,0 +1,205 @@
+"""What all control nodes of a cluster have to know: its form, and how it is changed."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.ftcluster.cluster.plugins.module_utils.record import (
+    MOST,
+    merged,
+    parsed,
+    rendered,
+)
+from ansible_collections.ftcluster.cluster.plugins.modules import cluster_record
+
+from ftcluster.cli.main import main
+from ftcluster.cli.train import prepare_run
+from ftcluster.cluster.facts import BENCH, SETUP
+from ftcluster.cluster.record import Drained, MeasuredOn, record_of, with_bench, with_drained
+from ftcluster.cluster.saved import Cluster, recall, remember
+from ftcluster.errors import FtclusterError
+from ftcluster.progress.view import make_view
+from ftcluster.provision.shared import change_record
+from tests.unit.clusters import cluster, host
+
+Said = Callable[[object], None]
+THREE = ("xeon1", "xeon2", "xeon3")
+GOOD: dict[str, Any] = {
+    "format": 1,
+    "drained": {"xeon3": {"why": "memory errors", "since": "2026-01-31"}},
+    "all_reduce": {
+        "setup": {"ms": {"gloo": 9.5, "impi": 4}, "bytes": 4194304, "hosts": list(THREE),
+                  "stack": "native"},
+    },
+    "tunings": {
+        "0a": {"name": "mrpc", "recipe": {}, "hosts": [{"name": "xeon1"}], "date": "2026-01-31",
+               "settings": {"ranks_per_host": 2}, "speed_up": 1.2, "spread": 0.01, "trials": 9},
+    },
+}  # fmt: skip
+
+
+def known(text: str = "", stack: str = "native") -> Cluster:
+    """The cluster as a control node knows it whose head has answered so."""
+    hosts = cluster(*(host(name, stack=stack) for name in THREE))
+    return Cluster((Path("/inventory.ini"),), hosts).with_record(text)
+
+
+def planted(way: str, value: object) -> str:
+    """A good record but for one place."""
+    document = json.loads(json.dumps(GOOD))
+    *folders, name = way.split("/")
+    place = document
+    for one in folders:
+        place = place[one]
+    place[name] = value
+    return json.dumps(document)
+
+
+def test_what_is_known_of_a_cluster() -> None:
+    found = known(json.dumps(GOOD))
+    assert found.drained == {"xeon3": Drained("memory errors", "2026-01-31")}
+    assert found.facts.all_reduce
+    assert (found.facts.all_reduce.ms["impi"], found.facts.all_reduce.by) == (4.0, SETUP)
+    assert found.tunings[0].settings == {"ranks_per_host": 2}
+    assert known(json.dumps(GOOD), stack="intel-2.8").facts.all_reduce is None
+    remember(found)
+    assert recall() == found
+
+
+def test_bench_counts_more_on_the_same_hosts_with_the_same_stack() -> None:
+    bench = MeasuredOn({"gloo": 1.0}, 1 << 20, THREE, "native")
+    for measured, by in (
+        (bench, BENCH), (replace(bench, hosts=THREE[:2]), SETUP), (replace(bench, stack="x"), SETUP),
+    ):  # fmt: skip
+        found = known(rendered(merged(parsed(json.dumps(GOOD)), with_bench(measured))))
+        assert found.facts.all_reduce
+        assert found.facts.all_reduce.by == by
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        7, None, ["{}"], "x", "{", "[]", "[" * 100_000, "{}" + " " * MOST,
+        '{"format": 2}', planted("format", None), planted("drained", []),
+        planted("drained/xeon2", "why"), planted("drained/xeon3/why", 3),
+        planted("drained/xeon3/since", "2026-01-31\n"), planted("drained/xeon3", {}),
+        planted("all_reduce/setup/ms", [1]), planted("all_reduce/setup/ms/gloo", "9"),
+        planted("all_reduce/setup/ms/gloo", True), planted("all_reduce/setup/ms/gloo", float("inf")),
+        planted("all_reduce/setup/ms/gloo", 10**400), planted("all_reduce/setup/bytes", float("nan")),
+        planted("all_reduce/setup/hosts", "xeon1"), planted("all_reduce/setup/hosts", [1]),
+        planted("all_reduce/setup/stack", None), planted("tunings/0a/settings", {"name": "x"}),
+        planted("tunings/0a/settings", {"ranks_per_host": "2"}), planted("tunings/0a/hosts", {}),
+        planted("tunings/0a/settings", {"ranks_per_host": True}), planted("tunings/0a/hosts", [{}]),
+        planted("tunings/0a/recipe", None), planted("tunings/0a/speed_up", "1"),
+    ],
+)  # fmt: skip
+def test_what_is_no_record_is_refused_with_host_and_file(text: object) -> None:
+    with pytest.raises(ValueError, match=""):
+        record_of(text)
+    with pytest.raises(FtclusterError) as caught:
+        known().with_record(text)
+    assert caught.value.message.startswith("xeon1: /opt/ftcluster/cluster.json cannot be read: ")
+    assert len(str(caught.value)) < 500
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_two_control_nodes_plan_the_same(
+    head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one has drained and measured, the other one leaves out and chooses by."""
+
+    def at(node: str) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / node))
+
+    def plan() -> tuple[list[str], str]:
+        decided = prepare_run(["quickstart", "ranks_per_host=1"], recall()).plan
+        return [one.name for one in decided.hosts], decided.backend
+
+    for node in ("first", "second"):
+        at(node)
+        remember(known())
+    assert plan() == (list(THREE), "impi")
+    slow = MeasuredOn({"gloo": 1.0, "impi": 1210.0}, 4 << 20, THREE, "native")
+    at("first")
+    change_record(recall(), with_bench(slow), (), make_view(False))
+    assert main(["hosts", "drain", "xeon3", "--why", "memory errors"]) == 0
+    first = plan()
+    assert first == (["xeon1", "xeon2"], "gloo")
+    at("second")
+    assert main(["hosts", "drain", "xeon2"]) == 0  # which loses nothing of the first
+    assert plan() == (["xeon1"], "gloo")
+    assert main(["hosts", "return", "xeon2"]) == 0
+    assert plan() == first
+    at("first")
+    assert main(["hosts", "return", "xeon3"]) == 0
+
+
+CHANGE = """
+import sys
+from pathlib import Path
+from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
+from ansible_collections.ftcluster.cluster.plugins.modules.cluster_record import settle
+
+path, one = Path(sys.argv[1]), sys.argv[2]
+for number in range(20):
+    with alone_in(path.parent):
+        entry = {"why": one, "since": "2026-01-31"}
+        settle(path, "present", "", {"drained": {f"{one}-{number}": entry}}, False)
+"""
+
+
+def test_changes_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    package = tmp_path / "lib/ansible_collections/ftcluster"
+    package.mkdir(parents=True)
+    (package / "cluster").symlink_to(Path(__file__).parents[3])
+    paths = {"PYTHONPATH": ":".join([str(tmp_path / "lib"), *sys.path]), "PATH": os.environ["PATH"]}
+    racing = [
+        subprocess.Popen([sys.executable, "-c", CHANGE, str(file), one], env=paths) for one in "abc"
+    ]
+    assert [one.wait() for one in racing] == [0, 0, 0]
+    assert len(record_of(file.read_text().strip()).drained) == 60
+
+
+def test_the_module_changes_entries_and_keeps_the_rest(
+    run_module: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.json"
+
+    def run(**given: Any) -> dict[str, Any]:
+        return run_module(cluster_record.main, prefix=str(tmp_path), **given)
+
+    assert (run()["changed"], file.exists()) == (False, False)
+    two = with_drained({"a": Drained("x", "2026-01-31"), "b": Drained("y", "2026-01-31")})
+    assert run(check=True, changes=two)["changed"]
+    assert not file.exists()
+    assert run(changes=two)["record"] == file.read_text().strip()
+    assert oct(file.stat().st_mode & 0o777) == "0o644"
+    assert not run(changes=two)["changed"]
+    assert list(parsed(run(changes=with_drained({"a": None}))["record"])["drained"]) == ["b"]
+    wrong = {"all_reduce": {"setup": {"ms": {"gloo": "fast"}}}}
+    assert "gloo" in run(changes=wrong)["msg"]
+    file.write_text("{")
+    assert str(file) in run(changes=two)["msg"]
+    assert file.read_text() == "{"
+    assert run(state="absent")["changed"]
+    # a head that takes another one's place
+    assert list(parsed(run(start=json.dumps(GOOD))["record"])["drained"]) == ["xeon3"]
+
+
+def test_the_oldest_tunings_make_room(tmp_path: Path) -> None:
+    sections = parsed(json.dumps(GOOD))
+    big = {str(number): {"recipe": "x" * 30_000} for number in range(9)}
+    text = rendered(merged(sections, {"tunings": big}))
+    assert len(text) <= MOST
+    assert list(parsed(text)["tunings"])[-1] == "8"
+    assert "0" not in parsed(text)["tunings"]
+    assert parsed(text)["drained"] == GOOD["drained"]
+    with pytest.raises(ValueError, match=str(MOST)):
+        rendered({**sections, "drained": {"a": "x" * MOST}})
