@@ -18,6 +18,7 @@ from ftcluster.cluster.facts import BENCH, SETUP, AllReduce, ClusterFacts
 from ftcluster.cluster.tunings import Tuning
 
 One = TypeVar("One")
+_MOST_SHOWN = 60  # characters of a value
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -128,7 +129,7 @@ def _section(
             _check(isinstance(one, dict), "it is no mapping")
             found[key] = read(one)
         except (ValueError, KeyError, OverflowError) as error:
-            raise ValueError(f"{name}: {key!a}: {error}") from None
+            raise ValueError(f"{name}: {_shown(key)}: {error}") from None
     return found
 
 
@@ -167,7 +168,7 @@ def _tuning(one: Mapping[str, Any]) -> Tuning:
     for name, value in settings.items():
         kinds = _SETTINGS.get(name, ())
         fits = isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
-        _check(fits, f"the setting {name!a} is {value!a}")
+        _check(fits, f"the setting {_shown(name)} is {_shown(value)}")
     return Tuning(
         _text(one["name"]),
         one["recipe"],
@@ -180,17 +181,22 @@ def _tuning(one: Mapping[str, Any]) -> Tuning:
     )
 
 
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
 def _text(value: object) -> str:
-    _check(isinstance(value, str), f"{value!a} is no text")
+    _check(isinstance(value, str), f"{_shown(value)} is no text")
     return str(value)
 
 
 def _date(value: object) -> str:
-    _check(bool(_DATE.fullmatch(_text(value))), f"{value!a} is no date")
+    _check(bool(_DATE.fullmatch(_text(value))), f"{_shown(value)} is no date")
     return str(value)
 
 
 def _number(value: object) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    _check(is_number and math.isfinite(float(str(value))), f"{value!a} is no number")
+    _check(is_number and math.isfinite(float(str(value))), f"{_shown(value)} is no number")
     return float(str(value))

@@ -210,9 +210,9 @@ def _read() -> Cluster:
     options, pattern = _texts(document["options"]), str(document["hosts"])
     drained = {name: Drained(**one) for name, one in document.get("drained", {}).items()}
     cluster = Cluster(inventories, facts, options, pattern, drained=drained)
-    # before the head had a record, all was here
-    record = document.get("record", "")
-    return _with_record(cluster, record, str(document["as_of"])) if record else cluster
+    as_of = str(document.get("as_of", ""))
+    # before heads had records, all was here
+    return _with_record(cluster, document["record"], as_of) if as_of else cluster
 
 
 def _texts(values: Any) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ FOUR = host("xeon1", cores=4)
 @pytest.fixture(autouse=True)
 def trained(monkeypatch: pytest.MonkeyPatch, head: Path) -> list[TrainingRun]:
     """The trainings that were launched: a sample takes a rank 0.1 s, a tenth less with libc."""
+    assert not head.exists()
     runs: list[TrainingRun] = []
     now = [0.0]
 

@@ -75,33 +75,33 @@ def test_what_is_known_of_a_cluster() -> None:
 def test_bench_counts_more_on_the_same_hosts_with_the_same_stack() -> None:
     bench = MeasuredOn({"gloo": 1.0}, 1 << 20, THREE, "native")
     for measured, by in (
-        (bench, BENCH), (replace(bench, hosts=THREE[:2]), SETUP), (replace(bench, stack="x"), SETUP),
-    ):  # fmt: skip
+        (bench, BENCH),
+        (replace(bench, hosts=THREE[:2]), SETUP),
+        (replace(bench, stack="x"), SETUP),
+    ):
         found = known(rendered(merged(parsed(json.dumps(GOOD)), with_bench(measured))))
         assert found.facts.all_reduce
         assert found.facts.all_reduce.by == by
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        7, None, ["{}"], "x", "{", "[]", "[" * 100_000, "{}" + " " * MOST,
-        '{"format": 2}', planted("format", None), planted("drained", []),
-        planted("drained/xeon2", "why"), planted("drained/xeon3/why", 3),
-        planted("drained/xeon3/since", "2026-01-31\n"), planted("drained/xeon3", {}),
-        planted("all_reduce/setup/ms", [1]), planted("all_reduce/setup/ms/gloo", "9"),
-        planted("all_reduce/setup/ms/gloo", True), planted("all_reduce/setup/ms/gloo", float("inf")),
-        planted("all_reduce/setup/ms/gloo", 10**400), planted("all_reduce/setup/bytes", float("nan")),
-        planted("all_reduce/setup/hosts", "xeon1"), planted("all_reduce/setup/hosts", [1]),
-        planted("all_reduce/setup/stack", None), planted("tunings/0a/settings", {"name": "x"}),
-        planted("tunings/0a/settings", {"ranks_per_host": "2"}), planted("tunings/0a/hosts", {}),
-        planted("tunings/0a/settings", {"ranks_per_host": True}), planted("tunings/0a/hosts", [{}]),
-        planted("tunings/0a/recipe", None), planted("tunings/0a/speed_up", "1"),
-    ],
+WRONG = (
+    7, None, ["{}"], "x", "{", "[]", "[" * 100_000, "{}" + " " * MOST,
+    '{"format": 2}', planted("format", None), planted("drained", []),
+    planted("drained/xeon2", "why"), planted("drained/xeon3/why", 3),
+    planted("drained/xeon3/since", "2026-01-31\n"), planted("drained/xeon3", {}),
+    planted("all_reduce/setup/ms", [1]), planted("all_reduce/setup/ms/gloo", "9"),
+    planted("all_reduce/setup/ms/gloo", True), planted("all_reduce/setup/ms/gloo", float("inf")),
+    planted("all_reduce/setup/ms/gloo", 10**400), planted("all_reduce/setup/bytes", float("nan")),
+    planted("all_reduce/setup/hosts", "xeon1"), planted("all_reduce/setup/hosts", [1]),
+    planted("all_reduce/setup/stack", None), planted("tunings/0a/settings", {"name": "x"}),
+    planted("tunings/0a/settings", {"ranks_per_host": "2"}), planted("tunings/0a/hosts", {}),
+    planted("tunings/0a/settings", {"ranks_per_host": True}), planted("tunings/0a/hosts", [{}]),
+    planted("tunings/0a/recipe", None), planted("tunings/0a/speed_up", "1"),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
 def test_what_is_no_record_is_refused_with_host_and_file(text: object) -> None:
-    with pytest.raises(ValueError, match=""):
-        record_of(text)
     with pytest.raises(FtclusterError) as caught:
         known().with_record(text)
     assert caught.value.message.startswith("xeon1: /opt/ftcluster/cluster.json cannot be read: ")
@@ -109,9 +109,8 @@ def test_what_is_no_record_is_refused_with_host_and_file(text: object) -> None:
     assert len(str(caught.value).splitlines()) == 2
 
 
-def test_two_control_nodes_plan_the_same(
-    head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("head")
+def test_two_control_nodes_plan_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one has drained and measured, the other one leaves out and chooses by."""
 
     def at(node: str) -> None:
@@ -193,7 +192,7 @@ def test_the_module_changes_entries_and_keeps_the_rest(
     assert list(parsed(run(start=json.dumps(GOOD))["record"])["drained"]) == ["xeon3"]
 
 
-def test_the_oldest_tunings_make_room(tmp_path: Path) -> None:
+def test_the_oldest_tunings_make_room() -> None:
     sections = parsed(json.dumps(GOOD))
     big = {str(number): {"recipe": "x" * 30_000} for number in range(9)}
     text = rendered(merged(sections, {"tunings": big}))

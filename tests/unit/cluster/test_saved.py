@@ -27,7 +27,7 @@ from ftcluster.cluster.saved import change
 from ftcluster.provision.host_history import keep
 for number in range(10):
     change((Path("/i.ini"),), lambda saved: replace(saved, options=(*saved.options, "x")))
-    keep({"inventory": sys.argv[1] + str(number), "hosts": []})
+    keep({"inventory": sys.argv[1] + str(number), "hosts": [], "pairs": [], "warnings": []})
 """
 
 
