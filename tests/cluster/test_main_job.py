@@ -18,6 +18,40 @@ def test_setup_again_changes_nothing(machine: Machine) -> None:
     assert machine.first_setup["hosts"]["localhost"]["changed"] > 0
 
 
+def test_another_control_node_keeps_what_the_cluster_has(machine: Machine, tmp_path: Path) -> None:
+    """Its plain setup, without an answer of the hosts that it would not have asked for anyway."""
+    prefix = machine.home.prefix
+    other = Home(tmp_path, prefix)
+    words = ("setup", "localhost", "--tags", "preflight", "-e", f"ftcluster_prefix={prefix}")
+    link = prefix / "current"
+    stack = link.readlink()
+    newer, bare = prefix / "stacks/native-trackers-0a", tmp_path / "inventory.ini"
+    bare.write_text("localhost ansible_connection=local torch_stack_name=native\n")
+    newer.mkdir()
+    [package] = stack.glob("lib/python3*/site-packages/ftcluster_train-*.dist-info")
+    try:
+        link.unlink()
+        link.symlink_to(newer)
+        kept = other.run(*words)
+        assert "stack native-trackers, because the cluster has it" in kept.stderr
+        named = other.run(words[0], str(bare), *words[2:])
+        assert "stack native replaces native-trackers, because it was asked for" in named.stderr
+    finally:
+        link.unlink()
+        link.symlink_to(stack)
+        newer.rmdir()
+    try:
+        package.rename(package.with_name("ftcluster_train-99.0.dist-info"))
+        refused = other.run(*words)
+        assert refused.returncode == 1
+        assert (
+            "the hosts have ftcluster 99.0, and this control node has the older" in refused.stderr
+        )
+        assert other.run(*words, "--downgrade").returncode == 0
+    finally:
+        package.with_name("ftcluster_train-99.0.dist-info").rename(package)
+
+
 def test_the_stack_has_the_node_package_and_no_ansible(machine: Machine) -> None:
     def pip(python: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -68,8 +102,19 @@ def test_real_data_of_the_users(machine: Machine, test_data: Path) -> None:
 
 
 def test_ctrl_c_during_training(machine: Machine) -> None:
+    record = machine.home.prefix / "cluster.json"  # which another control node changes
+    ms = {
+        "ms": {"gloo": 1.0, "impi": 2.0},
+        "bytes": 4194304,
+        "hosts": ["localhost"],
+        "stack": "native",
+    }
+    record.write_text(json.dumps({"format": 1, "all_reduce": {"setup": ms}}) + "\n")
     process = machine.home.start("train", *FEW_PAIRS, "training.num_train_epochs=50", "--json")
-    _, last, code, out = interrupt_when(process, "step 10/")
+    said, last, code, out = interrupt_when(process, "step 10/")
+    assert (
+        "the cluster was changed from elsewhere: other measurements of it; planning again" in said
+    )
     assert code == 130
     result = json.loads(out)
     assert (result["state"], result["world_size"], result["model"]) == ("stopped", 2, None)

@@ -18,12 +18,15 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.record import (
 )
 from ansible_collections.ftcluster.cluster.plugins.modules import cluster_record
 
+from ftcluster.ansible.playbook import Outcome, TaskEvent
 from ftcluster.cli.main import main
 from ftcluster.cli.train import prepare_run
 from ftcluster.cluster.facts import BENCH, SETUP
 from ftcluster.cluster.record import Drained, MeasuredOn, record_of, with_bench, with_drained
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
+from ftcluster.launch import follow
+from ftcluster.launch.record import recorded_runs
 from ftcluster.progress.view import make_view
 from ftcluster.provision.shared import change_record
 from tests.unit.clusters import cluster, host
@@ -202,3 +205,71 @@ def test_the_oldest_tunings_make_room() -> None:
     assert parsed(text)["drained"] == GOOD["drained"]
     with pytest.raises(ValueError, match=str(MOST)):
         rendered({**sections, "drained": {"a": "x" * MOST}})
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[dict[str, Any]]]:
+    """What the head says of the cluster at each launch, and the variables of the launches."""
+    says: list[Any] = []
+    launches: list[dict[str, Any]] = []
+
+    def run_playbook(
+        _: str, __: object, variables: dict[str, Any], on_event: Callable[[TaskEvent], None],
+        **___: object,
+    ) -> Outcome:  # fmt: skip
+        launches.append(variables)
+        if not says:
+            return Outcome("done", "")
+        facts = {"ansible_facts": {"cluster_changed": says.pop(0)}}
+        on_event(TaskEvent("ok", "prepare", host="xeon1", result=facts))
+        return Outcome("failed", "", (TaskEvent("failed", "prepare", host="xeon1"),))
+
+    monkeypatch.setattr(follow, "run_playbook", run_playbook)
+    remember(known())
+    return says, launches
+
+
+def test_a_plan_for_what_the_cluster_was_is_made_again(
+    launched: tuple[list[Any], list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    says, launches = launched
+    says.append({"stack": "native-trackers", "record": json.dumps(GOOD)})
+    assert main(["train", "quickstart", "--detach", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "stack native -> native-trackers; drained: xeon3; planning again" in err
+    assert launches[0]["train_known"] == known().known
+    assert launches[1]["train_known"] == recall().known
+    assert recall().known == known(json.dumps(GOOD), "native-trackers").known
+    slots = [one["train_launch"]["hostfile"].count("xeon3") for one in launches]
+    assert slots == [1, 0]
+    # nothing is left of the one that was not started
+    assert recorded_runs() == [json.loads(out)["run"]]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"stack": "native", "record": "{"}, {"stack": "of a newer version", "record": ""},
+        {"stack": None}, {"record": 7, "stack": "native"},
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_none_starts_and_changes_nothing(
+    launched: tuple[list[Any], list[dict[str, Any]]],
+    capsys: pytest.CaptureFixture[str],
+    answer: Any,
+) -> None:
+    before = recall()
+    launched[0].append(answer)
+    assert main(["train", "quickstart", "--detach"]) == 1
+    said = capsys.readouterr().err.splitlines()[-2:]
+    assert said[0].startswith("error: xeon1")
+    assert (recall(), recorded_runs(), len(launched[1])) == (before, [], 1)
+
+
+def test_a_cluster_that_changes_all_the_time_is_given_up(
+    launched: tuple[list[Any], list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched[0].extend({"stack": name, "record": ""} for name in ("native-trackers", "native") * 3)
+    assert main(["train", "quickstart", "--detach"]) == 1
+    assert "nothing was started" in capsys.readouterr().err
+    assert (len(launched[1]), recorded_runs()) == (3, [])
