@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
-from tests.programs import CONTROL, Home, interrupt_when
+from tests.programs import CONTROL, ROOT, Home, interrupt_when
 
 
 def test_setup_again_changes_nothing(machine: Machine) -> None:
@@ -19,14 +19,15 @@ def test_setup_again_changes_nothing(machine: Machine) -> None:
 
 
 def test_another_control_node_keeps_what_the_cluster_has(machine: Machine, tmp_path: Path) -> None:
-    """Its plain setup, without an answer of the hosts that it would not have asked for anyway."""
+    """Until the inventory or an option names another one."""
     prefix = machine.home.prefix
     other = Home(tmp_path, prefix)
     words = ("setup", "localhost", "--tags", "preflight", "-e", f"ftcluster_prefix={prefix}")
     link = prefix / "current"
     stack = link.readlink()
     newer, bare = prefix / "stacks/native-trackers-0a", tmp_path / "inventory.ini"
-    bare.write_text("localhost ansible_connection=local torch_stack_name=native\n")
+    ours = (ROOT / "inventory/localhost.ini").read_text(encoding="utf-8")
+    bare.write_text(f"{ours}[all:vars]\ntorch_stack_name=native\n")
     newer.mkdir()
     [package] = stack.glob("lib/python3*/site-packages/ftcluster_train-*.dist-info")
     try:
