@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -25,32 +26,24 @@ def test_another_control_node_keeps_what_the_cluster_has(machine: Machine, tmp_p
     words = ("setup", "localhost", "--tags", "preflight", "-e", f"ftcluster_prefix={prefix}")
     link = prefix / "current"
     stack = link.readlink()
-    newer, bare = prefix / "stacks/native-trackers-0a", tmp_path / "inventory.ini"
+    newer, named = prefix / "stacks/native-trackers-0a", tmp_path / "inventory.ini"
+    (newer / "lib/python3.11/site-packages/ftcluster_train-99.0.dist-info").mkdir(parents=True)
     ours = (ROOT / "inventory/localhost.ini").read_text(encoding="utf-8")
-    bare.write_text(f"{ours}[all:vars]\ntorch_stack_name=native\n")
-    newer.mkdir()
-    [package] = stack.glob("lib/python3*/site-packages/ftcluster_train-*.dist-info")
+    named.write_text(f"{ours}[all:vars]\ntorch_stack_name=native\n")
     try:
         link.unlink()
         link.symlink_to(newer)
         kept = other.run(*words)
+        assert kept.returncode == 1
         assert "stack native-trackers, because the cluster has it" in kept.stderr
-        named = other.run(words[0], str(bare), *words[2:])
-        assert "stack native replaces native-trackers, because it was asked for" in named.stderr
+        assert "the hosts have ftcluster 99.0, and this control node has the older" in kept.stderr
+        switched = other.run(words[0], str(named), *words[2:], "--downgrade")
+        assert switched.returncode == 0, switched.stderr
+        assert "stack native replaces native-trackers, because it was asked" in switched.stderr
     finally:
         link.unlink()
         link.symlink_to(stack)
-        newer.rmdir()
-    try:
-        package.rename(package.with_name("ftcluster_train-99.0.dist-info"))
-        refused = other.run(*words)
-        assert refused.returncode == 1
-        assert (
-            "the hosts have ftcluster 99.0, and this control node has the older" in refused.stderr
-        )
-        assert other.run(*words, "--downgrade").returncode == 0
-    finally:
-        package.with_name("ftcluster_train-99.0.dist-info").rename(package)
+        shutil.rmtree(newer)
 
 
 def test_the_stack_has_the_node_package_and_no_ansible(machine: Machine) -> None:
