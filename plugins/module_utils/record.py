@@ -39,7 +39,10 @@ def refuse_unmeasured(changes):
         ValueError: one is not.
     """
     for by, measured in (changes.get("all_reduce") or {}).items():
-        for backend, ms in (measured["ms"] if measured else {}).items():
+        times = (measured or {"ms": {}}).get("ms")
+        if not isinstance(times, dict):
+            raise ValueError(f"the all-reduces that {by} measured are no mapping")
+        for backend, ms in times.items():
             if not isinstance(ms, (int, float)) or not math.isfinite(ms) or not ms > 0:
                 raise ValueError(f"the all-reduce of {backend!a} that {by} measured took {ms!a} ms")
 

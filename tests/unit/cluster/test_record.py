@@ -187,6 +187,7 @@ def test_the_module_changes_entries_and_keeps_the_rest(
     assert list(parsed(run(changes=with_drained({"a": None}))["record"])["drained"]) == ["b"]
     wrong = {"all_reduce": {"setup": {"ms": {"gloo": "fast"}}}}
     assert "gloo" in run(changes=wrong)["msg"]
+    assert "mapping" in run(changes={"all_reduce": {"setup": {"ms": ["fast"]}}})["msg"]
     file.write_text("{")
     assert str(file) in run(changes=two)["msg"]
     assert file.read_text() == "{"
