@@ -20,9 +20,13 @@ def change_record(
     Raises:
         FtclusterError: the head does not answer, or refuses it.
     """
-    head = cluster.facts.head.name
-    options = (*reach, "--limit", head)
-    result = run_stages("record", cluster.inventories, options, view, {"record_changes": changes})
-    record = result.records.get(head)
+    head = cluster.facts.head
+    # where the cluster is, which -e may have said at setup
+    variables = {"record_changes": changes, "ftcluster_prefix": head.prefix}
+    if not head.can_become_root:
+        variables["ftcluster_root"] = "false"
+    options = (*reach, "--limit", head.name)
+    result = run_stages("record", cluster.inventories, options, view, variables)
+    record = result.records.get(head.name)
     change(cluster.inventories, lambda saved: saved and saved.with_record(record))
     return cluster.with_record(record)

@@ -18,6 +18,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.record import (
 )
 from ansible_collections.ftcluster.cluster.plugins.modules import cluster_record
 
+from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent
 from ftcluster.cli.main import main
 from ftcluster.cli.train import prepare_run
@@ -28,7 +29,9 @@ from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
 from ftcluster.launch.record import recorded_runs
 from ftcluster.progress.view import make_view
+from ftcluster.provision import shared
 from ftcluster.provision.shared import change_record
+from ftcluster.provision.stages import StagesResult
 from tests.unit.clusters import cluster, host
 
 Said = Callable[[object], None]
@@ -140,6 +143,27 @@ def test_two_control_nodes_plan_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     assert plan() == first
     at("first")
     assert main(["hosts", "return", "xeon3"]) == 0
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_the_record_is_changed_where_setup_has_put_the_cluster(
+    root: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variables that said so need not be in the inventory."""
+    asked: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+
+    def run_stages(
+        _: str, paths: tuple[Path, ...], options: tuple[str, ...], __: object, given: dict[str, Any]
+    ) -> StagesResult:
+        asked.append((options, given))
+        return StagesResult(Inventory(paths, ("a",), ("a",)), records={"a": ""})
+
+    monkeypatch.setattr(shared, "run_stages", run_stages)
+    facts = cluster(host("a", prefix="/srv/x", can_become_root=root))
+    change_record(Cluster((Path("/i.ini"),), facts), {}, ("--user", "ops"), make_view(False))
+    without = {} if root else {"ftcluster_root": "false"}
+    given = {"record_changes": {}, "ftcluster_prefix": "/srv/x", **without}
+    assert asked == [(("--user", "ops", "--limit", "a"), given)]
 
 
 CHANGE = """
