@@ -31,7 +31,16 @@ class ActionModule(ActionBase):
     """See plugins/modules/choose_stack.py."""
 
     _VALID_ARGS = frozenset(
-        ("folder", "name", "bundle", "allow_yanked", "allow_unverified", "cache", "hosts")
+        (
+            "folder",
+            "name",
+            "present",
+            "bundle",
+            "allow_yanked",
+            "allow_unverified",
+            "cache",
+            "hosts",
+        )
     )
     _requires_connection = False
 
@@ -46,7 +55,11 @@ class ActionModule(ActionBase):
             bundle = _bundle(arguments, cache)
             allow_yanked = boolean(arguments.get("allow_yanked", False))
             request = StackRequest(
-                arguments.get("name") or "", bundle, allow_yanked, allow_unverified
+                arguments.get("name") or "",
+                bundle,
+                allow_yanked,
+                allow_unverified,
+                arguments.get("present") or "",
             )
             choice = choose(document["stacks"], document["warnings"], request, hosts)
             folder = Path(arguments["folder"])

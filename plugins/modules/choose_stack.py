@@ -22,7 +22,11 @@ options:
   name:
     description:
       - The stack. V(auto) takes the first supported one that every host can have.
-      - Empty, that of O(bundle), or the default.
+      - Empty, that of O(bundle), else O(present), else the default.
+    type: str
+    default: ""
+  present:
+    description: The stack that the cluster has; empty where it has none.
     type: str
     default: ""
   bundle:

@@ -185,6 +185,15 @@ facts:
     stacks:
       {description: The folders of the stacks that were installed to their end.,
        type: list, elements: str, sample: [native-1b2c3d4e5f60]}
+    node_package:
+      {description: "The version of ftcluster that the stack in use has, or an empty string.",
+       type: str, sample: 0.1.0}
+    record:
+      description:
+        - The text of the cluster's record, which M(ftcluster.cluster.cluster_record) writes on the
+          head; empty where there is none.
+      type: str
+      sample: '{"format": 1, "drained": {}, "all_reduce": {}, "tunings": {}}'
     free_bytes:
       {description: Free space on the file system of the folder., type: int, sample: 80000000000}
     python: {description: Version of the Python that ran this., type: str, sample: 3.11.2}
@@ -263,6 +272,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
 )
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
 from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import listeners, local_ports
+from ansible_collections.ftcluster.cluster.plugins.module_utils.record import MOST
 from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import (
     cpu_quota,
     exists,
@@ -438,6 +448,22 @@ def finished_stacks(prefix):
         return []
 
 
+def node_package(prefix):
+    """The version of the node package in the stack in use, or an empty string."""
+    found = sorted(prefix.glob("current/lib/python3*/site-packages/ftcluster_train-*.dist-info"))
+    return found[-1].name.removesuffix(".dist-info").partition("-")[2] if found else ""
+
+
+def record_text(prefix):
+    """The text of the cluster's record, or a part of it that is too long to be one."""
+    try:
+        descriptor = os.open(prefix / "cluster.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+            return file.read(MOST + 2).rstrip("\n")
+    except OSError:
+        return ""
+
+
 def has_user(name):
     """Whether the host has an account of this name."""
     try:
@@ -527,6 +553,8 @@ def main():
         "has_stack": exists(prefix / "current"),
         "current": current_stack(prefix),
         "stacks": finished_stacks(prefix),
+        "node_package": node_package(prefix),
+        "record": record_text(prefix),
         "free_bytes": free_bytes(prefix),
         "python": available[0]["version"],
         "pythons": available,

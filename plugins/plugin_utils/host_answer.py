@@ -26,6 +26,7 @@ FORMS = {
     "name": r"[^\s/]+",  # of an interface
     "network_address": r"[\w:][\w:.%-]*|",
     "network_interface": r"[^\s/]*",
+    "node_package": NAME,
     "openmp": PATH,
     "packages_of_others": NAME,
     "prefix": f"(?=/){PATH}",

@@ -17,8 +17,9 @@ class StackRequest:
     """What the user requests.
 
     Attributes:
-        stack: a name, "auto", or "" for the bundle's, else the default.
+        stack: a name, "auto", or "" for the bundle's, else the present one, else the default.
         bundle: has `stack` and `target`, or None.
+        present: the stack that the cluster has, or "".
         allow_yanked: whether yanked releases may be installed.
         allow_unverified: whether files without a hash in a lock may be installed.
     """
@@ -27,6 +28,7 @@ class StackRequest:
     bundle: object = None
     allow_yanked: bool = False
     allow_unverified: bool = False
+    present: str = ""
 
 
 @dataclass
@@ -69,7 +71,11 @@ def choose(stacks, warnings, wanted, hosts):
         path, problems = python_for(stack, facts, name, wanted.bundle)
         problems += _cpu_problems(stack, facts, name) + _bundle_problems(wanted.bundle, facts)
         choice.pythons[host], choice.problems[host] = path, problems
-    choice.notices = [f"stack {name}, because {why}"] if wanted.stack == AUTO else []
+    default = stack["state"] == "default"
+    shows = wanted.stack == AUTO or (name == wanted.present and not (default or wanted.stack))
+    choice.notices = [f"stack {name}, because {why}"] if shows else []
+    if wanted.present not in ("", name):
+        choice.notices.append(f"stack {name} replaces {wanted.present}, because {why}")
     choice.notices += [
         f"stack {name}: {warnings[key]['text']} ({warnings[key]['source']})"
         for key in stack.get("warnings", ())
@@ -130,7 +136,16 @@ def _name(stacks, wanted, hosts):
         return _automatic(stacks, hosts)
     if wanted.stack and wanted.stack not in stacks:
         raise ChoiceError(f"there is no stack {wanted.stack}; there are auto, {', '.join(stacks)}")
-    return (wanted.stack, "as asked for") if wanted.stack else (default, "it is the default")
+    if wanted.stack:
+        return wanted.stack, "it was asked for"
+    if not wanted.present:
+        return default, "it is the default"
+    if wanted.present not in stacks:
+        raise ChoiceError(
+            f"the cluster has stack {wanted.present}, which this version of ftcluster does not "
+            "have: install the version that set it up, or name another one: --stack NAME"
+        )
+    return wanted.present, "the cluster has it; for another one: --stack NAME"
 
 
 def _automatic(stacks, hosts):

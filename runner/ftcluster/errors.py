@@ -62,6 +62,10 @@ class PlanError(FtclusterError):
     """The recipe cannot be launched on these hosts."""
 
 
+class ClusterChanged(FtclusterError):
+    """The plan was made of what the cluster was; what it is now is saved for the next one."""
+
+
 class Interrupted(FtclusterError):
     """The user pressed Ctrl-C, or the process was asked to end."""
 

@@ -1,8 +1,11 @@
 """Paths on the control node: bundled files and the user's state folder."""
 
+import contextlib
+import fcntl
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -57,6 +60,16 @@ def make_state_dir(path: Path) -> None:
     """Make a folder in the state folder, without access for other users."""
     path.mkdir(parents=True, exist_ok=True)
     state_dir().chmod(PRIVATE_FOLDER)
+
+
+@contextlib.contextmanager
+def locked_state() -> Iterator[None]:
+    """Keep other commands from changing files of the state folder meanwhile. Not to be nested."""
+    make_state_dir(state_dir())
+    with (state_dir() / ".lock").open("w") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write_atomically(path: Path, content: str | bytes, mode: int = PRIVATE_FILE) -> None:

@@ -2,12 +2,13 @@
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
-from tests.programs import CONTROL, Home, interrupt_when
+from tests.programs import CONTROL, ROOT, Home, interrupt_when
 
 
 def test_setup_again_changes_nothing(machine: Machine) -> None:
@@ -16,6 +17,33 @@ def test_setup_again_changes_nothing(machine: Machine) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["hosts"]["localhost"]["changed"] == 0
     assert machine.first_setup["hosts"]["localhost"]["changed"] > 0
+
+
+def test_another_control_node_keeps_what_the_cluster_has(machine: Machine, tmp_path: Path) -> None:
+    """Until the inventory or an option names another one."""
+    prefix = machine.home.prefix
+    other = Home(tmp_path, prefix)
+    words = ("setup", "localhost", "--tags", "preflight", "-e", f"ftcluster_prefix={prefix}")
+    link = prefix / "current"
+    stack = link.readlink()
+    newer, named = prefix / "stacks/native-trackers-0a", tmp_path / "inventory.ini"
+    (newer / "lib/python3.11/site-packages/ftcluster_train-99.0.dist-info").mkdir(parents=True)
+    ours = (ROOT / "inventory/localhost.ini").read_text(encoding="utf-8")
+    named.write_text(f"{ours}[all:vars]\ntorch_stack_name=native\n")
+    try:
+        link.unlink()
+        link.symlink_to(newer)
+        kept = other.run(*words)
+        assert kept.returncode == 1
+        assert "stack native-trackers, because the cluster has it" in kept.stderr
+        assert "the hosts have ftcluster 99.0, and this control node has the older" in kept.stderr
+        switched = other.run(words[0], str(named), *words[2:], "--downgrade")
+        assert switched.returncode == 0, switched.stderr
+        assert "stack native replaces native-trackers, because it was asked" in switched.stderr
+    finally:
+        link.unlink()
+        link.symlink_to(stack)
+        shutil.rmtree(newer)
 
 
 def test_the_stack_has_the_node_package_and_no_ansible(machine: Machine) -> None:
@@ -68,8 +96,19 @@ def test_real_data_of_the_users(machine: Machine, test_data: Path) -> None:
 
 
 def test_ctrl_c_during_training(machine: Machine) -> None:
+    record = machine.home.prefix / "cluster.json"  # which another control node changes
+    ms = {
+        "ms": {"gloo": 1.0, "impi": 2.0},
+        "bytes": 4194304,
+        "hosts": ["localhost"],
+        "stack": "native",
+    }
+    record.write_text(json.dumps({"format": 1, "all_reduce": {"setup": ms}}) + "\n")
     process = machine.home.start("train", *FEW_PAIRS, "training.num_train_epochs=50", "--json")
-    _, last, code, out = interrupt_when(process, "step 10/")
+    said, last, code, out = interrupt_when(process, "step 10/")
+    assert (
+        "the cluster was changed from elsewhere: other measurements of it; planning again" in said
+    )
     assert code == 130
     result = json.loads(out)
     assert (result["state"], result["world_size"], result["model"]) == ("stopped", 2, None)

@@ -4,7 +4,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,34 @@ for name, path in (
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control node has a state of its own in each test; nothing has been set up from it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the record on the head, which the module changes as on a host."""
+    from ansible_collections.ftcluster.cluster.plugins.modules.cluster_record import settle
+
+    from ftcluster.ansible.inventory import Inventory
+    from ftcluster.errors import FtclusterError
+    from ftcluster.provision import shared
+    from ftcluster.provision.stages import StagesResult
+
+    file = tmp_path / "prefix" / "cluster.json"
+    file.parent.mkdir()
+
+    def run_stages(
+        playbook: str, paths: tuple[Path, ...], options: Sequence[str], _: object, given: Any
+    ) -> StagesResult:
+        assert playbook == "record"
+        name = options[-1]
+        try:
+            _, text = settle(file, "present", "", given["record_changes"], False)
+        except ValueError as error:  # the module fails
+            raise FtclusterError(f"record failed on 1 of 1 hosts\n  {name}: {error}") from error
+        return StagesResult(Inventory(paths, (name,), (name,)), records={name: text})
+
+    monkeypatch.setattr(shared, "run_stages", run_stages)
+    return file
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 from ftcluster.cluster.facts import HostFacts
-from ftcluster.errors import FtclusterError
+from ftcluster.errors import ClusterChanged, FtclusterError
 from ftcluster.planning.placement import even_counts
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.planning.tuned import written
@@ -276,6 +276,8 @@ class Search:
         """A trial; one of the default is repeated once if it fails, as a port may be taken."""
         try:
             return self._measure(settings, steps)
+        except ClusterChanged:  # no trial of these settings
+            raise
         except FtclusterError as error:
             if error.state == "stopped" or settings:
                 raise
@@ -288,6 +290,8 @@ class Search:
         self._say(f"{where}, {counted(steps, 'step')}: {what} ...")
         try:
             found = self._measured(settings, steps)
+        except ClusterChanged:  # no trial of these settings
+            raise
         except FtclusterError as error:
             if error.state == "stopped" or not settings:
                 raise

@@ -1,6 +1,7 @@
 """`ftcluster bench`: measures a cluster."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,11 @@ from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_res
 from ftcluster.cli.help import example_lines
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cli.usage import add_kinds
-from ftcluster.cluster.facts import BENCH, AllReduce
-from ftcluster.cluster.saved import Cluster, recall, remember
-from ftcluster.errors import UsageError
-from ftcluster.progress.view import make_view
+from ftcluster.cluster.record import MeasuredOn, with_bench
+from ftcluster.cluster.saved import Cluster
+from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.progress.view import View, make_view
+from ftcluster.provision.shared import change_record
 
 SIZES = "4K,64K,1M,4M,25M,100M,256M,512M"
 SECONDS = 180
@@ -81,17 +83,22 @@ def run(options: argparse.Namespace) -> int:
         sharing = {"wait": options.wait, "share_hosts": options.share_hosts}
         launch = replace(bench.run.launch, **sharing)
         bench = replace(bench, run=replace(bench.run, launch=launch))
-        measured, seconds = measure(bench, make_view(options.verbose), reach)
-    result = document(bench, measured, seconds)
-    print_result(options, result, "\n".join(lines(result)))
-    if not options.inventories and len(bench.hosts) == len(cluster.facts.hosts):
-        keep(result, cluster)
+        view = make_view(options.verbose)
+        measured, seconds = measure(bench, view, reach)
+        result = document(bench, measured, seconds)
+        print_result(options, result, "\n".join(lines(result)))
+        if len(bench.hosts) == len(cluster.facts.hosts):
+            keep(result, cluster, reach, view)
     return 0
 
 
-def keep(result: dict[str, Any], cluster: Cluster) -> None:
+def keep(result: dict[str, Any], cluster: Cluster, reach: Sequence[str], view: View) -> None:
     """Save the result for the plan's choice of the backend, if it has a large enough size."""
     size, ms = fp32_times(result)
-    if len(ms) > 1 and recall() == cluster:  # no other setup meanwhile
-        found = AllReduce(ms, size, len(cluster.facts.hosts), BENCH)
-        remember(replace(cluster, facts=replace(cluster.facts, all_reduce=found)))
+    if len(ms) > 1:
+        hosts = tuple(host.name for host in cluster.facts.hosts)
+        measured = MeasuredOn(ms, size, hosts, cluster.facts.head.stack)
+        try:
+            change_record(cluster, with_bench(measured), reach, view)
+        except FtclusterError as error:  # what was measured is printed already
+            view.say(f"not saved for plans: {error}")

@@ -1,7 +1,7 @@
 """`ftcluster hosts`: the hosts of the cluster that was set up last, and changes of it."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -11,12 +11,14 @@ from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords, pa
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.help import example_lines
 from ftcluster.cli.setup import setup
-from ftcluster.cluster.saved import Cluster, Drained, recall, remember
+from ftcluster.cluster.record import Drained, with_drained
+from ftcluster.cluster.saved import Cluster, change, recall
 from ftcluster.errors import FtclusterError, InventoryError, UsageError
 from ftcluster.launch.place import place_of
 from ftcluster.launch.runs import list_runs
 from ftcluster.progress.view import View, make_view
-from ftcluster.provision.stages import run_stages
+from ftcluster.provision.shared import change_record
+from ftcluster.provision.stages import StagesResult, run_stages
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
@@ -58,10 +60,8 @@ def add_parser(commands: Any) -> None:
             )
         if name == "drain":
             kind.add_argument("--why", default=NO_REASON, metavar="TEXT", help="plans show it")
-        changes = name in ("add", "remove")
-        add_output(kind, verbose="print one line per task and host" if changes else "")
-        if changes:
-            add_options(kind, OPTIONS)
+        add_output(kind, verbose="print one line per task and host")
+        add_options(kind, OPTIONS)
         kind.set_defaults(run=run, parser=kind)
         kind.more = example_lines(f"hosts {name}")
 
@@ -85,8 +85,10 @@ def show(options: argparse.Namespace) -> int:
             (row["name"], state, row.get("address", ""), row.get("cpu", ""),
              str(row.get("cores", "")), memory, row.get("stack", ""))
         )  # fmt: skip
-    found = {"inventory": where, "hosts": rows}
-    print_result(options, found, "\n".join([*aligned(table), "", f"inventory: {where}"]))
+    found = {"inventory": where, "hosts": rows, "as_of": cluster.as_of}
+    lines = [*aligned(table), "", f"inventory: {where}"]
+    lines += [f"as of {cluster.as_of}; each launch asks the head"] if cluster.as_of else []
+    print_result(options, found, "\n".join(lines))
     return 0
 
 
@@ -151,13 +153,13 @@ def add(options: argparse.Namespace) -> int:
         )
     hosts = [name for name in everyone if name in known or name in names]
     arguments = (*cluster.options, *given, *_pattern(cluster, given, hosts))
-    view, variables = make_view(options.verbose), {"torch_stack_name": cluster.facts.head.stack}
+    view = make_view(options.verbose)
     with ask_passwords(vars(options)) as passwords:
         limit = ("--limit", ",".join(names))
         # first, because the new hosts are verified together with the head
-        _tell_all(cluster, "system", arguments, view, passwords)
-        setup(cluster.inventories, (*arguments, *limit), view, passwords, variables)
-        _tell_all(cluster, "mesh,verify", arguments, view, passwords)
+        stack = _stack_of(_tell_all(cluster, "system", arguments, view, passwords))
+        setup(cluster.inventories, (*arguments, *limit), view, passwords, stack)
+        _tell_all(cluster, "mesh,verify", arguments, view, passwords, stack)
     text = f"{', '.join(names)}: part of the cluster, which has {counted(len(hosts), 'host')}"
     print_result(options, {"state": "done", "added": names, "hosts": hosts}, text)
     return 0
@@ -185,16 +187,13 @@ def remove(options: argparse.Namespace) -> int:
         if options.teardown:
             limit = ("--limit", ",".join(names))
             run_stages("teardown", cluster.inventories, (*reach, *limit), view)
-        facts = replace(
-            cluster.facts,
-            hosts=tuple(host for host in cluster.facts.hosts if host.name in left),
-            all_reduce=None,
-        )
-        drained = {name: one for name, one in cluster.drained.items() if name in left}
         named = pattern[1].partition("=")[2] if pattern else cluster.pattern
-        remember(replace(cluster, facts=facts, drained=drained, pattern=named))
+        change(cluster.inventories, lambda saved: saved and _without(saved, left, named))
         words = (*cluster.options, *given, *pattern)
-        _tell_all(cluster, "system,mesh,verify", words, view, passwords)
+        stack = _stack_of(_tell_all(cluster, "system", words, view, passwords))
+        _tell_all(cluster, "mesh,verify", words, view, passwords, stack)
+        if gone := {name: None for name in names if name in cluster.drained}:
+            change_record(cluster, with_drained(gone), reach, view)
     stays = ""
     if not options.teardown:
         stays = (
@@ -208,16 +207,35 @@ def remove(options: argparse.Namespace) -> int:
     return 0
 
 
+def _without(cluster: Cluster, left: Sequence[str], pattern: str) -> Cluster:
+    """The cluster with these of its hosts only."""
+    hosts = tuple(host for host in cluster.facts.hosts if host.name in left)
+    drained = {name: one for name, one in cluster.drained.items() if name in left}
+    facts = replace(cluster.facts, hosts=hosts)
+    return replace(cluster, facts=facts, drained=drained, pattern=pattern)
+
+
 def _tell_all(
-    cluster: Cluster, stages: str, options: tuple[str, ...], view: View, passwords: tuple[str, ...]
-) -> None:
+    cluster: Cluster,
+    stages: str,
+    options: tuple[str, ...],
+    view: View,
+    passwords: tuple[str, ...],
+    stack: Mapping[str, str] | None = None,
+) -> StagesResult:
     """Run these stages on all hosts: `system` renews their firewalls.
 
     Raises:
         FtclusterError: a host failed or does not answer.
     """
-    variables = {"torch_stack_name": cluster.facts.head.stack}
-    setup(cluster.inventories, (*options, "--tags", stages), view, passwords, variables)
+    return setup(cluster.inventories, (*options, "--tags", stages), view, passwords, stack)
+
+
+def _stack_of(found: StagesResult) -> dict[str, str]:
+    """The variable for the stack that the head has, which hosts that come and go do not change,
+    whatever the inventory says of the next setup.
+    """
+    return {"torch_stack_name": found.facts[found.inventory.head].stack}
 
 
 def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
@@ -243,7 +261,7 @@ def drain(options: argparse.Namespace) -> int:
     cluster = recall()
     names = _of_cluster(options, cluster, "drained")
     one = Drained(options.why, f"{datetime.now(UTC):%Y-%m-%d}")
-    remember(replace(cluster, drained={**cluster.drained, **dict.fromkeys(names, one)}))
+    _change_drained(options, cluster, dict.fromkeys(names, one))
     text = f"new runs leave out {', '.join(names)}; runs that use it go on (ftcluster ps)"
     print_result(options, {"state": "done", "drained": names, "why": one.why}, text)
     return 0
@@ -252,14 +270,26 @@ def drain(options: argparse.Namespace) -> int:
 def give_back(options: argparse.Namespace) -> int:
     """Have new runs use drained hosts again; returns the exit code."""
     cluster, names = recall(), _names(options)
+    if any(name not in cluster.drained for name in names):  # maybe another control node drained it
+        cluster = _change_drained(options, cluster, {})
     if others := [name for name in names if name not in cluster.drained]:
         drained = ", ".join(cluster.drained) or "none"
         raise FtclusterError(f"not drained: {', '.join(others)}", f"drained: {drained}")
-    left = {name: one for name, one in cluster.drained.items() if name not in names}
-    remember(replace(cluster, drained=left))
+    _change_drained(options, cluster, dict.fromkeys(names))
     text = f"new runs use {', '.join(names)} again"
     print_result(options, {"state": "done", "returned": names}, text)
     return 0
+
+
+def _change_drained(
+    options: argparse.Namespace, cluster: Cluster, names: Mapping[str, Drained | None]
+) -> Cluster:
+    """Tell the head, for all control nodes, that new runs leave hosts out, or use them again;
+    returns the cluster as it then is.
+    """
+    with ask_passwords(vars(options)) as passwords:
+        reach = (*cluster.options, *passed_on(vars(options)), *passwords)
+        return change_record(cluster, with_drained(names), reach, make_view(options.verbose))
 
 
 def _names(options: argparse.Namespace) -> list[str]:

@@ -45,12 +45,14 @@ from ftcluster.cli.usage import (
     with_overrides,
     with_own_flags,
 )
-from ftcluster.errors import FtclusterError, Interrupted, UsageError
+from ftcluster.errors import ClusterChanged, FtclusterError, Interrupted, UsageError
 from ftcluster.paths import is_unicode
+from ftcluster.progress.view import make_view
 from ftcluster.recipe.recipe import known_recipes
 from ftcluster.text.terminal import print_lines
 from ftcluster_common import __version__
 
+AGAIN = 2  # times that a plan is made anew, because the cluster was another one
 COMMANDS = (
     setup, check, hosts, stacks, bundle, teardown, recipes, plan, train, evaluate, predict, run,
     export, ps, logs, attach, stop, fetch, report, clean, demo, bench, tune, version, completion,
@@ -115,6 +117,24 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def run_as_it_is(options: argparse.Namespace) -> int:
+    """Run the command, again where it was planned for what the cluster was; returns the exit code.
+
+    Raises:
+        ClusterChanged: that was so each time.
+        FtclusterError: it failed.
+    """
+    code: int
+    for _ in range(AGAIN):
+        try:
+            code = options.run(options)
+            return code
+        except ClusterChanged as error:
+            make_view(False).say(f"{error.message}; planning again")
+    code = options.run(options)
+    return code
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped,
     143 where the run was stopped elsewhere.
@@ -126,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     as_json = "--json" in itertools.takewhile(lambda word: word != "--", arguments)
     try:
         options = read_arguments(arguments)
-        code: int = options.run(options)
+        code = run_as_it_is(options)
         sys.stdout.flush()
         return code
     except FtclusterError as error:

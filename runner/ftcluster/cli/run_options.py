@@ -13,7 +13,7 @@ from ftcluster.ansible.options import (
     remembered,
 )
 from ftcluster.cluster.facts import ClusterFacts
-from ftcluster.cluster.saved import Cluster, recall, recall_of
+from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.place import Place, head_lost_hint, place_of
 from ftcluster.launch.record import other_heads, recorded_place, recorded_runs
@@ -77,9 +77,10 @@ def cluster_of(options: argparse.Namespace, passwords: Sequence[str]) -> Cluster
             f"no cluster is set up in {hosts[0].prefix} on {names}",
             "run ftcluster setup" if hosts[0].rank_user else WITHOUT_ROOT,
         )
-    kept, before = remembered(passed_on(vars(options))), recall_of(inventory.paths)
-    drained = before.drained if before else {}
-    return Cluster(inventory.paths, ClusterFacts(hosts), kept, inventory.pattern, drained=drained)
+    kept = remembered(passed_on(vars(options)))
+    cluster = Cluster(inventory.paths, ClusterFacts(hosts), kept, inventory.pattern)
+    # a head that does not answer has the record
+    return cluster.with_record(found.records.get(inventory.head, ""))
 
 
 def cluster_place(options: argparse.Namespace, passwords: Sequence[str]) -> Place:

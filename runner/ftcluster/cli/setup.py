@@ -18,9 +18,9 @@ from ftcluster.ansible.options import (
 )
 from ftcluster.ansible.settings import inventory_of_ansible
 from ftcluster.cli.arguments import add_allowances, add_output, print_result
-from ftcluster.cluster.facts import BENCH, AllReduce, ClusterFacts, HostFacts
-from ftcluster.cluster.saved import Cluster, recall, recall_of, remember
-from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.cluster.saved import Cluster, NoCluster, change, damage, recall, recall_of
+from ftcluster.errors import UsageError
 from ftcluster.progress.format import duration
 from ftcluster.progress.view import View, make_view
 from ftcluster.provision.stages import StagesResult, run_stages
@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
         "--stack",
         metavar="NAME",
         help="one of `ftcluster stacks`, or 'auto' for the first that the hosts support; default: "
-        "that of the cluster, else `native`",
+        "torch_stack_name of the inventory, else that of the cluster, else `native`",
     )
     parser.add_argument(
         "--bundle",
@@ -56,6 +56,11 @@ def add_parser(commands: Any) -> None:
         help="install from a file of `ftcluster bundle`, without downloads",
     )
     add_allowances(parser)
+    parser.add_argument(
+        "--downgrade",
+        action="store_true",
+        help="install this ftcluster's package on the hosts although they have a newer one",
+    )
     parser.add_argument(
         "--prune",
         action="store_true",
@@ -79,13 +84,15 @@ def run(options: argparse.Namespace) -> int:
     before = recall_of(inventories)
     if before and not given:  # connect as the last time
         arguments = (*before.options, *arguments)
-    variables = {} if options.rollback else stack_variables(options, before)
+    variables = {} if options.rollback else stack_variables(options)
     view = make_view(options.verbose)
+    if damaged := damage():
+        view.say(f"{damaged}; what can be known again is read from the hosts")
     with ask_passwords(vars(options)) as passwords:
         if options.rollback:
             result = run_stages("rollback", inventories, (*arguments, *passwords), view)
-            if before and "--check" not in arguments:
-                remember(_with_stack(before, result))
+            if "--check" not in arguments:
+                change(inventories, lambda saved: saved and _with_stack(saved, result))
         else:
             result = setup(inventories, arguments, view, passwords, variables)
     text = "\n".join([*result.table, summary(result, options)])
@@ -93,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def stack_variables(options: argparse.Namespace, before: Cluster | None) -> dict[str, str | bool]:
+def stack_variables(options: argparse.Namespace) -> dict[str, str | bool]:
     """The variables of the playbook for the requested stack.
 
     Raises:
@@ -105,8 +112,6 @@ def stack_variables(options: argparse.Namespace, before: Cluster | None) -> dict
         if options.stack != "auto":
             find_stack(options.stack, stacks)
         found["torch_stack_name"] = options.stack
-    elif before and not options.bundle:
-        found["torch_stack_name"] = before.facts.head.stack
     if options.bundle:
         path = Path(options.bundle).absolute()
         if not path.is_file():
@@ -115,6 +120,7 @@ def stack_variables(options: argparse.Namespace, before: Cluster | None) -> dict
     flags = {
         "torch_stack_allow_yanked": options.allow_yanked,
         "torch_stack_allow_unverified": options.allow_unverified,
+        "node_agent_downgrade": options.downgrade,
         "ftcluster_prune": options.prune,
     }
     return found | {name: True for name, given in flags.items() if given}
@@ -125,12 +131,13 @@ def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:
 
     Raises:
         UsageError: none is given or saved, and Ansible is configured to take another one.
+        FtclusterError: none is given, and the saved cluster cannot be read.
     """
     if given:
         return tuple(map(inventory_path, given))
     try:
         return recall().inventories
-    except FtclusterError:
+    except NoCluster:
         theirs, where = inventory_of_ansible()
         if theirs:
             raise UsageError(
@@ -177,30 +184,19 @@ def _save(result: StagesResult, options: tuple[str, ...]) -> None:
     if not result.table:
         return  # not verified, so not for training
     inventory = result.inventory
-    known = {name: replace(host, stack=result.stack) for name, host in result.facts.items()}
-    before = recall_of(inventory.paths)
-    if before:
-        known = {host.name: host for host in before.facts.hosts} | known
-    hosts = tuple(known[name] for name in inventory.cluster if name in known)
-    facts = ClusterFacts(hosts, _better(result.all_reduce, hosts, before))
-    drained = {
-        name: one
-        for name, one in (before.drained if before else {}).items()
-        if name in known and name != facts.head.name
-    }
-    kept, pattern = remembered(options), inventory.pattern
-    remember(Cluster(inventory.paths, facts, kept, pattern, drained=drained))
 
+    def found(before: Cluster | None) -> Cluster:
+        known = {name: replace(host, stack=result.stack) for name, host in result.facts.items()}
+        if before:
+            known = {host.name: host for host in before.facts.hosts} | known
+        hosts = tuple(known[name] for name in inventory.cluster if name in known)
+        kept, pattern = remembered(options), inventory.pattern
+        cluster = Cluster(inventory.paths, ClusterFacts(hosts), kept, pattern)
+        # --limit may leave the head out
+        record = before.record if before else ""
+        return cluster.with_record(result.records.get(cluster.facts.head.name, record))
 
-def _better(
-    measured: AllReduce | None, hosts: tuple[HostFacts, ...], before: Cluster | None
-) -> AllReduce | None:
-    """What this setup measured, or what `bench` did on the same hosts with the same stack."""
-    earlier = before.facts.all_reduce if before else None
-    if not before or not earlier or earlier.by != BENCH:
-        return measured
-    then, now = ([(host.name, host.stack) for host in some] for some in (before.facts.hosts, hosts))
-    return earlier if then == now else measured
+    change(inventory.paths, found)
 
 
 def result_document(result: StagesResult) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.price import epoch_document, price_document, price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.cluster.slurm import cluster_of_job
-from ftcluster.cluster.tunings import saved_tunings
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, attach, new_run_id
 from ftcluster.launch.hub_token import add_option, find_token
@@ -67,6 +66,7 @@ from ftcluster.text.terminal import print_lines
 from ftcluster_common.job import Purpose
 from ftcluster_common.recipe import CausalLm, Recipe
 
+AS_OF = "this control node's copy; each launch asks the head"
 HEAD_SECONDS = 120.0  # it may be rebooting
 
 
@@ -284,7 +284,7 @@ def prepare_run(
     tuned, tuning, stacks = UNTUNED, None, load_stacks()
     if trains and use_tuning:
         asked = as_tuned(recipe, ranks_per_host)
-        tuned, tuning = choose_tuned(saved_tunings(), asked, facts.hosts)
+        tuned, tuning = choose_tuned(cluster.tunings, asked, facts.hosts)
     recipe, shape = tuned.applied_to(recipe), (ranks_per_host, size, trains, tuned)
     decided = plan_with_spares(facts, further, recipe, stacks, *shape)
     recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, remembered)
@@ -395,7 +395,8 @@ def show_plan(run: TrainingRun, options: argparse.Namespace) -> None:
         return
     head = headline_of(run)
     epoch = shape_of(run, past_runs()).reasons() if run.purpose == "train" else ()
-    lines = as_lines(head, run.plan, run.folders, epoch)
+    as_of = [("cluster", f"as of {run.cluster.as_of}", AS_OF)] if run.cluster.as_of else []
+    lines = as_lines(head, run.plan, run.folders, [*epoch, *as_of])
     if options.commands:
         print(as_commands(lines, run.launch, run.plan, run.job))
     else:

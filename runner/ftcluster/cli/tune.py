@@ -20,9 +20,10 @@ from ftcluster.cli.bench_scaling import short_run
 from ftcluster.cli.recipe_words import on_the_hosts, split_words, training_recipe
 from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cli.train import as_tuned, prepare_run
+from ftcluster.cluster.record import with_tuning, without_tunings
 from ftcluster.cluster.saved import Cluster
-from ftcluster.cluster.tunings import Tuning, forget_tunings, hosts_of, recipe_of, save_tuning
-from ftcluster.errors import Interrupted
+from ftcluster.cluster.tunings import Tuning, hosts_of, recipe_of
+from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.launch.place import place_of
 from ftcluster.launch.runs import clean_runs
 from ftcluster.launch.training_run import TrainingRun, train
@@ -31,8 +32,8 @@ from ftcluster.planning.plan import first_hosts
 from ftcluster.planning.tuned import written
 from ftcluster.progress.format import duration
 from ftcluster.progress.view import View, make_view
+from ftcluster.provision.shared import change_record
 from ftcluster.stacks.catalog import load_stacks
-from ftcluster_common.recipe import Recipe
 
 BUDGET = "10m"
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -113,15 +114,19 @@ def run(options: argparse.Namespace) -> int:
         reach = (*cluster.options, *reach_of(options, passwords))
         trials = Trials(options, cluster, reach)
         if options.forget:
-            return forget(options, trials.recipe)
+            return forget(options, trials)
         if options.dry_run:
             return show(options, trials)
         return tune(options, trials)
 
 
-def forget(options: argparse.Namespace, recipe: Recipe) -> int:
+def forget(options: argparse.Namespace, trials: "Trials") -> int:
     """Forget what was found; returns the exit code."""
-    gone = [one.date for one in forget_tunings(recipe)]
+    about = recipe_of(trials.recipe)
+    tunings = tuple(one for one in trials.cluster.tunings if one.recipe == about)
+    if tunings:
+        trials.keep(without_tunings(tunings))
+    gone = [one.date for one in tunings]
     text = f"forgotten: what was found on {', '.join(gone)}" if gone else "nothing was known"
     print_result(options, {"state": "done", "forgotten": gone}, text)
     return 0
@@ -219,6 +224,14 @@ class Trials:
         each = found["seconds"]
         return Measured(one.recipe.batch_size / each, each, time.monotonic() - began)
 
+    def keep(self, changes: dict[str, Any]) -> None:
+        """Change the cluster's record.
+
+        Raises:
+            FtclusterError: the head does not answer, or refuses it.
+        """
+        change_record(self.cluster, changes, self._reach, make_view(self._options.verbose))
+
     def clean(self) -> None:
         """Remove the runs from the hosts."""
         clean_runs(replace(place_of(self.cluster), options=self._reach), tuple(self.ids))
@@ -253,14 +266,16 @@ def tune(options: argparse.Namespace, trials: Trials) -> int:
     found = tuning.document(trials.recipe.name, stack, search, verdict, spent, state)
     text = list(tuning.lines(found))
     if verdict.speed_up is not None and verdict.spread is not None:
-        save_tuning(
-            Tuning(
-                trials.recipe.name, recipe_of(trials.recipe), hosts_of(trials.hosts.hosts),
-                f"{datetime.now(UTC):%Y-%m-%d}", verdict.settings, round(verdict.speed_up, 4),
-                round(verdict.spread, 4), len(search.trials),
-            )
+        best = Tuning(
+            trials.recipe.name, recipe_of(trials.recipe), hosts_of(trials.hosts.hosts),
+            f"{datetime.now(UTC):%Y-%m-%d}", verdict.settings, round(verdict.speed_up, 4),
+            round(verdict.spread, 4), len(search.trials),
         )  # fmt: skip
-        text += ["saved: ftcluster plan and train use it; ftcluster tune --forget forgets it"]
+        try:
+            trials.keep(with_tuning(best))
+            text += ["saved: ftcluster plan and train use it; ftcluster tune --forget forgets it"]
+        except FtclusterError as error:  # what was measured is worth showing all the same
+            text += [f"not saved: {error}"]
     if state == "done":
         trials.clean()
         print_result(options, found, "\n".join(text))

@@ -1,24 +1,28 @@
-"""The cluster of the last setup, saved on the control node."""
+"""The cluster of the last setup, saved on the control node: how it is reached, and a copy of what
+its head knows.
+"""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from ftcluster.ansible.inventory import LOCALHOST
 from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.cluster.record import Drained, record_of
+from ftcluster.cluster.tunings import Tuning
 from ftcluster.errors import FtclusterError
-from ftcluster.paths import bundled, make_state_dir, state_dir, write_atomically
+from ftcluster.paths import bundled, locked_state, make_state_dir, state_dir, write_atomically
 
 _BUNDLED = bundled("inventory") / f"{LOCALHOST}.ini"
+_WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-@dataclass(frozen=True)
-class Drained:
-    """Why new runs leave a host out, and since when, such as 2026-11-23."""
-
-    why: str
-    since: str
+class NoCluster(FtclusterError):
+    """None has been set up from this control node."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,9 @@ class Cluster:
         slurm_job: the Slurm job that has the hosts, or ""; all see the head's folders, and
             the inventory has the head alone.
         drained: hosts that are set up, but that new runs leave out.
+        tunings: what `tune` has found on it, the newest last.
+        record: the text of the head's record, of which these three are, as it was last read.
+        as_of: when that was, such as 2026-11-23 14:05 UTC; "" for what no head was asked for.
     """
 
     inventories: tuple[Path, ...]
@@ -40,6 +47,9 @@ class Cluster:
     pattern: str = ""
     slurm_job: str = ""
     drained: Mapping[str, Drained] = field(default_factory=dict)
+    tunings: tuple[Tuning, ...] = ()
+    record: str = ""
+    as_of: str = ""
 
     @property
     def usable(self) -> ClusterFacts:
@@ -47,13 +57,46 @@ class Cluster:
         hosts = tuple(host for host in self.facts.hosts if host.name not in self.drained)
         return replace(self.facts, hosts=hosts)
 
+    @property
+    def known(self) -> dict[str, str]:
+        """What a launch compares with the head's: the stack, and the record's SHA-256."""
+        digest = hashlib.sha256(self.record.encode()).hexdigest()
+        return {"stack": self.facts.head.stack, "record": digest}
+
     def addressed(self, names: Sequence[str]) -> tuple[str, ...]:
         """The inventory's hosts through which these hosts of the cluster are reached."""
         return (LOCALHOST,) if self.slurm_job else tuple(names)
 
+    def with_record(self, text: object) -> "Cluster":
+        """The cluster with a record that its head has just answered.
+
+        Raises:
+            FtclusterError: it is none; names the head and the file.
+        """
+        now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        try:
+            return _with_record(self, text, now)
+        except ValueError as error:
+            head = self.facts.head
+            raise FtclusterError(
+                f"{head.name}: {head.prefix}/cluster.json cannot be read: {error}",
+                "install the ftcluster that wrote it; or remove it there, with the drained hosts "
+                "and measurements in it, and run ftcluster setup",
+            ) from None
+
+
+def _with_record(cluster: Cluster, text: object, as_of: str) -> Cluster:
+    record = record_of(text)
+    facts = replace(cluster.facts, all_reduce=record.measured(cluster.facts))
+    others = {host.name for host in facts.hosts[1:]}  # without the head nothing can run
+    drained = {name: one for name, one in record.drained.items() if name in others}
+    return replace(
+        cluster, facts=facts, drained=drained, tunings=record.tunings, record=str(text), as_of=as_of
+    )
+
 
 def remember(cluster: Cluster) -> None:
-    """Save the cluster, for later commands."""
+    """Save the cluster, for later commands; a file that cannot be read is kept as .damaged."""
     document = {
         # the bundled one by its name: another installation has it elsewhere
         "inventories": [LOCALHOST if p == _BUNDLED else str(p) for p in cluster.inventories],
@@ -61,8 +104,12 @@ def remember(cluster: Cluster) -> None:
         "options": cluster.options,
         "facts": cluster.facts.to_dict(),
         "drained": {name: asdict(one) for name, one in cluster.drained.items()},
+        "record": cluster.record,
+        "as_of": cluster.as_of,
     }
     make_state_dir(state_dir())
+    if damage():
+        _file().replace(_kept())
     write_atomically(_file(), json.dumps(document, indent=1) + "\n")
 
 
@@ -70,30 +117,37 @@ def recall() -> Cluster:
     """The cluster of the last setup.
 
     Raises:
-        FtclusterError: there is none, or its file cannot be read.
+        NoCluster: there is none.
+        FtclusterError: its file cannot be read.
     """
     try:
-        document = json.loads(_file().read_text(encoding="utf-8"))
-        facts = ClusterFacts.from_dict(document["facts"])
-        inventories = tuple(
-            _BUNDLED if one == LOCALHOST else Path(one) for one in document["inventories"]
-        )
-        drained = {name: Drained(**one) for name, one in document.get("drained", {}).items()}
-        options = tuple(document["options"])
-        return Cluster(inventories, facts, options, document["hosts"], drained=drained)
+        return _read()
     except FileNotFoundError:
-        raise FtclusterError(
+        raise NoCluster(
             "no cluster has been set up from here",
             "set one up: ftcluster setup inventory.ini; or this machine: ftcluster setup localhost",
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except _WRONG as error:
         raise FtclusterError(
-            f"{_file()} cannot be read: {error}", "run ftcluster setup again; it writes a new one"
+            f"{_file()} cannot be read: {error}",
+            "name the cluster, which writes a new one and keeps this one as "
+            f"{_kept().name}: ftcluster setup INVENTORY",
         ) from error
 
 
+def damage() -> str:
+    """What is wrong with the saved cluster, or "" where there is none or it can be read."""
+    try:
+        recall()
+    except NoCluster:
+        return ""
+    except FtclusterError as error:
+        return error.message
+    return ""
+
+
 def recall_of(inventories: Sequence[Path]) -> Cluster | None:
-    """The cluster of the last setup, if it was made from these inventories."""
+    """The cluster of the last setup, if it can be read and was made from these inventories."""
     try:
         cluster = recall()
     except FtclusterError:
@@ -102,11 +156,74 @@ def recall_of(inventories: Sequence[Path]) -> Cluster | None:
     return cluster if same else None
 
 
+def change(
+    inventories: Sequence[Path], changed: Callable[[Cluster | None], Cluster | None]
+) -> None:
+    """Save what a function makes of the saved cluster; None changes nothing.
+
+    No other command changes it meanwhile.
+
+    Args:
+        changed: gets the cluster of the last setup, if it was made from these inventories.
+    """
+    with locked_state():
+        cluster = changed(recall_of(inventories))
+        if cluster:
+            remember(cluster)
+
+
+def learn(inventories: Sequence[Path], stack: str, record: object) -> None:
+    """Save what the head of a cluster has said of it, if it is the one of the last setup.
+
+    Args:
+        stack: that all its hosts have now.
+        record: the text of the head's record.
+
+    Raises:
+        FtclusterError: it is none.
+    """
+
+    def learned(before: Cluster | None) -> Cluster | None:
+        if not before:
+            return None
+        hosts = tuple(replace(host, stack=stack) for host in before.facts.hosts)
+        return replace(before, facts=replace(before.facts, hosts=hosts)).with_record(record)
+
+    change(inventories, learned)
+
+
 def forget(inventories: Sequence[Path]) -> None:
     """Delete the saved cluster, if it was made from these inventories."""
-    if recall_of(inventories):
-        _file().unlink()
+    with locked_state():
+        if recall_of(inventories):
+            _file().unlink()
+
+
+def _read() -> Cluster:
+    document = json.loads(_file().read_text(encoding="utf-8"))
+    facts = ClusterFacts.from_dict(document["facts"])
+    if not facts.hosts:
+        raise ValueError("it has no hosts")
+    inventories = tuple(
+        _BUNDLED if one == LOCALHOST else Path(one) for one in _texts(document["inventories"])
+    )
+    options, pattern = _texts(document["options"]), str(document["hosts"])
+    drained = {name: Drained(**one) for name, one in document.get("drained", {}).items()}
+    cluster = Cluster(inventories, facts, options, pattern, drained=drained)
+    as_of = str(document.get("as_of", ""))
+    # before heads had records, all was here
+    return _with_record(cluster, document["record"], as_of) if as_of else cluster
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
+        raise ValueError(f"{values!a} is no list of texts")
+    return tuple(values)
 
 
 def _file() -> Path:
     return state_dir() / "cluster.json"
+
+
+def _kept() -> Path:
+    return state_dir() / "cluster.json.damaged"

@@ -1,4 +1,4 @@
-"""What `ftcluster tune` has found, saved on the control node beside the cluster.
+"""What `ftcluster tune` has found; the cluster's record on the head has it.
 
 A tuning is for all recipes whose steps take the same time, and for hosts that are the same: what
 either of them is decides whether it is used.
@@ -6,17 +6,13 @@ either of them is decides whether it is used.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ftcluster.cluster.facts import HostFacts
-from ftcluster.errors import FtclusterError
-from ftcluster.paths import make_state_dir, state_dir, write_atomically
 from ftcluster_common import __version__
 from ftcluster_common.recipe import Recipe
 
-FORMAT = 1
 # fields of a recipe that the time of a step does not depend on
 ANY_NAME = ("name", "options", "training")
 ANY_TRAINING = (
@@ -78,49 +74,3 @@ def hosts_of(hosts: Sequence[HostFacts]) -> list[dict[str, Any]]:
         }
         for host in hosts
     ]
-
-
-def saved_tunings() -> tuple[Tuning, ...]:
-    """All tunings, the newest last.
-
-    Raises:
-        FtclusterError: their file cannot be read.
-    """
-    try:
-        document = json.loads(_file().read_text(encoding="utf-8"))
-        names = {one.name for one in fields(Tuning)}
-        known = [{key: one[key] for key in names} for one in document["tunings"]]
-        return tuple(Tuning(**one) for one in known)
-    except FileNotFoundError:
-        return ()
-    except (ValueError, KeyError, TypeError) as error:
-        raise FtclusterError(
-            f"{_file()} cannot be read: {error!r}", "remove it and run ftcluster tune again"
-        ) from error
-
-
-def save_tuning(tuning: Tuning) -> None:
-    """Save a tuning in place of the one of the same recipe and hosts."""
-    others = [
-        one for one in saved_tunings() if (one.recipe, one.hosts) != (tuning.recipe, tuning.hosts)
-    ]
-    _write([*others, tuning])
-
-
-def forget_tunings(recipe: Recipe) -> tuple[Tuning, ...]:
-    """Remove what was found for a recipe, on any hosts; returns what is removed."""
-    known, about = saved_tunings(), recipe_of(recipe)
-    gone = tuple(one for one in known if one.recipe == about)
-    if gone:
-        _write([one for one in known if one not in gone])
-    return gone
-
-
-def _write(tunings: Sequence[Tuning]) -> None:
-    make_state_dir(state_dir())
-    document = {"format": FORMAT, "tunings": [asdict(one) for one in tunings]}
-    write_atomically(_file(), json.dumps(document, indent=1) + "\n")
-
-
-def _file() -> Path:
-    return state_dir() / "tunings.json"

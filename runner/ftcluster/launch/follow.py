@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
-from ftcluster.cluster.saved import Cluster
-from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
+from ftcluster.cluster.saved import Cluster, learn
+from ftcluster.errors import ClusterChanged, FtclusterError, Interrupted, StoppedElsewhere
 from ftcluster.launch.events import EventReader
 from ftcluster.launch.place import Place, off_hint
 from ftcluster.launch.record import (
@@ -28,6 +28,7 @@ from ftcluster.launch.record import (
     complete_record,
     end_of,
     events_file,
+    forget_record,
     record_dir,
 )
 from ftcluster.paths import plain_name
@@ -88,12 +89,14 @@ class Followed:
             detached.
         detached: whether the run continues without this command.
         head_lost: whether the head has not answered for too long.
+        changed: what the head said of the cluster where it is not what the plan was made of.
     """
 
     progress: RunProgress
     outcome: Outcome
     detached: bool = False
     head_lost: bool = False
+    changed: Mapping[str, Any] | None = None
 
 
 def new_run_id(name: str) -> str:
@@ -128,6 +131,8 @@ def carry_out(
         may_detach: whether Ctrl-C asks; else it stops the run.
 
     Raises:
+        ClusterChanged: the head has another stack or record than the plan was made of, so nothing
+            was started.
         FtclusterError: it was to be stopped, and may still be running.
     """
     begin_record(run.id, _record(run))
@@ -139,13 +144,42 @@ def carry_out(
         "train_follow": not detach,
         "train_guard": secrets.token_hex(16),
         "train_version": __version__,
+        "train_known": {} if run.cluster.slurm_job else run.cluster.known,
         **run.variables(),
     }
     followed = _follow(
         run.playbook, place, run.id, variables, view, on_event, cancelled, head_seconds, may_detach
     )
+    if followed.changed:
+        forget_record(run.id)
+        raise _changed(run.cluster, followed.changed)
     launched = detach and followed.outcome.state == "done"
     return replace(followed, detached=followed.detached or launched)
+
+
+def _changed(before: Cluster, answer: Mapping[str, Any]) -> ClusterChanged:
+    """The error that says what has changed, which is saved for the next plan.
+
+    Raises:
+        FtclusterError: the head's answer is none.
+    """
+    stack, stacks = str(answer.get("stack")), load_stacks()
+    if stack not in stacks:
+        raise FtclusterError(
+            f"{before.facts.head.name} has the stack {stack!a}, which this ftcluster does not know",
+            "install the ftcluster that set it up; for a list: ftcluster stacks",
+        )
+    now = before.with_record(answer.get("record"))
+    learn(before.inventories, stack, answer.get("record"))
+    had, has = before.facts.head.stack, list(now.drained)
+    what = [f"stack {had} -> {stack}"] if stack != had else []
+    if has != list(before.drained):
+        what.append(f"drained: {', '.join(has) or 'none'}")
+    return ClusterChanged(
+        "the cluster was changed from elsewhere: "
+        + ("; ".join(what) or "other measurements of it"),
+        "nothing was started; run it again, which plans for the cluster as it is now",
+    )
 
 
 def _user() -> str:
@@ -187,9 +221,12 @@ def _follow(
     reader = EventReader(events_file(run))
     launched = False  # whether the head has written an event
     task, began = "", 0.0  # that is not shown yet: all hosts may skip it
+    changed: Mapping[str, Any] | None = None
 
     def on_task(event: TaskEvent) -> None:
-        nonlocal task, began
+        nonlocal task, began, changed
+        if event.host == place.head:
+            changed = event.result.get("ansible_facts", {}).get("cluster_changed", changed)
         if event.kind == "task":  # of a run that follows, its own events say more
             task = "" if event.action == FOLLOW else event.task[:1].lower() + event.task[1:]
             began = time.monotonic()
@@ -267,7 +304,7 @@ def _follow(
     view.close()
     if progress.ended:
         complete_record(run, end_of(progress))
-    return Followed(progress, outcome, detached, head_lost())
+    return Followed(progress, outcome, detached, head_lost(), changed)
 
 
 def _wants_to_detach(run: str) -> bool:

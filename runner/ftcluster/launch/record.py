@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from ftcluster.ansible.inventory import LOCALHOST
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.place import Place
-from ftcluster.paths import PRIVATE_FILE, make_state_dir, state_dir, write_atomically
+from ftcluster.paths import PRIVATE_FILE, locked_state, make_state_dir, state_dir, write_atomically
 from ftcluster.progress.state import RunProgress
 from ftcluster_common import __version__
 from ftcluster_common.run_state import RunState
@@ -45,14 +46,20 @@ def begin_record(run: str, known: Mapping[str, Any]) -> None:
     _write(run, document)
 
 
+def forget_record(run: str) -> None:
+    """Remove the record of a run that was not started."""
+    shutil.rmtree(record_dir(run))
+
+
 def complete_record(run: str, end: Mapping[str, Any]) -> None:
     """Add a run's end to its run.json; nothing where this control node has none."""
-    try:
-        document = _read(run)
-    except FileNotFoundError:
-        return
-    if document.get("end") != end:
-        _write(run, {**document, "end": dict(end)})
+    with locked_state():
+        try:
+            document = _read(run)
+        except FileNotFoundError:
+            return
+        if document.get("end") != end:
+            _write(run, {**document, "end": dict(end)})
 
 
 def complete_from(listed: RunState) -> None:

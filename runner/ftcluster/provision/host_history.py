@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from ftcluster.errors import FtclusterError
-from ftcluster.paths import make_state_dir, state_dir, write_atomically
+from ftcluster.paths import locked_state, state_dir, write_atomically
 from ftcluster_common.finding import Finding
 
 FORMAT = 1
@@ -159,14 +159,14 @@ def keep(document: Document) -> None:
     Raises:
         FtclusterError: the file cannot be read.
     """
-    known, inventory = _read(), document["inventory"]
     date = f"{datetime.now(UTC):%Y-%m-%d}"
-    of_hosts = known.setdefault(inventory, {})
-    for name, one in figures(document).items():
-        of_hosts[name] = [*of_hosts.get(name, []), {"date": date, **one}][-KEPT:]
-    make_state_dir(state_dir())
-    content = json.dumps({"format": FORMAT, "inventories": known}, indent=1)
-    write_atomically(_file(), content + "\n")
+    with locked_state():
+        known, inventory = _read(), document["inventory"]
+        of_hosts = known.setdefault(inventory, {})
+        for name, one in figures(document).items():
+            of_hosts[name] = [*of_hosts.get(name, []), {"date": date, **one}][-KEPT:]
+        content = json.dumps({"format": FORMAT, "inventories": known}, indent=1)
+        write_atomically(_file(), content + "\n")
 
 
 def _read() -> dict[str, dict[str, list[dict[str, Any]]]]:

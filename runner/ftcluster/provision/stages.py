@@ -9,7 +9,7 @@ from typing import Any
 from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, read_inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
-from ftcluster.cluster.facts import SETUP, AllReduce, HostFacts, stack_name
+from ftcluster.cluster.facts import HostFacts, stack_name
 from ftcluster.cluster.saved import recall_of
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.state import SetupProgress
@@ -17,7 +17,6 @@ from ftcluster.progress.view import View
 
 TIME_LIMIT_SECONDS = 3600
 UNLOCK_SECONDS = 60
-VERIFY_BYTES = 4 << 20  # of the all-reduce that verify measures
 
 
 @dataclass
@@ -28,7 +27,8 @@ class StagesResult:
         progress: the counts of each host.
         facts: of each host by name, where a stage has gathered them.
         table: the lines of verify's table.
-        all_reduce: see ClusterFacts.
+        records: the text of the cluster's record of each host that was looked at; only the head
+            has one.
         stack: the name of the stack in use, or "" where no stage has looked.
         stack_why: why this one was chosen.
         locked: whether a host has given this setup its lock.
@@ -39,7 +39,7 @@ class StagesResult:
     progress: SetupProgress = field(default_factory=SetupProgress)
     facts: dict[str, HostFacts] = field(default_factory=dict)
     table: list[str] = field(default_factory=list)
-    all_reduce: AllReduce | None = None
+    records: dict[str, object] = field(default_factory=dict)
     stack: str = ""
     stack_why: str = ""
     seconds: float = 0.0
@@ -58,16 +58,15 @@ class StagesResult:
             if stack:
                 self.set_up.add(event.host)
             self.facts[event.host] = HostFacts.from_dict(known)
+            self.records[event.host] = facts.get("record", "")
+        if event.action.endswith(".cluster_record") and "record" in event.result:
+            self.records[event.host] = event.result["record"]
         if "cluster_hosts" in found:
             self.inventory = self.inventory.in_order(found["cluster_hosts"])
         self.stack_why = found.get("torch_stack_choice", {}).get("why", self.stack_why)
         if event.action.endswith(".stack_link") and "current" in event.result:
             self.stack = stack_name(event.result["current"])
         self.table = found.get("verify_table", self.table)
-        report = found.get("verify_report") or {}
-        if report.get("backends"):
-            hosts = len(report["hosts"])
-            self.all_reduce = AllReduce(report["backends"], VERIFY_BYTES, hosts, SETUP)
 
 
 def run_stages(
@@ -195,6 +194,8 @@ def address(paths: Sequence[Path], options: Sequence[str]) -> tuple[Inventory, d
     inventory = read_inventory(paths, options, before.pattern if before else "")
     known: dict[str, Any] = {HOSTS_VARIABLE: inventory.pattern} if inventory.pattern else {}
     left_out = set(inventory.cluster) - set(inventory.hosts)
+    if before and inventory.head in left_out:
+        known["cluster_known_stack"] = before.facts.head.stack
     if before and left_out:
         known["cluster_known_addresses"] = {
             host.name: host.network_address

@@ -77,12 +77,19 @@ def test_an_operator_without_root_trains_as_the_account(cluster: Cluster, tmp_pa
     mine = {"XDG_STATE_HOME": str(tmp_path / "state")}
     with control.changed(dict.fromkeys(NAMES, (OPERATOR, NO_OPERATOR))):
         refused = control.run("setup", "ml.ini", "--tags", "preflight", **mine)
+        drained = control.run("hosts", "drain", OTHER, "--why", "memory errors")
         trained = control.run("train", "-i", "ml.ini", "quickstart", "max_steps=1", *FEW_PAIRS,
                               *TWO, "--json", **mine)  # fmt: skip
+        returned = control.run("hosts", "return", OTHER)
     assert refused.returncode == 1
     assert "sudo gives the account ftcluster here, but not root" in refused.stderr
     assert trained.returncode == 0, trained.stderr
-    assert json.loads(trained.stdout)["state"] == "done"
+    found = json.loads(trained.stdout)
+    assert found["state"] == "done"
+    # what another control node has drained is left out here, too
+    assert (drained.returncode, returned.returncode) == (0, 0), drained.stderr + returned.stderr
+    runs = {name: control.shell(name, "ls /opt/ftcluster/runs") for name in NAMES}
+    assert [found["run"] in runs[name] for name in NAMES] == [True, False, True]
 
 
 def test_limit_touches_one_host_and_forgets_none(cluster: Cluster) -> None:

@@ -139,7 +139,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "run_playbook", run_playbook)
 
 
-@pytest.mark.usefixtures("ended")
+@pytest.mark.usefixtures("ended", "head")
 def test_the_plan_chooses_by_the_result(capsys: pytest.CaptureFixture[str], said: Said) -> None:
     remember(Cluster((Path("/inventory.ini"),), cluster(VM)))
     assert main(["bench", "allreduce", "--ranks-per-host", "2", "--json"]) == 0

@@ -13,7 +13,8 @@ from ftcluster.cli import hosts
 from ftcluster.cli import setup as setup_verb
 from ftcluster.cli.main import main
 from ftcluster.cli.train import prepare_run
-from ftcluster.cluster.saved import Cluster, Drained, recall, remember
+from ftcluster.cluster.record import Drained, with_drained
+from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.provision.stages import StagesResult
 from ftcluster_common.run_state import RunState
@@ -30,7 +31,7 @@ EVERYONE = ("xeon1", "xeon2", "xeon3", "xeon4")
 
 
 @pytest.fixture(autouse=True)
-def of_inventory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def of_inventory(monkeypatch: pytest.MonkeyPatch, head: Path) -> list[str]:
     """An inventory of xeon1 to xeon4, of which the first three are the cluster; its own pattern."""
     own: list[str] = []
 
@@ -45,13 +46,14 @@ def of_inventory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return Inventory(paths, names, names, pattern)
 
     monkeypatch.setattr(hosts, "read_inventory", read_inventory)
+    head.write_text("")
     three = cluster(*(host(name, cores=16) for name in EVERYONE[:3]))
     remember(Cluster((INVENTORY,), three, ("--user", "ops"), "xeon1,xeon2,xeon3"))
     return own
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+def played(monkeypatch: pytest.MonkeyPatch, head: Path) -> Played:
     """The playbooks that ran, and their options; every host of them is found."""
     found: Played = []
 
@@ -63,7 +65,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
         here = tuple(pairs["--limit"].split(",")) if "--limit" in pairs else names
         facts = {name: host(name, cores=16) for name in here}
         inventory = Inventory(paths, here, names, pattern)
-        return StagesResult(inventory, facts=facts, table=["ok"], stack="native")
+        records: dict[str, object] = {here[0]: head.read_text().strip()}
+        return StagesResult(inventory, facts=facts, table=["ok"], stack="native", records=records)
 
     monkeypatch.setattr(setup_verb, "run_stages", run_stages)
     monkeypatch.setattr(hosts, "run_stages", run_stages)
@@ -132,7 +135,10 @@ def test_removed_hosts_are_forgotten_by_the_others(
     found = run(capsys, "remove", "xeon3")
     assert "--limit xeon3" in found["stays"]
     pattern = ("--extra-vars", "ftcluster_hosts=xeon1,xeon2")
-    assert played == [("setup", ("--user", "ops", *pattern, "--tags", "system,mesh,verify"))]
+    assert played == [
+        ("setup", ("--user", "ops", *pattern, "--tags", "system")),
+        ("setup", ("--user", "ops", *pattern, "--tags", "mesh,verify")),
+    ]
     assert (names(), recall().pattern) == (["xeon1", "xeon2"], "xeon1,xeon2")
 
 
@@ -155,18 +161,20 @@ def test_what_is_refused_changes_nothing(
     of_inventory.append("xeon1,xeon2,xeon3")
     found = run(capsys, "add", "xeon4", code=1)
     said(f"{found['error']}\n{found['hint']}")
-    assert (recall(), played) == (before, [])
+    asked = replace(recall(), as_of="", record="")  # by return, whether xeon2 is drained by now
+    assert (asked, played) == (before, [])
     assert main(["hosts", "drain"]) == 2
     assert main(["hosts", "list"]) == 2
 
 
 def test_the_head_is_never_left_out_by_a_later_setup() -> None:
-    remember(replace(recall(), drained={"xeon1": Drained("slow", "2026-01-31")}))
+    drained = with_drained({"xeon1": Drained("slow", "2026-01-31")})
     found = StagesResult(
         Inventory((INVENTORY,), ("xeon1", "xeon2"), ("xeon1", "xeon2")),
         facts={name: host(name) for name in ("xeon1", "xeon2")},
         table=["ok"],
         stack="native",
+        records={"xeon1": json.dumps({"format": 1, **drained})},
     )
     setup_verb._save(found, ())
     assert recall().drained == {}

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ from rich.console import Console
 
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.cli import setup as verb
-from ftcluster.cli.main import build_parser
+from ftcluster.cli.main import build_parser, main
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError, UsageError
@@ -117,11 +118,29 @@ def test_passwords_are_not_saved(setup: Setup, tmp_path: Path) -> None:
     assert str(tmp_path) not in (tmp_path / "state" / "ftcluster" / "cluster.json").read_text()
 
 
-def test_a_damaged_saved_cluster_is_overwritten(setup: Setup, tmp_path: Path) -> None:
-    (tmp_path / "state" / "ftcluster").mkdir(parents=True)
-    (tmp_path / "state" / "ftcluster" / "cluster.json").write_text("{")
+WRONG = (
+    "{", "[]", "null", "\xff", '{"facts": {"hosts": []}}', "[" * 100_000,
+    '{"inventories": "x", "hosts": "", "options": [], "facts": {"hosts": [{"name": "a"}]}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
+def test_a_damaged_saved_cluster_never_means_this_machine(
+    text: str, setup: Setup, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "state" / "ftcluster" / "cluster.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(text.encode("latin-1"))
+    for command in ("setup", "check", "plan", "ps", "hosts") if text == "{" else ("setup",):
+        assert main([command]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {file} cannot be read: ")
+        assert "ftcluster setup INVENTORY" in said
+        assert len(said) < 1000
+    assert [one.name for one in file.parent.iterdir()] == [file.name]
     setup(host("a"), host("b"), host("c"))
     assert names() == ["a", "b", "c"]
+    assert file.with_name("cluster.json.damaged").read_bytes() == text.encode("latin-1")
 
 
 @pytest.fixture
@@ -151,12 +170,9 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Given]:
     return run
 
 
-NATIVE = {"torch_stack_name": "native"}
-
-
 def test_the_same_cluster_uses_the_saved_connection_options(given: Callable[..., Given]) -> None:
     remember(Cluster((Path("/inventory.ini"),), cluster(host("a")), ("--user", "ops")))
-    assert given() == ("setup", (Path("/inventory.ini"),), ("--user", "ops"), NATIVE)
+    assert given() == ("setup", (Path("/inventory.ini"),), ("--user", "ops"), {})
     assert given("--rollback") == ("rollback", (Path("/inventory.ini"),), ("--user", "ops"), {})
     assert recall().options == ("--user", "ops")
 
@@ -168,7 +184,7 @@ def test_options_override_saved_ones(given: Callable[..., Given]) -> None:
     assert options == (
         "--user", "ops", "--extra-vars", "torch_stack_name=intel-2.8", "--user", "me", "--check",
     )  # fmt: skip # Ansible takes the last
-    assert variables == NATIVE
+    assert variables == {}
 
 
 def test_with_an_inventory_saved_connection_options_are_not_used(
@@ -177,7 +193,7 @@ def test_with_an_inventory_saved_connection_options_are_not_used(
     path = tmp_path / "inventory.ini"
     remember(Cluster((path,), cluster(host("a")), ("--user", "ops")))
     assert given(str(path), "--rollback") == ("rollback", (path,), (), {})
-    assert given(str(path)) == ("setup", (path,), (), NATIVE)
+    assert given(str(path)) == ("setup", (path,), (), {})
     assert recall().options == ()
 
 
@@ -185,14 +201,15 @@ def test_the_same_inventories_are_the_same_cluster_by_any_path(
     given: Callable[..., Given], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    known = Cluster((tmp_path / "a", tmp_path / "b"), cluster(host("x", stack="intel-2.8")))
-    remember(known)
-    kept = {"torch_stack_name": "intel-2.8"}
-    assert given("--inventory", "a", "-i", str(tmp_path / "b"))[3] == kept
-    remember(known)
-    assert given("-i", "b", "-i", "a")[3] == {}  # in another order other variables hold
-    remember(known)
-    assert given("a")[3] == {}
+    known = Cluster((tmp_path / "a", tmp_path / "b"), cluster(host("x")))
+
+    remember(replace(known, facts=cluster(host("a", stack="intel-2.8"))))
+    given("--inventory", "a", "-i", str(tmp_path / "b"), "--rollback")
+    assert recall().facts.head.stack == "native"
+    # in another order other variables hold
+    remember(replace(known, facts=cluster(host("a", stack="intel-2.8"))))
+    given("-i", "b", "-i", "a", "--rollback")
+    assert recall().facts.head.stack == "intel-2.8"
     with pytest.raises(UsageError) as caught:
         given("a", "-i", "b")
     assert "-i a -i b" in str(caught.value)
@@ -212,14 +229,14 @@ def test_without_a_saved_cluster_setup_is_for_this_machine(given: Callable[..., 
 # --- the stack
 
 
-def variables(*words: str, before: Cluster | None = None) -> dict[str, Any]:
+def variables(*words: str) -> dict[str, Any]:
     """The variables of the playbook that `ftcluster setup` makes of the words."""
-    options = build_parser().parse_args(["setup", *words])
-    return verb.stack_variables(options, before)
+    return verb.stack_variables(build_parser().parse_args(["setup", *words]))
 
 
 def test_options_of_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert variables() == {}  # the playbook chooses
+    assert variables() == {}  # inventory and playbook choose
+    assert variables("--downgrade") == {"node_agent_downgrade": True}
     assert variables("--stack", "auto") == {"torch_stack_name": "auto"}
     (tmp_path / "my.ftbundle").touch()
     monkeypatch.chdir(tmp_path)
@@ -239,15 +256,15 @@ def test_a_missing_bundle_is_wrong_usage(name: str, tmp_path: Path) -> None:
         variables("--bundle", str(tmp_path / name))
 
 
-def test_a_cluster_keeps_the_stack_that_it_has(tmp_path: Path) -> None:
-    before = Cluster((Path("/i.ini"),), cluster(host("a", stack="intel-2.8")), ())
-    kept = {"torch_stack_name": "intel-2.8"}
-    assert variables(before=before) == kept
-    assert variables("--stack", "native", before=before) == {"torch_stack_name": "native"}
-    assert variables("--prune", before=before) == {**kept, "ftcluster_prune": True}
-    bundle = tmp_path / "my.ftbundle"  # says the stack of a cluster that had another
-    bundle.touch()
-    assert variables("--bundle", str(bundle), before=before).keys() == {"torch_stack_bundle"}
+def test_nothing_of_the_saved_cluster_overrides_the_inventory(given: Callable[..., Given]) -> None:
+    """Extra variables would; which stack the cluster has is known on its head."""
+    known = Cluster(
+        (Path("/inventory.ini"),), cluster(host("a", stack="intel-2.8")), ("--user", "x")
+    )
+    for words in ((), ("--prune",), ("--tags", "stack")):
+        remember(known)
+        passed = given(*words)[3]
+        assert passed.keys() <= {"ftcluster_prune"}
 
 
 def stack_after(monkeypatch: pytest.MonkeyPatch, stack: str, *words: str) -> dict[str, str]:

@@ -13,8 +13,7 @@ from ftcluster.cli import tune
 from ftcluster.cli.main import main
 from ftcluster.cli.train import prepare_run
 from ftcluster.cluster.saved import Cluster, recall, remember
-from ftcluster.cluster.tunings import saved_tunings
-from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.errors import Interrupted
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.progress.state import RunProgress
 from tests.unit.clusters import STACKS, VM, cluster, host
@@ -27,8 +26,9 @@ FOUR = host("xeon1", cores=4)
 
 
 @pytest.fixture(autouse=True)
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
+def trained(monkeypatch: pytest.MonkeyPatch, head: Path) -> list[TrainingRun]:
     """The trainings that were launched: a sample takes a rank 0.1 s, a tenth less with libc."""
+    assert not head.exists()
     runs: list[TrainingRun] = []
     now = [0.0]
 
@@ -97,7 +97,7 @@ def test_what_is_set_goes_before_what_was_tuned(capsys: pytest.CaptureFixture[st
 def test_what_is_fixed_is_not_tried(capsys: pytest.CaptureFixture[str]) -> None:
     found = tuned(capsys, "--ranks-per-host", "1", "allocator=tcmalloc")
     assert (found["settings"], found["trials"][1:]) == ({}, [])
-    assert not saved_tunings()
+    assert not recall().tunings
 
 
 def test_on_other_hosts_it_is_not_used_and_the_plan_says_why(
@@ -105,9 +105,9 @@ def test_on_other_hosts_it_is_not_used_and_the_plan_says_why(
 ) -> None:
     tuned(capsys)
     for other in (replace(FOUR, stack="intel-2.8"), host("xeon2", cores=4)):
-        remember(Cluster((Path("/inventory.ini"),), cluster(other)))
+        remember(replace(recall(), facts=cluster(other)))
         value, why = decisions()["tuning"]
-        said(f"{value}: {why}".replace(saved_tunings()[0].date, "DATE"))
+        said(f"{value}: {why}".replace(recall().tunings[0].date, "DATE"))
 
 
 def test_a_default_that_is_the_fastest_is_known_too(
@@ -157,11 +157,24 @@ def test_a_stopped_search_says_what_is_known(
     assert main(["tune", "--json", *WORDS]) == 130
     found = json.loads(capsys.readouterr().out)
     assert (found["state"], len(found["trials"]), found["settings"]) == ("stopped", 2, {})
-    assert not saved_tunings()
+    assert not recall().tunings
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "state/ftcluster/tunings.json"
-    file.write_text('{"tunings": [{}]}')
-    with pytest.raises(FtclusterError, match=r"tunings\.json"):
-        prepare_run([*WORDS], recall())
+def test_what_one_control_node_has_found_is_used_by_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, head: Path
+) -> None:
+    tuned(capsys)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+    remember(
+        Cluster((Path("/inventory.ini"),), cluster(FOUR)).with_record(head.read_text().strip())
+    )
+    assert decisions()["tuning"][0].startswith("4.44 x")
+
+
+def test_what_the_head_refuses_is_shown_all_the_same(
+    capsys: pytest.CaptureFixture[str], head: Path
+) -> None:
+    head.write_text("{")
+    capsys.readouterr()
+    assert main(["tune", *WORDS, "--budget", "1h"]) == 0
+    assert "not saved" in capsys.readouterr().out

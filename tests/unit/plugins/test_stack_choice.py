@@ -75,7 +75,7 @@ BOTH = host("3.10.12", "3.12.1")
         ("", [], "native", "it is the default"),
         ("", [NEW], "native", "it is the default"),
         ("", [OLD], "native", "it is the default"),  # with a problem: it was not asked to look
-        ("intel", [NEW], "intel", "as asked for"),
+        ("intel", [NEW], "intel", "it was asked for"),
         ("auto", [], "native", "it is the default"),
         ("auto", [{}], "native", "it is the default"),
         ("auto", [NEW], "native", "it is the default"),
@@ -304,3 +304,37 @@ def test_each_real_stack_can_be_chosen_or_says_why_not(name: str) -> None:
             choose(REAL["stacks"], REAL["warnings"], wanted, hosts)
     else:
         assert choose(REAL["stacks"], REAL["warnings"], wanted, hosts).problems == {"a": []}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "present", "name", "said"),
+    [
+        ("", "intel", "intel", ["intel, because the cluster has it"]),
+        ("", "native", "native", []),
+        ("", "", "native", []),
+        ("native", "intel", "native", ["native replaces intel, because it was asked for"]),
+        ("auto", "intel", "native", ["native, because", "native replaces intel, because it is"]),
+        ("intel", "intel", "intel", []),
+    ],
+)
+def test_a_cluster_keeps_its_stack_until_another_one_is_named(
+    wanted: str, present: str, name: str, said: list[str]
+) -> None:
+    choice = chosen(StackRequest(wanted, present=present), host0=host("3.11.2"))
+    assert choice.stack == name
+    ours = [one for one in choice.notices if "it is old" not in one]
+    assert [one.startswith(f"stack {two}") for one, two in zip(ours, said, strict=True)] == [
+        True for _ in said
+    ]
+
+
+def test_a_bundle_names_its_stack() -> None:
+    choice = chosen(StackRequest(bundle=bundle("native"), present="intel"), host0=host("3.11.2"))
+    assert choice.notices[0] == "stack native replaces intel, because it is the bundle's"
+
+
+def test_a_stack_of_a_newer_version_is_not_replaced_silently() -> None:
+    said = refused(StackRequest(present="native-2"), host0=host("3.11.2"))
+    assert "native-2" in said
+    assert "--stack NAME" in said
+    assert chosen(StackRequest("native", present="native-2"), host0=host("3.11.2")).notices

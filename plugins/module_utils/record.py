@@ -1,0 +1,79 @@
+# Apache-2.0 (see LICENSE)
+"""The form of the cluster's record, a JSON document in one line. Pure functions only."""
+
+from __future__ import annotations
+
+import json
+import math
+
+FORMAT = 1
+MOST = 200_000  # characters: it is one of several facts in an event of Ansible, which has 700 kB
+SECTIONS = ("drained", "all_reduce", "tunings")
+
+
+def parsed(text):
+    """The sections of a record, each a mapping of named entries; empty ones of an empty text.
+
+    Raises:
+        ValueError: it is no record, or one of another format.
+    """
+    try:
+        document = json.loads(text) if text.strip() else {"format": FORMAT}
+    except RecursionError:
+        raise ValueError("it is too deep") from None
+    if not isinstance(document, dict):
+        raise ValueError("it is no mapping")
+    if document.get("format") != FORMAT:
+        raise ValueError(f"its format is {document.get('format')!a}, and this one reads {FORMAT}")
+    sections = {name: document.get(name, {}) for name in SECTIONS}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise ValueError(f"its {name} is no mapping")
+    return sections
+
+
+def refuse_unmeasured(changes):
+    """Make sure that measurements are numbers: they come from programs of the account that trains.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for by, measured in (changes.get("all_reduce") or {}).items():
+        times = (measured or {"ms": {}}).get("ms")
+        if not isinstance(times, dict):
+            raise ValueError(f"the all-reduces that {by} measured are no mapping")
+        for backend, ms in times.items():
+            if not isinstance(ms, (int, float)) or not math.isfinite(ms) or not ms > 0:
+                raise ValueError(f"the all-reduce of {backend!a} that {by} measured took {ms!a} ms")
+
+
+def merged(sections, changes):
+    """The sections with entries set, or removed where a change has none. A new entry is the last.
+
+    >>> merged({"drained": {"a": 1, "b": 2}}, {"drained": {"a": None, "c": 3}})
+    {'drained': {'b': 2, 'c': 3}}
+    """
+    found = {}
+    for name, section in sections.items():
+        changed = changes.get(name) or {}
+        # one that is set again as it was keeps its place
+        kept = {key: one for key, one in section.items() if changed.get(key, one) == one}
+        new = {key: one for key, one in changed.items() if one is not None and key not in kept}
+        found[name] = {**kept, **new}
+    return found
+
+
+def rendered(sections):
+    """The text of a record, without its oldest tunings where it would be too long.
+
+    Raises:
+        ValueError: it is too long without any.
+    """
+    sections = {**sections, "tunings": dict(sections["tunings"])}
+    while True:
+        text = json.dumps({"format": FORMAT, **sections}, allow_nan=False)
+        if len(text) <= MOST:
+            return text
+        if not sections["tunings"]:
+            raise ValueError(f"it would have more than {MOST} characters")
+        del sections["tunings"][next(iter(sections["tunings"]))]

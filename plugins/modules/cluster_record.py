@@ -1,0 +1,124 @@
+#!/usr/bin/python
+# Apache-2.0 (see LICENSE)
+"""What all control nodes of a cluster have to know, in one file on its head."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cluster_record
+short_description: Changes what all control nodes of a cluster have to know
+description:
+  - Keeps drained hosts, measured all-reduces and tunings in C(<prefix>/cluster.json) on the head.
+  - Sets and removes single entries under a lock, so that two control nodes at the same time lose
+    nothing of each other.
+version_added: 0.1.0
+author: The ftcluster authors (@ftcluster)
+options:
+  prefix:
+    description: The folder that the cluster lives in.
+    type: path
+    required: true
+  changes:
+    description:
+      - Entries by section, C(drained), C(all_reduce) or C(tunings), and by their name in it.
+      - An entry that is none is removed.
+    type: dict
+    default: {}
+  start:
+    description: The text of a record to begin with where there is none, as of a former head.
+    type: str
+    default: ""
+  state:
+    description: V(absent) removes the file.
+    type: str
+    choices: [present, absent]
+    default: present
+attributes:
+  check_mode:
+    description: Changes nothing.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Drain a host
+  ftcluster.cluster.cluster_record:
+    prefix: /opt/ftcluster
+    changes: {drained: {xeon3: {why: memory errors, since: "2026-01-31"}}}
+"""
+
+RETURN = r"""
+record:
+  description: The text of the record afterwards; empty where there is none.
+  returned: success
+  type: str
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
+from ansible_collections.ftcluster.cluster.plugins.module_utils.record import (
+    merged,
+    parsed,
+    refuse_unmeasured,
+    rendered,
+)
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
+    read_text,
+    refuse_unguarded,
+    remove,
+    write_text,
+)
+
+NAME = "cluster.json"
+READABLE = 0o644  # by the login users of all control nodes, without root
+
+
+def settle(path, state, start, changes, check_mode):
+    """Bring the file into its state; returns (changed, text afterwards)."""
+    before = read_text(path)
+    if state == "absent":
+        if before is not None and not check_mode:
+            remove(path)
+        return before is not None, ""
+    sections = merged(parsed(before or start), changes)
+    if before is None and not any(sections.values()):
+        return False, ""
+    text = rendered(sections)
+    if (before or "").strip() == text:
+        return False, text
+    if not check_mode:
+        write_text(path, text + "\n", READABLE)
+    return True, text
+
+
+def main():
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "prefix": {"type": "path", "required": True},
+            "changes": {"type": "dict", "default": {}},
+            "start": {"type": "str", "default": ""},
+            "state": {"choices": ["present", "absent"], "default": "present"},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    path = Path(given["prefix"]) / NAME
+    try:
+        refuse_unmeasured(given["changes"])
+        refuse_unguarded(path)
+        with alone_in(path.parent):
+            changed, text = settle(
+                path, given["state"], given["start"], given["changes"], module.check_mode
+            )
+    except OSError as error:
+        hint = "; only who set the cluster up may write it" if error.errno in (1, 13) else ""
+        module.fail_json(msg=f"{error.filename or path}: {error.strerror}{hint}")
+    except ValueError as error:
+        module.fail_json(msg=f"{path}: {error}")
+    module.exit_json(changed=changed, record=text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""The cluster's record, PREFIX/cluster.json on the head: what all its control nodes share.
+
+The module `ftcluster.cluster.cluster_record` changes it. What a host answers could be anything, so
+its form is checked here, once for all that reads it.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from ansible_collections.ftcluster.cluster.plugins.module_utils.record import FORMAT, MOST
+
+from ftcluster.cluster.facts import BENCH, SETUP, AllReduce, ClusterFacts
+from ftcluster.cluster.tunings import Tuning
+
+One = TypeVar("One")
+_MOST_SHOWN = 60  # characters of a value
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+@dataclass(frozen=True)
+class Drained:
+    """Why new runs leave a host out, and since when, such as 2026-11-23."""
+
+    why: str
+    since: str
+
+
+@dataclass(frozen=True)
+class MeasuredOn:
+    """How long an all-reduce in fp32 of so many bytes takes, and over which hosts and stack."""
+
+    ms: Mapping[str, float]
+    bytes: int
+    hosts: tuple[str, ...]
+    stack: str
+
+
+@dataclass(frozen=True)
+class ClusterRecord:
+    """What the record says.
+
+    Attributes:
+        drained: by host.
+        all_reduce: by the command that measured it, SETUP or BENCH.
+        tunings: the newest last.
+    """
+
+    drained: Mapping[str, Drained] = field(default_factory=dict)
+    all_reduce: Mapping[str, MeasuredOn] = field(default_factory=dict)
+    tunings: tuple[Tuning, ...] = ()
+
+    def measured(self, facts: ClusterFacts) -> AllReduce | None:
+        """The measurement for these hosts: bench's if it was on the same, as it takes longer."""
+        names, stack = tuple(host.name for host in facts.hosts), facts.head.stack
+        bench, setup = (self.all_reduce.get(by) for by in (BENCH, SETUP))
+        if bench and (bench.hosts, bench.stack) == (names, stack):
+            return AllReduce(dict(bench.ms), bench.bytes, len(bench.hosts), BENCH)
+        if setup and setup.stack == stack:
+            return AllReduce(dict(setup.ms), setup.bytes, len(setup.hosts), SETUP)
+        return None
+
+
+def record_of(text: object) -> ClusterRecord:
+    """The record of a file's text; an empty one of an empty text.
+
+    Raises:
+        ValueError: it is none, or of another format; says which part.
+    """
+    if not isinstance(text, str) or len(text) > MOST:
+        raise ValueError(f"it is no text of at most {MOST} characters")
+    if not text:
+        return ClusterRecord()
+    try:
+        document = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is too deep") from None
+    _check(isinstance(document, dict), "it is no mapping")
+    _check(document.get("format") == FORMAT, f"its format is not {FORMAT}")
+    drained = _section(document, "drained", _drained)
+    all_reduce = _section(document, "all_reduce", _measured)
+    tunings = _section(document, "tunings", _tuning)
+    return ClusterRecord(drained, all_reduce, tuple(tunings.values()))
+
+
+def key_of(tuning: Tuning) -> str:
+    """The name of a tuning in the record: one for each recipe on each hosts."""
+    what = json.dumps([tuning.recipe, tuning.hosts], sort_keys=True)
+    return hashlib.sha256(what.encode()).hexdigest()[:16]
+
+
+def with_drained(names: Mapping[str, Drained | None]) -> dict[str, Any]:
+    """The change that drains hosts, or with None takes them back."""
+    return {"drained": {name: asdict(one) if one else None for name, one in names.items()}}
+
+
+def with_bench(measured: MeasuredOn) -> dict[str, Any]:
+    """The change that keeps a measurement of bench."""
+    return {"all_reduce": {BENCH: {**asdict(measured), "hosts": list(measured.hosts)}}}
+
+
+def with_tuning(tuning: Tuning) -> dict[str, Any]:
+    """The change that keeps a tuning in place of that of the same recipe and hosts."""
+    return {"tunings": {key_of(tuning): asdict(tuning)}}
+
+
+def without_tunings(gone: tuple[Tuning, ...]) -> dict[str, Any]:
+    """The change that removes tunings."""
+    return {"tunings": {key_of(one): None for one in gone}}
+
+
+def _check(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ValueError(problem)
+
+
+def _section(
+    document: Mapping[str, Any], name: str, read: Callable[[Mapping[str, Any]], One]
+) -> dict[str, One]:
+    section = document.get(name, {})
+    _check(isinstance(section, dict), f"its {name} is no mapping")
+    found = {}
+    for key, one in section.items():
+        try:
+            _check(isinstance(one, dict), "it is no mapping")
+            found[key] = read(one)
+        except (ValueError, KeyError, OverflowError) as error:
+            raise ValueError(f"{name}: {_shown(key)}: {error}") from None
+    return found
+
+
+def _drained(one: Mapping[str, Any]) -> Drained:
+    _check(isinstance(one["why"], str), "its why is no text")
+    return Drained(one["why"], _date(one["since"]))
+
+
+def _measured(one: Mapping[str, Any]) -> MeasuredOn:
+    _check(isinstance(one["ms"], dict), "its ms is no mapping")
+    _check(isinstance(one["hosts"], list), "its hosts are no list")
+    ms = {name: _number(value) for name, value in one["ms"].items()}
+    hosts = tuple(_text(name) for name in one["hosts"])
+    return MeasuredOn(ms, int(_number(one["bytes"])), hosts, _text(one["stack"]))
+
+
+# the fields of a recipe that a search tries, see benchmark/tuning.py, and what they may be
+_SETTINGS: Mapping[str, tuple[type, ...]] = {
+    "ranks_per_host": (int,),
+    "communication_cores": (int,),
+    "allocator": (str,),
+    "batch_size": (int,),
+    "training.ddp_backend": (str,),
+    "training.ddp_bucket_cap_mb": (int, float),
+    "training.shard_optimizer": (bool, str),
+}
+
+
+def _tuning(one: Mapping[str, Any]) -> Tuning:
+    settings = one["settings"]
+    _check(isinstance(one["recipe"], dict) and isinstance(settings, dict), "it is no tuning")
+    hosts = one["hosts"]
+    _check(isinstance(hosts, list) and all(isinstance(host, dict) for host in hosts), "no hosts")
+    for host in hosts:
+        _text(host["name"])
+    for name, value in settings.items():
+        kinds = _SETTINGS.get(name, ())
+        fits = isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
+        _check(fits, f"the setting {_shown(name)} is {_shown(value)}")
+    return Tuning(
+        _text(one["name"]),
+        one["recipe"],
+        hosts,
+        _date(one["date"]),
+        settings,
+        _number(one["speed_up"]),
+        _number(one["spread"]),
+        int(_number(one["trials"])),
+    )
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _text(value: object) -> str:
+    _check(isinstance(value, str), f"{_shown(value)} is no text")
+    return str(value)
+
+
+def _date(value: object) -> str:
+    _check(bool(_DATE.fullmatch(_text(value))), f"{_shown(value)} is no date")
+    return str(value)
+
+
+def _number(value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    _check(is_number and math.isfinite(float(str(value))), f"{_shown(value)} is no number")
+    return float(str(value))

@@ -1,0 +1,32 @@
+"""Changes what all control nodes of a cluster have to know, on its head."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ftcluster.cluster.saved import Cluster, change
+from ftcluster.progress.view import View
+from ftcluster.provision.stages import run_stages
+
+
+def change_record(
+    cluster: Cluster, changes: Mapping[str, Any], reach: Sequence[str], view: View
+) -> Cluster:
+    """Change the record on the head, and this control node's copy of it; returns the cluster.
+
+    Args:
+        changes: as the module `ftcluster.cluster.cluster_record` takes them.
+        reach: arguments of ansible-playbook that say how to reach the hosts.
+
+    Raises:
+        FtclusterError: the head does not answer, or refuses it.
+    """
+    head = cluster.facts.head
+    # where the cluster is, which -e may have said at setup
+    variables = {"record_changes": changes, "ftcluster_prefix": head.prefix}
+    if not head.can_become_root:
+        variables["ftcluster_root"] = "false"
+    options = (*reach, "--limit", head.name)
+    result = run_stages("record", cluster.inventories, options, view, variables)
+    record = result.records.get(head.name)
+    change(cluster.inventories, lambda saved: saved and saved.with_record(record))
+    return cluster.with_record(record)

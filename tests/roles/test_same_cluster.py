@@ -1,0 +1,59 @@
+"""A launch goes on only where the head has what the plan was made of."""
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+
+from tests.programs import CONTROL, ROOT
+
+RECORD = '{"format": 1, "drained": {"a": {"why": "{{ x }} \\n", "since": "2026-01-31"}}}'
+PLAYBOOK = """
+- hosts: all
+  gather_facts: false
+  vars:
+    train_rank_user: ""
+    train_stack: "{{ place }}/{{ inventory_hostname }}/current"
+    train_head: "{{ inventory_hostname }}"
+  tasks:
+    - ansible.builtin.include_tasks: "{{ tasks }}"
+    - ansible.builtin.debug: {msg: went on}
+"""
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_the_stack_and_the_record_are_compared(tmp_path: Path) -> None:
+    # the stack and the record of a head, those that the plan was made of, and whether it goes on
+    cases = {
+        "same": ("native", RECORD, "native", RECORD, True),
+        "none": ("native", "", "native", "", True),
+        "stack": ("native-trackers", RECORD, "native", RECORD, False),
+        "record": ("native", RECORD, "native", "", False),
+        "other": ("native", RECORD, "native", RECORD + " ", False),
+        # not the usual head, which is lost
+        "spare": ("native", "", "native", RECORD, True),
+    }
+    lines = []
+    for name, (stack, record, known_stack, known_record, _) in cases.items():
+        folder = tmp_path / name / f"stacks/{stack}-0a"
+        folder.mkdir(parents=True)
+        (tmp_path / name / "current").symlink_to(folder)
+        if record:
+            (tmp_path / name / "cluster.json").write_text(record + "\n")
+        known = {"stack": known_stack, "record": sha256(known_record)}
+        lines.append(f"{name} train_known='{json.dumps(known)}'")
+    (tmp_path / "inventory.ini").write_text("\n".join(lines) + "\n")
+    (tmp_path / "play.yml").write_text(PLAYBOOK)
+    variables = {"ansible_connection": "local", "place": str(tmp_path),
+                 "tasks": str(ROOT / "playbooks/tasks/same-cluster.yml")}  # fmt: skip
+    done = subprocess.run(
+        [CONTROL / "ansible-playbook", "-i", "inventory.ini", "play.yml",
+         "-e", json.dumps(variables)],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    for name, (*_, goes_on) in cases.items():
+        assert (f'ok: [{name}] => {{\n    "msg": "went on"' in done.stdout) == goes_on, done.stdout
+        assert (f"fatal: [{name}]: FAILED!" in done.stdout) != goes_on
