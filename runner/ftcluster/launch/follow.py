@@ -8,6 +8,7 @@ import getpass
 import os
 import platform
 import secrets
+import signal
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -19,7 +20,7 @@ from typing import Any, ClassVar
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster
-from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
+from ftcluster.errors import Detached, FtclusterError, Interrupted, StoppedElsewhere
 from ftcluster.launch.events import EventReader
 from ftcluster.launch.place import Place, off_hint
 from ftcluster.launch.record import (
@@ -46,6 +47,7 @@ RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run cont
 RECONNECT_PAUSE_SECONDS = 5.0
 SKIP_SECONDS = 1.0  # a task that takes longer is not skipped
 FOLLOW = "ftcluster.cluster.follow"  # the task that brings the events
+ATTACH = "attach"  # the playbook that follows a run that was launched before
 
 
 @dataclass(frozen=True)
@@ -119,15 +121,19 @@ def carry_out(
 ) -> Followed:
     """Launch a run and follow it to its end; Ctrl-C stops it, or detaches from it.
 
+    SIGTERM and SIGHUP detach once it is launched: a control node that restarts, or a connection
+    that is lost, ends no training. In a Slurm job they stop it, as Slurm means them.
+
     Args:
         reach: arguments of ansible-playbook that say how to reach the hosts.
         on_event: called for each of the run's events.
         cancelled: called several times a second; true ends the run as Ctrl-C does.
         detach: whether to return once it is launched.
         head_seconds: how long a head that does not answer is waited for.
-        may_detach: whether Ctrl-C asks; else it stops the run.
+        may_detach: whether Ctrl-C asks, and other signals detach; else each stops the run.
 
     Raises:
+        Detached: a signal has ended this command only.
         FtclusterError: it was to be stopped, and may still be running.
     """
     begin_record(run.id, _record(run))
@@ -163,12 +169,12 @@ def attach(
     view: View,
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Followed:
-    """Follow a run that was launched before, from its first event to its end.
+    """Follow a run that was launched before, from its first event to its end; never stops it.
 
     Raises:
-        FtclusterError: it was to be stopped, and may still be running.
+        Detached: a signal, such as that of Ctrl-C, has ended this command only.
     """
-    return _follow("attach", place, run, {}, view, on_event, lambda: False, RECONNECT_LIMIT_SECONDS)
+    return _follow(ATTACH, place, run, {}, view, on_event, lambda: False, RECONNECT_LIMIT_SECONDS)
 
 
 def _follow(
@@ -186,10 +192,12 @@ def _follow(
     progress = RunProgress(run=run)
     reader = EventReader(events_file(run))
     launched = False  # whether the head has written an event
+    goes_on = playbook == ATTACH  # whether the run has a supervisor, for which this one is nothing
     task, began = "", 0.0  # that is not shown yet: all hosts may skip it
 
     def on_task(event: TaskEvent) -> None:
-        nonlocal task, began
+        nonlocal task, began, goes_on
+        goes_on = goes_on or event.action == FOLLOW
         if event.kind == "task":  # of a run that follows, its own events say more
             task = "" if event.action == FOLLOW else event.task[:1].lower() + event.task[1:]
             began = time.monotonic()
@@ -247,16 +255,25 @@ def _follow(
     with Interrupts() as interrupts:
         outcome = play(playbook)
         came, deadline = reader.offset, time.monotonic() + head_seconds
-        while (why := lost()) and time.monotonic() < deadline:
+        while not interrupts.count and (why := lost()) and time.monotonic() < deadline:
             view.say(why)
             time.sleep(RECONNECT_PAUSE_SECONDS)
-            outcome = play("attach")
+            outcome = play(ATTACH)
             if reader.offset > came:
                 came, deadline = reader.offset, time.monotonic() + head_seconds
+        cut_off = goes_on and not progress.ended and outcome.state == "failed"
+        if interrupts.count and cut_off:  # the same signal has ended Ansible's own processes
+            outcome = replace(outcome, state="stopped")
         if outcome.state == "stopped":
             view.close()
-    if outcome.state == "stopped":
-        detached = may_detach and launched and not cancelled() and _wants_to_detach(run)
+    if outcome.state == "stopped" and playbook == ATTACH:
+        if not progress.ended:
+            raise Detached(run, interrupts.first, progress.document())
+        outcome = replace(outcome, state="done")
+    if outcome.state == "stopped" and goes_on and may_detach and not cancelled():
+        if interrupts.first != signal.SIGINT and SLURM_VARIABLE not in os.environ:
+            raise Detached(run, interrupts.first, progress.document())
+        detached = launched and _wants_to_detach(run)
     if outcome.state == "stopped" and not detached:
         with Interrupts() as interrupts:
             view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")

@@ -1,17 +1,22 @@
 """Following a run over a connection that is lost, and leaving it."""
 
 import json
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
 
 from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent
-from ftcluster.errors import FtclusterError
+from ftcluster.ansible.signals import Interrupts
+from ftcluster.cluster.saved import Cluster
+from ftcluster.errors import Detached, FtclusterError, Interrupted
 from ftcluster.launch import follow
+from ftcluster.launch.mpirun import render
 from ftcluster.launch.place import Place
 from ftcluster.launch.record import (
     begin_record,
@@ -20,8 +25,12 @@ from ftcluster.launch.record import (
     recorded_place,
     shown_command,
 )
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.planning.plan import plan
 from ftcluster.progress.view import View
+from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.run_state import RunState
+from tests.unit.clusters import STACKS, cluster, host
 
 RUN = "quickstart-20260131-101500-7f3a"
 PLACE = Place((Path("hosts.ini"),), ("head", "node1"), "ftcluster", "/opt/ftcluster", ("-u", "me"))
@@ -165,11 +174,130 @@ def test_a_run_of_another_control_node_is_stopped(
         follow.stop(PLACE, RUN)
 
 
+@pytest.fixture(autouse=True)
+def hangs_up() -> Iterator[None]:
+    """SIGHUP means something, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def launch(view: View) -> follow.Followed:
+    """A training that this command launches."""
+    facts = cluster(host("head"), host("node1"))
+    recipe = load_recipe("quickstart")
+    decided = plan(facts, recipe, STACKS)
+    where = Cluster(PLACE.inventories, facts)
+    run = TrainingRun(RUN, where, decided, render(decided, RUN), recipe)
+    return follow.carry_out(run, view, ())
+
+
+def signalled(
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    seen: str,
+    state: Literal["stopped", "failed"] = "stopped",
+) -> list[str]:
+    """A signal comes while the first playbook runs; returns the playbooks.
+
+    Args:
+        seen: what has come of the run's events by then.
+        state: how the playbook ends.
+    """
+    played: list[str] = []
+
+    def run_playbook(
+        playbook: str, _inventories: object, _variables: object,
+        on_event: Callable[[TaskEvent], None], **_options: object,
+    ) -> Outcome:  # fmt: skip
+        played.append(playbook.rpartition(".")[2])
+        if len(played) > 1:
+            return Outcome("done", "")
+        if seen:
+            on_event(TaskEvent("task", "launch", "Follow the run", action=follow.FOLLOW))
+        with follow.events_file(RUN).open("a") as file:
+            file.write(seen)
+        os.kill(os.getpid(), number)
+        return Outcome(state, "")
+
+    monkeypatch.setattr(follow, "run_playbook", run_playbook)
+    return played
+
+
+STARTING = event("phase", doing="starting the ranks")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("seen", ["", STARTING])
+@pytest.mark.parametrize("slurm", [False, True])
+def test_what_only_follows_a_run_never_stops_it(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, seen: str, slurm: bool
+) -> None:
+    if slurm:  # as in a shell of salloc
+        monkeypatch.setenv(follow.SLURM_VARIABLE, "1")
+    played = signalled(monkeypatch, number, seen)
+    with pytest.raises(Detached, match=f"the run goes on: ftcluster attach {RUN}") as error:
+        follow.attach(PLACE, RUN, Said())
+    assert played == ["attach"]
+    assert error.value.exit_code == 128 + number
+    document = error.value.to_dict()
+    assert (document["run"], document["state"]) == (RUN, "running")
+    assert document["hint"] == f"to end it: ftcluster stop {RUN}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("state", ["stopped", "failed"])
+def test_the_end_of_a_control_node_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, state: Literal["stopped", "failed"]
+) -> None:
+    played = signalled(monkeypatch, number, STARTING, state)
+    with pytest.raises(Detached):
+        launch(Said())
+    assert played == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("number", "seen", "slurm"),
+    [
+        (signal.SIGINT, STARTING, False),  # without a terminal that could be asked
+        (signal.SIGTERM, "", False),  # nothing runs yet
+        (signal.SIGTERM, STARTING, True),  # shortly before the end of the job's time
+    ],
+)
+def test_a_launch_that_is_to_end_stops_its_run(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, seen: str, slurm: bool
+) -> None:
+    if slurm:
+        monkeypatch.setenv(follow.SLURM_VARIABLE, "1")
+    played = signalled(monkeypatch, number, seen)
+    followed = launch(Said())
+    assert played == ["train", "stop"]
+    with pytest.raises(Interrupted, match="stopped: run"):
+        follow.raise_if_stopped(followed, {})
+
+
+def test_a_signal_that_comes_with_the_runs_end_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = event("end", state="done", seconds=9.0, exit_code=0)
+    played = signalled(monkeypatch, signal.SIGTERM, STARTING + end)
+    assert follow.attach(PLACE, RUN, Said()).outcome.state == "done"
+    assert played == ["attach"]
+
+
+def test_nohup_is_left_as_it_is() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert interrupts.count == 0
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
 @pytest.mark.parametrize(("answer", "detached"), [("d\n", True), ("s\n", False), ("", False)])
-def test_ctrl_c_on_a_terminal_asks(
-    monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]], answer: str,
-    detached: bool,
-) -> None:  # fmt: skip
+def test_ctrl_c_of_a_launch_on_a_terminal_asks(
+    monkeypatch: pytest.MonkeyPatch, answer: str, detached: bool
+) -> None:
     class Terminal:
         def isatty(self) -> bool:
             return True
@@ -183,13 +311,9 @@ def test_ctrl_c_on_a_terminal_asks(
 
     monkeypatch.setattr("sys.stdin", Terminal())
     monkeypatch.setattr("sys.stderr", Terminal())
-    play(
-        monkeypatch, played,
-        (event("phase", doing="starting the ranks"), [], Outcome("stopped", "")),
-        ("", [], Outcome("done", "")),
-    )  # fmt: skip
-    assert follow.attach(PLACE, RUN, Said()).detached is detached
-    assert [name for name, _ in played] == ["attach", *([] if detached else ["stop"])]
+    played = signalled(monkeypatch, signal.SIGINT, STARTING)
+    assert launch(Said()).detached is detached
+    assert played == ["train", *([] if detached else ["stop"])]
 
 
 def test_a_record_says_where_a_run_is() -> None:
