@@ -5,7 +5,7 @@ from typing import Any
 
 from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import add_output, print_result
-from ftcluster.cli.run_options import add_run_options, find
+from ftcluster.cli.run_options import add_run_options, find, one_name
 from ftcluster.cluster.price import price_document
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import Followed, attach, raise_if_stopped
@@ -32,13 +32,14 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
+    given = one_name(options.words)
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "output" and not options.json:
             print(event["text"], end="", flush=True)
 
     with ask_passwords(vars(options)) as passwords:
-        place, name = find(options, passwords, newest=True)
+        place, name = find(options, passwords, given)
         followed = attach(place, name, make_view(options.verbose), on_event)
     record = read_record(followed.progress.run) or {}
     price = recorded_price(record) if followed.progress.result else None
