@@ -179,6 +179,15 @@ def _refuse_patterns(where: str, hosts: Sequence[str]) -> None:
         )
 
 
+def pattern_of(names: Sequence[str]) -> str:
+    """Ansible's pattern of hosts; one with a colon, as IPv6 addresses have, is split without comma.
+
+    >>> pattern_of(["node1", "node2"]), pattern_of(["!fd00::1"])
+    ('node1,node2', '!fd00::1,')
+    """
+    return ",".join(names) + ("," if len(names) == 1 and ":" in names[0] else "")
+
+
 def is_address(text: str) -> bool:
     """Whether a text is an IPv4 or IPv6 address."""
     try:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.inventory import HOSTS_VARIABLE
+from ftcluster.ansible.inventory import HOSTS_VARIABLE, pattern_of
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
 from ftcluster.cli.arguments import (
     add_commands,
@@ -227,7 +227,7 @@ def lead(
     names = [host.name for host in run.plan.prepared]
     usual = not options.inventories and names[0] == cluster.facts.head.name
     if run.resume and len(names) > 1 and not usual:
-        hosts = ("--extra-vars", f"{HOSTS_VARIABLE}={','.join(names)}")
+        hosts = ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(names)}")
         run_stages("mesh", cluster.inventories, (*reach, *hosts), make_view(options.verbose))
 
 

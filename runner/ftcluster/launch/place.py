@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.inventory import pattern_of
 from ftcluster.cluster.saved import Cluster
 
 UNREACHABLE = "check that it is on and that ssh connects to it: ftcluster check"  # a hint
@@ -53,7 +54,7 @@ class Place:
     @property
     def limit(self) -> tuple[str, str]:
         """The option that keeps a playbook to these hosts."""
-        return ("--limit", ",".join(self.hosts))
+        return ("--limit", pattern_of(self.hosts))
 
     def variables(self, run: str = "") -> dict[str, Any]:
         """What every playbook of runs needs to know.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, read_inventory
+from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, pattern_of, read_inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.facts import SETUP, AllReduce, HostFacts, stack_name
@@ -211,7 +211,8 @@ def _advice(playbook: str, inventory: Inventory, progress: SetupProgress) -> str
     if len(off) == len(failed):
         hint = f"check that it is on and that ssh connects to it, then {again}; it resumes"
         if inventory.hosts == inventory.cluster and inventory.head not in off:
-            hint += f"; to go on without it, add --limit '{','.join(f'!{name}' for name in off)}'"
+            without = pattern_of([f"!{name}" for name in off])
+            hint += f"; to go on without it, add --limit '{without}'"
         return hint
     if any(host.changed for host in progress.hosts.values()):
         return f"fix this and {again}; it resumes"
