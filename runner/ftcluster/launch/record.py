@@ -1,5 +1,6 @@
 """The record of a run on this control node: run.json, and a copy of the run's events."""
 
+import argparse
 import contextlib
 import json
 import sys
@@ -9,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.inventory import LOCALHOST
+from ftcluster.ansible.options import extra_variables
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.place import Place
 from ftcluster.paths import PRIVATE_FILE, make_state_dir, state_dir, write_atomically
 from ftcluster.progress.state import RunProgress
 from ftcluster_common import __version__
 from ftcluster_common.run_state import RunState
+
+HIDDEN = "..."
 
 
 def record_dir(run: str) -> Path:
@@ -81,22 +85,23 @@ def end_of(progress: RunProgress) -> dict[str, Any]:
 def shown_command(words: Sequence[str]) -> list[str]:
     """A command line without extra variables, which may be secrets.
 
-    >>> shown_command(["train", "mrpc", "-e", "ansible_password=x", "--extra-vars=y"])
-    ['ftcluster', 'train', 'mrpc', '-e', '...', '--extra-vars=...']
+    >>> shown_command(["train", "mrpc", "-Ke", "ansible_password=x", "--extra-v=y"])
+    ['ftcluster', 'train', 'mrpc', '-Ke', '...', '--extra-v=...']
     """
-    found = ["ftcluster"]
-    for number, word in enumerate(words):
-        if word == "--":  # a script's own words
-            return [*found, *words[number:]]
-        name = word.partition("=")[0]
-        if found[-1].startswith(("-e", "--e")) and not found[-1].endswith("..."):
-            word = "..."
-        elif word.startswith("-e") and word != "-e":
-            word = "-e..."
-        elif word.startswith("--e") and word != name:
-            word = f"{name}=..."
-        found.append(word)
-    return found
+    end = list(words).index("--") if "--" in words else len(words)
+    try:
+        hidden = extra_variables(words[:end])
+    except argparse.ArgumentError:  # the command itself refuses it
+        hidden = tuple(words[:end])
+    return ["ftcluster", *(_without(word, hidden) for word in words[:end]), *words[end:]]
+
+
+def _without(word: str, hidden: Sequence[str]) -> str:
+    """A word that has none of these values, neither alone nor behind its option."""
+    if word in hidden:
+        return HIDDEN
+    behind = [value for value in hidden if value and word[:1] == "-" and word.endswith(value)]
+    return word[: -max(map(len, behind))] + HIDDEN if behind else word
 
 
 def recorded_runs(beginning: str = "") -> list[str]:

@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent
+from ftcluster.ansible.options import extra_variables
 from ftcluster.ansible.signals import Interrupts
+from ftcluster.cli.main import read_arguments
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import Detached, FtclusterError, Interrupted
 from ftcluster.launch import follow
@@ -334,12 +336,20 @@ def test_a_record_says_where_a_run_is() -> None:
     ("words", "shown"),
     [
         ("train -e a=x -ea=x --extra-vars a=x", "train -e ... -e... --extra-vars ..."),
-        ("train --extra-vars=a=x -n 1", "train --extra-vars=... -n 1"),
-        ("run -- script.py -e 5", "run -- script.py -e 5"),
+        ("train --extra-vars=a=x --nodes 1", "train --extra-vars=... --nodes 1"),
+        ("train -Ke a=x -ve a=y -Kkea=z", "train -Ke ... -ve ... -Kke..."),
+        ("train --extra a=x --ext=a=y mrpc", "train --extra ... --ext=... mrpc"),
+        ("train -e@x.yml -e @y.yml -u me", "train -e... -e ... -u me"),
+        ("train -i hosts.ini -uex -e a=x", "train -i hosts.ini -uex -e ..."),
+        ("run -e a=x -- script.py -e 5", "run -e ... -- script.py -e 5"),
     ],
 )
 def test_extra_variables_are_not_in_a_record(words: str, shown: str) -> None:
     assert shown_command(words.split()) == ["ftcluster", *shown.split()]
+    given, _, _ = words.partition(" -- ")
+    values = vars(read_arguments(words.split()))["--extra-vars"]  # as the command itself reads it
+    assert list(extra_variables(given.split())) == values
+    assert not [value for value in values if value in " ".join(shown_command(words.split()))]
 
 
 def test_a_run_that_nobody_followed_gets_its_end_from_the_head() -> None:
