@@ -50,7 +50,7 @@ def add_options(
 
 
 def extra_variables(words: Sequence[str]) -> tuple[str, ...]:
-    """The values of --extra-vars among words, however argparse lets it be written: -e, -Ke, --extra.
+    """The values of --extra-vars among words, as argparse reads them: -e, -Ke, --extra.
 
     Raises:
         argparse.ArgumentError: one has no value.

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
 READER_GONE = 128 + signal.SIGPIPE  # the exit code of a program that this signal ends
@@ -42,7 +43,7 @@ def standard_streams() -> Iterator[None]:
     the result.
     """
     before = sys.stdout, sys.stderr
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         sys.stdout = before[0] or nowhere
         sys.stderr = _without_reader(before[1]) if before[1] else nowhere
         try:

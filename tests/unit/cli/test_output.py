@@ -89,7 +89,7 @@ def test_progress_that_nobody_reads_does_not_end_a_command(tmp_path: Path, unrea
 
 @pytest.mark.parametrize("words", [RESULT, ("--version",)])
 def test_a_full_disk_is_one_error(tmp_path: Path, words: tuple[str, ...]) -> None:
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         done = run(tmp_path, *words, stdout=full)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent
 from ftcluster.ansible.options import extra_variables
+from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cli.main import read_arguments
 from ftcluster.cluster.saved import Cluster
