@@ -14,6 +14,7 @@ from ftcluster.cluster.saved import recall_of
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
+from ftcluster.provision.which_hosts import which_hosts
 
 TIME_LIMIT_SECONDS = 3600
 UNLOCK_SECONDS = 60
@@ -186,13 +187,17 @@ def address(paths: Sequence[Path], options: Sequence[str]) -> tuple[Inventory, d
     """The cluster's hosts, and variables for its playbooks.
 
     The options or the inventory say which hosts the cluster has; else it has the hosts of the last
-    setup. Of those that --limit leaves out, the addresses of the last setup are passed on.
+    setup, and without one the user is asked where the inventory has several groups. Of those that
+    --limit leaves out, the addresses of the last setup are passed on.
 
     Raises:
         InventoryError: see read_inventory.
+        UsageError: see which_hosts.
     """
     before = recall_of(paths)
     inventory = read_inventory(paths, options, before.pattern if before else "")
+    if not before and (chosen := which_hosts(inventory)):
+        inventory = read_inventory(paths, options, chosen)
     known: dict[str, Any] = {HOSTS_VARIABLE: inventory.pattern} if inventory.pattern else {}
     left_out = set(inventory.cluster) - set(inventory.hosts)
     if before and left_out:

@@ -100,6 +100,12 @@ def test_an_option_goes_before_it_and_a_limit_leaves_the_cluster_whole(tmp_path:
     assert told == {"cluster_head": "db1", "cluster_hosts": ["db1", "x2", "x1"]}
 
 
+def test_a_group_of_our_name_is_the_cluster_without_the_command_too(tmp_path: Path) -> None:
+    outcome, hosts, told = addressed(tmp_path, COMPANY + "[ftcluster:children]\nracks\n")
+    assert outcome.state == "done", outcome.output
+    assert sorted(hosts) == sorted(told["cluster_hosts"]) == ["x1", "x2"]
+
+
 @pytest.mark.parametrize(
     "variables",
     [
