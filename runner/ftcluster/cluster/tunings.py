@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.cluster.facts import HostFacts
-from ftcluster.errors import FtclusterError
-from ftcluster.paths import make_state_dir, state_dir, write_atomically
+from ftcluster.paths import make_state_dir, read_state, state_dir, write_atomically
 from ftcluster_common import __version__
 from ftcluster_common.recipe import Recipe
 
 FORMAT = 1
+FORMS: dict[str, type | tuple[type, ...]] = {  # of a tuning, as JSON
+    "name": str, "recipe": dict, "hosts": list, "date": str, "settings": dict,
+    "speed_up": (int, float), "spread": (int, float), "trials": int,
+}  # fmt: skip
 # fields of a recipe that the time of a step does not depend on
 ANY_NAME = ("name", "options", "training")
 ANY_TRAINING = (
@@ -81,22 +84,23 @@ def hosts_of(hosts: Sequence[HostFacts]) -> list[dict[str, Any]]:
 
 
 def saved_tunings() -> tuple[Tuning, ...]:
-    """All tunings, the newest last.
+    """All tunings, the newest last."""
+    return read_state(_file(), _tunings) or ()
+
+
+def _tunings(document: Any) -> tuple[Tuning, ...]:
+    """The tunings of a document.
 
     Raises:
-        FtclusterError: their file cannot be read.
+        TypeError, LookupError: it has another form.
     """
-    try:
-        document = json.loads(_file().read_text(encoding="utf-8"))
-        names = {one.name for one in fields(Tuning)}
-        known = [{key: one[key] for key in names} for one in document["tunings"]]
-        return tuple(Tuning(**one) for one in known)
-    except FileNotFoundError:
-        return ()
-    except (ValueError, KeyError, TypeError) as error:
-        raise FtclusterError(
-            f"{_file()} cannot be read: {error!r}", "remove it and run ftcluster tune again"
-        ) from error
+    names = {one.name for one in fields(Tuning)}
+    known = [{key: one[key] for key in names} for one in document["tunings"]]
+    for one in known:
+        for key, kind in FORMS.items():
+            if not isinstance(one[key], kind):
+                raise TypeError(key)
+    return tuple(Tuning(**one) for one in known)
 
 
 def save_tuning(tuning: Tuning) -> None:

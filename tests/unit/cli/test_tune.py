@@ -14,7 +14,7 @@ from ftcluster.cli.main import main
 from ftcluster.cli.train import prepare_run
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.cluster.tunings import saved_tunings
-from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.errors import Interrupted
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.progress.state import RunProgress
 from tests.unit.clusters import STACKS, VM, cluster, host
@@ -158,10 +158,3 @@ def test_a_stopped_search_says_what_is_known(
     found = json.loads(capsys.readouterr().out)
     assert (found["state"], len(found["trials"]), found["settings"]) == ("stopped", 2, {})
     assert not saved_tunings()
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "state/ftcluster/tunings.json"
-    file.write_text('{"tunings": [{}]}')
-    with pytest.raises(FtclusterError, match=r"tunings\.json"):
-        prepare_run([*WORDS], recall())
