@@ -22,7 +22,7 @@ from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import Detached, FtclusterError, Interrupted, StoppedElsewhere
 from ftcluster.launch.events import EventReader
-from ftcluster.launch.place import Place, off_hint
+from ftcluster.launch.place import Place, off_hint, sudo_hint
 from ftcluster.launch.record import (
     begin_events,
     begin_record,
@@ -376,6 +376,7 @@ def failure(run: Run, followed: Followed) -> FtclusterError:
         reasons = [f"{event.host}: {event.problem}" for event in outcome.failures]
         off = [event.host for event in outcome.failures if event.kind == "unreachable"]
         hint = off_hint(off, run.plan.hosts[0].name)
+        hint = hint or sudo_hint(event.message for event in outcome.failures)
         return FtclusterError(f"{failed}\n  " + "\n  ".join(reasons), hint)
     if outcome.state == "timeout":
         return FtclusterError(f"run {run.id} took longer than {RUN_LIMIT_SECONDS} s")
