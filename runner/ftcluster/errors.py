@@ -77,3 +77,19 @@ class StoppedElsewhere(Interrupted):
     """The run that this command followed was stopped by another one, or by SIGTERM on a host."""
 
     exit_code = 143
+
+
+class Detached(Interrupted):
+    """This command follows its run no longer, because of a signal; the run goes on.
+
+    Args:
+        run: its id.
+        signal: the number; the exit code is that of a program that it ends.
+    """
+
+    state = "running"
+
+    def __init__(self, run: str, signal: int, details: dict[str, Any]) -> None:
+        message = f"detached; the run goes on: ftcluster attach {run}"
+        super().__init__(message, f"to end it: ftcluster stop {run}", details)
+        self.exit_code = 128 + signal

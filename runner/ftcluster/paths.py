@@ -2,13 +2,18 @@
 
 import contextlib
 import fcntl
+import itertools
+import json
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
 
@@ -70,6 +75,30 @@ def locked_state() -> Iterator[None]:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
+    """What a JSON file of the state folder has; None where there is none.
+
+    A damaged file is no reason to fail, and nothing is written over it: stderr says that it is
+    kept under another name, and the command goes on without it.
+
+    Args:
+        form: makes the result of the document; ValueError, LookupError, TypeError and
+            AttributeError mean that it is damaged.
+    """
+    try:
+        return form(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        names = (f"{path.name}.damaged{number or ''}" for number in itertools.count())
+        aside = next(one for name in names if not (one := path.with_name(name)).exists())
+        with contextlib.suppress(FileNotFoundError):  # another command has moved it meanwhile
+            path.rename(aside)
+        why = " ".join(f"{error!r}"[:100].split())
+        print(f"note: {path} is damaged ({why}); kept as {aside.name}", file=sys.stderr)
+        return None
 
 
 def write_atomically(path: Path, content: str | bytes, mode: int = PRIVATE_FILE) -> None:

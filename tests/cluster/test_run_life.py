@@ -107,6 +107,12 @@ def test_a_stopped_run_is_removed(machine: Machine) -> None:
     run = detached(machine, "run", "--detach", "--ranks-per-host", "2", *waits)
     folder = machine.home.prefix / "runs" / run
     wait_for((folder / "logs/rank-1.log").exists, 120)
+    attached = machine.home.start("attach", run)
+    assert attached.stdout is not None
+    assert any("rank 0 is here now" in line for line in attached.stdout)
+    attached.terminate()  # as a control node that restarts, or `timeout`
+    _, said = attached.communicate(timeout=60)
+    assert (attached.returncode, f"ftcluster attach {run}" in said) == (143, True)
     assert listed(machine, run)["state"] == "running"
     second = machine.home.run("train", "quickstart", *FEW_PAIRS)
     assert (second.returncode, f"run {run} is using it (since " in second.stderr) == (1, True)

@@ -2,7 +2,8 @@
 
     python -m ftcluster_train.runs list RUNS_DIR             one JSON array, the newest run first
     python -m ftcluster_train.runs remove RUNS_DIR RUN ...   remove ended runs; prints those removed
-    python -m ftcluster_train.runs jobs RUNS_DIR RUN         job.json of each run that begins so
+    python -m ftcluster_train.runs jobs RUNS_DIR RUN         job.json of each run that begins so,
+                                                             and whether it can be continued
 
 Standard library only.
 """
@@ -14,7 +15,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,23 @@ def remove_runs(folder: Path, runs: Sequence[str]) -> list[str]:
 
 
 def find_jobs(folder: Path, beginning: str) -> dict[str, dict[str, Any]]:
-    """The job.json of each run whose id is, or else begins with, a text; every host has them."""
+    """The job.json of each run whose id is, or else begins with, a text; every host has them.
+
+    Each has `saved` too: whether this host has a state that the run, or one that it continues, has
+    saved.
+    """
     ids = sorted(path.name for path in folder.glob("[!.]*") if path.name.startswith(beginning))
     found = {run: _document(folder / run / "job.json") for run in ids}
+    found = {run: {**job, "saved": has_state(folder, run, job)} for run, job in found.items()}
     return {beginning: found[beginning]} if beginning in found else found
+
+
+def has_state(folder: Path, run: str, job: Mapping[str, Any]) -> bool:
+    """Whether a run in a folder of runs, or one that it continues, has a checkpoint or snapshot."""
+    earlier = job.get("resume")
+    runs = [run, *(map(str, earlier) if isinstance(earlier, list) else ())]
+    places = (folder / one / kind for one in runs for kind in ("checkpoints", "snapshots"))
+    return any(next(place.glob("*-*/manifest.json"), None) for place in places)
 
 
 def _document(path: Path) -> dict[str, Any]:

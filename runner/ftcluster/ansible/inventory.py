@@ -7,8 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from ftcluster.errors import FtclusterError, InventoryError
 from ftcluster.paths import bundled
 
 HEAD_GROUP = "head"
+OWN_GROUP = "ftcluster"  # an inventory that has it says which hosts the cluster has
+NO_GROUPS = {"_meta", "all", "ungrouped"}
 LOCALHOST = "localhost"
 HOSTS_VARIABLE = "ftcluster_hosts"
 EXAMPLE = "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu"
@@ -34,12 +36,14 @@ class Inventory:
         hosts: names of the hosts without those that `--limit` leaves out, the head first.
         cluster: names of all hosts of the cluster, the head first.
         pattern: Ansible's pattern of the cluster's hosts, or "" for all.
+        groups: hosts by group, where nothing says which of these are the cluster; else empty.
     """
 
     paths: tuple[Path, ...]
     hosts: tuple[str, ...]
     cluster: tuple[str, ...]
     pattern: str = ""
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def in_order(self, names: Sequence[str]) -> "Inventory":
         """The same, with the cluster's hosts in a playbook's order, the head first."""
@@ -83,7 +87,8 @@ def read_inventory(
     """Read inventories: INI, YAML, folders, scripts.
 
     Args:
-        remembered: the pattern where neither `options` nor the inventory has one.
+        remembered: the pattern where neither `options` nor the inventory has one; without it, the
+            cluster is the group `ftcluster` where there is one, else all hosts.
 
     Raises:
         InventoryError: one does not exist or cannot be parsed (with file and line), no host is
@@ -96,13 +101,14 @@ def read_inventory(
     more = [part for pair in given if pair[0] in INVENTORY_OPTIONS for part in pair]
     listing = _listing(paths, more)
     where = ", ".join(map(str, paths))
-    pattern = _pattern(listing, where) or remembered
     everyone = _hosts_in_order(listing)
+    own = OWN_GROUP if _members(listing, OWN_GROUP) else ""
+    pattern = _pattern(listing, where) or remembered or own
     if not everyone:
         raise InventoryError(f"inventory {where} has no host", EXAMPLE)
     cluster = _hosts_in_order(_listing(paths, [*more, "--limit", pattern])) if pattern else everyone
     if not cluster:
-        groups = sorted(set(listing) - {"_meta", "all", "ungrouped"}) or ["none"]
+        groups = sorted(set(listing) - NO_GROUPS) or ["none"]
         raise InventoryError(
             f"{HOSTS_VARIABLE}={pattern} names no host of inventory {where}",
             f"its groups are {', '.join(groups)}",
@@ -118,7 +124,8 @@ def read_inventory(
                 f"--limit {limits[-1]} leaves no host of the cluster",
                 f"it has {', '.join(cluster)}",
             )
-    return Inventory(tuple(path.absolute() for path in paths), hosts, cluster, pattern)
+    absolute = tuple(path.absolute() for path in paths)
+    return Inventory(absolute, hosts, cluster, pattern, {} if pattern else _unclear(listing))
 
 
 def _listing(paths: Sequence[Path], options: Sequence[str]) -> dict[str, Any]:
@@ -179,6 +186,15 @@ def _refuse_patterns(where: str, hosts: Sequence[str]) -> None:
         )
 
 
+def pattern_of(names: Sequence[str]) -> str:
+    """Ansible's pattern of hosts; one with a colon, as IPv6 addresses have, is split without comma.
+
+    >>> pattern_of(["node1", "node2"]), pattern_of(["!fd00::1"])
+    ('node1,node2', '!fd00::1,')
+    """
+    return ",".join(names) + ("," if len(names) == 1 and ":" in names[0] else "")
+
+
 def is_address(text: str) -> bool:
     """Whether a text is an IPv4 or IPv6 address."""
     try:
@@ -189,15 +205,29 @@ def is_address(text: str) -> bool:
 
 def _hosts_in_order(listing: dict[str, Any]) -> tuple[str, ...]:
     """Hosts of a listing, depth first, the head first; the files' order is not known."""
+    return tuple(dict.fromkeys([*_members(listing, HEAD_GROUP), *_members(listing, "all")]))
 
-    def walk(group: str) -> list[str]:
-        members: dict[str, Any] = listing.get(group, {})
-        found = list(members.get("hosts", []))
-        for child in members.get("children", []):
-            found += walk(child)
-        return found
 
-    return tuple(dict.fromkeys([*walk(HEAD_GROUP), *walk("all")]))
+def _members(listing: dict[str, Any], group: str) -> list[str]:
+    """The hosts of a group and of those below it."""
+    members: dict[str, Any] = listing.get(group, {})
+    found = list(members.get("hosts", []))
+    for child in members.get("children", []):
+        found += _members(listing, child)
+    return found
+
+
+def _unclear(listing: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The hosts of each group, unless each group has all hosts, but for a head of its own.
+
+    Groups of one cluster and of a whole company look alike: racks, or databases and web servers.
+    """
+    names = (set(listing) | {"ungrouped"}) - {"_meta", "all", HEAD_GROUP}
+    groups = {name: tuple(dict.fromkeys(_members(listing, name))) for name in sorted(names)}
+    head = set(_members(listing, HEAD_GROUP))
+    others = set(_members(listing, "all")) - head
+    odd = [one for one in groups.values() if one and not (others <= set(one) or set(one) <= head)]
+    return {name: one for name, one in groups.items() if one} if odd else {}
 
 
 def _parse_error(path: Path, stderr: str) -> InventoryError:

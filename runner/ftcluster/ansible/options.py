@@ -6,7 +6,7 @@ import getpass
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,20 @@ def add_options(
         group.add_argument(
             short, name, action="store_true", dest=name, help=f"ask for the {what} here"
         )
+
+
+def extra_variables(words: Sequence[str]) -> tuple[str, ...]:
+    """The values of --extra-vars among words, as argparse reads them: -e, -Ke, --extra.
+
+    Raises:
+        argparse.ArgumentError: one has no value.
+    """
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    add_options(parser, SETUP)
+    add_inventory_option(parser, "")
+    parser.add_argument("-v", "--verbose", action="store_true")
+    found, _ = parser.parse_known_args(list(words))
+    return tuple(vars(found)["--extra-vars"])
 
 
 def add_inventories(parser: argparse.ArgumentParser, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C as a counter that can be polled, instead of an exception."""
+"""Ctrl-C and requests to end as a counter that can be polled, instead of an exception."""
 
 import signal
 from types import FrameType
@@ -6,7 +6,11 @@ from typing import Any
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM while it is entered.
+    """Counts SIGINT, SIGTERM and SIGHUP while it is entered.
+
+    Attributes:
+        count: how many have come.
+        first: the number of the first one; 0 before.
 
     Example:
         with Interrupts() as interrupts:
@@ -16,10 +20,13 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
+        self.first = 0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup: the end of the terminal is to mean nothing
             self._before[number] = signal.signal(number, self._receive)
         return self
 
@@ -27,5 +34,6 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _receive(self, _number: int, _frame: FrameType | None) -> None:
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
+        self.first = self.first or number

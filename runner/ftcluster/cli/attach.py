@@ -5,7 +5,7 @@ from typing import Any
 
 from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import add_output, print_result
-from ftcluster.cli.run_options import add_run_options, find
+from ftcluster.cli.run_options import add_run_options, find, one_name
 from ftcluster.cluster.price import price_document
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import Followed, attach, raise_if_stopped
@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
         "attach",
         help="follow a run to its end",
         description="Follows a run to its end, also one that was started from another control "
-        "node. Ctrl-C asks whether to detach from it or to stop it.",
+        "node. Ctrl-C ends only this command: the run goes on.",
         usage="ftcluster attach [RUN] [options]",
     )
     add_run_options(parser, "RUN", "its id, or how that begins; left out, the newest run")
@@ -32,13 +32,14 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
+    given = one_name(options.words)
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "output" and not options.json:
             print(event["text"], end="", flush=True)
 
     with ask_passwords(vars(options)) as passwords:
-        place, name = find(options, passwords, newest=True)
+        place, name = find(options, passwords, given)
         followed = attach(place, name, make_view(options.verbose), on_event)
     record = read_record(followed.progress.run) or {}
     price = recorded_price(record) if followed.progress.result else None
@@ -47,10 +48,8 @@ def run(options: argparse.Namespace) -> int:
         "price": price_document(price),
         "cost": round(price.cost(followed.progress.seconds), 6) if price else None,
     }
-    if not followed.detached:
-        raise_if_stopped(followed, document)
-    ended = followed.progress.ended or followed.detached
-    if not ended or followed.progress.state not in ("done", "running"):
+    raise_if_stopped(followed, document)
+    if not followed.progress.ended or followed.progress.state != "done":
         hint = head_lost_hint(name) if followed.outcome.unreachable else ""
         raise FtclusterError(reason(followed), hint, details=document)
     cost: tuple[str, ...] = ()
@@ -74,8 +73,6 @@ def reason(followed: Followed) -> str:
 
 def summary(document: dict[str, Any]) -> str:
     """The result for a person."""
-    if document["state"] == "running":
-        return f"run {document['run']} goes on: ftcluster attach {document['run']}"
     lines = [f"{document['run']}: {document['state']}, {duration(document['seconds'])}"]
     if document["model"]:
         lines += [metrics(document["metrics"]), f"model on the head: {document['model']}"]

@@ -36,6 +36,9 @@ def add_parser(commands: Any) -> None:
     add_inventories(
         parser, "any Ansible inventory, or 'localhost'; default: the cluster that was set up last"
     )
+    parser.add_argument(
+        "--strict", action="store_true", help="exit code 1 also where it warns, as for cron"
+    )
     add_output(parser)
     add_options(parser, OPTIONS)
     parser.set_defaults(run=run)
@@ -55,4 +58,4 @@ def run(options: argparse.Namespace) -> int:
     found = compared(found, read_history(found["inventory"]))
     keep(found)
     print_result(options, found, "\n".join(lines(found)))
-    return 0 if found["state"] == "fit" else 1
+    return 0 if found["state"] == "fit" and not (options.strict and found["warnings"]) else 1

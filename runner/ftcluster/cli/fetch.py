@@ -6,7 +6,7 @@ from typing import Any
 
 from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import add_output, print_result
-from ftcluster.cli.run_options import add_run_options, find
+from ftcluster.cli.run_options import add_run_options, find, one_name
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.runs import fetch_model, find_run
 
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     if len(options.words) > 2:
         raise UsageError("one run and one folder at a time")
     with ask_passwords(vars(options)) as passwords:
-        place, name = find(options, passwords, newest=True)
+        place, name = find(options, passwords, one_name(options.words[:1]))
         found = find_run(place, name)
         if not found.model:
             raise FtclusterError(f"run {name} has no model: it is {found.state}")

@@ -56,7 +56,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "ps": ("ftcluster ps", "ftcluster ps --json"),
     "logs": ("ftcluster logs RUN", "ftcluster logs RUN --rank 3"),
     "attach": ("ftcluster attach RUN",),
-    "stop": ("ftcluster stop RUN",),
+    "stop": ("ftcluster stop RUN", "ftcluster stop RUN RUN"),
     "fetch": ("ftcluster fetch RUN my-model",),
     "clean": ("ftcluster clean --dry-run",),
     "bench": ("ftcluster bench allreduce", "ftcluster bench scaling mrpc"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, read_inventory
+from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, pattern_of, read_inventory
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords, passed_on
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.help import example_lines
@@ -148,14 +148,14 @@ def add(options: argparse.Namespace) -> int:
     if there := [name for name in names if name in known]:
         raise FtclusterError(
             f"{', '.join(there)}: part of the cluster already",
-            f"ftcluster setup --limit {','.join(there)} repairs it; ftcluster hosts return HOST "
+            f"ftcluster setup --limit {pattern_of(there)} repairs it; ftcluster hosts return HOST "
             "takes back one that is drained",
         )
     hosts = [name for name in everyone if name in known or name in names]
     arguments = (*cluster.options, *given, *_pattern(cluster, given, hosts))
     view = make_view(options.verbose)
     with ask_passwords(vars(options)) as passwords:
-        limit = ("--limit", ",".join(names))
+        limit = ("--limit", pattern_of(names))
         # first, because the new hosts are verified together with the head
         stack = _stack_of(_tell_all(cluster, "system", arguments, view, passwords))
         setup(cluster.inventories, (*arguments, *limit), view, passwords, stack)
@@ -185,7 +185,7 @@ def remove(options: argparse.Namespace) -> int:
                     f"ftcluster hosts drain {' '.join(used)}",
                 )
         if options.teardown:
-            limit = ("--limit", ",".join(names))
+            limit = ("--limit", pattern_of(names))
             run_stages("teardown", cluster.inventories, (*reach, *limit), view)
         named = pattern[1].partition("=")[2] if pattern else cluster.pattern
         change(cluster.inventories, lambda saved: saved and _without(saved, left, named))
@@ -199,7 +199,7 @@ def remove(options: argparse.Namespace) -> int:
         stays = (
             f"what setup left stays on {', '.join(names)}, and the head may still log in there; to "
             f"remove it: ftcluster teardown {' '.join(f'-i {one}' for one in cluster.inventories)} "
-            f"-e {HOSTS_VARIABLE}=all --limit {','.join(names)}"
+            f"-e {HOSTS_VARIABLE}=all --limit {pattern_of(names)}"
         )
     text = f"removed: {', '.join(names)}; the cluster has {counted(len(left), 'host')}"
     found = {"state": "done", "removed": names, "hosts": left, "stays": stays}
@@ -253,7 +253,7 @@ def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> 
             f"the inventory says which hosts the cluster has: {HOSTS_VARIABLE}={own}",
             f"change it there, so that it names {', '.join(hosts)}",
         )
-    return ("--extra-vars", f"{HOSTS_VARIABLE}={','.join(hosts)}")
+    return ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(hosts)}")
 
 
 def drain(options: argparse.Namespace) -> int:

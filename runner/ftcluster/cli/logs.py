@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import at_least
-from ftcluster.cli.run_options import add_run_options, find
+from ftcluster.cli.run_options import add_run_options, find, one_name
 from ftcluster.errors import UsageError
 from ftcluster.launch.runs import copy_log, find_run
 from ftcluster.text.plural import counted
@@ -34,9 +34,10 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
+    given = one_name(options.words)
     file = ALL_RANKS if options.rank is None else f"logs/rank-{options.rank}.log"
     with ask_passwords(vars(options)) as passwords, tempfile.TemporaryDirectory() as folder:
-        place, name = find(options, passwords, newest=True)
+        place, name = find(options, passwords, given)
         if options.rank is not None:
             _check_rank(name, options.rank, find_run(place, name).ranks)
         destination = Path(folder) / "log"

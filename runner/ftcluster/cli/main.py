@@ -1,9 +1,9 @@
 """Entry point of the command `ftcluster`."""
 
 import argparse
+import contextlib
 import itertools
 import json
-import os
 import sys
 from collections.abc import Sequence
 
@@ -49,6 +49,7 @@ from ftcluster.errors import ClusterChanged, FtclusterError, Interrupted, UsageE
 from ftcluster.paths import is_unicode
 from ftcluster.progress.view import make_view
 from ftcluster.recipe.recipe import known_recipes
+from ftcluster.text.streams import READER_GONE, drop_output, standard_streams
 from ftcluster.text.terminal import print_lines
 from ftcluster_common import __version__
 
@@ -137,35 +138,62 @@ def run_as_it_is(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped,
-    143 where the run was stopped elsewhere.
+    143 where the run was stopped elsewhere, 141 where nobody reads the result any more.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    with standard_streams():
+        code = 0
+        try:
+            try:
+                code = run_command(sys.argv[1:] if arguments is None else arguments)
+            finally:  # also after --help, which raises SystemExit
+                sys.stdout.flush()
+        except BrokenPipeError:
+            drop_output()
+            return code or READER_GONE
+        except OSError as error:
+            drop_output()
+            if not code:  # else it is said already
+                say_error(FtclusterError(f"stdout cannot be written: {error.strerror or error}"))
+            return code or 1
+        return code
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command, and say what it fails with; returns the exit code."""
     if not arguments:
         print(BEGIN)
         return 2
     as_json = "--json" in itertools.takewhile(lambda word: word != "--", arguments)
     try:
         options = read_arguments(arguments)
+        as_json = getattr(options, "json", False)  # not where it is a script's own word
         code = run_as_it_is(options)
-        sys.stdout.flush()
         return code
     except FtclusterError as error:
-        if as_json:
-            print(json.dumps(error.to_dict()), flush=True)
-        label = "" if isinstance(error, Interrupted) else "error: "
-        first, *others = str(error).split("\n")
-        print_lines([Text.assemble((label, "bold red"), first), *others], sys.stderr)
-        return error.exit_code
+        failed = error
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+        failed = Interrupted("stopped")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        raise  # by whoever writes the result
     except OSError as error:
         what = f"{error.filename}: " if error.filename else ""
-        print(f"error: {what}{error.strerror or error}", file=sys.stderr)
-        return 1
+        failed = FtclusterError(f"{what}{error.strerror or error}")
+    except Exception as error:  # a mistake of ftcluster's; Python shows where
+        if as_json:
+            print(json.dumps(FtclusterError(repr(error)).to_dict()))
+        raise
+    say_error(failed)
+    if as_json:
+        with contextlib.suppress(BrokenPipeError):  # the exit code is the error's
+            print(json.dumps(failed.to_dict()))
+    return failed.exit_code
+
+
+def say_error(error: FtclusterError) -> None:
+    """Print an error to stderr."""
+    label = "" if isinstance(error, Interrupted) else "error: "
+    first, *others = str(error).split("\n")
+    print_lines([Text.assemble((label, "bold red"), first), *others], sys.stderr)
 
 
 if __name__ == "__main__":

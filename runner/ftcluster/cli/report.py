@@ -47,8 +47,7 @@ def run(options: argparse.Namespace) -> int:
     bench = read_scaling(options.scaling) if options.scaling else None
     with ask_passwords(vars(options)) as passwords:
         words = list(dict.fromkeys(options.words))
-        found = [files_of(options, passwords, [word]) for word in words]
-        files = found or [files_of(options, passwords, [])]
+        files = [files_of(options, passwords, name) for name in words or [""]]
     from ftcluster.report.page import render  # takes a second to load
 
     output = options.output or Path(SEVERAL if len(files) > 1 else f"{files[0].run}.html")
@@ -62,12 +61,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def files_of(
-    options: argparse.Namespace, passwords: Sequence[str], words: Sequence[str]
-) -> RunFiles:
+def files_of(options: argparse.Namespace, passwords: Sequence[str], given: str) -> RunFiles:
     """A run's record and events, from here if it has ended, else from its head."""
-    one = argparse.Namespace(**{**vars(options), "words": list(words)})
-    place, name = find(one, passwords, newest=True)
+    place, name = find(options, passwords, given)
     return ended_here(name) or from_head(place, name)
 
 

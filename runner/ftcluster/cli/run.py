@@ -51,6 +51,7 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View, make_view
 from ftcluster.stacks.catalog import Stack, load_stacks
 from ftcluster.text.plural import counted
+from ftcluster.text.streams import is_unread
 from ftcluster.text.terminal import print_lines
 from ftcluster.user_script.command import USAGE, Script, doubtful_paths, read_words
 from ftcluster.user_script.compatibility import Incompatibility, incompatibilities
@@ -266,6 +267,7 @@ class Show:
             target.write(text.encode(target.encoding, "replace").decode(target.encoding))
             target.flush()
             self.in_line = not text.endswith("\n")
+            self.closed = is_unread(target)
         except BrokenPipeError:
             self.closed = True
 

@@ -110,21 +110,28 @@ def all_runs(place: Place) -> list[RunState]:
     return sorted(runs.values(), key=lambda one: one.started, reverse=True)
 
 
-def find(options: argparse.Namespace, passwords: Sequence[str], newest: bool) -> tuple[Place, str]:
+def one_name(words: Sequence[str]) -> str:
+    """The run that a command line names; "" where it names none.
+
+    Raises:
+        UsageError: it names several.
+    """
+    if len(words) > 1:
+        raise UsageError(f"one run at a time, not {', '.join(words)}")
+    return words[0] if words else ""
+
+
+def find(options: argparse.Namespace, passwords: Sequence[str], name: str) -> tuple[Place, str]:
     """The run that is meant: where it is, and its id.
 
     Args:
-        options: of `add_run_options`; the first of its words is the run's id, or how it begins.
+        options: of `add_run_options`.
         passwords: arguments of ansible-playbook with what the user was asked for.
-        newest: whether no id stands for the newest run.
+        name: the run's id, or how it begins; "" for the newest run.
 
     Raises:
-        UsageError: there is no id.
         FtclusterError: there is no such run, or its head does not answer.
     """
-    name = options.words[0] if options.words else ""
-    if not name and not newest:
-        raise UsageError("name the run", "list them: ftcluster ps")
     recorded = recorded_runs(name) if name and not options.inventories else []
     run = name if name in recorded else recorded[0] if len(recorded) == 1 else ""
     if run and (known := recorded_place(run)):

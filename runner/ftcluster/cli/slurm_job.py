@@ -65,6 +65,6 @@ def earlier_run(found: Allocation) -> str:
     command, runs = shown_command(sys.argv[1:]), []
     for run in recorded_runs():
         record = read_record(run)
-        if record and (record.get("slurm_job"), record["command"]) == (found.job, command):
-            runs.append((record["started"], run))
+        if record and (record.get("slurm_job"), record.get("command")) == (found.job, command):
+            runs.append((record.get("started", 0), run))
     return max(runs)[1] if runs else ""

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.inventory import HOSTS_VARIABLE
+from ftcluster.ansible.inventory import HOSTS_VARIABLE, pattern_of
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
 from ftcluster.cli.arguments import (
     add_commands,
@@ -163,7 +163,7 @@ def run(options: argparse.Namespace) -> int:
         must_resume = bool(options.resume)  # else a new head may start from the beginning
         if job and not options.resume:
             options.resume = earlier_run(job)
-        prepared = prepare(options, cluster, reach)
+        prepared = prepare(options, cluster, reach, must_resume)
         if options.dry_run:
             show_plan(prepared, options)
             return 0
@@ -217,7 +217,7 @@ def carry_on(
             view.say(f"{error.message}; continuing on the other hosts")
         left -= 1
         options.resume, options.nodes, options.spares = run.id, None, 0  # they may be used up
-        run = prepare(options, cluster, reach)
+        run = prepare(options, cluster, reach, must_resume)
 
 
 def lead(
@@ -227,15 +227,17 @@ def lead(
     names = [host.name for host in run.plan.prepared]
     usual = not options.inventories and names[0] == cluster.facts.head.name
     if run.resume and len(names) > 1 and not usual:
-        hosts = ("--extra-vars", f"{HOSTS_VARIABLE}={','.join(names)}")
+        hosts = ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(names)}")
         run_stages("mesh", cluster.inventories, (*reach, *hosts), make_view(options.verbose))
 
 
-def prepare(options: argparse.Namespace, cluster: Cluster, reach: Sequence[str]) -> TrainingRun:
+def prepare(
+    options: argparse.Namespace, cluster: Cluster, reach: Sequence[str], must_resume: bool
+) -> TrainingRun:
     """Prepare the run that the command line asks for."""
     shape = (options.nodes, options.spares, options.ranks_per_host)
     if options.resume:  # on a host that is left, where the head is lost
-        prepared = resume_run(options.resume, *shape, cluster, reach)
+        prepared = resume_run(options.resume, *shape, cluster, reach, must_resume)
     else:
         words = recipe_words(options)
         prepared = prepare_run(words, cluster, options.data, options.model, *shape)
@@ -319,7 +321,8 @@ def resume_run(
     spares: int,
     ranks_per_host: int | None,
     cluster: Cluster,
-    reach: Sequence[str] = (),
+    reach: Sequence[str],
+    must_resume: bool,
 ) -> TrainingRun:
     """Prepare a run that continues another one, on the hosts that answer.
 
@@ -329,12 +332,18 @@ def resume_run(
         spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: default: the plan decides.
         reach: arguments of ansible-playbook that say how to reach the hosts.
+        must_resume: whether it is an error that the other run has saved nothing.
 
     Raises:
-        FtclusterError: there is no such run, no host answers, IPEX optimizes its model, or the plan
-            is not valid.
+        FtclusterError: there is no such run, no host answers, it has saved nothing, IPEX optimizes
+            its model, or the plan is not valid.
     """
     found = find_job(replace(place_of(cluster), options=tuple(reach)), run)
+    if must_resume and not found.saved and not found.recipe.training.resume_from_checkpoint:
+        raise FtclusterError(
+            f"run {found.run} has no checkpoint or snapshot on {', '.join(found.hosts)}",
+            f"train again from the beginning; what it ended with: ftcluster logs {found.run}",
+        )
     hosts = cluster.facts
     if not cluster.slurm_job:  # the first node answers for all
         facts_of = {host.name: host for host in hosts.hosts}

@@ -8,6 +8,7 @@ import getpass
 import os
 import platform
 import secrets
+import signal
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -19,9 +20,15 @@ from typing import Any, ClassVar
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster, learn
-from ftcluster.errors import ClusterChanged, FtclusterError, Interrupted, StoppedElsewhere
+from ftcluster.errors import (
+    ClusterChanged,
+    Detached,
+    FtclusterError,
+    Interrupted,
+    StoppedElsewhere,
+)
 from ftcluster.launch.events import EventReader
-from ftcluster.launch.place import Place, off_hint
+from ftcluster.launch.place import Place, off_hint, sudo_hint
 from ftcluster.launch.record import (
     begin_events,
     begin_record,
@@ -47,6 +54,7 @@ RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run cont
 RECONNECT_PAUSE_SECONDS = 5.0
 SKIP_SECONDS = 1.0  # a task that takes longer is not skipped
 FOLLOW = "ftcluster.cluster.follow"  # the task that brings the events
+ATTACH = "attach"  # the playbook that follows a run that was launched before
 
 
 @dataclass(frozen=True)
@@ -122,17 +130,21 @@ def carry_out(
 ) -> Followed:
     """Launch a run and follow it to its end; Ctrl-C stops it, or detaches from it.
 
+    SIGTERM and SIGHUP detach once it is launched: a control node that restarts, or a connection
+    that is lost, ends no training. In a Slurm job they stop it, as Slurm means them.
+
     Args:
         reach: arguments of ansible-playbook that say how to reach the hosts.
         on_event: called for each of the run's events.
         cancelled: called several times a second; true ends the run as Ctrl-C does.
         detach: whether to return once it is launched.
         head_seconds: how long a head that does not answer is waited for.
-        may_detach: whether Ctrl-C asks; else it stops the run.
+        may_detach: whether Ctrl-C asks, and other signals detach; else each stops the run.
 
     Raises:
         ClusterChanged: the head has another stack or record than the plan was made of, so nothing
             was started.
+        Detached: a signal has ended this command only.
         FtclusterError: it was to be stopped, and may still be running.
     """
     begin_record(run.id, _record(run))
@@ -197,12 +209,12 @@ def attach(
     view: View,
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Followed:
-    """Follow a run that was launched before, from its first event to its end.
+    """Follow a run that was launched before, from its first event to its end; never stops it.
 
     Raises:
-        FtclusterError: it was to be stopped, and may still be running.
+        Detached: a signal, such as that of Ctrl-C, has ended this command only.
     """
-    return _follow("attach", place, run, {}, view, on_event, lambda: False, RECONNECT_LIMIT_SECONDS)
+    return _follow(ATTACH, place, run, {}, view, on_event, lambda: False, RECONNECT_LIMIT_SECONDS)
 
 
 def _follow(
@@ -220,11 +232,13 @@ def _follow(
     progress = RunProgress(run=run)
     reader = EventReader(events_file(run))
     launched = False  # whether the head has written an event
+    goes_on = playbook == ATTACH  # whether the run has a supervisor, for which this one is nothing
     task, began = "", 0.0  # that is not shown yet: all hosts may skip it
     changed: Mapping[str, Any] | None = None
 
     def on_task(event: TaskEvent) -> None:
-        nonlocal task, began, changed
+        nonlocal task, began, changed, goes_on
+        goes_on = goes_on or event.action == FOLLOW
         if event.host == place.head:
             changed = event.result.get("ansible_facts", {}).get("cluster_changed", changed)
         if event.kind == "task":  # of a run that follows, its own events say more
@@ -285,16 +299,25 @@ def _follow(
     with Interrupts() as interrupts:
         outcome = play(playbook)
         came, deadline = reader.offset, time.monotonic() + head_seconds
-        while (why := lost()) and time.monotonic() < deadline:
+        while not interrupts.count and (why := lost()) and time.monotonic() < deadline:
             view.say(why)
             time.sleep(RECONNECT_PAUSE_SECONDS)
-            outcome = play("attach")
+            outcome = play(ATTACH)
             if reader.offset > came:
                 came, deadline = reader.offset, time.monotonic() + head_seconds
+        cut_off = goes_on and not progress.ended and outcome.state == "failed"
+        if interrupts.count and cut_off:  # the same signal has ended Ansible's own processes
+            outcome = replace(outcome, state="stopped")
         if outcome.state == "stopped":
             view.close()
-    if outcome.state == "stopped":
-        detached = may_detach and launched and not cancelled() and _wants_to_detach(run)
+    if outcome.state == "stopped" and playbook == ATTACH:
+        if not progress.ended:
+            raise Detached(run, interrupts.first, progress.document())
+        outcome = replace(outcome, state="done")
+    if outcome.state == "stopped" and goes_on and may_detach and not cancelled():
+        if interrupts.first != signal.SIGINT and SLURM_VARIABLE not in os.environ:
+            raise Detached(run, interrupts.first, progress.document())
+        detached = launched and _wants_to_detach(run)
     if outcome.state == "stopped" and not detached:
         with Interrupts() as interrupts:
             view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")
@@ -399,6 +422,7 @@ def failure(run: Run, followed: Followed) -> FtclusterError:
         reasons = [f"{event.host}: {event.problem}" for event in outcome.failures]
         off = [event.host for event in outcome.failures if event.kind == "unreachable"]
         hint = off_hint(off, run.plan.hosts[0].name)
+        hint = hint or sudo_hint(event.message for event in outcome.failures)
         return FtclusterError(f"{failed}\n  " + "\n  ".join(reasons), hint)
     if outcome.state == "timeout":
         return FtclusterError(f"run {run.id} took longer than {RUN_LIMIT_SECONDS} s")

@@ -1,13 +1,30 @@
 """Where the runs of a cluster are, and how the control node reaches them."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.inventory import pattern_of
 from ftcluster.cluster.saved import Cluster
 
 UNREACHABLE = "check that it is on and that ssh connects to it: ftcluster check"  # a hint
+
+
+ASKS_PASSWORD = re.compile(r"sudo.*password|password.*sudo", re.IGNORECASE | re.DOTALL)
+
+
+def sudo_hint(messages: Iterable[str]) -> str:
+    """What to do where a host's sudo asks for a password, by what it says; else "".
+
+    >>> sudo_hint(["Task failed: Missing sudo password"])
+    'sudo asks for a password there: give -K'
+    >>> sudo_hint(["Incorrect sudo password"])
+    ''
+    """
+    asks = any(ASKS_PASSWORD.search(one) and "ncorrect" not in one for one in messages)
+    return "sudo asks for a password there: give -K" if asks else ""
 
 
 def off_hint(hosts: Sequence[str], head: str) -> str:
@@ -53,7 +70,7 @@ class Place:
     @property
     def limit(self) -> tuple[str, str]:
         """The option that keeps a playbook to these hosts."""
-        return ("--limit", ",".join(self.hosts))
+        return ("--limit", pattern_of(self.hosts))
 
     def variables(self, run: str = "") -> dict[str, Any]:
         """What every playbook of runs needs to know.

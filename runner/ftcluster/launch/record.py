@@ -1,6 +1,6 @@
 """The record of a run on this control node: run.json, and a copy of the run's events."""
 
-import contextlib
+import argparse
 import json
 import shutil
 import sys
@@ -10,12 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.inventory import LOCALHOST
-from ftcluster.errors import FtclusterError
+from ftcluster.ansible.options import extra_variables
 from ftcluster.launch.place import Place
-from ftcluster.paths import PRIVATE_FILE, locked_state, make_state_dir, state_dir, write_atomically
+from ftcluster.paths import (
+    PRIVATE_FILE,
+    locked_state,
+    make_state_dir,
+    read_state,
+    state_dir,
+    write_atomically,
+)
 from ftcluster.progress.state import RunProgress
 from ftcluster_common import __version__
 from ftcluster_common.run_state import RunState
+
+HIDDEN = "..."
+FORMS: dict[str, type | tuple[type, ...]] = {  # of what a record has, as JSON
+    "run": str, "ftcluster": str, "command": list, "started": (int, float), "kind": str,
+    "inventories": list, "options": list, "slurm_job": str, "facts": list, "stack": dict,
+    "plan": dict, "launch": dict, "recipe": dict, "end": dict,
+}  # fmt: skip
 
 
 def record_dir(run: str) -> Path:
@@ -54,21 +68,15 @@ def forget_record(run: str) -> None:
 def complete_record(run: str, end: Mapping[str, Any]) -> None:
     """Add a run's end to its run.json; nothing where this control node has none."""
     with locked_state():
-        try:
-            document = _read(run)
-        except FileNotFoundError:
-            return
-        if document.get("end") != end:
+        document = read_record(run)
+        if document is not None and document.get("end") != end:
             _write(run, {**document, "end": dict(end)})
 
 
 def complete_from(listed: RunState) -> None:
     """Add what the head says of the end of a run that nobody here has followed to it."""
-    try:
-        known = listed.state == "running" or "end" in _read(listed.run)
-    except FileNotFoundError:
-        return
-    if not known:
+    record = None if listed.state == "running" else read_record(listed.run)
+    if record is not None and "end" not in record:
         names = ("state", "seconds", "model")
         end = {name: getattr(listed, name) for name in names}
         ended = round(listed.started + listed.seconds, 3)
@@ -88,22 +96,23 @@ def end_of(progress: RunProgress) -> dict[str, Any]:
 def shown_command(words: Sequence[str]) -> list[str]:
     """A command line without extra variables, which may be secrets.
 
-    >>> shown_command(["train", "mrpc", "-e", "ansible_password=x", "--extra-vars=y"])
-    ['ftcluster', 'train', 'mrpc', '-e', '...', '--extra-vars=...']
+    >>> shown_command(["train", "mrpc", "-Ke", "ansible_password=x", "--extra-v=y"])
+    ['ftcluster', 'train', 'mrpc', '-Ke', '...', '--extra-v=...']
     """
-    found = ["ftcluster"]
-    for number, word in enumerate(words):
-        if word == "--":  # a script's own words
-            return [*found, *words[number:]]
-        name = word.partition("=")[0]
-        if found[-1].startswith(("-e", "--e")) and not found[-1].endswith("..."):
-            word = "..."
-        elif word.startswith("-e") and word != "-e":
-            word = "-e..."
-        elif word.startswith("--e") and word != name:
-            word = f"{name}=..."
-        found.append(word)
-    return found
+    end = list(words).index("--") if "--" in words else len(words)
+    try:
+        hidden = extra_variables(words[:end])
+    except argparse.ArgumentError:  # the command itself refuses it
+        hidden = tuple(words[:end])
+    return ["ftcluster", *(_without(word, hidden) for word in words[:end]), *words[end:]]
+
+
+def _without(word: str, hidden: Sequence[str]) -> str:
+    """A word that has none of these values, neither alone nor behind its option."""
+    if word in hidden:
+        return HIDDEN
+    behind = [value for value in hidden if value and word[:1] == "-" and word.endswith(value)]
+    return word[: -max(map(len, behind))] + HIDDEN if behind else word
 
 
 def recorded_runs(beginning: str = "") -> list[str]:
@@ -119,58 +128,56 @@ def other_heads(place: Place) -> list[Place]:
     """
     heads = {}
     for run in recorded_runs():
-        with contextlib.suppress(FtclusterError):  # damaged
-            one = recorded_place(run)
-            if one and one.prefix == place.prefix:
-                heads[one.head] = one
+        one = recorded_place(run)
+        if one and one.prefix == place.prefix:
+            heads[one.head] = one
     return [heads[host] for host in place.hosts[1:] if host in heads]
 
 
 def read_record(run: str) -> dict[str, Any] | None:
-    """The run.json of a run; None where this control node has none.
-
-    Raises:
-        FtclusterError: it is damaged.
-    """
-    try:
-        return _read(run)
-    except FileNotFoundError:
-        return None
+    """The run.json of a run; None where this control node has none, or a damaged one."""
+    return read_state(_file(run), _record)
 
 
 def recorded_place(run: str) -> Place | None:
-    """Where a run of this control node is; None where there is no record of it.
-
-    Raises:
-        FtclusterError: the record is damaged.
-    """
-    try:
-        record = _read(run)
-        plan = record["plan"]
-        names = tuple(host["name"] for host in (*plan["hosts"], *plan["spares"]))
-        return Place(
-            inventories=tuple(map(Path, record["inventories"])),
-            hosts=(LOCALHOST,) if record.get("slurm_job") else names,
-            rank_user=plan["rank_user"],
-            prefix=plan["prefix"],
-            options=tuple(record.get("options", ())),
-        )
-    except FileNotFoundError:
+    """Where a run of this control node is; None where there is no record of it."""
+    record = read_record(run) or {}
+    plan = record.get("plan")
+    if not plan or "inventories" not in record:
         return None
-    except (KeyError, TypeError) as error:
-        raise FtclusterError(f"{_file(run)} cannot be read: {error!r}") from error
+    names = tuple(host["name"] for host in (*plan["hosts"], *plan["spares"]))
+    return Place(
+        inventories=tuple(map(Path, record["inventories"])),
+        hosts=(LOCALHOST,) if record.get("slurm_job") else names,
+        rank_user=plan["rank_user"],
+        prefix=plan["prefix"],
+        options=tuple(record.get("options", ())),
+    )
 
 
 def _file(run: str) -> Path:
     return record_dir(run) / "run.json"
 
 
-def _read(run: str) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = json.loads(_file(run).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FtclusterError(f"{_file(run)} cannot be read: {error!r}") from error
-    return document
+def _record(document: Any) -> dict[str, Any]:
+    """A record whose parts have the forms that all that reads it relies on.
+
+    Raises:
+        TypeError, LookupError, AttributeError: it has another form.
+    """
+    for name, kind in FORMS.items():
+        if name in document and not isinstance(document[name], kind):
+            raise TypeError(name)
+    texts = [*document.get("options", ()), *document.get("inventories", ())]
+    for host in document.get("facts", ()):
+        texts += [host["name"], host.get("price_per_hour", "")]
+    if plan := document.get("plan"):
+        texts += [plan["rank_user"], plan["prefix"]]
+        texts += [host["name"] for host in (*plan["hosts"], *plan["spares"])]
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise TypeError(wrong)
+    found: dict[str, Any] = document
+    return found
 
 
 def _write(run: str, document: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ftcluster.ansible.playbook import TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.launch.place import UNREACHABLE, Place, head_lost_hint
+from ftcluster.launch.place import UNREACHABLE, Place, head_lost_hint, sudo_hint
 from ftcluster_common.job import recipe_of
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.run_state import RunState, run_state_of
@@ -65,6 +65,7 @@ class FoundJob:
         nodes: how many of these it had ranks on, or could have had.
         resume: the runs that it has continued itself.
         ipex: whether IPEX optimized its model.
+        saved: whether one of the hosts has a checkpoint or a snapshot of it.
     """
 
     run: str
@@ -73,6 +74,7 @@ class FoundJob:
     nodes: int
     resume: tuple[str, ...] = ()
     ipex: bool = False
+    saved: bool = True
 
 
 def find_job(place: Place, run: str) -> FoundJob:
@@ -90,12 +92,13 @@ def find_job(place: Place, run: str) -> FoundJob:
     name = _only(run, sorted(everywhere), ", ".join(hosts))
     hosts = tuple(sorted(hosts, key=lambda host: name not in jobs[host]))
     prepared, job = sum(name in jobs[host] for host in hosts), everywhere[name]
+    saved = any(jobs[host].get(name, {}).get("saved", True) for host in hosts if name in jobs[host])
     if job.get("purpose", "train") != "train":
         raise FtclusterError(f"{name} has trained nothing that can be resumed", LIST)
     try:
         return FoundJob(
             name, recipe_of(job["recipe"]), hosts, min(prepared, job["nodes"]),
-            tuple(job["resume"]), job["ipex"],
+            tuple(job["resume"]), job["ipex"], saved,
         )  # fmt: skip
     except (KeyError, TypeError) as error:
         raise FtclusterError(f"{name} is no training that can be resumed", LIST) from error
@@ -194,7 +197,7 @@ def play(
             f"{event.host}{' does not answer' if event.host in off else ''}: {event.message}"
             for event in failed
         ]
-        hint = UNREACHABLE if off else ""
+        hint = UNREACHABLE if off else sudo_hint(event.message for event in failed)
         if place.head in off and variables["train_run"]:
             hint = head_lost_hint(variables["train_run"])
         raise FtclusterError("\n  ".join(words), hint)

@@ -151,6 +151,7 @@ def run_script(
         detach: whether to return once it is launched.
 
     Raises:
+        Detached: a signal has ended this command only; the script goes on.
         ScriptFailed: it ended with an error on a rank; has that rank's exit code.
         FtclusterError: it could not be run.
         Interrupted: the user stopped it, or it was stopped elsewhere; no rank is left running.

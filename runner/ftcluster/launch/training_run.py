@@ -96,9 +96,10 @@ def train(
         detach: whether to return once it is launched.
         head_seconds: how long a head that does not answer is waited for.
         on_event: called for each of the run's events.
-        may_detach: whether Ctrl-C asks; else it stops the run.
+        may_detach: whether Ctrl-C asks, and other signals detach; else each stops the run.
 
     Raises:
+        Detached: a signal has ended this command only; the training goes on.
         HeadLost: the head was waited for in vain.
         FtclusterError: it failed; has the ranks' or hosts' messages.
         Interrupted: the user stopped it, or it was stopped elsewhere; no rank is left running.

@@ -50,15 +50,19 @@ def run_picture(progress: RunProgress) -> RenderableType:
     steps = progress.start["steps"]
     done = progress.step.get("step", 0)
     bar = Table.grid(padding=(0, 2))
-    bar.add_row(
+    cells: list[RenderableType] = [
         ProgressBar(total=steps, completed=done, width=SPARK_WIDTH),
         Text(f"step {done}/{steps}"),
-        Text(f"epoch {progress.step.get('epoch', 0):.2f}/{progress.start['epochs']:.3g}"),
-        Text(f"{progress.step.get('samples_per_second', 0):.1f} samples/s", style="green"),
-        Text(f"{format.duration(progress.step.get('remaining_seconds', 0))} left", style="dim")
-        if progress.state == "running" and done < steps
-        else Text(""),
-    )
+    ]
+    if progress.step:  # steps are logged now and then; before the first one no speed is known
+        cells += [
+            Text(f"epoch {progress.step['epoch']:.2f}/{progress.start['epochs']:.3g}"),
+            Text(f"{progress.step['samples_per_second']:.1f} samples/s", style="green"),
+        ]
+        if progress.state == "running" and done < steps:
+            left = format.duration(progress.step["remaining_seconds"])
+            cells.append(Text(f"{left} left", style="dim"))
+    bar.add_row(*cells)
     parts.append(bar)
     if progress.losses:
         loss = Table.grid(padding=(0, 2))

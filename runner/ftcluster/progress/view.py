@@ -120,9 +120,9 @@ class _PlainView(View):
         if event.stage != self._stage:
             self._stage = event.stage
             self.say(f"{event.stage} ...")
-        if event.kind in ("failed", "unreachable"):
-            self.say(f"{event.host}: {event.kind}: {event.problem}")
-        elif event.kind == "changed" or (self._verbose and event.kind in ("ok", "skipped")):
+        # why a task failed stands in the command's error, or in the notice of what went on without
+        always = event.kind in ("failed", "unreachable", "changed")
+        if always or (self._verbose and event.kind in ("ok", "skipped")):
             self.say(f"{event.host}: {event.kind}: {event.task}")
         super().setup_event(progress, event)
 

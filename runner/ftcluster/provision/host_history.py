@@ -12,8 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ftcluster.errors import FtclusterError
-from ftcluster.paths import locked_state, state_dir, write_atomically
+from ftcluster.paths import locked_state, read_state, state_dir, write_atomically
 from ftcluster_common.finding import Finding
 
 FORMAT = 1
@@ -144,21 +143,13 @@ def _clock(current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> s
 
 
 def read_history(inventory: str) -> History:
-    """The kept figures of an inventory's hosts.
-
-    Raises:
-        FtclusterError: the file cannot be read.
-    """
+    """The kept figures of an inventory's hosts."""
     known: dict[str, dict[str, list[dict[str, Any]]]] = _read()
     return known.get(inventory, {})
 
 
 def keep(document: Document) -> None:
-    """Add what a check has measured to the kept figures.
-
-    Raises:
-        FtclusterError: the file cannot be read.
-    """
+    """Add what a check has measured to the kept figures."""
     date = f"{datetime.now(UTC):%Y-%m-%d}"
     with locked_state():
         known, inventory = _read(), document["inventory"]
@@ -170,15 +161,22 @@ def keep(document: Document) -> None:
 
 
 def _read() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    try:
-        document = json.loads(_file().read_text(encoding="utf-8"))
-        return document["inventories"]  # type: ignore[no-any-return]
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError) as error:
-        raise FtclusterError(
-            f"{_file()} cannot be read: {error!r}", "remove it: later checks begin it anew"
-        ) from error
+    return read_state(_file(), _kept) or {}
+
+
+def _kept(document: Any) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """The figures of a document.
+
+    Raises:
+        TypeError, LookupError, AttributeError: it has another form.
+    """
+    found: dict[str, dict[str, list[dict[str, Any]]]] = document["inventories"]
+    for one in (one for hosts in found.values() for checks in hosts.values() for one in checks):
+        numbers = [one["mhz"], one["memory_bytes"], *map(one.get, FIGURES)]
+        known = all(isinstance(number, int | float | None) for number in numbers)
+        if not known or not isinstance(one["date"], str) or not set(SAME) <= one.keys():
+            raise TypeError(one)
+    return found
 
 
 def _file() -> Path:

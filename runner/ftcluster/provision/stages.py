@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, read_inventory
+from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, pattern_of, read_inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.facts import HostFacts, stack_name
@@ -14,6 +14,7 @@ from ftcluster.cluster.saved import recall_of
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
+from ftcluster.provision.which_hosts import which_hosts
 
 TIME_LIMIT_SECONDS = 3600
 UNLOCK_SECONDS = 60
@@ -185,13 +186,17 @@ def address(paths: Sequence[Path], options: Sequence[str]) -> tuple[Inventory, d
     """The cluster's hosts, and variables for its playbooks.
 
     The options or the inventory say which hosts the cluster has; else it has the hosts of the last
-    setup. Of those that --limit leaves out, the addresses of the last setup are passed on.
+    setup, and without one the user is asked where the inventory has several groups. Of those that
+    --limit leaves out, the addresses of the last setup are passed on.
 
     Raises:
         InventoryError: see read_inventory.
+        UsageError: see which_hosts.
     """
     before = recall_of(paths)
     inventory = read_inventory(paths, options, before.pattern if before else "")
+    if not before and (chosen := which_hosts(inventory)):
+        inventory = read_inventory(paths, options, chosen)
     known: dict[str, Any] = {HOSTS_VARIABLE: inventory.pattern} if inventory.pattern else {}
     left_out = set(inventory.cluster) - set(inventory.hosts)
     if before and inventory.head in left_out:
@@ -212,7 +217,8 @@ def _advice(playbook: str, inventory: Inventory, progress: SetupProgress) -> str
     if len(off) == len(failed):
         hint = f"check that it is on and that ssh connects to it, then {again}; it resumes"
         if inventory.hosts == inventory.cluster and inventory.head not in off:
-            hint += f"; to go on without it, add --limit '{','.join(f'!{name}' for name in off)}'"
+            without = pattern_of([f"!{name}" for name in off])
+            hint += f"; to go on without it, add --limit '{without}'"
         return hint
     if any(host.changed for host in progress.hosts.values()):
         return f"fix this and {again}; it resumes"

@@ -170,15 +170,12 @@ def thread_rates(runs: Iterable[PastRun], precision: str) -> dict[str, float]:
 def past_runs() -> list[PastRun]:
     """The trainings that this control node has followed to their ends, the newest first.
 
-    Damaged records are left out: `report` names them.
+    Damaged records are left out.
     """
     found: list[PastRun] = []
     started: list[tuple[float, str]] = []
     for run in recorded_runs():
-        try:
-            record = read_record(run) or {}
-        except FtclusterError:
-            continue
+        record = read_record(run) or {}
         if record.get("kind") == "train":
             started.append((float(record.get("started", 0)), run))
     for _, run in sorted(started, reverse=True)[:MOST_RUNS]:

@@ -33,7 +33,7 @@ def ended_here(run: str) -> RunFiles | None:
     """A run that this control node has followed to its end; the cluster is not needed for it.
 
     Raises:
-        FtclusterError: the record is damaged.
+        FtclusterError: the copy of its events is damaged.
     """
     record = read_record(run)
     if record is None or not events_file(run).exists():

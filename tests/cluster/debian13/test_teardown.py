@@ -22,6 +22,15 @@ for place in /opt/ftcluster/runs /opt/ftcluster/mesh /var/lib/ftcluster; do
 done
 """
 RECORD = "/etc/ftcluster/packages"
+OTHER_CLUSTER = "echo /srv/other ftcluster > /etc/ftcluster/clusters/other"
+SHARED = """
+getent passwd ftcluster | cut -d: -f1
+ls /etc/security/limits.d/ | grep ftcluster
+nft list tables | grep -o 'inet ftcluster' | tr ' ' _
+systemctl is-enabled ftcluster-firewall.service 2> /dev/null | grep enabled
+true
+"""
+SHARED_PARTS = ["ftcluster", "ftcluster.conf", "inet_ftcluster", "enabled"]
 RUN = "/opt/ftcluster/runs/quickstart-1"
 
 
@@ -52,6 +61,7 @@ def test_the_allocator_stays_for_a_cluster_in_another_folder(cluster: Cluster) -
 
 def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -> None:
     control = cluster.control
+    control.shell(OTHER, OTHER_CLUSTER)
     with canary(control, HEAD) as target:
         control.shell(HEAD, PLANT.format(target))
         assert control.as_ranks(HEAD, f"mkdir -p {RUN}/model").returncode == 0
@@ -59,6 +69,14 @@ def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -
         assert kept.returncode == 0, kept.stderr
         assert f"{HEAD}: runs and their models stay in /opt/ftcluster/runs" in kept.stderr
         assert control.shell(HEAD, f"ls {RUN}") == "model\n"
+        # what OTHER's clusters share is that of the last one
+        assert (
+            f"{OTHER}: left limits, huge pages and firewall and the account ftcluster"
+            in kept.stderr
+        )
+        assert "ftcluster" not in control.shell(HEAD, SHARED)
+        assert control.shell(OTHER, SHARED).split() == SHARED_PARTS
+        control.shell(OTHER, "rm /etc/ftcluster/clusters/other")
         gone = control.run("teardown", cluster.inventory, "-e", "ftcluster_remove_runs=true")
         assert gone.returncode == 0, gone.stderr
         assert control.snapshots() == cluster.before

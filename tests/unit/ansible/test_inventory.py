@@ -92,6 +92,50 @@ def test_what_is_not_one_pattern_is_refused(company: Path, text: str, words: str
     assert words in error_of(company)
 
 
+ONE_CLUSTER = {
+    "no group": "x1\nx2\n",
+    "one group": "[nodes]\nx1\nx2\n",
+    "with a head": "[head]\nx1\n[nodes]\nx2\nx3\n",
+    "with a head that is a node": "[head]\nx1\n[nodes]\nx1\nx2\n",
+    "groups of all": "[aws_ec2]\nx1\nx2\n[type_c7i]\nx1\nx2\n[head]\nx1\n[tag_role_head]\nx1\n",
+    "variables only": "[nodes]\nx1\nx2\n[web:vars]\na=1\n[web]\n",
+}
+SEVERAL = {
+    "a company": COMPANY,
+    "one parent": COMPANY + "[production:children]\ndatabases\nweb\nxeons\n",
+    "a relay beside the group": "relay\n[xeons]\nx1\nx2\n",
+    "kubespray": "[kube_control_plane]\nn1\n[etcd]\nn1\n[kube_node]\nn2\nn3\n"
+    "[k8s_cluster:children]\nkube_control_plane\nkube_node\n",
+    "slurm": "[controller]\nc1\n[compute]\nn[1:3]\n[login]\nl1\n",
+    "tags of a cloud": "[aws_ec2]\na\nb\nc\n[tag_role_db]\na\n[tag_role_train]\nb\nc\n",
+    "a head among others": COMPANY + "[head]\nx1\n",
+}
+
+
+@pytest.mark.parametrize("text", ONE_CLUSTER.values(), ids=ONE_CLUSTER)
+def test_groups_that_all_hosts_have_in_common_are_one_cluster(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "inventory.ini"
+    path.write_text(text)
+    assert read(path).groups == {}
+
+
+@pytest.mark.parametrize("text", SEVERAL.values(), ids=SEVERAL)
+def test_groups_with_a_part_of_the_hosts_leave_it_open(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "inventory.ini"
+    path.write_text(text)
+    found = read(path)
+    assert len(found.groups) > 1
+    assert {name for one in found.groups.values() for name in one} == set(found.cluster)
+    assert read(path, "--extra-vars", "ftcluster_hosts=all").groups == {}
+
+
+def test_a_group_of_our_name_is_the_cluster(company: Path) -> None:
+    company.write_text(COMPANY + "[ftcluster:children]\nxeons\n[head]\nweb1\nx2\n")
+    found = read(company)
+    assert (found.pattern, found.cluster, found.groups) == ("ftcluster", ("x2", "x3", "x1"), {})
+    assert read(company, remembered="web").cluster == ("web1",)
+
+
 # --- several, folders, scripts
 
 

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
 
+from ftcluster.ansible.inventory import pattern_of, read_inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from tests.programs import ROOT
 
@@ -97,6 +100,12 @@ def test_an_option_goes_before_it_and_a_limit_leaves_the_cluster_whole(tmp_path:
     assert told == {"cluster_head": "db1", "cluster_hosts": ["db1", "x2", "x1"]}
 
 
+def test_a_group_of_our_name_is_the_cluster_without_the_command_too(tmp_path: Path) -> None:
+    outcome, hosts, told = addressed(tmp_path, COMPANY + "[ftcluster:children]\nracks\n")
+    assert outcome.state == "done", outcome.output
+    assert sorted(hosts) == sorted(told["cluster_hosts"]) == ["x1", "x2"]
+
+
 @pytest.mark.parametrize(
     "variables",
     [
@@ -108,3 +117,46 @@ def test_what_is_not_one_pattern_that_names_hosts_ends_it(tmp_path: Path, variab
     outcome, hosts, _ = addressed(tmp_path, COMPANY + variables)
     assert (outcome.state, hosts) == ("failed", [])
     assert "ftcluster_hosts is " in outcome.output
+
+
+# names that mean something in a pattern, in a part of it, or as a port
+ODD = ("fd00::1", "2001:db8::2", "::3", "10.0.0.4", "x-1.rack_2", "1", "all_", "fe80::1%eth0")
+
+
+def patterns_of_runs() -> set[str]:
+    """The `hosts` of the plays that are about the hosts of one run."""
+    plays = [play for name in OF_A_RUN for play in yaml.safe_load((PLAYBOOKS / name).read_text())]
+    return {play["hosts"] for play in plays if "hosts" in play}
+
+
+def test_a_run_is_launched_on_its_head_and_ended_on_the_others_whatever_their_names(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "hosts.yml"
+    file.write_text(json.dumps({"all": {"hosts": dict.fromkeys(ODD)}}))
+    assert set(read_inventory([file]).cluster) == set(ODD)  # none of them is refused
+    known = InventoryManager(DataLoader(), [str(file)])
+
+    def meant(pattern: str) -> set[str]:
+        return {str(host) for host in known.list_hosts(pattern)}
+
+    variable = "{{ train_head | default('all[0]') }}"
+    written = patterns_of_runs()
+    assert {"all", f"{variable},", f"all,!{variable}"} == written
+    for head in (*ODD, "all[0]"):
+        first = {ODD[0] if head == "all[0]" else head}
+        assert meant(f"{variable},".replace(variable, head)) == first
+        assert meant(f"all,!{variable}".replace(variable, head)) == {*ODD} - first
+
+
+@pytest.mark.parametrize("names", [[name] for name in ODD] + [list(ODD[:2]), list(ODD)])
+def test_limits_are_the_hosts_that_are_named(tmp_path: Path, names: list[str]) -> None:
+    file = tmp_path / "hosts.yml"
+    file.write_text(json.dumps({"all": {"hosts": dict.fromkeys(ODD)}}))
+    known = InventoryManager(DataLoader(), [str(file)])
+    for wanted, pattern in (
+        ({*names}, pattern_of(names)),
+        ({*ODD} - {*names}, pattern_of([f"!{name}" for name in names])),
+    ):
+        known.subset(pattern)
+        assert {str(host) for host in known.list_hosts("all")} == wanted

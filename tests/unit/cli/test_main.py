@@ -1,7 +1,9 @@
+import argparse
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,38 @@ def test_wrong_usage_is_2(arguments: list[str]) -> None:
 )
 def test_too_many_arguments_are_wrong_usage(arguments: list[str]) -> None:
     assert main(arguments) == 2
+
+
+# commands for which several words mean something: runs, hosts, the words of a script
+TAKE_MANY = {
+    "stop",
+    "report",
+    "clean",
+    "run",
+    "hosts add",
+    "hosts remove",
+    "hosts drain",
+    "hosts return",
+}
+
+
+def kinds_of_commands() -> Iterator[str]:
+    """Each command, or its kinds, such as `bench scaling`, where it has some."""
+    for name, parser in build_parser().commands.parsers.items():
+        groups = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+        kinds = [kind for group in groups for kind in group.choices]
+        yield from (f"{name} {kind}" for kind in kinds)
+        if not kinds:
+            yield name
+
+
+@pytest.mark.parametrize("command", sorted({*kinds_of_commands()} - TAKE_MANY))
+def test_words_that_mean_nothing_are_never_ignored(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remembered()
+    assert main([*command.split(), "mrpc", "quickstart", "third"]) == 2
+    assert "error: " in capsys.readouterr().err
 
 
 def test_arguments_may_come_after_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -316,8 +316,8 @@ def test_a_closed_stdout_ends_the_run(
 
     hosts.events = OUTPUT
     monkeypatch.setattr("ftcluster.cli.run.sys.stdout", Closed())
-    monkeypatch.setattr("ftcluster.cli.main.os.dup2", lambda *_: None)
-    assert main(["run", "--", "train.py"]) == 1
+    monkeypatch.setattr("ftcluster.cli.main.drop_output", lambda: None)
+    assert main(["run", "--", "train.py"]) == 141
     assert hosts.playbooks == ["run", "stop"]
     assert "stopping the ranks" in capsys.readouterr().err
 

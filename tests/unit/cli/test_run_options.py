@@ -42,8 +42,8 @@ def records(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(*words: str) -> tuple[str, str]:
-    options = argparse.Namespace(words=list(words), inventories=[])
-    place, run = run_options.find(options, (), newest=True)
+    options = argparse.Namespace(inventories=[])
+    place, run = run_options.find(options, (), run_options.one_name(words))
     return place.head, run
 
 

@@ -67,6 +67,21 @@ def test_a_run_that_is_resumed_looks_at_all_runs_before_it(launched: list[Traini
     assert second.must_resume  # of a run that has trained, not to begin again is meant
 
 
+def test_a_run_that_saved_nothing_is_refused_before_anything_starts(
+    launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def find_job(_place: object, run: str) -> FoundJob:
+        return FoundJob(run, RECIPE, ("node0",), 1, saved=False)
+
+    monkeypatch.setattr(train, "find_job", find_job)
+    assert main(["train", "--resume", "r-1"]) == 1
+    assert "run r-1 has no checkpoint or snapshot on node0" in capsys.readouterr().err
+    assert not launched
+    # where the head is lost before the first one, the run may begin again
+    assert main(["train", "quickstart", "--watch", "--max-restarts", "1"]) == 1
+    assert len(launched) == 2
+
+
 def test_a_run_with_ipex_is_not_resumed(
     launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], said: Callable[[object], None],

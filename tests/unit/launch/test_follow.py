@@ -1,17 +1,24 @@
 """Following a run over a connection that is lost, and leaving it."""
 
 import json
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
 
+from ftcluster.ansible.options import extra_variables
 from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent
-from ftcluster.errors import FtclusterError
+from ftcluster.ansible.signals import Interrupts
+from ftcluster.cli.main import read_arguments
+from ftcluster.cluster.saved import Cluster
+from ftcluster.errors import Detached, FtclusterError, Interrupted
 from ftcluster.launch import follow
+from ftcluster.launch.mpirun import render
 from ftcluster.launch.place import Place
 from ftcluster.launch.record import (
     begin_record,
@@ -20,8 +27,12 @@ from ftcluster.launch.record import (
     recorded_place,
     shown_command,
 )
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.planning.plan import plan
 from ftcluster.progress.view import View
+from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.run_state import RunState
+from tests.unit.clusters import STACKS, cluster, host
 
 RUN = "quickstart-20260131-101500-7f3a"
 PLACE = Place((Path("hosts.ini"),), ("head", "node1"), "ftcluster", "/opt/ftcluster", ("-u", "me"))
@@ -184,11 +195,130 @@ def test_what_a_launch_says_of_a_host_is_shown(
     assert view.said == ["note: node1-node2: its rules are gone"]
 
 
+@pytest.fixture(autouse=True)
+def hangs_up() -> Iterator[None]:
+    """SIGHUP means something, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def launch(view: View) -> follow.Followed:
+    """A training that this command launches."""
+    facts = cluster(host("head"), host("node1"))
+    recipe = load_recipe("quickstart")
+    decided = plan(facts, recipe, STACKS)
+    where = Cluster(PLACE.inventories, facts)
+    run = TrainingRun(RUN, where, decided, render(decided, RUN), recipe)
+    return follow.carry_out(run, view, ())
+
+
+def signalled(
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    seen: str,
+    state: Literal["stopped", "failed"] = "stopped",
+) -> list[str]:
+    """A signal comes while the first playbook runs; returns the playbooks.
+
+    Args:
+        seen: what has come of the run's events by then.
+        state: how the playbook ends.
+    """
+    played: list[str] = []
+
+    def run_playbook(
+        playbook: str, _inventories: object, _variables: object,
+        on_event: Callable[[TaskEvent], None], **_options: object,
+    ) -> Outcome:  # fmt: skip
+        played.append(playbook.rpartition(".")[2])
+        if len(played) > 1:
+            return Outcome("done", "")
+        if seen:
+            on_event(TaskEvent("task", "launch", "Follow the run", action=follow.FOLLOW))
+        with follow.events_file(RUN).open("a") as file:
+            file.write(seen)
+        os.kill(os.getpid(), number)
+        return Outcome(state, "")
+
+    monkeypatch.setattr(follow, "run_playbook", run_playbook)
+    return played
+
+
+STARTING = event("phase", doing="starting the ranks")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("seen", ["", STARTING])
+@pytest.mark.parametrize("slurm", [False, True])
+def test_what_only_follows_a_run_never_stops_it(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, seen: str, slurm: bool
+) -> None:
+    if slurm:  # as in a shell of salloc
+        monkeypatch.setenv(follow.SLURM_VARIABLE, "1")
+    played = signalled(monkeypatch, number, seen)
+    with pytest.raises(Detached, match=f"the run goes on: ftcluster attach {RUN}") as error:
+        follow.attach(PLACE, RUN, Said())
+    assert played == ["attach"]
+    assert error.value.exit_code == 128 + number
+    document = error.value.to_dict()
+    assert (document["run"], document["state"]) == (RUN, "running")
+    assert document["hint"] == f"to end it: ftcluster stop {RUN}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("state", ["stopped", "failed"])
+def test_the_end_of_a_control_node_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, state: Literal["stopped", "failed"]
+) -> None:
+    played = signalled(monkeypatch, number, STARTING, state)
+    with pytest.raises(Detached):
+        launch(Said())
+    assert played == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("number", "seen", "slurm"),
+    [
+        (signal.SIGINT, STARTING, False),  # without a terminal that could be asked
+        (signal.SIGTERM, "", False),  # nothing runs yet
+        (signal.SIGTERM, STARTING, True),  # shortly before the end of the job's time
+    ],
+)
+def test_a_launch_that_is_to_end_stops_its_run(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, seen: str, slurm: bool
+) -> None:
+    if slurm:
+        monkeypatch.setenv(follow.SLURM_VARIABLE, "1")
+    played = signalled(monkeypatch, number, seen)
+    followed = launch(Said())
+    assert played == ["train", "stop"]
+    with pytest.raises(Interrupted, match="stopped: run"):
+        follow.raise_if_stopped(followed, {})
+
+
+def test_a_signal_that_comes_with_the_runs_end_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = event("end", state="done", seconds=9.0, exit_code=0)
+    played = signalled(monkeypatch, signal.SIGTERM, STARTING + end)
+    assert follow.attach(PLACE, RUN, Said()).outcome.state == "done"
+    assert played == ["attach"]
+
+
+def test_nohup_is_left_as_it_is() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert interrupts.count == 0
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
 @pytest.mark.parametrize(("answer", "detached"), [("d\n", True), ("s\n", False), ("", False)])
-def test_ctrl_c_on_a_terminal_asks(
-    monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]], answer: str,
-    detached: bool,
-) -> None:  # fmt: skip
+def test_ctrl_c_of_a_launch_on_a_terminal_asks(
+    monkeypatch: pytest.MonkeyPatch, answer: str, detached: bool
+) -> None:
     class Terminal:
         def isatty(self) -> bool:
             return True
@@ -202,13 +332,9 @@ def test_ctrl_c_on_a_terminal_asks(
 
     monkeypatch.setattr("sys.stdin", Terminal())
     monkeypatch.setattr("sys.stderr", Terminal())
-    play(
-        monkeypatch, played,
-        (event("phase", doing="starting the ranks"), [], Outcome("stopped", "")),
-        ("", [], Outcome("done", "")),
-    )  # fmt: skip
-    assert follow.attach(PLACE, RUN, Said()).detached is detached
-    assert [name for name, _ in played] == ["attach", *([] if detached else ["stop"])]
+    played = signalled(monkeypatch, signal.SIGINT, STARTING)
+    assert launch(Said()).detached is detached
+    assert played == ["train", *([] if detached else ["stop"])]
 
 
 def test_a_record_says_where_a_run_is() -> None:
@@ -220,21 +346,28 @@ def test_a_record_says_where_a_run_is() -> None:
     record = {"inventories": ["hosts.ini"], "options": ["-u", "me"], "plan": plan}
     path.write_text(json.dumps(record))
     assert recorded_place(RUN) == PLACE
-    path.write_text("{")
-    with pytest.raises(FtclusterError, match="cannot be read"):
-        recorded_place(RUN)
+    path.write_text(json.dumps({"run": RUN}))  # of a version that wrote no plan
+    assert recorded_place(RUN) is None
 
 
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
         ("train -e a=x -ea=x --extra-vars a=x", "train -e ... -e... --extra-vars ..."),
-        ("train --extra-vars=a=x -n 1", "train --extra-vars=... -n 1"),
-        ("run -- script.py -e 5", "run -- script.py -e 5"),
+        ("train --extra-vars=a=x --nodes 1", "train --extra-vars=... --nodes 1"),
+        ("train -Ke a=x -ve a=y -Kkea=z", "train -Ke ... -ve ... -Kke..."),
+        ("train --extra a=x --ext=a=y mrpc", "train --extra ... --ext=... mrpc"),
+        ("train -e@x.yml -e @y.yml -u me", "train -e... -e ... -u me"),
+        ("train -i hosts.ini -uex -e a=x", "train -i hosts.ini -uex -e ..."),
+        ("run -e a=x -- script.py -e 5", "run -e ... -- script.py -e 5"),
     ],
 )
 def test_extra_variables_are_not_in_a_record(words: str, shown: str) -> None:
     assert shown_command(words.split()) == ["ftcluster", *shown.split()]
+    given, _, _ = words.partition(" -- ")
+    values = vars(read_arguments(words.split()))["--extra-vars"]  # as the command itself reads it
+    assert list(extra_variables(given.split())) == values
+    assert not [value for value in values if value in " ".join(shown_command(words.split()))]
 
 
 def test_a_run_that_nobody_followed_gets_its_end_from_the_head() -> None:

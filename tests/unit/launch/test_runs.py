@@ -40,6 +40,15 @@ def test_a_training_is_found_without_its_head(monkeypatch: pytest.MonkeyPatch) -
     assert found == runs.FoundJob("r-1", RECIPE, ("node2", "node1"), 1, ("r-0",))
 
 
+@pytest.mark.parametrize(("head", "node1", "saved"), [(False, False, False), (False, True, True)])
+def test_one_host_with_a_state_is_enough(
+    monkeypatch: pytest.MonkeyPatch, head: bool, node1: bool, saved: bool
+) -> None:
+    jobs = {"head": {"r-1": {**JOB, "saved": head}}, "node1": {"r-1": {**JOB, "saved": node1}}}
+    answers(monkeypatch, **jobs)
+    assert runs.find_job(PLACE, "r").saved is saved
+
+
 def test_a_training_with_a_spare_continues_on_as_many_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -55,6 +64,16 @@ def test_a_head_that_is_off_is_named_with_what_to_do(
     with pytest.raises(FtclusterError) as caught:
         runs.copy_log(PLACE, "r-1", "ranks.log", tmp_path, False, lambda: None)
     said(caught.value)
+
+
+def test_a_password_that_sudo_asks_for_is_hinted_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = TaskEvent(
+        "failed", "runs", "List the runs", "head", "Task failed: Missing sudo password"
+    )
+    monkeypatch.setattr(runs, "run_playbook", lambda *_, **__: Outcome("failed", "", (asks,)))
+    with pytest.raises(FtclusterError) as caught:
+        runs.list_runs(PLACE)
+    assert caught.value.hint == "sudo asks for a password there: give -K"
 
 
 @pytest.mark.parametrize(

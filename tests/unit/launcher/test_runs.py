@@ -91,10 +91,23 @@ def test_both_ends_of_a_long_file_are_read(tmp_path: Path, steps: int) -> None:
 def test_jobs_are_found_by_the_beginning_of_their_ids(tmp_path: Path) -> None:
     for run in ("a-1", "a-12", "b-1"):
         make_run(tmp_path, run)
-    job = {"recipe": {"name": "quickstart"}}
+    job = {"recipe": {"name": "quickstart"}, "saved": False}
     assert find_jobs(tmp_path, "a") == {"a-1": job, "a-12": job}
     assert find_jobs(tmp_path, "a-1") == {"a-1": job}
     assert find_jobs(tmp_path, "c") == find_jobs(tmp_path / "none", "a") == {}
+
+
+def test_a_job_says_whether_it_or_one_that_it_continues_has_saved_a_state(tmp_path: Path) -> None:
+    make_run(tmp_path, "a-1")
+    state = tmp_path / "a-1/snapshots/state-7"
+    state.mkdir(parents=True)
+    assert not find_jobs(tmp_path, "a-1")["a-1"]["saved"]  # it was not completed
+    (state / "manifest.json").touch()
+    assert find_jobs(tmp_path, "a-1")["a-1"]["saved"]
+    (make_run(tmp_path, "a-2") / "job.json").write_text(json.dumps({"resume": ["a-1"]}))
+    assert find_jobs(tmp_path, "a-2")["a-2"]["saved"]
+    (tmp_path / "a-2/job.json").write_text(json.dumps({"resume": 5}))
+    assert not find_jobs(tmp_path, "a-2")["a-2"]["saved"]
 
 
 def test_a_run_of_a_slurm_job_may_be_on_another_host(

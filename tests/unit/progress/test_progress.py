@@ -108,6 +108,25 @@ def test_plain_lines_have_the_same_facts_as_the_picture() -> None:
         assert part in picture.getvalue()
 
 
+def test_before_the_first_step_no_speed_and_no_time_is_shown() -> None:
+    progress, picture = RunProgress("r"), io.StringIO()
+    progress.add(START)
+    Console(file=picture, width=120).print(run_picture(progress))
+    assert "step 0/20" in picture.getvalue()
+    assert "left" not in picture.getvalue()
+    assert "samples/s" not in picture.getvalue()
+
+
+def test_why_a_host_failed_is_left_to_the_error() -> None:
+    setup, stream = SetupProgress(), io.StringIO()
+    view = make_view(False, Console(file=stream, width=80))
+    event = TaskEvent("unreachable", "stack", "Gather facts", "node1", "no route to host")
+    setup.add(event)
+    view.setup_event(setup, event)
+    assert stream.getvalue().splitlines() == ["stack ...", "node1: unreachable: Gather facts"]
+    assert setup.hosts["node1"].failed == "Gather facts: no route to host"
+
+
 def test_live_view_shows_hosts_then_the_run_and_leaves_the_last_picture() -> None:
     stream = io.StringIO()
     view = make_view(False, Console(file=stream, force_terminal=True, width=100, height=20))

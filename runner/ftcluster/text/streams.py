@@ -1,0 +1,71 @@
+"""Standard output and standard error that nobody reads any more."""
+
+import contextlib
+import errno
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+READER_GONE = 128 + signal.SIGPIPE  # the exit code of a program that this signal ends
+GONE = (errno.EPIPE, errno.EIO)  # of a pipe, and of a terminal that was closed
+
+
+class _Dropping(io.FileIO):
+    """A file whose reader may go away; what is written then is dropped."""
+
+    unread = False
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            self.unread = True
+            return memoryview(data).nbytes
+
+
+def is_unread(stream: TextIO) -> bool:
+    """Whether a stream of `standard_streams` has dropped something."""
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    return isinstance(raw, _Dropping) and raw.unread
+
+
+@contextlib.contextmanager
+def standard_streams() -> Iterator[None]:
+    """Let progress and errors end quietly with their reader; a command's work goes on.
+
+    A stream that the caller has closed (`2>&-`) is dropped as well: Python would write errors into
+    the result.
+    """
+    before = sys.stdout, sys.stderr
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        sys.stdout = before[0] or nowhere
+        sys.stderr = _without_reader(before[1]) if before[1] else nowhere
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            sys.stdout, sys.stderr = before
+
+
+def _without_reader(stream: TextIO) -> TextIO:
+    """The same stream, which stays open; one that is no file, as in tests, as it is."""
+    try:
+        raw = _Dropping(stream.fileno(), "w", closefd=False)
+    except (OSError, ValueError):
+        return stream
+    buffer = io.BufferedWriter(raw)
+    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=True)
+
+
+def drop_output() -> None:
+    """Drop what stdout still holds; Python would report at its end that it cannot be written."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

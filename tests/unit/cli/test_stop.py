@@ -1,0 +1,69 @@
+"""`ftcluster stop`: each run that is named, or none."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ftcluster.cli import stop
+from ftcluster.cli.main import main
+from ftcluster.errors import FtclusterError
+from ftcluster.launch.place import Place
+from ftcluster_common.run_state import RunState
+
+PLACE = Place((Path("hosts.ini"),), ("node0",), "ftcluster", "/opt/ftcluster")
+STOPPED = RunState("a-1", "stopped", "mrpc", ("node0",), 3, 20, 99, 100.0, 5.0, "")
+RUNS = ("a-1", "b-1", "c-1")
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The runs that were ended; b-1 cannot be."""
+    ended: list[str] = []
+
+    def find(_options: object, _passwords: object, name: str) -> tuple[Place, str]:
+        [run] = [run for run in RUNS if run.startswith(name)] or [""]
+        if not run:
+            raise FtclusterError(f"there is no run '{name}' on node0")
+        return PLACE, run
+
+    def end(_place: Place, run: str, *, force: bool) -> None:
+        assert not force
+        if run == "b-1":
+            raise FtclusterError("run b-1 could not be stopped", "on node0: end it")
+        ended.append(run)
+
+    monkeypatch.setattr(stop, "find", find)
+    monkeypatch.setattr(stop, "stop", end)
+    monkeypatch.setattr(stop, "find_run", lambda _place, run: replace(STOPPED, run=run))
+    return ended
+
+
+def test_each_run_is_ended_once(ended: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", "a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"] == "a-1"
+    assert main(["stop", "a-1", "c", "a", "--json"]) == 0
+    assert [one["run"] for one in json.loads(capsys.readouterr().out)] == ["a-1", "c-1"]
+    assert ended == ["a-1", "a-1", "c-1"]
+
+
+def test_a_misspelt_run_stops_none(ended: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", "a", "x"]) == 1
+    assert "there is no run 'x'" in capsys.readouterr().err
+    assert main(["stop"]) == 2
+    assert ended == []
+
+
+def test_one_that_cannot_be_ended_keeps_no_other_from_it(
+    ended: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stop", *RUNS, "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document == {
+        "state": "failed",
+        "error": "run b-1 could not be stopped",
+        "hint": "on node0: end it",
+        "stopped": ["a-1", "c-1"],
+    }
+    assert ended == ["a-1", "c-1"]
