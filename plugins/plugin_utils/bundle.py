@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -30,6 +31,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 
 HEAD = "bundle.json"
 FORMAT = 1
+UNPACKED = re.compile(r"bundle-.+-[0-9a-f]+-[0-9a-f]+-[0-9a-f]+")  # a folder of the cache
 HEAD_BYTES = 4 << 20
 
 
@@ -142,6 +144,11 @@ def hold(bundle, path, wanted):
             f"{path} does not match the lock:\n" + "\n".join(problems) + "\nmake it again where "
             "an index can be reached (ftcluster bundle), and find out who could change this one"
         )
+
+
+def is_unpacked(folder, cache):
+    """Whether a folder is one that `open_bundle` made, so that it may be removed."""
+    return folder.parent == cache and bool(UNPACKED.fullmatch(folder.name))
 
 
 AGAIN = "copy it again, or make it again with ftcluster bundle"
