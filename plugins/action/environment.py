@@ -64,7 +64,7 @@ class ActionModule(ActionBase):
             sha256 = {path.name: sha256_of(path) for path in files}
         # a folder of its own: another control node, though killed, may still be writing
         staging = f"{arguments['path'].rstrip('/')}.staging-{secrets.token_hex(4)}"
-        push_files(self, [(path, path.name) for path in files], staging)
+        push_files(self, [(path.resolve(), path.name) for path in files], staging)
         installed = self._execute_module(
             MODULE,
             {**arguments, "digest": digest, "sha256": sha256, "staging": staging},

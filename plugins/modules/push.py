@@ -8,9 +8,12 @@ DOCUMENTATION = r"""
 module: push
 short_description: Copies a folder to the hosts, once
 description:
-  - Streams the files of a folder of the control node into a folder of the host, as the user that
-    the task runs as, so that private data are never in a place that others can read. A file that
-    is not for everybody to read or to run at home is not on the host either.
+  - Streams the files of a folder of the control node, or one file, into a folder of the host, as
+    the user that the task runs as, so that private data are never in a place that others can read.
+    A file that is not for everybody to read or to run at home is not on the host either.
+  - Links within the folder are followed. One that leads elsewhere is refused by its name, and so is
+    a pipe, a socket or a device; a snapshot in the Hub's cache may lead to the blobs of its own
+    repository.
   - The folder gets its name when it is whole and on the disk, its SHA-256 being that of what was
     sent. One that is there is left as it is, so let its name change with its contents.
   - Copies of the same folder at once do not meet before that. What broken-off ones have left beside
@@ -19,7 +22,7 @@ version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
   source:
-    description: The folder on the control node.
+    description: The folder on the control node, or a file there.
     type: path
     required: true
   path:

@@ -8,6 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files import (
+    SourceError,
+    open_file,
+    source_files,
+)
+
 from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
@@ -42,13 +48,22 @@ STATE = ("manifest.json", "state.json", "state.safetensors")  # of a checkpoint
 
 
 def copy_name(path: Path) -> str:
-    """A name that changes with a file or a folder's files: mrpc-4f7d1c0b2a9e."""
+    """A name that changes with a file or a folder's files: mrpc-4f7d1c0b2a9e.
+
+    Raises:
+        InputError: it has what is not copied, such as a link that leads out of it; names all.
+    """
     digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    for file in files:
-        digest.update(os.fsencode(f"{file.relative_to(path)}\0{file.stat().st_size}\0"))
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
+    try:
+        for real, name in source_files(path):
+            with open_file(real) as content:
+                size = os.fstat(content.fileno()).st_size
+                digest.update(os.fsencode(f"{name if path.is_dir() else '.'}\0{size}\0"))
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+    except SourceError as error:
+        raise InputError(str(error)) from error
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
     return f"{plain_name(path.resolve().name)}-{digest.hexdigest()[:12]}"
 
 

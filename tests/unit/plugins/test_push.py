@@ -218,6 +218,44 @@ def test_every_name_and_byte_arrives(source: Path, tmp_path: Path) -> None:
     assert host.push(source, there) == {"changed": False}
 
 
+def test_what_leads_out_of_the_folder_is_not_sent(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "id_ed25519").write_text("secret")
+    files(source, a=10)
+    (source / "README.md").symlink_to("../id_ed25519")
+    for more in ({}, {"files": ["a", "README.md"]}, {"files": ["../id_ed25519"]}):
+        host = Host()
+        with pytest.raises(AnsibleActionFail, match="id_ed25519'?: leads out of the folder"):
+            host.push(source, tmp_path / "there", **more)
+        assert len(host.sent) == 1  # only asked whether it is there
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["id_ed25519", "source"]
+
+
+def test_a_file_that_becomes_a_link_meanwhile_is_not_sent(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "id_ed25519").write_text("secret")
+    files(source, a=10)
+    found = action_module.source_files
+
+    def exchanged(folder: Path) -> list[tuple[Path, str]]:
+        pairs: list[tuple[Path, str]] = found(folder)
+        (source / "a").unlink()
+        (source / "a").symlink_to("../id_ed25519")
+        return pairs
+
+    monkeypatch.setattr(action_module, "source_files", exchanged)
+    with pytest.raises(AnsibleActionFail, match="source/a cannot be sent: Too many levels of symb"):
+        Host().push(source, tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+def test_one_file_is_sent_under_the_name_that_the_user_wrote(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_text("a,b\n")
+    (tmp_path / "rows.csv").symlink_to("blob")
+    assert Host().push(tmp_path / "rows.csv", tmp_path / "there")["files"] == 1
+    assert (tmp_path / "there" / "rows.csv").read_text() == "a,b\n"
+
+
 def test_a_byte_that_flips_on_the_way_is_noticed(source: Path, tmp_path: Path) -> None:
     files(source, a=5000, b=10)
 
