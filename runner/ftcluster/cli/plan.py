@@ -1,7 +1,6 @@
 """`ftcluster plan [RECIPE]`: the ranks of a training, their resources and the reasons."""
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -25,6 +24,7 @@ from ftcluster.recipe.recipe import find_recipe
 from ftcluster.report.cost import comparison
 from ftcluster.report.epoch_time import past_runs
 from ftcluster_common.cpu_list import parse_cpus
+from ftcluster_common.given_files import GivenFileError, read_json
 
 HINT = "give the output of `ftcluster plan --json`, or cluster.json of another control node"
 
@@ -112,9 +112,9 @@ def read_facts(path: Path) -> ClusterFacts:
         InputError: it cannot be read, or a host is incomplete; names each with what is missing.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}", HINT) from error
+        document = read_json(path)
+    except GivenFileError as error:
+        raise InputError(str(error), HINT) from error
     hosts = document.get("facts", document) if isinstance(document, dict) else None
     hosts = hosts.get("hosts") if isinstance(hosts, dict) else None
     if not isinstance(hosts, list) or not hosts:

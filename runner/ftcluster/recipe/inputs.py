@@ -2,7 +2,6 @@
 
 import difflib
 import hashlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
 from ftcluster_common.data_files import TABLES, TEXT, DataError
+from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.job import Purpose
 from ftcluster_common.model_package import PACKAGE
 from ftcluster_common.recipe import (
@@ -180,13 +180,13 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
         problems.append("no config.json")
     else:
         try:
-            read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            read = read_json(folder / "config.json")
             if isinstance(read, dict):
                 config = read
             else:
                 problems.append("config.json is not a JSON object")
-        except ValueError as error:
-            problems.append(f"config.json is not JSON: {error}")
+        except GivenFileError as error:
+            problems.append(str(error))
     if not recipe.from_scratch and not _has_one_of(folder, WEIGHTS):
         problems.append(f"no weights (one of {', '.join(WEIGHTS)})")
     made = recipe.from_scratch and isinstance(recipe.options, CausalLm)
@@ -237,9 +237,9 @@ def _has_chat(folder: Path) -> bool:
     if (folder / CHAT_TEMPLATES[0]).is_file():
         return True
     try:
-        found = json.loads((folder / CHAT_TEMPLATES[1]).read_text(encoding="utf-8"))
+        found = read_json(folder / CHAT_TEMPLATES[1])
         return bool(found.get("chat_template"))
-    except (OSError, ValueError, AttributeError):
+    except (ValueError, AttributeError):
         return False
 
 

@@ -19,6 +19,7 @@ from ftcluster.recipe.training_arguments import OtherNames, with_own_names
 from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster.text.plural import counted
+from ftcluster_common.given_files import GivenFileError, read_given
 from ftcluster_common.model_package import PACKAGE, read_model_package
 from ftcluster_common.recipe import (
     BY_TYPE,
@@ -35,6 +36,7 @@ from ftcluster_common.recipe import (
 )
 
 SECTIONS = ("training", "config_overrides")
+MAX_RECIPE_BYTES = 1 << 20
 MAX_PATH_BYTES = 4096  # PATH_MAX
 Given = tuple[str, Any, str]  # a key, its value, and where it is set
 
@@ -57,7 +59,7 @@ def find_recipe(name: str) -> Path:
     if path.suffix == ".py":
         raise RecipeError(f"{name} is a script, not a recipe", f"ftcluster run -- {name}")
     if path.suffix in (".yml", ".yaml") or "/" in name:
-        if path.is_file():
+        if path.exists():  # `recipe_text` says what else it is
             return path
         raise RecipeError(f"recipe file {name} does not exist")
     beside = [found for found in (f"{name}.yml", f"{name}.yaml") if Path(found).is_file()]
@@ -82,11 +84,19 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         RecipeError: every unknown key, wrong type and impossible value, each with file and line.
     """
     path = find_recipe(name)
+    return parse_recipe(recipe_text(path), str(path), overrides)
+
+
+def recipe_text(path: Path) -> str:
+    """The text of a recipe's file.
+
+    Raises:
+        RecipeError: it is no file, too large or not text.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: cannot be read: {error}") from error
-    return parse_recipe(text, str(path), overrides)
+        return read_given(path, MAX_RECIPE_BYTES)
+    except GivenFileError as error:
+        raise RecipeError(str(error)) from error
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recipe:

@@ -5,8 +5,9 @@ name but not its contents. The name is a hash of the contents.
 """
 
 import hashlib
-import json
 from pathlib import Path
+
+from ftcluster_common.given_files import read_json
 
 INDEXES = {
     ".safetensors": "model.safetensors.index.json",
@@ -60,6 +61,6 @@ def missing_weights(folder: Path) -> list[str]:
     """The files of weights in a folder's index that do not exist."""
     for suffix, index in INDEXES.items():
         if any(folder.glob(f"*{suffix}")) and (folder / index).is_file():
-            named = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
+            named = read_json(folder / index)["weight_map"].values()
             return sorted(name for name in set(named) if not (folder / name).is_file())
     return []
