@@ -17,7 +17,7 @@ description:
   - The folder gets its name when it is whole and on the disk, its SHA-256 being that of what was
     sent. One that is there is left as it is, so let its name change with its contents.
   - Copies of the same folder at once do not meet before that. What broken-off ones have left beside
-    it is removed after a day.
+    it is removed once nothing was written into it for a day in which the host ran.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -53,16 +53,15 @@ files:
   type: int
 """
 
-import contextlib
 import errno
 import os
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.stale import unchanged
 from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import file_sha256, tree_sha256
 
 NEW = re.compile(r".+\.new-[0-9a-f]{8}")
@@ -121,24 +120,11 @@ def start_sync(folder):
     return wait
 
 
-def remove_stale(folder, now):
+def remove_stale(folder):
     """Remove what copies that were broken off have left in a folder."""
-    for path in folder.iterdir():
-        if (
-            NEW.fullmatch(path.name)
-            and not path.is_symlink()
-            and now - last_change(path) > STALE_SECONDS
-        ):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def last_change(folder):
-    """When something in a folder was written last: one large file may take hours."""
-    times = [folder.lstat().st_mtime]
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # it is being removed
-            times.append(path.lstat().st_mtime)
-    return max(times)
+    left = [p for p in folder.iterdir() if NEW.fullmatch(p.name) and not p.is_symlink()]
+    for path in unchanged(left, folder, STALE_SECONDS):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def main():
@@ -157,7 +143,7 @@ def main():
         changed = finish(new, path, module.params["sha256"], start_sync)
         if not changed:
             shutil.rmtree(new, ignore_errors=True)
-        remove_stale(path.parent, time.time())
+        remove_stale(path.parent)
     except ValueError as error:
         module.fail_json(msg=f"{path}: {error}")
     except OSError as error:

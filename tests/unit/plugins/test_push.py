@@ -3,7 +3,6 @@ import io
 import os
 import shutil
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.ftcluster.cluster.plugins.action import push as action_module
+from ansible_collections.ftcluster.cluster.plugins.module_utils import stale
 from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import tree_sha256
 from ansible_collections.ftcluster.cluster.plugins.modules import push as module
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils import push
@@ -308,19 +308,58 @@ def test_a_disk_that_does_not_take_it_is_told(source: Path) -> None:
         module.start_sync(source / "none")()
 
 
-def test_what_broken_off_copies_left_goes_after_a_day(tmp_path: Path) -> None:
-    kept = ["a.new-00000000", "other.new", "a.new-0000000g", "link.new-00000000", "a-4f7d1c0b2a9e"]
+DAY = module.STALE_SECONDS + 60
+KEPT = ["a.new-00000000", "other.new", "a.new-0000000g", "link.new-00000000", "a-4f7d1c0b2a9e"]
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    """A folder with copies that were broken off, and what is none."""
+    folder = tmp_path / "data"
     (tmp_path / "elsewhere" / "file").mkdir(parents=True)
-    for name in (*kept, "old.new-0123abcd", "writing.new-00000000"):
-        if name.startswith("link"):
-            (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-        else:
-            (tmp_path / name / "sub").mkdir(parents=True)
-            (tmp_path / name / "sub" / "file").touch()
-    now = time.time() + module.STALE_SECONDS + 60
-    for path in [*tmp_path.rglob("writing*/**/*"), tmp_path / kept[0]]:
-        os.utime(path, (now, now))
-    module.remove_stale(tmp_path, now)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {*kept, "writing.new-00000000", "elsewhere"}
-    assert (tmp_path / "elsewhere" / "file").is_dir()
+    for name in (*KEPT, "old.new-0123abcd", "writing.new-00000000"):
+        (folder / name / "sub").mkdir(parents=True)
+        (folder / name / "sub" / "file").touch()
+    shutil.rmtree(folder / "link.new-00000000")
+    (folder / "link.new-00000000").symlink_to(tmp_path / "elsewhere")
+    return folder
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The machine's boot, and the seconds since."""
+    now = {"boot": "one", "seconds": 100.0}
+    monkeypatch.setattr(stale, "boot_id", lambda: now["boot"])
+    monkeypatch.setattr(stale, "running_seconds", lambda: now["seconds"])
+    return now
+
+
+def test_what_broken_off_copies_left_goes_after_a_day(left: Path, clock: dict[str, Any]) -> None:
+    module.remove_stale(left)
+    clock["seconds"] += DAY
+    for name in ("writing.new-00000000", KEPT[0]):
+        with (left / name / "sub" / "file").open("a") as file:
+            file.write("more")
+    module.remove_stale(left)
+    names = {path.name for path in left.iterdir()}
+    assert names == {*KEPT, "writing.new-00000000", stale.RECORD}
+    assert (left.parent / "elsewhere" / "file").is_dir()
+    clock["seconds"] += DAY
+    module.remove_stale(left)
+    assert {path.name for path in left.iterdir()} == {*KEPT[1:], stale.RECORD}
+
+
+def test_a_clock_that_is_set_forward_removes_no_fresh_copy(
+    left: Path, clock: dict[str, Any]
+) -> None:
+    before = {path.name for path in left.iterdir()}
+    module.remove_stale(left)
+    for path in left.rglob("*"):  # as if it were all of last year
+        os.utime(path, (1, 1), follow_symlinks=False)
+    clock["seconds"] += 60
+    module.remove_stale(left)
+    clock.update(boot="two", seconds=DAY * 2)  # nor another boot's seconds
+    module.remove_stale(left)
+    (left / stale.RECORD).write_text("[" * 100_000)
+    module.remove_stale(left)
+    assert {path.name for path in left.iterdir()} == {*before, stale.RECORD}
