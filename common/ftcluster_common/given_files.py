@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 64 << 20  # the largest tokenizer_config.json that is known has 20 MB
+MAX_DIGITS = 300  # of a whole number: more are no float either (IEEE 754, 1.8e308)
 
 
 class GivenFileError(ValueError):
@@ -50,16 +51,31 @@ def read_given(path: Path, max_bytes: int = MAX_BYTES) -> str:
     return text
 
 
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"it has a number of {len(digits):,} digits")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole)
+
+
 def parse_json(text: str) -> Any:
     """A JSON document.
 
     Raises:
-        ValueError: it is none, is nested too deeply, or has a number that is too long.
+        ValueError: it is none, is nested too deeply, has a number that is too long, or half of a
+            surrogate pair.
     """
     try:
-        return json.loads(text)
+        value = _DECODER.decode(text)
+        if "\\ud" in text or "\\uD" in text:  # no encoder or tokenizer takes a half alone
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it has half of a surrogate pair") from None
+    return value
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:

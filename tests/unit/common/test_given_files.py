@@ -1,4 +1,3 @@
-import json
 import os
 from pathlib import Path
 
@@ -42,4 +41,16 @@ def test_what_is_no_document_is_a_value_error(tmp_path: Path, text: str) -> None
     (tmp_path / "file.json").write_text(text)
     with pytest.raises(GivenFileError, match=r"file\.json is not JSON: "):
         read_json(tmp_path / "file.json")
-    assert parse_json("1" * 4000) == json.loads("1" * 4000)
+
+
+def test_half_of_a_letter_is_no_text() -> None:
+    assert parse_json('"\\ud83d\\ude00"') == "\N{GRINNING FACE}"
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        parse_json('{"a": ["\\ud83d"]}')
+
+
+def test_numbers_are_as_large_as_floats() -> None:
+    assert parse_json(f"[{'9' * 300}, -1, 1.5, 1e999]") == [10**300 - 1, -1, 1.5, float("inf")]
+    for digits in (301, 4000, 100_000):
+        with pytest.raises(ValueError, match=f"a number of {digits:,} digits"):
+            parse_json(f'{{"a": {"9" * digits}}}')
