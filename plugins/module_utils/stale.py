@@ -60,7 +60,7 @@ def unchanged(folders, parent, seconds):
 
 
 def _read(record):
-    """What was seen, each as [boot, last change, seconds after the boot]; a damaged one is empty."""
+    """What was seen, each as [boot, last change, seconds since the boot]; empty if damaged."""
     try:
         found = json.loads(read_text(record))
         good = isinstance(found, dict) and all(

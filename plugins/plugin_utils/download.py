@@ -165,7 +165,11 @@ class Pip:
                 "--log", log.name, "--dest", str(self.folder), *requirements,
             ]  # fmt: skip
             done = subprocess.run(
-                command, capture_output=True, encoding="utf-8", errors="replace", check=False,
+                command,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                check=False,
                 stdin=subprocess.DEVNULL,
             )
             # only the log says, after the time, why an index gave nothing or what is in conflict

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from pathlib import Path
 
 HUB = re.compile(r"(models|datasets|spaces)--.+")  # a repository's folder in the Hub's cache
 MAX_FILES = 1_000_000  # links to folders can give a folder without end
@@ -126,16 +125,16 @@ class _Walk:
 
     def folder(self, folder, prefix, above):
         try:
-            entries = sorted(os.listdir(folder))
+            entries = sorted(folder.iterdir())
         except OSError as error:
             self.problems.append(f"{prefix or folder}: cannot be read: {error.strerror}")
             return
-        for name in entries:
+        for path in entries:
             self.seen += 1
             if self.seen > MAX_FILES:
                 self.problems = [f"it has more than {MAX_FILES:,} files and folders"]
                 return
-            self.entry(folder / name, f"{prefix}{name}", (*above, folder))
+            self.entry(path, f"{prefix}{path.name}", (*above, folder))
 
     def entry(self, path, name, above):
         """One name of a folder.
@@ -151,7 +150,7 @@ class _Walk:
                 self.problems.append(f"{name!a}: {words_of(error)}")
             return
         if not any(real.is_relative_to(root) for root in self.roots):
-            leads = f" -> {os.readlink(path)!a}" if path.is_symlink() else ""
+            leads = f" -> {str(path.readlink())!a}" if path.is_symlink() else ""
             self.problems.append(f"{name!a}{leads}: leads out of the folder")
         elif kind == stat.S_IFDIR:
             if real not in above:

@@ -6,6 +6,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.inventory import NAME, is_address
 from ftcluster.cli.arguments import add_commands, add_output, print_result
 from ftcluster.cli.recipe_words import split_words
 from ftcluster.cli.train import (
@@ -131,13 +132,17 @@ def read_facts(path: Path) -> ClusterFacts:
 def _problems(host: Any) -> Iterator[str]:
     """What is missing or wrong in a host of such a file."""
     if not isinstance(host, dict):
-        yield f"{host!r} is not a mapping"
+        yield f"{host!r:.80} is not a mapping"
+        return
+    name = host.get("name")
+    if not (isinstance(name, str) and (NAME.fullmatch(name) or is_address(name))):
+        yield f"{name!r:.80} is no name of a host"  # hostfiles and manifests have it
         return
     missing = [
         spec.name for spec in fields(HostFacts) if spec.default is MISSING and spec.name not in host
     ]
     if missing:
-        yield f"{host.get('name', '?')} has no {', '.join(missing)}"
+        yield f"{name} has no {', '.join(missing)}"
         return
     try:
         facts = HostFacts.from_dict(host)

@@ -122,6 +122,10 @@ def _cell(value: Any) -> Any:
     """
     if isinstance(value, dict | list):
         return json.dumps(value)
-    if isinstance(value, str) and value.lstrip(" ").startswith(FORMULA) and not NUMBER.fullmatch(value):
+    if (
+        isinstance(value, str)
+        and value.lstrip(" ").startswith(FORMULA)
+        and not NUMBER.fullmatch(value)
+    ):
         return f"'{value}"
     return value

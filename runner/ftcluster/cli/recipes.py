@@ -11,7 +11,14 @@ from rich.text import Text
 
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.errors import UsageError
-from ftcluster.recipe.recipe import all_fields, find_recipe, known_recipes, load_recipe, recipe_text, schema_of
+from ftcluster.recipe.recipe import (
+    all_fields,
+    find_recipe,
+    known_recipes,
+    load_recipe,
+    recipe_text,
+    schema_of,
+)
 from ftcluster.text.table import aligned
 from ftcluster.text.terminal import print_lines
 

@@ -12,7 +12,6 @@ import yaml
 
 from ftcluster.errors import RecipeError
 
-
 MAX_DEPTH = 20
 MAX_WHOLE = 1 << 63
 

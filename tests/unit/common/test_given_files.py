@@ -36,7 +36,7 @@ def test_what_is_no_text_is_refused_by_its_name(tmp_path: Path, name: str, words
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, "{", "", "\x07"])
 def test_what_is_no_document_is_a_value_error(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         parse_json(text)
     (tmp_path / "file.json").write_text(text)
     with pytest.raises(GivenFileError, match=r"file\.json is not JSON: "):

