@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):
         if self.depth >= MAX_DEPTH:
             raise _problem(f"it is nested more than {MAX_DEPTH} levels deep", event)
         self.depth += 1
-        node = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
@@ -45,7 +45,7 @@ class _Loader(yaml.SafeLoader):
                 too large.
         """
         try:
-            value = super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+            value = super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
             kind = node.tag.rpartition(":")[2]
             raise _problem(f"{str(node.value)[:80]!a} is no {kind}", node) from error

@@ -89,6 +89,21 @@ def test_a_file_that_a_crash_tore_is_fetched_again(
     assert (hub.snapshot / name).read_bytes() == hub.files[name]
 
 
+def test_a_link_of_the_cache_that_leads_elsewhere_removes_nothing_there(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download.fetch_model("a/b", tmp_path / "models", True)
+    mine = tmp_path / ("a" * 64)  # named as a blob, with other contents
+    mine.write_text("mine")
+    (hub.snapshot / "planted").symlink_to(mine)
+    (hub.snapshot / "folder").symlink_to(tmp_path / "models")
+    boot(monkeypatch, tmp_path, "another boot")
+    download.fetch_model("a/b", tmp_path / "models", True)
+    assert mine.read_text() == "mine"
+    assert (tmp_path / "models").is_dir()
+    assert not (hub.snapshot / "planted").is_symlink()
+
+
 def test_a_model_whose_weights_are_not_all_there_is_refused(hub: Hub, tmp_path: Path) -> None:
     del hub.files[SHARDS[1]]
     with pytest.raises(TrainError, match=f"model 'a/b' is incomplete in .+: {SHARDS[1]}"):

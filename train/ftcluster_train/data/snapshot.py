@@ -33,8 +33,11 @@ def remove_torn(folder: Path, marks: Path) -> list[str]:
     torn = [
         path for path in sorted(folder.rglob("*")) if path.is_symlink() and not _is_intact(path)
     ]
+    blobs = folder.resolve().parent.parent / "blobs"
     for path in torn:
-        path.resolve().unlink(missing_ok=True)
+        blob = path.resolve()
+        if blob.parent == blobs and not blob.is_dir():  # a link may lead elsewhere
+            blob.unlink(missing_ok=True)
         path.unlink()
     if not torn:
         marks.mkdir(parents=True, exist_ok=True)
