@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.given_files import parse_json
+
 PARQUET, TEXT = ".parquet", ".txt"
 TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET)
 TRAIN, VALIDATION = "train", "validation"
@@ -163,10 +165,12 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
     """Rows of one document: a list, or the only list in an object; or those of JSON lines."""
     text = path.read_text(encoding="utf-8-sig")
     try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
+        document = parse_json(text)
+    except ValueError as error:
         if text.lstrip().startswith("["):
-            raise DataError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
+            line = getattr(error, "lineno", 1)
+            said = getattr(error, "msg", error)
+            raise DataError(f"{path}:{line}: not valid JSON: {said}") from error
         yield from _json_lines(path)
         return
     if isinstance(document, dict):
@@ -201,10 +205,12 @@ def _flat(rows: Iterable[Any]) -> Iterator[Any]:
 
 def _json_value(line: str, path: Path, number: int) -> Any:
     try:
-        return json.loads(line)
+        return parse_json(line)
     except json.JSONDecodeError as error:
-        what = f"not valid JSON: {error.msg} at column {error.colno}"
-        return DataError(f"{path}:{number}: {what}")
+        what = f"{error.msg} at column {error.colno}"
+    except ValueError as error:
+        what = str(error)
+    return DataError(f"{path}:{number}: not valid JSON: {what}")
 
 
 _READERS = {".csv": _csv, ".tsv": _csv, ".json": _json, ".jsonl": _json_lines}

@@ -3,13 +3,13 @@
 Read in a model's folder, and written into one. Standard library only.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ftcluster_common.data_files import DataError
+from ftcluster_common.given_files import read_json
 
 MODULES = "modules.json"
 ABOUT = "config_sentence_transformers.json"
@@ -53,7 +53,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
     if not (folder / MODULES).is_file():
         return None
     try:
-        modules = _read(folder / MODULES)
+        modules = read_json(folder / MODULES)
         kinds = {one["type"].rpartition(".")[2]: folder / one["path"] for one in modules}
         unknown = sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"})
         if unknown or "Pooling" not in kinds:
@@ -61,8 +61,8 @@ def read_modules(folder: Path) -> SentenceModules | None:
             raise DataError(
                 f"{folder / MODULES} has {what}; trained are Transformer, Pooling and Normalize"
             )
-        pooling = _pooling(_read(kinds["Pooling"] / "config.json"))
-        about = _read(folder / ABOUT) if (folder / ABOUT).is_file() else {}
+        pooling = _pooling(read_json(kinds["Pooling"] / "config.json"))
+        about = read_json(folder / ABOUT) if (folder / ABOUT).is_file() else {}
         return SentenceModules(
             pooling,
             "Normalize" in kinds,
@@ -122,7 +122,3 @@ def module_files(
             "include_prompt": True,
         },
     }
-
-
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,11 +1,11 @@
 """ftcluster.json in a trained model's folder: how it reads data. Standard library only."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.given_files import read_json
 from ftcluster_common.recipe import Recipe
 
 FILE = "ftcluster.json"
@@ -30,8 +30,8 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
 def read_trained(folder: Path) -> dict[str, Any]:
     """What the file of a model's folder has; empty where there is none that can be read."""
     try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        found = read_json(folder / FILE)
         known = {"recipe": str(found["recipe"]), "task": str(found["task"])}
         return {**known, "options": dict(found["options"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return {}

@@ -11,11 +11,13 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import BOOT_ID
 from ansible_collections.ftcluster.cluster.plugins.modules.environment import marker as marker_of
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import is_unpacked
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import look
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import Lists
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
+    MANIFEST,
     WheelhouseError,
     cache_dir,
     get_wheels,
@@ -62,7 +64,7 @@ class ActionModule(ActionBase):
             sha256 = {path.name: sha256_of(path) for path in files}
         # a folder of its own: another control node, though killed, may still be writing
         staging = f"{arguments['path'].rstrip('/')}.staging-{secrets.token_hex(4)}"
-        push_files(self, [(path, path.name) for path in files], staging)
+        push_files(self, [(path.resolve(), path.name) for path in files], staging)
         installed = self._execute_module(
             MODULE,
             {**arguments, "digest": digest, "sha256": sha256, "staging": staging},
@@ -95,18 +97,24 @@ def _wanted(arguments):
 
 def _wheels(wanted, arguments, state):
     try:
-        house = _house(wanted, arguments, state)
-        verify(house, wanted, state["python_version"])
+        cache = Path(arguments["cache"]) if arguments.get("cache") else cache_dir()
+        house = _house(wanted, arguments, state, cache)
+        made_here = not arguments.get("wheelhouse") or is_unpacked(house.folder, cache)
+        verify(house, wanted, state["python_version"], made_here)
     except (WheelhouseError, ValueError) as error:
         raise AnsibleActionFail(str(error)) from None  # Ansible would print it twice
     return house
 
 
-def _house(wanted, arguments, state):
+def _house(wanted, arguments, state, cache):
     if arguments.get("wheelhouse"):
         house = read_wheelhouse(Path(arguments["wheelhouse"]))
         if house is None:
-            raise AnsibleActionFail(f"{arguments['wheelhouse']} is not whole; run setup again")
+            raise AnsibleActionFail(
+                f"{arguments['wheelhouse']} is not whole: a wheel is missing, has another size or "
+                f"is no file, or {MANIFEST} cannot be read; run setup again with the bundle, or "
+                "copy the folder again"
+            )
         return house
     if not state["glibc"]:
         raise AnsibleActionFail("the host's C library is not glibc, which the wheels require")
@@ -117,7 +125,6 @@ def _house(wanted, arguments, state):
         {canonicalize_name(name): url for name, url in indexes.items() if url},
     )
     target = Target(state["python_version"], state["glibc"], state["machine"])
-    cache = Path(arguments["cache"]) if arguments.get("cache") else cache_dir()
     return get_wheels(wanted, target, sources, cache)
 
 

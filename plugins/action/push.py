@@ -7,9 +7,15 @@ import secrets
 import shlex
 from pathlib import Path
 
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import tree_sha256
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute, push_files
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files import (
+    SourceError,
+    named_files,
+    source_files,
+)
 
 MODULE = "ftcluster.cluster.push"
 
@@ -28,20 +34,21 @@ class ActionModule(ActionBase):
         if self._task.check_mode:
             return {"changed": True}
         names = self._task.args.get("files")
-        if names is None:
-            found = sorted(path for path in source.rglob("*") if path.is_file())
-            names = [str(path.relative_to(source)) for path in found]
+        try:
+            files = source_files(source) if names is None else named_files(source, names)
+        except SourceError as error:
+            raise AnsibleActionFail(str(error)) from None  # Ansible would print it twice
         # its own: another control node may be copying the same folder
         new = f"{path}.new-{secrets.token_hex(4)}"
         whole = False
         try:
-            sent = push_files(self, [(source / name, name) for name in names], new)
+            sent = push_files(self, files, new)
             arguments = {"source": str(source), "path": path, "new": new}
             done = self._execute_module(
                 MODULE, {**arguments, "sha256": tree_sha256(sent)}, task_vars=task_vars
             )
             whole = not done.get("failed")
-            return {**done, "files": len(names)}
+            return {**done, "files": len(files)}
         finally:
             if not whole:
                 execute(self, f"rm -rf {shlex.quote(new)}")

@@ -240,7 +240,7 @@ def remove(path):
         # rm follows no links either, and removes folders of any depth
         argv = ["rm", "-rf", "--one-file-system", "--", f"./{name}"]
         done = subprocess.run(
-            argv, cwd=f"/proc/self/fd/{folder}", stderr=subprocess.PIPE, text=True, check=False
+            argv, cwd=f"/proc/self/fd/{folder}", stderr=subprocess.PIPE, check=False
         )
         if done.returncode != 0:
-            raise OSError(errno.EIO, done.stderr.strip().replace("\n", "; "))
+            raise OSError(errno.EIO, os.fsdecode(done.stderr).strip().replace("\n", "; "))

@@ -108,7 +108,6 @@ import os
 import platform
 import shutil
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -121,6 +120,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     refuse_unguarded,
     write_text,
 )
+from ansible_collections.ftcluster.cluster.plugins.module_utils.stale import unchanged
 from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import file_sha256
 
 STALE_SECONDS = 3600
@@ -247,9 +247,9 @@ def install(module, path, staging):
 
 def remove_stale(path):
     """Remove what broken-off installations of this environment have left."""
-    for staging in path.parent.glob(f"{path.name}.staging-*"):
-        if time.time() - staging.stat().st_mtime > STALE_SECONDS:
-            shutil.rmtree(staging, ignore_errors=True)
+    left = list(path.parent.glob(f"{path.name}.staging-*"))
+    for staging in unchanged(left, path.parent, STALE_SECONDS):
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def options_of(staging):

@@ -8,18 +8,21 @@ DOCUMENTATION = r"""
 module: push
 short_description: Copies a folder to the hosts, once
 description:
-  - Streams the files of a folder of the control node into a folder of the host, as the user that
-    the task runs as, so that private data are never in a place that others can read. A file that
-    is not for everybody to read or to run at home is not on the host either.
+  - Streams the files of a folder of the control node, or one file, into a folder of the host, as
+    the user that the task runs as, so that private data are never in a place that others can read.
+    A file that is not for everybody to read or to run at home is not on the host either.
+  - Links within the folder are followed. One that leads elsewhere is refused by its name, and so is
+    a pipe, a socket or a device; a snapshot in the Hub's cache may lead to the blobs of its own
+    repository.
   - The folder gets its name when it is whole and on the disk, its SHA-256 being that of what was
     sent. One that is there is left as it is, so let its name change with its contents.
   - Copies of the same folder at once do not meet before that. What broken-off ones have left beside
-    it is removed after a day.
+    it is removed once nothing was written into it for a day in which the host ran.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
   source:
-    description: The folder on the control node.
+    description: The folder on the control node, or a file there.
     type: path
     required: true
   path:
@@ -50,16 +53,15 @@ files:
   type: int
 """
 
-import contextlib
 import errno
 import os
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.stale import unchanged
 from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import file_sha256, tree_sha256
 
 NEW = re.compile(r".+\.new-[0-9a-f]{8}")
@@ -118,24 +120,11 @@ def start_sync(folder):
     return wait
 
 
-def remove_stale(folder, now):
+def remove_stale(folder):
     """Remove what copies that were broken off have left in a folder."""
-    for path in folder.iterdir():
-        if (
-            NEW.fullmatch(path.name)
-            and not path.is_symlink()
-            and now - last_change(path) > STALE_SECONDS
-        ):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def last_change(folder):
-    """When something in a folder was written last: one large file may take hours."""
-    times = [folder.lstat().st_mtime]
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # it is being removed
-            times.append(path.lstat().st_mtime)
-    return max(times)
+    left = [p for p in folder.iterdir() if NEW.fullmatch(p.name) and not p.is_symlink()]
+    for path in unchanged(left, folder, STALE_SECONDS):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def main():
@@ -154,7 +143,7 @@ def main():
         changed = finish(new, path, module.params["sha256"], start_sync)
         if not changed:
             shutil.rmtree(new, ignore_errors=True)
-        remove_stale(path.parent, time.time())
+        remove_stale(path.parent)
     except ValueError as error:
         module.fail_json(msg=f"{path}: {error}")
     except OSError as error:

@@ -65,7 +65,6 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils import safe_path
-from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import LOCK
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import InUse, without_runs
 
 
@@ -96,12 +95,7 @@ def unused(prefix):
         return []
     # as what is there, because the prefix may have been written in another way when they were made
     used = {(prefix / link).resolve() for link in ("current", "former")}
-    return [path for path in stacks_in(prefix) if path.resolve() not in used]
-
-
-def stacks_in(prefix):
-    """The folders of all stacks, also of those that are not finished."""
-    return [path for path in sorted(prefix.glob("stacks/*")) if path.name != LOCK]
+    return [path for path in sorted(prefix.glob("stacks/[!.]*")) if path.resolve() not in used]
 
 
 def prune(module, prefix):
@@ -116,7 +110,7 @@ def prune(module, prefix):
                     left.append(str(path))
         except InUse as error:
             kept.append(str(error))
-    for path in sorted(prefix.glob("layers/*")):
+    for path in sorted(prefix.glob("layers/[!.]*")):
         stack = path.name.partition(".staging-")[0].rpartition("-")[0]
         try:
             with without_runs(prefix / "stacks" / stack):
@@ -135,7 +129,7 @@ def prune(module, prefix):
 
 def remove_all(module, prefix):
     """Remove all stacks and the links, if no run uses any, and end the module."""
-    stacks = stacks_in(prefix)
+    stacks = sorted(prefix.glob("stacks/[!.]*"))
     links = [prefix / name for name in ("current", "former") if target(prefix / name)]
     changed = bool(links) or (prefix / "stacks").exists()
     try:

@@ -12,7 +12,9 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
+import stat
 import tarfile
 import tempfile
 from dataclasses import dataclass
@@ -25,16 +27,38 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     Wheelhouse,
     finish,
     read_wheelhouse,
-    sha256_of,
 )
 
 HEAD = "bundle.json"
 FORMAT = 1
+UNPACKED = re.compile(r"bundle-.+-[0-9a-f]+-[0-9a-f]+-[0-9a-f]+")  # a folder of the cache
 HEAD_BYTES = 4 << 20
+MAX_WHEELS = 10_000
+MAX_NAME_BYTES = 64 << 10  # of a header with the name of the next entry
+PIECE_BYTES = 1 << 20
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class BundleError(Exception):
     """A bundle cannot be written or used; says why and what to do."""
+
+
+class Entry(tarfile.TarInfo):
+    """An entry of a bundle: a file, or the long name of the next one."""
+
+    @classmethod
+    def frombuf(cls, buf, encoding, errors):
+        """Look at a header before anything is read or reserved by the size that it says.
+
+        Raises:
+            ValueError: it is a link, a device, a sparse file or too long a name.
+        """
+        entry = super().frombuf(buf, encoding, errors)
+        if entry.type == tarfile.XHDTYPE and entry.size <= MAX_NAME_BYTES:
+            return entry
+        if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            raise ValueError(f"{entry.name[:200]!a} is not a plain file")
+        return entry
 
 
 @dataclass(frozen=True)
@@ -100,20 +124,25 @@ def open_bundle(path, cache):
     """
     try:
         status = path.stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise BundleError(f"{path} is not a file")  # a pipe would be waited for
         # saves reading gigabytes again; a file that changes has another time
         key = f"{path.name}-{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
         folder = cache / f"bundle-{key}"
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f".{folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with tarfile.open(path, "r:") as tar:
+            with tarfile.open(path, "r:", tarinfo=Entry) as tar:
                 bundle = read_head(tar, folder)
                 house = read_wheelhouse(folder)
+                if sum(wheel.size for wheel in bundle.house.wheels.values()) > status.st_size:
+                    raise ValueError("its list has more bytes than it has itself")
                 if house is None or house.wheels != bundle.house.wheels:
                     unpack(tar, bundle)
             return bundle
     except (
-        tarfile.TarError, EOFError, ValueError, KeyError, TypeError, AttributeError,
+        tarfile.TarError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
+        OverflowError,
     ) as error:  # fmt: skip
         raise BundleError(f"{path} is damaged or not a bundle ({error}); {AGAIN}") from error
     except OSError as error:
@@ -144,6 +173,11 @@ def hold(bundle, path, wanted):
         )
 
 
+def is_unpacked(folder, cache):
+    """Whether a folder is one that `open_bundle` made, so that it may be removed."""
+    return folder.parent == cache and bool(UNPACKED.fullmatch(folder.name))
+
+
 AGAIN = "copy it again, or make it again with ftcluster bundle"
 
 
@@ -160,7 +194,7 @@ def read_head(tar, folder):
         ValueError: it is not a bundle of a format that this version reads.
     """
     entry = tar.next()
-    if entry is None or entry.name != HEAD or entry.size > HEAD_BYTES:
+    if entry is None or entry.name != HEAD or entry.sparse is not None or entry.size > HEAD_BYTES:
         raise ValueError(f"it does not begin with {HEAD}")
     head = json.loads(tar.extractfile(entry).read())
     if head["format"] != FORMAT:
@@ -170,8 +204,16 @@ def read_head(tar, folder):
     if head["sha256"] != sha256_of_head(head):
         raise ValueError(f"the checksum of {HEAD} is wrong")
     wheels = {name: Wheel(**wheel) for name, wheel in head["wheels"].items()}
-    if any("/" in name or not name.endswith(".whl") for name in wheels):
+    if any("/" in name or "\0" in name or not name.endswith(".whl") for name in wheels):
         raise ValueError("it lists files that are not wheels")
+    if len(wheels) > MAX_WHEELS:
+        raise ValueError(f"it lists more than {MAX_WHEELS:,} wheels")
+    for name, wheel in wheels.items():
+        sizes = (wheel.size, wheel.unpacked)
+        if any(type(size) is not int or size < 0 for size in sizes) or not (
+            isinstance(wheel.sha256, str) and SHA256.fullmatch(wheel.sha256)
+        ):
+            raise ValueError(f"{name!a} has no size or no sha256 in its list")
     house = Wheelhouse(folder, wheels, tuple(head["notices"]))
     return Bundle(head["stack"], head["digest"], Target(**head["target"]), house)
 
@@ -197,14 +239,16 @@ def unpack(tar, bundle):
     try:
         missing = dict(bundle.house.wheels)
         for entry in tar:
-            if entry.name == HEAD:
+            if entry.offset == 0:
                 continue
             wheel = missing.pop(entry.name, None)
-            if wheel is None or not entry.isfile():
-                raise ValueError(f"{entry.name} is not in its list")
-            with (scratch / entry.name).open("wb") as file:
-                shutil.copyfileobj(tar.extractfile(entry), file)
-            digest = sha256_of(scratch / entry.name)
+            if wheel is None or entry.sparse is not None:
+                raise ValueError(f"{entry.name!a} is not in its list")
+            if entry.size != wheel.size:
+                raise ValueError(
+                    f"{entry.name} has {entry.size:,} bytes, its list says {wheel.size:,}"
+                )
+            digest = copy(tar.extractfile(entry), scratch / entry.name)
             if digest != wheel.sha256:
                 raise ValueError(f"{entry.name} has the sha256 {digest}, not {wheel.sha256}")
         if missing:
@@ -212,3 +256,13 @@ def unpack(tar, bundle):
         finish(scratch, bundle.house)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def copy(source, path):
+    """Write an entry's bytes, and return their SHA-256."""
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        while piece := source.read(PIECE_BYTES):
+            digest.update(piece)
+            file.write(piece)
+    return digest.hexdigest()

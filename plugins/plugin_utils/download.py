@@ -165,7 +165,12 @@ class Pip:
                 "--log", log.name, "--dest", str(self.folder), *requirements,
             ]  # fmt: skip
             done = subprocess.run(
-                command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+                command,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                check=False,
+                stdin=subprocess.DEVNULL,
             )
             # only the log says, after the time, why an index gave nothing or what is in conflict
             logged = [line.partition(" ")[2].strip() for line in log]

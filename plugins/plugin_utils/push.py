@@ -15,6 +15,7 @@ import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
 from ansible.errors import AnsibleActionFail
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files import open_file
 
 CHUNK_BYTES = 32 * 1024 * 1024  # held in memory, per host
 
@@ -22,21 +23,32 @@ CHUNK_BYTES = 32 * 1024 * 1024  # held in memory, per host
 def push_files(action, files, folder):
     """Write (path, name) pairs into a new folder of the host that only the task's user can read.
 
+    Paths have no links: what became one since they were found is refused.
+
     Small files are sent together as a tar, large ones in pieces.
 
     Returns:
         The SHA-256 of what was sent of each file, as 32 bytes, by its name as bytes.
 
     Raises:
-        AnsibleActionFail: the host cannot write them, or has the folder already.
+        AnsibleActionFail: the host cannot write them, or has the folder already; or one cannot be
+            read here.
     """
+    try:
+        return _push(action, files, folder)
+    except OSError as error:
+        raise AnsibleActionFail(f"{error.filename} cannot be sent: {error.strerror}") from error
+
+
+def _push(action, files, folder):
     there, parent = shlex.quote(folder), shlex.quote(folder.rpartition("/")[0] or "/")
     # together with the first files: each command costs a round trip
     make = f"(umask 022 && mkdir -p {parent}) && mkdir -m 0700 {there} && "
     unpack = f"tar -x -f - -C {there}"
     digests, batch, size = {}, [], 0
     for path, name in files:
-        length = path.stat().st_size
+        with open_file(path) as file:
+            length = os.fstat(file.fileno()).st_size
         if length >= CHUNK_BYTES:
             digests[os.fsencode(name)] = _push_large(action, path, f"{folder}/{name}", make)
             make = ""
@@ -63,25 +75,26 @@ def tar_of(files, digests):
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for path, name in files:
             entry = tarfile.TarInfo(name)
-            contents = path.read_bytes()
+            with open_file(path) as file:
+                contents = file.read()
+                entry.mode = _mode(file)
             entry.size = len(contents)
-            entry.mode = _mode(path)
             tar.addfile(entry, io.BytesIO(contents))
             digests[os.fsencode(name)] = hashlib.sha256(contents).digest()
     return buffer.getvalue()
 
 
-def _mode(path):
+def _mode(file):
     """The file's own permissions, without write permission for others."""
-    return path.stat().st_mode & 0o755 | 0o600
+    return os.fstat(file.fileno()).st_mode & 0o755 | 0o600
 
 
 def _push_large(action, path, target, make):
     place = shlex.quote(target)
-    start = f'mkdir -p "$(dirname {place})" && : > {place} && chmod {_mode(path):o} {place} && '
     digest = hashlib.sha256()
     # one core hashes a piece while others send it
-    with path.open("rb") as file, ThreadPoolExecutor(1) as pool:
+    with open_file(path) as file, ThreadPoolExecutor(1) as pool:
+        start = f'mkdir -p "$(dirname {place})" && : > {place} && chmod {_mode(file):o} {place} && '
         while part := file.read(CHUNK_BYTES):
             hashed = pool.submit(digest.update, part)
             _run(action, f"{make}{start}cat >> {place}", part, target)

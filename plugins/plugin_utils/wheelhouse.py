@@ -188,6 +188,8 @@ def read_wheelhouse(folder):
     try:
         document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         wheels = {name: Wheel(**wheel) for name, wheel in document["wheels"].items()}
+        if any("/" in name for name in wheels):
+            return None  # would be read from elsewhere
         if any((folder / name).stat().st_size != wheel.size for name, wheel in wheels.items()):
             return None
         return Wheelhouse(folder, wheels, tuple(document["notices"])) if wheels else None
@@ -195,8 +197,12 @@ def read_wheelhouse(folder):
         return None  # missing or damaged
 
 
-def verify(house, wanted, python):
-    """Compare a wheelhouse and its files with the lists; remove it if they differ.
+def verify(house, wanted, python, made_here):
+    """Compare a wheelhouse and its files with the lists.
+
+    Args:
+        made_here: whether its folder is one of the cache. That is removed if they differ, to be
+            made again; a folder that the user names is left as it is.
 
     Raises:
         WheelhouseError: names every file that differs.
@@ -212,11 +218,13 @@ def verify(house, wanted, python):
         raise WheelhouseError(f"{wanted.name}: {error}") from error
     except OSError as error:  # by another host's process meanwhile
         problems.append(f"{error.filename}: {error.strerror}")
-    if problems:
+    if problems and made_here:
         shutil.rmtree(house.folder, ignore_errors=True)
-        raise WheelhouseError(
-            "\n".join(problems) + f"\n{house.folder} was removed, nothing was sent; run this again"
-        )
+        advice = f"{house.folder} was removed, nothing was sent; run this again"
+    else:
+        advice = f"nothing was sent; replace these files of {house.folder}, or name another folder"
+    if problems:
+        raise WheelhouseError("\n".join([*problems, advice]))
 
 
 def fill(folder, wanted, target, sources):

@@ -79,6 +79,24 @@ def test_programs_and_playbooks_of_the_repository_exist() -> None:
             assert (ROOT / f"playbooks/{playbook}.yml").exists(), command
 
 
+# of a cloud's inventory plugin, which is no part of ftcluster
+UNLOCKED = {"~/ftcluster/bin/pip install boto3 google-auth requests"}
+LOCKED = {"--require-hashes", "--no-index"}
+OWN = {"--no-deps", "--no-build-isolation"}  # else pip downloads what builds it
+
+
+def test_ftcluster_is_installed_from_its_lock_only() -> None:
+    texts = {one.text for one in SHOWN if re.search(r"\bpip (install|wheel|download)\b", one.text)}
+    loose = {
+        text
+        for text in texts - UNLOCKED
+        if text.startswith("~/ftcluster/bin/pip")
+        and not (LOCKED & set(text.split()) or set(text.split()) >= OWN)
+    }
+    assert loose == set()
+    assert any("--require-hashes -r requirements/control.txt" in text for text in texts)
+
+
 def test_commands_are_found_in_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(

@@ -90,8 +90,8 @@ def in_slurm(path: Path) -> bool:
         return False
     command = ["squeue", "--noheader", "--format=%T", f"--jobs={job}"]
     with contextlib.suppress(OSError):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() in ("RUNNING", "COMPLETING", "SUSPENDED")
+        done = subprocess.run(command, capture_output=True, check=False)
+        return done.stdout.strip() in (b"RUNNING", b"COMPLETING", b"SUSPENDED")
     return False
 
 

@@ -139,7 +139,8 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> dict[str, Any]:
         [program("ansible-inventory"), *sources, "--list", *options],
         env=environment,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",  # what a script prints
         check=False,
     )
     if process.returncode != 0:

@@ -167,8 +167,7 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         options = read_arguments(arguments)
         as_json = getattr(options, "json", False)  # not where it is a script's own word
-        code = run_as_it_is(options)
-        return code
+        return run_as_it_is(options)
     except FtclusterError as error:
         failed = error
     except KeyboardInterrupt:

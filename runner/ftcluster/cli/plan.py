@@ -1,12 +1,12 @@
 """`ftcluster plan [RECIPE]`: the ranks of a training, their resources and the reasons."""
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.inventory import NAME, is_address
 from ftcluster.cli.arguments import add_commands, add_output, print_result
 from ftcluster.cli.recipe_words import split_words
 from ftcluster.cli.train import (
@@ -25,6 +25,7 @@ from ftcluster.recipe.recipe import find_recipe
 from ftcluster.report.cost import comparison
 from ftcluster.report.epoch_time import past_runs
 from ftcluster_common.cpu_list import parse_cpus
+from ftcluster_common.given_files import GivenFileError, read_json
 
 HINT = "give the output of `ftcluster plan --json`, or cluster.json of another control node"
 
@@ -112,9 +113,9 @@ def read_facts(path: Path) -> ClusterFacts:
         InputError: it cannot be read, or a host is incomplete; names each with what is missing.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}", HINT) from error
+        document = read_json(path)
+    except GivenFileError as error:
+        raise InputError(str(error), HINT) from error
     hosts = document.get("facts", document) if isinstance(document, dict) else None
     hosts = hosts.get("hosts") if isinstance(hosts, dict) else None
     if not isinstance(hosts, list) or not hosts:
@@ -131,13 +132,17 @@ def read_facts(path: Path) -> ClusterFacts:
 def _problems(host: Any) -> Iterator[str]:
     """What is missing or wrong in a host of such a file."""
     if not isinstance(host, dict):
-        yield f"{host!r} is not a mapping"
+        yield f"{host!r:.80} is not a mapping"
+        return
+    name = host.get("name")
+    if not (isinstance(name, str) and (NAME.fullmatch(name) or is_address(name))):
+        yield f"{name!r:.80} is no name of a host"  # hostfiles and manifests have it
         return
     missing = [
         spec.name for spec in fields(HostFacts) if spec.default is MISSING and spec.name not in host
     ]
     if missing:
-        yield f"{host.get('name', '?')} has no {', '.join(missing)}"
+        yield f"{name} has no {', '.join(missing)}"
         return
     try:
         facts = HostFacts.from_dict(host)

@@ -4,6 +4,7 @@ import argparse
 import csv
 import io
 import json
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,9 @@ from ftcluster.progress.view import make_view
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import CausalLm, DecoderTuning
 
+# also as text, which rows of CSV have
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes cells that begin so (OWASP)
 FORMATS = {".jsonl": "", ".csv": ",", ".tsv": "\t"}  # the mark between columns
 READABLE = 0o644
 
@@ -93,6 +97,8 @@ def run(options: argparse.Namespace) -> int:
 def as_table(rows: str, mark: str) -> str:
     """JSON lines as they are, or as a table with a mark between columns.
 
+    Texts that a spreadsheet would take for a formula get a ' in front; numbers stay as they are.
+
     >>> as_table('{"a": "x, y", "b": [1]}\\n', ",")
     'a,b\\n"x, y",[1]\\n'
     """
@@ -101,9 +107,25 @@ def as_table(rows: str, mark: str) -> str:
     found = [json.loads(line) for line in rows.split("\n") if line]
     columns = list(dict.fromkeys(name for row in found for name in row))
     table = io.StringIO()
-    writer = csv.DictWriter(table, columns, delimiter=mark, lineterminator="\n")
-    writer.writeheader()
+    writer = csv.writer(table, delimiter=mark, lineterminator="\n")
+    writer.writerow(map(_cell, columns))
     for row in found:
-        nested = {name: json.dumps(v) for name, v in row.items() if isinstance(v, dict | list)}
-        writer.writerow({**row, **nested})
+        writer.writerow(_cell(row.get(name, "")) for name in columns)
     return table.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A value as a cell of a table.
+
+    >>> [_cell(one) for one in ('=HYPERLINK("x")', "-1.5", "-", "+1 day", -2.5, ["=1"])]
+    ['\\'=HYPERLINK("x")', '-1.5', "'-", "'+1 day", -2.5, '["=1"]']
+    """
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    if (
+        isinstance(value, str)
+        and value.lstrip(" ").startswith(FORMULA)
+        and not NUMBER.fullmatch(value)
+    ):
+        return f"'{value}"
+    return value

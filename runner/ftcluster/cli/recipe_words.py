@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.cluster.facts import ClusterFacts
-from ftcluster.errors import UsageError
+from ftcluster.errors import InputError, UsageError
 from ftcluster.recipe.data_columns import header
 from ftcluster.recipe.inputs import copy_name
 from ftcluster.recipe.other_tasks import RECIPES
@@ -115,18 +115,30 @@ def with_absolute_folders(recipe: Recipe) -> Recipe:
 
 
 def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
-    """The recipe with the hosts' paths for folders of this machine, and the folders to copy."""
+    """The recipe with the hosts' paths for folders of this machine, and the folders to copy.
+
+    Raises:
+        InputError: they have what is not copied; names all.
+    """
     if all(host.connection == "local" for host in facts.hosts):  # also the nodes of a Slurm job
         return recipe, ()
     copies: dict[str, str] = {}
+    problems: list[str] = []
 
     def copied(field: str, folder: str) -> str:
         path, kind = Path(folder), "data" if field == "data" else "models"
-        there = copies.get(folder) or f"{facts.head.prefix}/{kind}/{copy_name(path)}"
-        copies[folder] = there
-        return f"{there}/{path.name}" if path.is_file() else there
+        if folder not in copies:
+            try:
+                copies[folder] = f"{facts.head.prefix}/{kind}/{copy_name(path)}"
+            except InputError as error:
+                problems.append(str(error))
+                return folder
+        return f"{copies[folder]}/{path.name}" if path.is_file() else copies[folder]
 
-    return _with_folders(recipe, copied), tuple(copies.items())
+    there = _with_folders(recipe, copied)
+    if problems:
+        raise InputError("\n".join(problems))
+    return there, tuple(copies.items())
 
 
 def _with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:

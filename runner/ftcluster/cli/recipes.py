@@ -11,7 +11,14 @@ from rich.text import Text
 
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.errors import UsageError
-from ftcluster.recipe.recipe import all_fields, find_recipe, known_recipes, load_recipe, schema_of
+from ftcluster.recipe.recipe import (
+    all_fields,
+    find_recipe,
+    known_recipes,
+    load_recipe,
+    recipe_text,
+    schema_of,
+)
 from ftcluster.text.table import aligned
 from ftcluster.text.terminal import print_lines
 
@@ -57,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
         show(options, document, [FIELDS_HEAD, *rows])
     elif name:
         path = find_recipe(name)
-        text = path.read_text(encoding="utf-8")
+        text = recipe_text(path)
         print_result(options, {**entry(path), "text": text}, text.rstrip("\n"))
     else:
         found = [entry(path) for path in known_recipes().values()]
@@ -84,7 +91,7 @@ def show(
 def entry(path: Path) -> dict[str, str]:
     """What a recipe's file says of itself."""
     recipe = load_recipe(str(path))
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = recipe_text(path).splitlines()
     about = []
     for line in lines:
         words = line.removeprefix("#").strip()

@@ -1,7 +1,6 @@
 """`ftcluster report [RUN ...]`: one HTML page about runs."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from ftcluster.cli.run_options import add_run_options, find
 from ftcluster.errors import UsageError
 from ftcluster.paths import write_atomically
 from ftcluster.report.files import RunFiles, ended_here, from_head
+from ftcluster_common.given_files import read_json
 
 SEVERAL = "ftcluster-report.html"
 
@@ -74,7 +74,7 @@ def read_scaling(path: Path) -> dict[str, Any]:
         UsageError: it is another file.
     """
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_json(path)
         known = bool(found["points"][0]["samples_per_second"] and found["recipe"])
     except (ValueError, KeyError, IndexError, TypeError):
         known = False

@@ -209,8 +209,8 @@ def _facts(srun: list[str], seen: str, command: list[str], prefix: str) -> dict[
     argv = [*srun, "sh", "-c", SEES_FILE, "sh", seen, *command]
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS,
-            check=False,
+            argv, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
+            errors="replace", timeout=SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"srun got no answer within {SECONDS} s"
@@ -232,7 +232,9 @@ def _facts(srun: list[str], seen: str, command: list[str], prefix: str) -> dict[
 
 def _output(argv: list[str]) -> str:
     try:
-        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            argv, capture_output=True, encoding="utf-8", errors="replace", check=True
+        ).stdout
     except FileNotFoundError:
         raise FtclusterError(f"{argv[0]} is not on PATH, in a Slurm job") from None
     except subprocess.CalledProcessError as error:

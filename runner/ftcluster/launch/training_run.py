@@ -62,18 +62,11 @@ class TrainingRun(Run):
         return job.to_dict()
 
     def variables(self) -> dict[str, Any]:
-        folders = [copy_of(Path(source), path) for source, path in self.folders]
+        folders = [{"source": source, "path": path} for source, path in self.folders]
         return {"train_folders": folders, "train_hub_token": self.hub_token}
 
     def record(self) -> dict[str, Any]:
         return {"recipe": asdict(self.recipe)}
-
-
-def copy_of(source: Path, path: str) -> dict[str, Any]:
-    """What is copied to a folder of the hosts: a folder, or one file."""
-    if source.is_file():
-        return {"source": str(source.parent), "files": [source.name], "path": path}
-    return {"source": str(source), "path": path}
 
 
 class HeadLost(FtclusterError):

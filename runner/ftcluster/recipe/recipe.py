@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.errors import RecipeError
-from ftcluster.paths import bundled
+from ftcluster.paths import bundled, is_unicode
 from ftcluster.recipe import tasks, training_arguments
 from ftcluster.recipe.names import meaning_of, nearest
 from ftcluster.recipe.other_tasks import RECIPES, SCRIPTS, known_as
@@ -19,6 +19,8 @@ from ftcluster.recipe.training_arguments import OtherNames, with_own_names
 from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster.text.plural import counted
+from ftcluster_common.given_files import GivenFileError, read_given
+from ftcluster_common.model_package import PACKAGE, read_model_package
 from ftcluster_common.recipe import (
     BY_TYPE,
     DEFAULT_TASK,
@@ -34,6 +36,8 @@ from ftcluster_common.recipe import (
 )
 
 SECTIONS = ("training", "config_overrides")
+MAX_RECIPE_BYTES = 1 << 20
+MAX_PATH_BYTES = 4096  # PATH_MAX
 Given = tuple[str, Any, str]  # a key, its value, and where it is set
 
 
@@ -55,7 +59,7 @@ def find_recipe(name: str) -> Path:
     if path.suffix == ".py":
         raise RecipeError(f"{name} is a script, not a recipe", f"ftcluster run -- {name}")
     if path.suffix in (".yml", ".yaml") or "/" in name:
-        if path.is_file():
+        if path.exists():  # `recipe_text` says what else it is
             return path
         raise RecipeError(f"recipe file {name} does not exist")
     beside = [found for found in (f"{name}.yml", f"{name}.yaml") if Path(found).is_file()]
@@ -80,11 +84,19 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         RecipeError: every unknown key, wrong type and impossible value, each with file and line.
     """
     path = find_recipe(name)
+    return parse_recipe(recipe_text(path), str(path), overrides)
+
+
+def recipe_text(path: Path) -> str:
+    """The text of a recipe's file.
+
+    Raises:
+        RecipeError: it is no file, too large or not text.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: cannot be read: {error}") from error
-    return parse_recipe(text, str(path), overrides)
+        return read_given(path, MAX_RECIPE_BYTES)
+    except GivenFileError as error:
+        raise RecipeError(str(error)) from error
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -264,6 +276,15 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
     if recipe.model.startswith(BY_TYPE) and not recipe.from_scratch:
         yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
+    for field in ("model", "data", "tokenizer"):
+        value = getattr(recipe, field) or ""
+        if said := _not_a_source(value):
+            yield field, f"{value[:200]!a} {said}"
+        elif value.startswith(PACKAGE) and field != "data":
+            try:
+                read_model_package(value)
+            except ValueError as error:
+                yield field, str(error)
     if recipe.data.startswith(GENERATED) and recipe.task != DEFAULT_TASK:
         yield "data", f"generated data are for the task {DEFAULT_TASK}"
     if isinstance(options, CausalLm) and options.vocab_size is not None:
@@ -277,6 +298,15 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         if recipe.training.shard_optimizer is True:
             yield "training.shard_optimizer", "adapters are too small for it: leave it out"
     yield from tasks.contradictions(options)
+
+
+def _not_a_source(value: str) -> str:
+    """What makes a text no path and no name of the Hub, or ""."""
+    if any(letter < " " or letter == "\x7f" for letter in value) or not is_unicode(value):
+        return "has characters that are not text"
+    if value.startswith("-"):
+        return "begins like an option: a folder is written ./-NAME"
+    return "has more than 4,096 bytes" if len(value.encode()) > MAX_PATH_BYTES else ""
 
 
 def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradiction]:

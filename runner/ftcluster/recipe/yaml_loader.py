@@ -1,4 +1,8 @@
-"""YAML with the line of each key, for messages."""
+"""YAML with the line of each key, for messages.
+
+The text may come from a stranger. It has no aliases, whose copies of copies fill the memory as soon
+as one is shown, is not nested deeply, and has no number that a recipe cannot use.
+"""
 
 import re
 from collections.abc import Collection
@@ -8,9 +12,50 @@ import yaml
 
 from ftcluster.errors import RecipeError
 
+MAX_DEPTH = 20
+MAX_WHOLE = 1 << 63
+
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads 1e-4 as a string; this reads a number."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """One node.
+
+        Raises:
+            yaml.MarkedYAMLError: it is an alias, or nested too deeply.
+        """
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise _problem(f"it has an alias, *{event.anchor}; write the value", event)
+        if self.depth >= MAX_DEPTH:
+            raise _problem(f"it is nested more than {MAX_DEPTH} levels deep", event)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """The value of a node.
+
+        Raises:
+            yaml.MarkedYAMLError: its text is not what its form or its tag says, or the number is
+                too large.
+        """
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise _problem(f"{str(node.value)[:80]!a} is no {kind}", node) from error
+        if isinstance(value, int) and abs(value) >= MAX_WHOLE:
+            raise _problem("a number is too large", node)
+        return value
+
+
+def _problem(what: str, place: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=what, problem_mark=place.start_mark)
 
 
 _Loader.add_implicit_resolver(
@@ -21,7 +66,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_value(text: str) -> Any:
-    """One value; a text that is not YAML is returned as it is."""
+    """One value; a text that is not YAML, or not as recipes have it, is returned as it is."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError:
@@ -39,7 +84,13 @@ def read_keys(
     Raises:
         RecipeError: it is not YAML or not a mapping, or a key is set twice.
     """
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise RecipeError(
+            f"{source}:{line}: not valid YAML: the character {text[error.position]!a}"
+        ) from error
     try:
         root = loader.get_single_node()
         if root is None:

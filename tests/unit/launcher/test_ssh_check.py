@@ -46,6 +46,13 @@ def test_hosts_that_answer_are_no_problems(ssh: Path) -> None:
     ]
 
 
+def test_a_banner_in_another_encoding_is_no_failure_of_its_own(ssh: Path) -> None:
+    words = "Zugriff verweigert für Unbefugte".encode("latin-1")
+    (ssh / "10.0.0.1").write_bytes(words + b"\nConnection closed \xff\n")
+    (refusal,) = refusals(hosts(1), "c")
+    assert refusal.reason == "ssh from the head fails: Connection closed \N{REPLACEMENT CHARACTER}"
+
+
 def test_all_hosts_that_fail_come_together_in_their_order(ssh: Path) -> None:
     refused = "ssh: connect to host 10.0.0.3 port 22: Connection refused"
     (ssh / "10.0.0.1").write_text(CHANGED)

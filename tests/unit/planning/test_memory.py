@@ -1,4 +1,5 @@
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,10 @@ def test_the_size_of_a_folder_with_several_files(tmp_path: Path) -> None:
     assert model_size(tmp_path) == ModelSize(30, 0, 8)
 
 
-@pytest.mark.parametrize("damage", ["no folder", "bin", "short", "huge", "text", "list"])
+@pytest.mark.parametrize(
+    "damage",
+    ["no folder", "bin", "short", "huge", "text", "list", "deep", "shape", "outside", "pipe"],
+)
 def test_folders_whose_size_is_not_known(tmp_path: Path, damage: str) -> None:
     weights = tmp_path / "model.safetensors"
     write_weights(weights, a=("F32", [2]))
@@ -187,6 +191,22 @@ def test_folders_whose_size_is_not_known(tmp_path: Path, damage: str) -> None:
             weights.write_bytes(struct.pack("<Q", 5) + b"hello")
         case "list":
             (tmp_path / "config.json").write_text("[]")
+        case "deep":
+            weights.write_bytes(struct.pack("<Q", 10**5) + b"[" * 10**5)
+        case "shape":
+            write_weights(weights, a=("F32", [1 << 60, -1]))
+        case "outside":
+            weights.rename(tmp_path / "elsewhere")
+            (tmp_path / "in").mkdir()
+            tmp_path = tmp_path / "in"
+            (tmp_path / "config.json").write_text("{}")
+            index = {"weight_map": {"a": "../elsewhere"}}
+            (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        case "pipe":
+            weights.unlink()
+            os.mkfifo(tmp_path / "part")
+            index = {"weight_map": {"a": "part"}}
+            (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert model_size(tmp_path) is None
 
 

@@ -148,6 +148,31 @@ def renamed(name: str) -> Callable[[dict[str, Any]], object]:
     return lambda head: head["wheels"].update({name: head["wheels"].pop(TOOL)})
 
 
+def header(kind: bytes, name: str, size: int) -> bytes:
+    """A header of a tar with a size of its own."""
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.size = kind, size
+    return entry.tobuf(tarfile.USTAR_FORMAT)
+
+
+def sparse(path: Path, size: int) -> None:
+    """Replace the last wheel by a member of 512 bytes that unpacks to so many."""
+    entry = tarfile.TarInfo(TOOL)
+    entry.size = 512
+    entry.pax_headers = {
+        "GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": TOOL,
+        "GNU.sparse.realsize": str(size),
+    }  # fmt: skip
+    rewrite(path, lambda head: head["wheels"][TOOL].update(size=size))
+    with tarfile.open(path) as tar:
+        (*_, last) = tar
+    whole = path.read_bytes()
+    blocks = (b"1\n%d\n0\n" % size).ljust(512, b"\0")
+    path.write_bytes(
+        whole[: last.offset] + entry.tobuf(tarfile.PAX_FORMAT) + blocks + bytes(len(whole))
+    )
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda path: path.write_bytes(b""), "empty file"),
     "zip": (lambda path: write_wheel(path.parent, "a", "1").replace(path), ""),
@@ -191,17 +216,68 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a file too many": (
         lambda path: rewrite(path, entries=lambda found: found.append(wheel("more.whl"))),
-        "more.whl is not in its list",
+        "'more.whl' is not in its list",
     ),
     "a file outside": (
         lambda path: rewrite(path, entries=lambda found: found.append(wheel("../../escaped"))),
-        "escaped is not in its list",
+        "escaped' is not in its list",
     ),
     "a link in a wheel's place": (
         lambda path: rewrite(
             path, entries=lambda found: setattr(found[-1][0], "type", tarfile.SYMTYPE)
         ),
-        f"{TOOL} is not in its list",
+        f"'{TOOL}' is not a plain file",
+    ),
+    "the list a second time": (
+        lambda path: rewrite(path, entries=lambda found: found.append(found[0])),
+        f"'{HEAD}' is not in its list",
+    ),
+    "another size": (
+        lambda path: rewrite(path, lambda head: head["wheels"][TOOL].update(size=7)),
+        f"{TOOL} has ",
+    ),
+    "a size that is no number": (
+        lambda path: rewrite(path, lambda head: head["wheels"][TOOL].update(size="7")),
+        "has no size or no sha256",
+    ),
+    "a size below zero": (
+        lambda path: rewrite(path, lambda head: head["wheels"][TOOL].update(unpacked=-1)),
+        "has no size or no sha256",
+    ),
+    "too many wheels": (
+        lambda path: rewrite(
+            path,
+            lambda head: head["wheels"].update(
+                {f"a{n}.whl": head["wheels"][TOOL] for n in range(module.MAX_WHEELS)}
+            ),
+        ),
+        "lists more than 10,000 wheels",
+    ),
+    "a deep head": (
+        lambda path: rewrite(path, text=lambda _: b"[" * 100_000), "recursion"
+    ),
+    "a number without end": (
+        lambda path: rewrite(path, text=lambda _: b'{"format": ' + b"9" * 10_000 + b"}"), "digits"
+    ),
+    "a pax header without end": (
+        lambda path: path.write_bytes(header(b"x", "pax", 7 << 30) + path.read_bytes()),
+        "'pax' is not a plain file",
+    ),
+    "a long name without end": (
+        lambda path: path.write_bytes(header(b"L", "name", 7 << 30) + path.read_bytes()),
+        "'name' is not a plain file",
+    ),
+    "headers that end in headers": (
+        lambda path: path.write_bytes(header(b"x", "pax", 0) * 3000 + path.read_bytes()),
+        "recursion",
+    ),
+    "a sparse wheel": (lambda path: sparse(path, 3000), f"'{TOOL}' is not in its list"),
+    "a sparse wheel larger than any disk": (
+        lambda path: sparse(path, 1 << 50), "its list has more bytes than it has itself"
+    ),
+    "a sparse file of old GNU tar": (
+        lambda path: path.write_bytes(header(b"S", TOOL, 0) + path.read_bytes()),
+        "is not a plain file",
     ),
     "a file missing": (
         lambda path: rewrite(path, entries=lambda found: found.pop()), f"{TOOL} is missing"
@@ -250,6 +326,12 @@ def test_every_byte_that_is_damaged_is_noticed_or_does_not_matter(
             assert opened.house.wheels == house.wheels
             assert (opened.stack, opened.target) == ("native", TARGET)
             shutil.rmtree(opened.house.folder)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path, cache: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BundleError, match="pipe is not a file"):
+        open_bundle(tmp_path / "pipe", cache)
 
 
 # --- held against the lock that is here
@@ -327,7 +409,7 @@ def test_a_disk_that_fills_up_leaves_nothing(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "/cache/x")
 
-    monkeypatch.setattr(shutil, "copyfileobj", full)
+    monkeypatch.setattr(module, "copy", full)
     with pytest.raises(BundleError, match=r"^/cache/x: No space left on device"):
         open_bundle(path, cache)
     assert left(cache) == []

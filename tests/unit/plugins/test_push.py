@@ -3,7 +3,6 @@ import io
 import os
 import shutil
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.ftcluster.cluster.plugins.action import push as action_module
+from ansible_collections.ftcluster.cluster.plugins.module_utils import stale
 from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import tree_sha256
 from ansible_collections.ftcluster.cluster.plugins.modules import push as module
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils import push
@@ -218,6 +218,44 @@ def test_every_name_and_byte_arrives(source: Path, tmp_path: Path) -> None:
     assert host.push(source, there) == {"changed": False}
 
 
+def test_what_leads_out_of_the_folder_is_not_sent(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "id_ed25519").write_text("secret")
+    files(source, a=10)
+    (source / "README.md").symlink_to("../id_ed25519")
+    for more in ({}, {"files": ["a", "README.md"]}, {"files": ["../id_ed25519"]}):
+        host = Host()
+        with pytest.raises(AnsibleActionFail, match=r"id_ed25519'?: leads out of the folder"):
+            host.push(source, tmp_path / "there", **more)
+        assert len(host.sent) == 1  # only asked whether it is there
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["id_ed25519", "source"]
+
+
+def test_a_file_that_becomes_a_link_meanwhile_is_not_sent(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "id_ed25519").write_text("secret")
+    files(source, a=10)
+    found = action_module.source_files
+
+    def exchanged(folder: Path) -> list[tuple[Path, str]]:
+        pairs: list[tuple[Path, str]] = found(folder)
+        (source / "a").unlink()
+        (source / "a").symlink_to("../id_ed25519")
+        return pairs
+
+    monkeypatch.setattr(action_module, "source_files", exchanged)
+    with pytest.raises(AnsibleActionFail, match="source/a cannot be sent: Too many levels of symb"):
+        Host().push(source, tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+def test_one_file_is_sent_under_the_name_that_the_user_wrote(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_text("a,b\n")
+    (tmp_path / "rows.csv").symlink_to("blob")
+    assert Host().push(tmp_path / "rows.csv", tmp_path / "there")["files"] == 1
+    assert (tmp_path / "there" / "rows.csv").read_text() == "a,b\n"
+
+
 def test_a_byte_that_flips_on_the_way_is_noticed(source: Path, tmp_path: Path) -> None:
     files(source, a=5000, b=10)
 
@@ -270,19 +308,58 @@ def test_a_disk_that_does_not_take_it_is_told(source: Path) -> None:
         module.start_sync(source / "none")()
 
 
-def test_what_broken_off_copies_left_goes_after_a_day(tmp_path: Path) -> None:
-    kept = ["a.new-00000000", "other.new", "a.new-0000000g", "link.new-00000000", "a-4f7d1c0b2a9e"]
+DAY = module.STALE_SECONDS + 60
+KEPT = ["a.new-00000000", "other.new", "a.new-0000000g", "link.new-00000000", "a-4f7d1c0b2a9e"]
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    """A folder with copies that were broken off, and what is none."""
+    folder = tmp_path / "data"
     (tmp_path / "elsewhere" / "file").mkdir(parents=True)
-    for name in (*kept, "old.new-0123abcd", "writing.new-00000000"):
-        if name.startswith("link"):
-            (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-        else:
-            (tmp_path / name / "sub").mkdir(parents=True)
-            (tmp_path / name / "sub" / "file").touch()
-    now = time.time() + module.STALE_SECONDS + 60
-    for path in [*tmp_path.rglob("writing*/**/*"), tmp_path / kept[0]]:
-        os.utime(path, (now, now))
-    module.remove_stale(tmp_path, now)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {*kept, "writing.new-00000000", "elsewhere"}
-    assert (tmp_path / "elsewhere" / "file").is_dir()
+    for name in (*KEPT, "old.new-0123abcd", "writing.new-00000000"):
+        (folder / name / "sub").mkdir(parents=True)
+        (folder / name / "sub" / "file").touch()
+    shutil.rmtree(folder / "link.new-00000000")
+    (folder / "link.new-00000000").symlink_to(tmp_path / "elsewhere")
+    return folder
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The machine's boot, and the seconds since."""
+    now = {"boot": "one", "seconds": 100.0}
+    monkeypatch.setattr(stale, "boot_id", lambda: now["boot"])
+    monkeypatch.setattr(stale, "running_seconds", lambda: now["seconds"])
+    return now
+
+
+def test_what_broken_off_copies_left_goes_after_a_day(left: Path, clock: dict[str, Any]) -> None:
+    module.remove_stale(left)
+    clock["seconds"] += DAY
+    for name in ("writing.new-00000000", KEPT[0]):
+        with (left / name / "sub" / "file").open("a") as file:
+            file.write("more")
+    module.remove_stale(left)
+    names = {path.name for path in left.iterdir()}
+    assert names == {*KEPT, "writing.new-00000000", stale.RECORD}
+    assert (left.parent / "elsewhere" / "file").is_dir()
+    clock["seconds"] += DAY
+    module.remove_stale(left)
+    assert {path.name for path in left.iterdir()} == {*KEPT[1:], stale.RECORD}
+
+
+def test_a_clock_that_is_set_forward_removes_no_fresh_copy(
+    left: Path, clock: dict[str, Any]
+) -> None:
+    before = {path.name for path in left.iterdir()}
+    module.remove_stale(left)
+    for path in left.rglob("*"):  # as if it were all of last year
+        os.utime(path, (1, 1), follow_symlinks=False)
+    clock["seconds"] += 60
+    module.remove_stale(left)
+    clock.update(boot="two", seconds=DAY * 2)  # nor another boot's seconds
+    module.remove_stale(left)
+    (left / stale.RECORD).write_text("[" * 100_000)
+    module.remove_stale(left)
+    assert {path.name for path in left.iterdir()} == {*before, stale.RECORD}

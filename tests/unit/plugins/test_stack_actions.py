@@ -1,6 +1,7 @@
 """The action plugins that choose and install a stack, without a host."""
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -351,8 +352,46 @@ def test_the_wheels_of_a_bundle_are_sent_without_an_index(
     install(wheelhouse=str(target))
     assert there.sent == [WHEEL]
     (target / WHEEL).unlink()
-    with pytest.raises(AnsibleActionFail, match=f"^{target} is not whole; run setup again"):
+    with pytest.raises(AnsibleActionFail, match=f"^{target} is not whole: a wheel is missing"):
         install(wheelhouse=str(target))
+
+
+def test_a_folder_that_the_user_names_is_never_removed(
+    install: Act, there: Host, bundle: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    ours = open_bundle(bundle, cache).house.folder
+    theirs = tmp_path / "theirs"
+    shutil.copytree(ours, theirs)
+    (theirs / "a thesis.txt").write_text("years of work")
+    in_cache = cache / "theirs"  # even where they name their folder as the cache
+    shutil.copytree(theirs, in_cache)
+    for folder in (ours, theirs, in_cache):
+        content = (folder / WHEEL).read_bytes()
+        (folder / WHEEL).write_bytes(bytes(len(content)))
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        with pytest.raises(AnsibleActionFail, match=f"{WHEEL} has changed since its download") as e:
+            install(wheelhouse=str(folder), cache=str(cache))
+        if folder == ours:  # made again from the bundle
+            assert not folder.exists()
+            assert "was removed, nothing was sent" in str(e.value)
+        else:
+            assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+            assert f"replace these files of {folder}, or name another" in str(e.value)
+    assert there.sent == []
+
+
+def test_a_list_of_wheels_does_not_lead_out_of_its_folder(
+    install: Act, there: Host, house: Wheelhouse, tmp_path: Path
+) -> None:
+    shutil.copytree(house.folder, tmp_path / "out" / "of")
+    (tmp_path / "named").mkdir()
+    wheels = {f"../out/of/{name}": vars(wheel) for name, wheel in house.wheels.items()}
+    listed = json.dumps({"wheels": wheels, "notices": []})
+    (tmp_path / "named" / "wheels.json").write_text(listed)
+    with pytest.raises(AnsibleActionFail, match="is not whole"):
+        install(wheelhouse=str(tmp_path / "named"))
+    assert there.sent == []
 
 
 @pytest.mark.parametrize(

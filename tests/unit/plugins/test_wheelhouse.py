@@ -359,7 +359,7 @@ def test_a_wheelhouse_is_verified_before_it_is_sent_and_dropped_if_it_is_damaged
     cache: Path,
 ) -> None:
     house = get_wheels(WANTED, TARGET, Sources(), cache)
-    verify(house, WANTED, "3.11")
+    verify(house, WANTED, "3.11", True)
     assert read_wheelhouse(house.folder) == house
     content = bytearray(house.files[0].read_bytes())
     content[5] ^= 1
@@ -368,10 +368,10 @@ def test_a_wheelhouse_is_verified_before_it_is_sent_and_dropped_if_it_is_damaged
     with pytest.raises(
         WheelhouseError, match=f"{OTHER[:9]}.+ has changed since its download\n.+was remo"
     ):
-        verify(house, WANTED, "3.11")
+        verify(house, WANTED, "3.11", True)
     assert left(cache) == []
     with pytest.raises(WheelhouseError, match="No such file"):
-        verify(house, WANTED, "3.11")  # removed by another host's process meanwhile
+        verify(house, WANTED, "3.11", True)  # removed by another host's process meanwhile
 
 
 def test_a_wheel_of_the_cache_that_was_changed_with_its_manifest_is_not_sent(
@@ -387,7 +387,7 @@ def test_a_wheel_of_the_cache_that_was_changed_with_its_manifest_is_not_sent(
     manifest.write_text(manifest.read_text().replace(house.wheels[TOOL].sha256, digest))
     again = get_wheels(wanted, TARGET, Sources(), cache)
     with pytest.raises(WheelhouseError) as caught:
-        verify(again, wanted, "3.11")
+        verify(again, wanted, "3.11", True)
     assert f"{TOOL} has the sha256 {digest}, which the list of versions does not" in str(
         caught.value
     )
@@ -403,7 +403,7 @@ def test_a_file_without_a_hash_in_the_list_needs_a_word(source: Source, cache: P
     assert TOOL not in str(caught.value)
     house = get_wheels(replace(strict, allow_unverified=True), TARGET, Sources(), cache)
     with pytest.raises(WheelhouseError, match="has no hash"):
-        verify(house, strict, "3.11")  # the word was for another time
+        verify(house, strict, "3.11", True)  # the word was for another time
 
 
 def test_the_word_is_for_files_without_a_hash_only(cache: Path) -> None:

@@ -1,5 +1,6 @@
 """What is wrong with the files of a data folder."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -243,3 +244,32 @@ def test_what_is_evaluated_and_predicted(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").rename(tmp_path / "validation.jsonl")
     with pytest.raises(InputError, match="has no file for test; it has train, validation"):
         check_data(tmp_path, MRPC, "predict")
+
+
+HARMFUL = {
+    "deep": "[" * 100_000,
+    "deep in a list": "[1, " + "[" * 100_000,
+    "deep in a row": '{"sentence1": ' * 50_000,
+    "a number without end": '{"label": ' + "9" * 5000 + "}",
+    "a long number": '{"sentence1": "a", "sentence2": "b", "label": ' + "9" * 4000 + "}",
+    "infinite": '{"sentence1": 1e999, "sentence2": NaN, "label": -1e999}',
+    "articles without paragraphs": '[{"paragraphs": 5}]',
+    "paragraphs without questions": '[{"paragraphs": [{"qas": [{"answers": [5]}]}]}]',
+    "numbers for names": '{"5": 5, "": "", "a": {"a": {"a": []}}}',
+    "half of a letter": '{"sentence1": "\\ud800", "sentence2": "b", "label": 1}',
+    "a long number in a table": "sentence1,sentence2,label\na,b," + "9" * 5000 + "\n",
+    "bytes of zero": "a\0b\n\0\n",
+}
+
+
+@pytest.mark.parametrize("name", ["mrpc", "squad", "sft", "dpo", "embed", "rerank", "clm"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv"])
+def test_data_that_were_made_to_harm_are_refused_or_read(
+    tmp_path: Path, name: str, suffix: str
+) -> None:
+    path = tmp_path / f"data{suffix}"
+    recipe = load_recipe(name, [f"data={path}"])
+    for text in HARMFUL.values():
+        path.write_text(text)
+        with contextlib.suppress(InputError):
+            check_data(path, recipe)

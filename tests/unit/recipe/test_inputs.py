@@ -1,5 +1,6 @@
 """Model and tokenizer folders, and the names of copies."""
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,6 @@ import pytest
 
 from ftcluster.cli.recipe_words import on_the_hosts
 from ftcluster.errors import InputError, RecipeError
-from ftcluster.launch.training_run import copy_of
 from ftcluster.recipe.inputs import check_inputs, check_model_folder, copy_name, on_the_hub
 from ftcluster.recipe.recipe import load_recipe
 from tests.unit.clusters import cluster, host
@@ -114,8 +114,6 @@ def test_one_file_is_copied_into_a_folder_of_its_own(tmp_path: Path) -> None:
     assert source == str(file)
     assert there.startswith("/opt/ftcluster/data/reviews.csv-")
     assert copied.data == f"{there}/reviews.csv"
-    arguments = {"source": str(tmp_path), "files": ["reviews.csv"], "path": there}
-    assert copy_of(file, there) == arguments
 
 
 def test_a_checkpoint_to_continue_from(tmp_path: Path, said: Callable[[object], None]) -> None:
@@ -138,6 +136,22 @@ def test_a_checkpoint_to_continue_from(tmp_path: Path, said: Callable[[object], 
     on_head = load_recipe("mrpc", ["training.resume_from_checkpoint=/opt/checkpoint-4"])
     check_inputs(on_head)
     assert on_the_hosts(on_head, cluster(host("node0"), host("node1"))) == (on_head, ())
+
+
+def test_what_is_not_copied_of_data_and_model_is_told_together(tmp_path: Path) -> None:
+    (tmp_path / "id_ed25519").write_text("secret")
+    for name in ("data", "model"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "README.md").symlink_to("../id_ed25519")
+    os.mkfifo(tmp_path / "data" / "pipe")
+    recipe = load_recipe("mrpc", [f"{name}={tmp_path / name}" for name in ("data", "model")])
+    with pytest.raises(InputError) as caught:
+        on_the_hosts(recipe, cluster(host("node0"), host("node1")))
+    message = str(caught.value)
+    assert message.count("'README.md' -> '../id_ed25519': leads out of the folder") == 2
+    assert "'pipe': is a pipe" in message
+    assert f"{tmp_path}/data is not copied as it is" in message
+    assert f"{tmp_path}/model is not copied as it is" in message
 
 
 @pytest.fixture

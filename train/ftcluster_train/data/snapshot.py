@@ -5,8 +5,9 @@ name but not its contents. The name is a hash of the contents.
 """
 
 import hashlib
-import json
 from pathlib import Path
+
+from ftcluster_common.given_files import read_json
 
 INDEXES = {
     ".safetensors": "model.safetensors.index.json",
@@ -32,8 +33,11 @@ def remove_torn(folder: Path, marks: Path) -> list[str]:
     torn = [
         path for path in sorted(folder.rglob("*")) if path.is_symlink() and not _is_intact(path)
     ]
+    blobs = folder.resolve().parent.parent / "blobs"
     for path in torn:
-        path.resolve().unlink(missing_ok=True)
+        blob = path.resolve()
+        if blob.parent == blobs and not blob.is_dir():  # a link may lead elsewhere
+            blob.unlink(missing_ok=True)
         path.unlink()
     if not torn:
         marks.mkdir(parents=True, exist_ok=True)
@@ -60,6 +64,6 @@ def missing_weights(folder: Path) -> list[str]:
     """The files of weights in a folder's index that do not exist."""
     for suffix, index in INDEXES.items():
         if any(folder.glob(f"*{suffix}")) and (folder / index).is_file():
-            named = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
+            named = read_json(folder / index)["weight_map"].values()
             return sorted(name for name in set(named) if not (folder / name).is_file())
     return []

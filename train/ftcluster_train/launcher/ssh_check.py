@@ -80,14 +80,14 @@ def refusals(
         argv = ["ssh", "-F", ssh_config, host.address, command or "true"]
         try:
             done = subprocess.run(
-                argv, input=data, capture_output=True, text=True, timeout=limit_seconds,
-                check=False,
+                argv, input=data.encode(), capture_output=True, timeout=limit_seconds, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return no_answer(host, limit_seconds)
         except FileNotFoundError:
             return no_ssh(host)
-        return failed(host, done.returncode, done.stderr) if done.returncode else None
+        words = done.stderr.decode(errors="replace")  # a banner may be in any encoding
+        return failed(host, done.returncode, words) if done.returncode else None
 
     return ask_all(hosts, probe)
 

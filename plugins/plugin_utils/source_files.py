@@ -1,0 +1,163 @@
+# Apache-2.0 (see LICENSE)
+"""The files of a folder of the control node that is copied to hosts.
+
+The folder may come from somebody else: a link in it must not take a file from elsewhere along, and
+a pipe or a device must not be read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+HUB = re.compile(r"(models|datasets|spaces)--.+")  # a repository's folder in the Hub's cache
+MAX_FILES = 1_000_000  # links to folders can give a folder without end
+MOST_NAMED = 10
+KINDS = {
+    stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link",
+}  # fmt: skip
+
+
+class SourceError(Exception):
+    """Files of a folder are not copied; names them."""
+
+
+def source_files(source):
+    """The files of a folder, or the one file that the user has named.
+
+    Links within the folder are followed, and those of a snapshot in the Hub's cache to the blobs of
+    the same repository. A link to nothing is left out, such as the lock of an editor.
+
+    Returns:
+        (path without links, name in the folder) of each, by name.
+
+    Raises:
+        SourceError: a link leads elsewhere, or a file is none or cannot be read; names all.
+    """
+    try:
+        root = source.resolve(strict=True)
+        if root.is_dir():
+            return named_files(source, None)
+        with open_file(root):
+            return [(root, source.name)]
+    except (OSError, RuntimeError) as error:
+        raise SourceError(f"{source} cannot be read: {words_of(error)}") from error
+
+
+def named_files(source, names):
+    """Those of a folder's files that have these names; None is for all.
+
+    Returns, Raises: as in `source_files`.
+    """
+    root = source.resolve()
+    walk = _Walk((root, *_blobs(root)))
+    if names is None:
+        walk.folder(root, "", ())
+    for name in names or ():
+        walk.entry(root / name, name, ())
+    if walk.problems:
+        named = [*walk.problems[:MOST_NAMED]]
+        if len(walk.problems) > MOST_NAMED:
+            named.append(f"and {len(walk.problems) - MOST_NAMED} more")
+        raise SourceError(
+            "\n  ".join([f"{source} is not copied as it is:", *named])
+            + "\nreplace links by copies, and remove what is no file"
+        )
+    return sorted(walk.found, key=lambda pair: pair[1])
+
+
+def open_file(path):
+    """Open a regular file for reading, without following a link of any part of its path.
+
+    Args:
+        path: absolute.
+
+    Raises:
+        OSError: a part of it is a link, it is no regular file, or it cannot be read.
+    """
+    folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        *parts, name = path.parts[1:]
+        for part in parts:
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            inner = os.open(part, flags, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        # a pipe would be waited for, and a terminal become this process's own
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        file = os.open(name, flags, dir_fd=folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(folder)
+    kind = stat.S_IFMT(os.fstat(file).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(file)
+        raise OSError(0, f"is {KINDS.get(kind, 'no file')}", str(path))
+    return os.fdopen(file, "rb")
+
+
+def words_of(error):
+    """What an error of reading says, without the path."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _blobs(root):
+    """The folder that the links of a snapshot in the Hub's cache lead to, if it is one."""
+    for folder in (root, *root.parents):
+        if folder.parent.name == "snapshots" and HUB.fullmatch(folder.parent.parent.name):
+            return [folder.parent.parent / "blobs"]
+    return []
+
+
+class _Walk:
+    """Goes through a folder; collects files and problems.
+
+    Args:
+        roots: the folder, and where else its links may lead.
+    """
+
+    def __init__(self, roots):
+        self.roots = roots
+        self.found, self.problems, self.seen = [], [], 0
+
+    def folder(self, folder, prefix, above):
+        try:
+            entries = sorted(folder.iterdir())
+        except OSError as error:
+            self.problems.append(f"{prefix or folder}: cannot be read: {error.strerror}")
+            return
+        for path in entries:
+            self.seen += 1
+            if self.seen > MAX_FILES:
+                self.problems = [f"it has more than {MAX_FILES:,} files and folders"]
+                return
+            self.entry(path, f"{prefix}{path.name}", (*above, folder))
+
+    def entry(self, path, name, above):
+        """One name of a folder.
+
+        Args:
+            above: the folders that the walk is in.
+        """
+        try:
+            real = path.resolve(strict=True)
+            kind = stat.S_IFMT(real.lstat().st_mode)
+        except (OSError, RuntimeError) as error:
+            if not path.is_symlink():
+                self.problems.append(f"{name!a}: {words_of(error)}")
+            return
+        if not any(real.is_relative_to(root) for root in self.roots):
+            leads = f" -> {str(path.readlink())!a}" if path.is_symlink() else ""
+            self.problems.append(f"{name!a}{leads}: leads out of the folder")
+        elif kind == stat.S_IFDIR:
+            if real not in above:
+                self.folder(real, f"{name}/", above)
+        elif kind != stat.S_IFREG:
+            self.problems.append(f"{name!a}: is {KINDS.get(kind, 'no file')}")
+        elif not os.access(real, os.R_OK):
+            self.problems.append(f"{name!a}: cannot be read: Permission denied")
+        else:
+            self.found.append((real, name))
