@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.run_state import RunState
+from ftcluster_common.run_state import RunState, is_run_id
 from ftcluster_train.io.events import has_ended, read_events
 from ftcluster_train.io.fsync import remove
 from ftcluster_train.launcher.processes import run_of
@@ -26,7 +26,7 @@ from ftcluster_train.launcher.processes import run_of
 
 def list_runs(folder: Path) -> list[RunState]:
     """Every run in a folder of runs, the newest first."""
-    paths = [path for path in folder.glob("[!.]*") if path.is_dir()]
+    paths = [path for path in folder.glob("[!.]*") if is_run_id(path.name) and path.is_dir()]
     alive = runs_alive()
     found = [read_run(path, path.name in alive or in_slurm(path)) for path in paths]
     return sorted(found, key=lambda run: -run.started)
@@ -99,7 +99,7 @@ def remove_runs(folder: Path, runs: Sequence[str]) -> list[str]:
     alive, removed = runs_alive(), []
     for run in runs:
         path = folder / run
-        if run not in alive and path.parent == folder and path.is_dir() and not in_slurm(path):
+        if is_run_id(run) and run not in alive and path.is_dir() and not in_slurm(path):
             remove(path)
             removed.append(run)
     return removed
@@ -107,7 +107,8 @@ def remove_runs(folder: Path, runs: Sequence[str]) -> list[str]:
 
 def find_jobs(folder: Path, beginning: str) -> dict[str, dict[str, Any]]:
     """The job.json of each run whose id is, or else begins with, a text; every host has them."""
-    ids = sorted(path.name for path in folder.glob("[!.]*") if path.name.startswith(beginning))
+    names = (path.name for path in folder.glob("[!.]*") if path.name.startswith(beginning))
+    ids = sorted(filter(is_run_id, names))
     found = {run: _document(folder / run / "job.json") for run in ids}
     return {beginning: found[beginning]} if beginning in found else found
 

@@ -195,8 +195,13 @@ def never_a_template(variables: Mapping[str, Any]) -> str:
 
 def read_event(raw: dict[str, Any]) -> TaskEvent | None:
     """The part of an ansible-runner event that the project uses; None for the rest."""
-    data = printable(raw.get("event_data", {}))
     name = raw.get("event")
+    try:
+        data = printable(raw.get("event_data", {}))
+    except RecursionError:
+        res = {"msg": "the host's answer is nested too deeply"}
+        data = printable({**raw["event_data"], "res": res, "ignore_errors": False})
+        name = "runner_on_failed"
     result = data.get("res") or {}
     action = str(data.get("resolved_action", data.get("task_action", "")))
     ok = name == "runner_on_ok" or (name == "runner_on_failed" and data.get("ignore_errors"))

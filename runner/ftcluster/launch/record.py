@@ -14,11 +14,17 @@ from ftcluster.launch.place import Place
 from ftcluster.paths import PRIVATE_FILE, make_state_dir, state_dir, write_atomically
 from ftcluster.progress.state import RunProgress
 from ftcluster_common import __version__
-from ftcluster_common.run_state import RunState
+from ftcluster_common.run_state import RunState, is_run_id
 
 
 def record_dir(run: str) -> Path:
-    """The folder of a run's record."""
+    """The folder of a run's record.
+
+    Raises:
+        FtclusterError: the id is no plain name.
+    """
+    if not is_run_id(run):
+        raise FtclusterError(f"{run!a} is not the id of a run", "list them: ftcluster ps")
     return state_dir() / "runs" / run
 
 
