@@ -35,7 +35,7 @@ DAMAGED = [
     b'{"event": "end", "time": NaN, "state": "done", "exit_code": 0, "seconds": 1}',
     b'{"event": "end", "time": 1e300, "state": "done", "exit_code": 0, "seconds": 1}',
     b'{"event": "error", "time": 1, "message": "x", "hint": "", "host": "a", "rank": "{{ 1 }}"}',
-    b'{"event": "evaluation", "time": 1, "step": 1, "epoch": 1, "seconds": 1, "metrics": {"f": ""}}',
+    b'{"event": "evaluation", "time": 1, "step": 1, "epoch": 1, "seconds": 1, "metrics": 1}',
     b'{"event": "notice", "time": 1, "message": "\xff\xfe"}', END[:-9],
     b'{"event": "later", "time": 1, "x": ' + b"1" * 5000 + b"}",
     b'{"event": "later", "time": 1, "x": ' + b"[" * 900 + b"]" * 900 + b"}",

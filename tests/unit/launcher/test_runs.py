@@ -115,7 +115,7 @@ def test_a_run_of_a_slurm_job_may_be_on_another_host(
     assert remove_runs(runs, ["r-1"]) == ["r-1"]
 
 
-END = {"state": "done", "exit_code": 0, "seconds": 1.0}
+FINISH = {"state": "done", "exit_code": 0, "seconds": 1.0}
 
 
 def test_an_event_after_a_torn_line_begins_on_its_own(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_an_event_after_a_torn_line_begins_on_its_own(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_bytes(file.read_bytes() + b'{"event": "st')
     assert not has_ended(tmp_path)
-    events.write("end", **END)
+    events.write("end", **FINISH)
     assert has_ended(tmp_path)
     assert [event["event"] for event in read_events(tmp_path)] == ["phase", "end"]
 
@@ -139,14 +139,14 @@ def test_an_event_after_a_torn_line_begins_on_its_own(tmp_path: Path) -> None:
 def test_an_end_is_found_beside_damaged_lines(tmp_path: Path, line: bytes) -> None:
     file = tmp_path / "events.jsonl"
     file.write_bytes(line + b"\n")
-    EventWriter(tmp_path).write("end", **END)
+    EventWriter(tmp_path).write("end", **FINISH)
     file.write_bytes(file.read_bytes() + line + b"\n" + line)
     assert has_ended(tmp_path)
     assert read_run(tmp_path, False).state == "done"
 
 
 def test_an_end_that_is_torn_is_none(tmp_path: Path) -> None:
-    EventWriter(tmp_path).write("end", **END)
+    EventWriter(tmp_path).write("end", **FINISH)
     file = tmp_path / "events.jsonl"
     file.write_bytes(file.read_bytes()[:-1])
     assert not has_ended(tmp_path)
@@ -157,7 +157,7 @@ def test_the_end_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "fsync", synced.append)
     EventWriter(tmp_path).write("phase", doing="x")
     assert synced == []
-    EventWriter(tmp_path).write("end", **END)
+    EventWriter(tmp_path).write("end", **FINISH)
     assert len(synced) == 1
 
 

@@ -94,7 +94,7 @@ def _event(line: bytes) -> list[dict[str, Any]]:
 
 
 def read_events(run_dir: Path) -> list[dict[str, Any]]:
-    """The first and the last events of a run, without damaged lines and one that is being written."""
+    """The first and the last events of a run, without lines that are damaged or not whole yet."""
     try:
         with (run_dir / EVENTS).open("rb") as file:
             data = file.read(TAIL_BYTES)
