@@ -53,8 +53,8 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--all", action="store_true", help="also those of others")
     parser.add_argument(
-        "--older-than", type=age, default=0, metavar="AGE", help="only those that ended so long ago: "
-        "12h, 7d, 2w",
+        "--older-than", type=age, default=0, metavar="AGE", help="only those that ended so long "
+        "ago: 12h, 7d, 2w",
     )  # fmt: skip
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_dry_run(parser, "only print what would be removed")
