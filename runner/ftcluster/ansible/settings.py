@@ -46,13 +46,8 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
         key: value for key, value in wanted.items() if key not in os.environ and key not in users
     }
     programs = str(Path(program("ansible-playbook")).parent)
-    return (
-        settings
-        | FORCED
-        | {
-            "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        }
-    )
+    path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {**settings, **FORCED, "PATH": path}
 
 
 def inventory_of_ansible() -> tuple[str, str]:

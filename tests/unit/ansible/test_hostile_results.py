@@ -1,4 +1,4 @@
-"""What a module's result may claim beside its answer, in real playbooks: a host writes all of it."""
+"""What a module's result claims beside its answer, in a real playbook: a host writes all of it."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,9 @@ PLAYBOOK = """
   tasks: [{name: Ask, ansible.builtin.command: {argv: ["true"]}}]
 - hosts: all
   gather_facts: false
-  tasks: [{name: Then, ansible.builtin.debug: {msg: "{{ inventory_hostname }} {{ planted | default('without') }}"}}]
+  tasks:
+    - name: Then
+      ansible.builtin.debug: {msg: "{{ inventory_hostname }} {{ planted | default('without') }}"}
 """
 
 

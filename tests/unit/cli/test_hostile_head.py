@@ -1,10 +1,8 @@
 """A head whose node package, its own or an attacker's, answers what it wants: real commands."""
 
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -62,12 +60,12 @@ class Head:
 
 
 @pytest.fixture
-def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ANSIBLE_HOME", str(tmp_path / ".ansible"))
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/kept").write_text("x")
-    yield Head(tmp_path)
+    return Head(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -128,4 +126,4 @@ def test_damaged_events_and_escapes(head: Head, capsys: pytest.CaptureFixture[st
     assert "line 1 of events.jsonl" in shown
     assert "\\x1b]0;title\\x07" in shown
     assert not {"\x1b", "\u202e", "\x07"} & set(shown)
-    assert os.listdir(head.folder / "outside") == ["kept"]
+    assert [one.name for one in (head.folder / "outside").iterdir()] == ["kept"]
