@@ -1,8 +1,21 @@
 """What a run's folder on the head says of it: the rows of `ftcluster ps`. Standard library only."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
+
+STATES = ("running", "done", "failed", "stopped")
+RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def is_run_id(text: Any) -> bool:
+    """Whether a text names a run: a plain name, because it is a folder's on every machine.
+
+    >>> is_run_id("quickstart-20260131-101500-7f3a"), is_run_id(".."), is_run_id("/etc")
+    (True, False, False)
+    """
+    return isinstance(text, str) and RUN_ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from ftcluster.text.printable import printable
 
 Kind = Literal["task", "started", "diff", "ok", "changed", "skipped", "failed", "unreachable"]
 POLL_SECONDS = 0.1
+MOST_SHOWN, MOST_LINES = 4000, 200  # characters of a line of a failure, and lines
 REFUSE = "ansible.builtin.fail"
 
 
@@ -195,8 +196,13 @@ def never_a_template(variables: Mapping[str, Any]) -> str:
 
 def read_event(raw: dict[str, Any]) -> TaskEvent | None:
     """The part of an ansible-runner event that the project uses; None for the rest."""
-    data = printable(raw.get("event_data", {}))
     name = raw.get("event")
+    try:
+        data = printable(raw.get("event_data", {}))
+    except RecursionError:
+        res = {"msg": "the host's answer is nested too deeply"}
+        data = printable({**raw["event_data"], "res": res, "ignore_errors": False})
+        name = "runner_on_failed"
     result = data.get("res") or {}
     action = str(data.get("resolved_action", data.get("task_action", "")))
     ok = name == "runner_on_ok" or (name == "runner_on_failed" and data.get("ignore_errors"))
@@ -239,4 +245,9 @@ def _failure_text(result: dict[str, Any]) -> str:
         if text and text not in parts[0:1]:
             parts += text.splitlines()[-5:]
             break
-    return "\n".join(part for part in parts if part) or "failed without output"
+    lines = "\n".join(part for part in parts if part).splitlines()
+    shown = [line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]} ..." for line in lines]
+    more = len(shown) - MOST_LINES
+    if more > 0:
+        shown[MOST_LINES:] = [f"... and {more} more lines"]
+    return "\n".join(shown) or "failed without output"

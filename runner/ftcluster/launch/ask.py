@@ -1,6 +1,5 @@
 """What `ftcluster run` asks the hosts before a launch."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from ftcluster.ansible.answers import SCRIPT_FOUND, STACK_DESCRIBED, Answer, Answered
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.place import Place, off_hint
 from ftcluster.launch.runs import SHORT_SECONDS, play
@@ -38,8 +38,8 @@ def find_script(place: Place, look: Sequence[str]) -> list[str]:
     Raises:
         FtclusterError: a host does not have it.
     """
-    found = _ask(place, look, False)
-    return [host for host in place.hosts if "script_found" not in found.get(host, {})]
+    found = _ask(place, look, False, SCRIPT_FOUND)
+    return [host for host in place.hosts if host not in found]
 
 
 def read_stack(place: Place) -> HostStack:
@@ -48,12 +48,12 @@ def read_stack(place: Place) -> HostStack:
     Raises:
         FtclusterError: a host does not answer, or not as it should, or they differ.
     """
-    found = _ask(place, (), True)
-    silent = [host for host in place.hosts if "stack_described" not in found.get(host, {})]
+    found = _ask(place, (), True, STACK_DESCRIBED)
+    silent = [host for host in place.hosts if host not in found]
     if silent:
         raise FtclusterError(f"{', '.join(silent)} does not answer", off_hint(silent, place.head))
     try:
-        return common_stack({host: found[host]["stack_described"] for host in place.hosts})
+        return common_stack({host: found[host] for host in place.hosts})
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise FtclusterError(
             f"a host does not describe its stack as it should: {error!r}", "run ftcluster setup"
@@ -76,8 +76,6 @@ def common_stack(described: dict[str, dict[str, Any]]) -> HostStack:
                 "set them up together, or choose hosts that are alike with --nodes",
             )
     head, *_ = described.values()
-    if not re.fullmatch(r"[\w.-]+", head["stack"], re.ASCII):
-        raise ValueError(head["stack"])
     glibc = min((one["glibc"] for one in described.values()), key=Version)
     packages = {str(canonicalize_name(one["name"], validate=True)): one for one in head["packages"]}
     return HostStack(
@@ -100,6 +98,8 @@ def _is_requirement(line: str) -> bool:
     return "\n" not in line
 
 
-def _ask(place: Place, look: Sequence[str], stack: bool) -> dict[str, dict[str, Any]]:
+def _ask(
+    place: Place, look: Sequence[str], stack: bool, answer: Answer[Answered]
+) -> dict[str, Answered]:
     variables = {**place.variables(), "run_script": {"look": list(look)}, "ask_stack": stack}
-    return play("ask", place, variables, SHORT_SECONDS, unreachable=True)
+    return play("ask", place, variables, SHORT_SECONDS, answer, unreachable=True)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
+from ftcluster.ansible.answers import facts_set
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster, learn
@@ -151,7 +152,7 @@ def carry_out(
     hosts = run.cluster.addressed([host.name for host in run.plan.prepared])
     place = Place(run.cluster.inventories, hosts, run.plan.rank_user, run.plan.prefix, reach)
     variables = {
-        "train_launch": replace(run.launch, started_by=_user()).to_dict(),
+        "train_launch": replace(run.launch, started_by=this_user()).to_dict(),
         "train_job": run.job,
         "train_follow": not detach,
         "train_guard": secrets.token_hex(16),
@@ -194,7 +195,7 @@ def _changed(before: Cluster, answer: Mapping[str, Any]) -> ClusterChanged:
     )
 
 
-def _user() -> str:
+def this_user() -> str:
     """Who runs this command, and where: `ops on bastion`."""
     try:
         name = getpass.getuser()
@@ -240,7 +241,7 @@ def _follow(
         nonlocal task, began, changed, goes_on
         goes_on = goes_on or event.action == FOLLOW
         if event.host == place.head:
-            changed = event.result.get("ansible_facts", {}).get("cluster_changed", changed)
+            changed = facts_set(event).get("cluster_changed", changed)
         if event.kind == "task":  # of a run that follows, its own events say more
             task = "" if event.action == FOLLOW else event.task[:1].lower() + event.task[1:]
             began = time.monotonic()

@@ -22,7 +22,7 @@ from ftcluster.paths import (
 )
 from ftcluster.progress.state import RunProgress
 from ftcluster_common import __version__
-from ftcluster_common.run_state import RunState
+from ftcluster_common.run_state import RunState, is_run_id
 
 HIDDEN = "..."
 FORMS: dict[str, type | tuple[type, ...]] = {  # of what a record has, as JSON
@@ -33,7 +33,13 @@ FORMS: dict[str, type | tuple[type, ...]] = {  # of what a record has, as JSON
 
 
 def record_dir(run: str) -> Path:
-    """The folder of a run's record."""
+    """The folder of a run's record.
+
+    Raises:
+        FtclusterError: the id is no plain name.
+    """
+    if not is_run_id(run):
+        raise FtclusterError(f"{run!a} is not the id of a run", "list them: ftcluster ps")
     return state_dir() / "runs" / run
 
 

@@ -5,13 +5,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.answers import (
+    JOBS_FOUND,
+    RUNS_LISTED,
+    Answer,
+    Answered,
+    clean_removed,
+    run_id,
+    take,
+)
 from ftcluster.ansible.playbook import TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.launch.place import UNREACHABLE, Place, head_lost_hint, sudo_hint
+from ftcluster.recipe.schema import keys_of
 from ftcluster_common.job import recipe_of
-from ftcluster_common.recipe import Recipe
-from ftcluster_common.run_state import RunState, run_state_of
+from ftcluster_common.recipe import TASKS, Recipe, Training
+from ftcluster_common.run_state import RunState
 
 SHORT_SECONDS = 120
 LIST = "list them: ftcluster ps"
@@ -24,14 +34,10 @@ def list_runs(place: Place) -> list[RunState]:
     Raises:
         FtclusterError: the head does not answer, or not as it should.
     """
-    found = play("runs", place, place.variables(), SHORT_SECONDS)
-    try:
-        return [run_state_of(row) for row in found[place.head]["runs_listed"]]
-    except (KeyError, TypeError) as error:
-        raise FtclusterError(
-            f"{place.head} has a node package of another version: {error!r}",
-            "run ftcluster setup",
-        ) from error
+    found = play("runs", place, place.variables(), SHORT_SECONDS, RUNS_LISTED)
+    if place.head not in found:
+        raise FtclusterError(f"{place.head} gave no list of its runs", "run ftcluster setup")
+    return list(found[place.head])
 
 
 def find_run(place: Place, run: str) -> RunState:
@@ -83,8 +89,7 @@ def find_job(place: Place, run: str) -> FoundJob:
     Raises:
         FtclusterError: no host answers, there is no such run, or it is a script's.
     """
-    found = play("jobs", place, place.variables(run), SHORT_SECONDS, unreachable=True)
-    jobs = {host: facts["jobs_found"] for host, facts in found.items() if "jobs_found" in facts}
+    jobs = play("jobs", place, place.variables(run), SHORT_SECONDS, JOBS_FOUND, unreachable=True)
     hosts = tuple(host for host in place.hosts if host in jobs)
     if not hosts:
         raise FtclusterError("none of the cluster's hosts answers", UNREACHABLE)
@@ -97,11 +102,37 @@ def find_job(place: Place, run: str) -> FoundJob:
         raise FtclusterError(f"{name} has trained nothing that can be resumed", LIST)
     try:
         return FoundJob(
-            name, recipe_of(job["recipe"]), hosts, min(prepared, job["nodes"]),
-            tuple(job["resume"]), job["ipex"], saved,
+            name, _recipe(job["recipe"]), hosts, min(prepared, _count(job["nodes"])),
+            tuple(map(run_id, job["resume"])), job["ipex"] is True, saved,
         )  # fmt: skip
-    except (KeyError, TypeError) as error:
-        raise FtclusterError(f"{name} is no training that can be resumed", LIST) from error
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FtclusterError(
+            f"{name} on {hosts[0]} is no training that can be resumed: {ascii(str(error))[:200]}",
+            LIST,
+        ) from error
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"nodes is {value!r}")
+    return value
+
+
+def _recipe(data: Mapping[str, Any]) -> Recipe:
+    """A recipe of job.json, each field of its type and within its limits."""
+    recipe = recipe_of(data)
+    given = {
+        "": (keys_of(Recipe, leave_out=("options", "training")), data),
+        "training.": (keys_of(Training, "training."), data["training"]),
+        "options.": (keys_of(TASKS[recipe.task], "options."), data["options"]),
+    }
+    for section, (keys, values) in given.items():
+        for key in keys:
+            name = key.name.removeprefix(section)
+            default = list(key.default) if isinstance(key.default, tuple) else key.default
+            if name in values and values[name] != default:
+                key.convert(values[name])
+    return recipe
 
 
 def copy_log(
@@ -124,7 +155,7 @@ def copy_log(
         "logs_follow": follow,
         "logs_destination": str(destination),
     }
-    play("logs", place, variables, LONG_SECONDS, on_tick)
+    play("logs", place, variables, LONG_SECONDS, on_tick=on_tick)
 
 
 def fetch_model(place: Place, run: str, path: str, destination: Path) -> None:
@@ -149,9 +180,7 @@ def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
         FtclusterError: a host does not answer.
     """
     variables = {**place.variables(), "clean_runs": list(runs)}
-    found = play("clean", place, variables, SHORT_SECONDS)
-    removed: list[str] = found.get(place.head, {}).get("clean_removed", [])
-    return removed
+    return play("clean", place, variables, SHORT_SECONDS, clean_removed(runs)).get(place.head, [])
 
 
 def play(
@@ -159,22 +188,25 @@ def play(
     place: Place,
     variables: Mapping[str, Any],
     time_limit_seconds: float,
+    answer: Answer[Answered] | None = None,
     on_tick: Callable[[], None] = lambda: None,
     unreachable: bool = False,
-) -> dict[str, dict[str, Any]]:
-    """Run a playbook of runs; returns the facts that each host has set in it.
+) -> dict[str, Answered]:
+    """Run a playbook of runs; returns the answer of each host.
 
     Args:
+        answer: what is asked.
         unreachable: whether hosts need not answer.
 
     Raises:
-        FtclusterError: a host failed or does not answer.
+        FtclusterError: a host failed, does not answer, or answers what is refused.
         Interrupted: the user stopped it.
     """
-    facts: dict[str, dict[str, Any]] = {}
+    answered: dict[str, Answered] = {}
 
     def on_event(event: TaskEvent) -> None:
-        facts.setdefault(event.host, {}).update(event.result.get("ansible_facts", {}))
+        if answer and event.host in place.hosts and (found := take(answer, event)):
+            (answered[event.host],) = found
 
     with Interrupts() as interrupts:
         outcome = run_playbook(
@@ -203,4 +235,4 @@ def play(
         raise FtclusterError("\n  ".join(words), hint)
     if outcome.state != "done":
         raise FtclusterError(f"{playbook} {outcome.state}: ansible said\n{outcome.output.strip()}")
-    return facts
+    return answered

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.answers import facts_set
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.errors import FtclusterError, Interrupted
@@ -42,17 +43,17 @@ class Found:
         """Add one event of the playbook."""
         if event.kind in ("failed", "unreachable"):
             self.failures[event.host] = event
-        facts_set = event.result.get("ansible_facts", {})
-        if "cluster_hosts" in facts_set:
-            self.inventory = self.inventory.in_order(facts_set["cluster_hosts"])
+        known = facts_set(event)
+        if "cluster_hosts" in known:
+            self.inventory = self.inventory.in_order(known["cluster_hosts"])
         for name, found in (
             ("preflight_facts", self.facts),
             ("preflight_problems", self.problems),
             ("preflight_notices", self.notices),
         ):
-            if name in facts_set:
-                found[event.host] = facts_set[name]
-        self.report = facts_set.get("verify_report", self.report)
+            if name in known:
+                found[event.host] = known[name]
+        self.report = known.get("verify_report", self.report)
 
 
 def collect(paths: Sequence[Path], options: Sequence[str], view: View) -> Found:

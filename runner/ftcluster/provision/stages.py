@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.answers import facts_set, stack_folder
 from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, pattern_of, read_inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
@@ -51,7 +52,7 @@ class StagesResult:
         """Add one event of the playbook."""
         if event.action.endswith(".setup_lock") and event.kind == "ok":
             self.locked = True
-        found = event.result.get("ansible_facts", {})
+        found = facts_set(event)
         if "preflight_facts" in found:
             facts = found["preflight_facts"]
             stack = stack_name(facts.get("current") or "")
@@ -66,7 +67,7 @@ class StagesResult:
             self.inventory = self.inventory.in_order(found["cluster_hosts"])
         self.stack_why = found.get("torch_stack_choice", {}).get("why", self.stack_why)
         if event.action.endswith(".stack_link") and "current" in event.result:
-            self.stack = stack_name(event.result["current"])
+            self.stack = stack_name(stack_folder(event))
         self.table = found.get("verify_table", self.table)
 
 

@@ -4,8 +4,16 @@ import re
 from typing import Any
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")  # and bold, underlined ...: SGR of ECMA-48
-# control characters other than tabs and line feeds
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Control characters other than tabs and line feeds; what turns the direction of the text around it
+# (UAX #9), or ends a line elsewhere; halves of a surrogate pair, which cannot be printed.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def _escape(found: "re.Match[str]") -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def printable(value: Any) -> Any:
@@ -16,7 +24,7 @@ def printable(value: Any) -> Any:
     """
     if isinstance(value, str):
         lines = _COLOUR.sub("", value).replace("\r\n", "\n")
-        return _CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}", lines)
+        return _CONTROL.sub(_escape, lines)
     if isinstance(value, list | tuple):
         return [printable(one) for one in value]
     if isinstance(value, dict):

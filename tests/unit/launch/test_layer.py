@@ -124,7 +124,6 @@ def test_hosts_that_differ_are_named() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"stack": "../x"},
         {"glibc": "musl"},
         {"machine": "x 86"},
         {"packages": [{"name": "a\nb", "version": "1", "extras": []}]},

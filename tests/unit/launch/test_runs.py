@@ -1,5 +1,6 @@
 """What the playbooks of runs return, and what it means."""
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ftcluster.ansible.answers import JOBS_FOUND, SET_FACT
 from ftcluster.ansible.playbook import Outcome, TaskEvent
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import runs
@@ -15,7 +17,12 @@ from ftcluster.recipe.recipe import load_recipe
 
 PLACE = Place((Path("hosts.ini"),), ("head", "node1", "node2"), "", "/opt/ftcluster")
 RECIPE = load_recipe("quickstart")
-JOB = {"recipe": asdict(RECIPE), "nodes": 2, "resume": ["r-0"], "ipex": False}
+JOB: dict[str, Any] = {
+    "recipe": json.loads(json.dumps(asdict(RECIPE))),
+    "nodes": 2,
+    "resume": ["r-0"],
+    "ipex": False,
+}
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
@@ -26,9 +33,11 @@ def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
         on_event: Callable[[TaskEvent], None], **_options: object,
     ) -> Outcome:  # fmt: skip
         for host in PLACE.hosts:
-            facts = {"ansible_facts": {"jobs_found": jobs.get(host)}}
-            kind = "ok" if host in jobs else "unreachable"
-            on_event(TaskEvent(kind, "jobs", host=host, result=facts if host in jobs else {}))
+            if host in jobs:
+                facts = {"ansible_facts": {"jobs_found": jobs[host]}}
+                on_event(TaskEvent(
+                    "ok", "jobs", JOBS_FOUND.task, host, action=SET_FACT, result=facts
+                ))  # fmt: skip
         return Outcome("done", "")
 
     monkeypatch.setattr(runs, "run_playbook", run_playbook)
@@ -82,7 +91,15 @@ def test_a_password_that_sudo_asks_for_is_hinted_at(monkeypatch: pytest.MonkeyPa
         ({}, "none of the cluster's hosts answers"),
         ({"head": {}}, "there is no run 'r' on head"),
         ({"head": {"r-1": JOB}, "node1": {"r-2": JOB}}, "several runs begin with 'r': r-1, r-2"),
-        ({"head": {"r-1": {"script": {}}}}, "r-1 is no training"),
+        ({"head": {"r-1": {"script": {}}}}, "r-1 on head is no training"),
+        ({"head": {"r-1": {**JOB, "nodes": "2"}}}, "r-1 on head is no training.*nodes is '2'"),
+        ({"head": {"r-1": {**JOB, "resume": ["/etc"]}}}, "no training.*is '/etc'"),
+        (
+            {"head": {"r-1": {**JOB, "recipe": {**JOB["recipe"], "batch_size": "x"}}}},
+            "no training.*batch_size",
+        ),
+        ({"head": {"../r": JOB}}, "head answered what is refused: the id of a run is '../r'"),
+        ({"head": {"r-1": []}}, "head answered what is refused: the job of r-1"),
         ({"head": {"r-1": {**JOB, "purpose": "evaluate"}}}, "r-1 has trained nothing"),
     ],
 )

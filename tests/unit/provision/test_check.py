@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ftcluster.ansible.answers import SET_FACT
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent
 from ftcluster.cli import check
@@ -23,7 +24,7 @@ from tests.unit.clusters import VM, cluster
 
 
 def told(host: str, **facts: Any) -> TaskEvent:
-    return TaskEvent("ok", "preflight", host=host, result={"ansible_facts": facts})
+    return TaskEvent("ok", "preflight", host=host, action=SET_FACT, result={"ansible_facts": facts})
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ftcluster.ansible.answers import SET_FACT
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent
 from ftcluster.cluster.saved import Cluster, remember
@@ -58,7 +59,7 @@ def test_the_stack_in_use_and_why_it_was_chosen(playbooks: Playbooks) -> None:
     choice = {"torch_stack_choice": {"why": "it is the default"}}
     link = {"current": "/opt/ftcluster/stacks/intel-2.8-1b2c3d4e5f60"}
     playbooks(
-        TaskEvent("ok", "preflight", host="a", result={"ansible_facts": choice}),
+        TaskEvent("ok", "preflight", host="a", action=SET_FACT, result={"ansible_facts": choice}),
         TaskEvent("ok", "verify", host="a", action="ftcluster.cluster.stack_link", result=link),
     )
     result = run()
@@ -67,7 +68,9 @@ def test_the_stack_in_use_and_why_it_was_chosen(playbooks: Playbooks) -> None:
 
 def test_the_playbook_says_who_is_the_head(playbooks: Playbooks) -> None:
     told = {"cluster_hosts": ["c", "b", "a"], "cluster_head": "c"}
-    playbooks(TaskEvent("ok", "preflight", host="a", result={"ansible_facts": told}))
+    playbooks(
+        TaskEvent("ok", "preflight", host="a", action=SET_FACT, result={"ansible_facts": told})
+    )
     inventory = run().inventory
     assert (inventory.head, inventory.hosts) == ("c", ("b", "a"))
 

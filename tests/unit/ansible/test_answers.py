@@ -1,0 +1,190 @@
+"""A hostile host's answers: none reaches code but of the task that asks, in the form it has."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftcluster.ansible import answers
+from ftcluster.ansible.answers import SET_FACT, Answer, facts_set, take
+from ftcluster.ansible.inventory import Inventory
+from ftcluster.ansible.playbook import TaskEvent, read_event
+from ftcluster.errors import FtclusterError
+from ftcluster.launch.record import record_dir
+from ftcluster.provision.stages import StagesResult
+from ftcluster_common.run_state import RunState
+from tests.programs import ROOT
+
+RUN = "quickstart-20260131-101500-7f3a"
+STATE = RunState(RUN, "done", "quickstart", ("a",), 1, 2, 3, time.time(), 9.5, "", "", "me")
+ROW = asdict(STATE) | {"hosts": ["a"]}
+STACK = {
+    "stack": "native-1b2c3d4e5f60", "python": "3.11.2", "glibc": "2.36", "machine": "x86_64",
+    "packages": [{"name": "torch", "version": "2.8.0", "extras": []}],
+}  # fmt: skip
+WORDS = st.sampled_from([
+    "..", "../x", "/etc", "a/b", "", ".", "-rf", ".hidden", "a\nb", "a\0b", "\ud800", "x" * 5000,
+    "é", "{{ 1 }}", "\u202etxt", "$(id)", "a b", "~root",
+])  # fmt: skip
+HOSTILE = st.recursive(
+    st.none() | st.booleans() | WORDS | st.integers() | st.floats() | st.just(1 << 4000),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def event(answer: Answer[Any], value: Any, **changes: Any) -> TaskEvent:
+    result = {"ansible_facts": {answer.fact: value}}
+    of_task = {"task": answer.task, "host": "node1", "action": SET_FACT, "result": result}
+    return TaskEvent(**{"kind": "ok", "stage": "runs", **of_task, **changes})
+
+
+def taken_or_refused(answer: Answer[Any], value: Any) -> Any:
+    """What is taken; None where it is refused, in one line."""
+    refused = ""
+    try:
+        taken = take(answer, event(answer, value))
+    except FtclusterError as error:
+        taken, refused = None, error.message
+    assert "\n" not in refused
+    assert bool(taken) != bool(refused)
+    return taken[0] if taken else None
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        (answers.RUNS_LISTED, [ROW]),
+        (answers.JOBS_FOUND, {RUN: {}}),
+        (answers.STACK_DESCRIBED, STACK),
+        (answers.clean_removed([RUN]), [RUN]),
+        (answers.SCRIPT_FOUND, True),
+    ],
+)
+def test_only_the_task_that_asks_answers(answer: Answer[Any], value: Any) -> None:
+    assert take(answer, event(answer, value)) is not None
+    command = "ansible.builtin.command"
+    assert take(answer, event(answer, value, action=command)) is None
+    assert take(answer, event(answer, value, task="List the runs", action=command)) is None
+    assert take(answer, event(answer, value, task="Another")) is None
+    assert take(answer, event(answer, value, kind="failed")) is None
+
+
+def test_facts_that_a_module_claims_are_none_of_a_setup() -> None:
+    claimed = {"preflight_facts": {"prefix": "/"}, "cluster_hosts": ["x"], "verify_table": ["x"]}
+    for action in ("ansible.builtin.command", "ftcluster.cluster.host_facts"):
+        claim = TaskEvent("ok", "preflight", action=action, result={"ansible_facts": claimed})
+        assert facts_set(claim) == {}
+        result = StagesResult(Inventory((), ("node1",), ("node1",)))
+        result.add(claim)
+        assert (result.facts, result.table) == ({}, [])
+        assert result.inventory.hosts == ("node1",)
+
+
+def test_each_answer_is_set_by_a_task_of_a_playbook() -> None:
+    found = set()
+    for path in (ROOT / "playbooks").glob("*.yml"):
+        for play in yaml.safe_load(path.read_text(encoding="utf-8")):
+            for task in play.get("tasks", ()):
+                found |= {(task["name"], fact) for fact in task.get(SET_FACT, ())}
+    declared = [one for one in vars(answers).values() if isinstance(one, Answer)]
+    assert len(declared) > 3
+    assert {(one.task, one.fact) for one in [*declared, answers.clean_removed(())]} <= found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "/etc"}, {"run": "../x"}, {"run": ".."}, {"run": "a/b"}, {"run": "a\n"}, {"run": 1},
+        {"run": ""}, {"run": "a" * 200}, {"run": "é"}, {"run": ["a"]},
+        {"state": "sleeping"}, {"state": {}}, {"hosts": "abc"}, {"hosts": [1]}, {"hosts": None},
+        {"ranks": 1.5}, {"step": True}, {"steps": 10**400}, {"step": -2}, {"started": 1e300},
+        {"started": float("nan")}, {"seconds": float("inf")}, {"seconds": "1"},
+        {"model": "model"}, {"model": "/a/../../etc"}, {"model": "/a\nb"}, {"checkpoint": 7},
+        {"recipe": "r" * 5000}, {"started_by": None},
+    ],
+)  # fmt: skip
+def test_a_row_in_another_form_is_refused_with_its_host(changes: dict[str, Any]) -> None:
+    with pytest.raises(FtclusterError, match=r"^node1 answered what is refused: ") as caught:
+        take(answers.RUNS_LISTED, event(answers.RUNS_LISTED, [{**ROW, **changes}]))
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 250
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stack": "../x"}, {"python": "3.11 --index-url=x"}, {"glibc": "2"}, {"machine": "x/y"},
+        {"packages": {}}, {"packages": [{"name": "a", "version": 1, "extras": []}]},
+        {"packages": [{"name": "a", "version": "1", "extras": [1]}]},
+    ],
+)  # fmt: skip
+def test_a_stack_in_another_form_is_refused(changes: dict[str, Any]) -> None:
+    answer = answers.STACK_DESCRIBED
+    with pytest.raises(FtclusterError, match=r"^node1 answered what is refused: "):
+        take(answer, event(answer, {**STACK, **changes}))
+
+
+@pytest.mark.parametrize("value", [None, {}, [1], [{}], [ROW, ROW], "[]", [[ROW]]])
+def test_a_list_in_another_form_is_refused(value: Any) -> None:
+    with pytest.raises(FtclusterError, match=r"^node1 answered what is refused: "):
+        take(answers.RUNS_LISTED, event(answers.RUNS_LISTED, value))
+
+
+@given(HOSTILE, st.sampled_from(sorted(ROW)))
+def test_whatever_a_row_says_it_is_safe_or_refused(value: Any, name: str) -> None:
+    taken = taken_or_refused(answers.RUNS_LISTED, [{**ROW, name: value}])
+    if taken is None:
+        return
+    (row,) = taken
+    assert record_dir(row.run).parent.name == "runs"
+    assert ".." not in Path(row.model).parts + Path(row.checkpoint).parts
+    json.dumps(row.to_dict())
+
+
+@given(HOSTILE)
+def test_whatever_is_answered_it_is_refused_in_one_line(value: Any) -> None:
+    asked: tuple[Answer[Any], ...] = (
+        answers.JOBS_FOUND, answers.STACK_DESCRIBED, answers.clean_removed([RUN])
+    )  # fmt: skip
+    for answer in asked:
+        for shown in (value, [value], {RUN: value}, {**STACK, "packages": value}):
+            taken_or_refused(answer, shown)
+
+
+def test_clean_takes_only_what_it_asked_for() -> None:
+    answer = answers.clean_removed([RUN])
+    for value in (["other-run"], ["/tmp/x"], RUN):
+        with pytest.raises(FtclusterError, match="answered what is refused"):
+            take(answer, event(answer, value))
+
+
+def test_an_answer_that_is_too_large_says_so(said: Callable[[object], None]) -> None:
+    # what ansible-runner brings of a result above its limit
+    with pytest.raises(FtclusterError) as caught:
+        take(answers.RUNS_LISTED, event(answers.RUNS_LISTED, [], result={}))
+    said(caught.value)
+
+
+def test_an_answer_that_is_nested_deeply_is_a_failure_of_its_host() -> None:
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    data = {"host": "node1", "task": "t", "res": {"x": deep}}
+    found = read_event({"event": "runner_on_ok", "event_data": data})
+    assert found is not None
+    assert (found.kind, found.host, found.result) == ("failed", "node1", {})
+    assert "nested too deeply" in found.message
+
+
+@pytest.mark.parametrize("run", ["/etc", "..", "a/b", "", "a\n"])
+def test_no_folder_of_a_record_is_outside_of_the_records(run: str) -> None:
+    with pytest.raises(FtclusterError, match="is not the id of a run"):
+        record_dir(run)
