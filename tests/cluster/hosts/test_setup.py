@@ -83,6 +83,7 @@ def test_an_operator_without_root_trains_as_the_account(cluster: Cluster, tmp_pa
     assert "sudo gives the account ftcluster here, but not root" in refused.stderr
     assert trained.returncode == 0, trained.stderr
     assert json.loads(trained.stdout)["state"] == "done"
+    assert "whether the firewall's rules are in force is not known" in trained.stderr
 
 
 def test_limit_touches_one_host_and_forgets_none(cluster: Cluster) -> None:
