@@ -11,6 +11,7 @@ from typing import Any
 
 from ftcluster.ansible.inventory import LOCALHOST
 from ftcluster.ansible.options import extra_variables
+from ftcluster.errors import FtclusterError
 from ftcluster.launch.place import Place
 from ftcluster.paths import (
     PRIVATE_FILE,
