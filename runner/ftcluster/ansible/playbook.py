@@ -21,6 +21,7 @@ import yaml
 
 from ftcluster.ansible.processes import end_descendants
 from ftcluster.ansible.settings import ansible_environment
+from ftcluster.ansible.ssh_words import WITH_PASSWORD, of_host_key
 from ftcluster.errors import FtclusterError
 from ftcluster.paths import memory_dir
 from ftcluster.text.printable import printable
@@ -211,6 +212,8 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
     elif name in ("runner_on_failed", "runner_on_unreachable"):
         kind = "failed" if name == "runner_on_failed" else "unreachable"
         message = _failure_text(result)
+        if kind == "unreachable" or WITH_PASSWORD in message:
+            message = of_host_key(message) or message
     elif name == "runner_on_file_diff" and str(raw.get("stdout", "")).strip():
         kind, message = "diff", printable(raw["stdout"]).strip("\n")
     elif name in ("runner_on_start", "runner_on_skipped"):

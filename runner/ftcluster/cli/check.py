@@ -11,7 +11,7 @@ from ftcluster.ansible.options import (
     inventories_of,
     passed_on,
 )
-from ftcluster.cli.arguments import add_output, print_result
+from ftcluster.cli.arguments import add_accept_new_host_keys, add_output, print_result
 from ftcluster.cli.setup import find_inventories
 from ftcluster.cluster.saved import recall, recall_of
 from ftcluster.progress.view import make_view
@@ -36,6 +36,7 @@ def add_parser(commands: Any) -> None:
     add_inventories(
         parser, "any Ansible inventory, or 'localhost'; default: the cluster that was set up last"
     )
+    add_accept_new_host_keys(parser)
     add_output(parser)
     add_options(parser, OPTIONS)
     parser.set_defaults(run=run)
@@ -51,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
         arguments = (*before.options, *arguments)
     view = make_view(options.verbose)
     with ask_passwords(vars(options)) as passwords:
-        found = document(collect(inventories, (*arguments, *passwords), view))
+        reach = (*arguments, *passwords)
+        found = document(collect(inventories, reach, view, options.accept_new_host_keys))
     found = compared(found, read_history(found["inventory"]))
     keep(found)
     print_result(options, found, "\n".join(lines(found)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, read_inventory
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords, passed_on
-from ftcluster.cli.arguments import add_output, print_result
+from ftcluster.cli.arguments import add_accept_new_host_keys, add_output, print_result
 from ftcluster.cli.help import example_lines
 from ftcluster.cli.setup import setup
 from ftcluster.cluster.saved import Cluster, Drained, recall, remember
@@ -56,6 +56,8 @@ def add_parser(commands: Any) -> None:
             kind.add_argument(
                 "--teardown", action="store_true", help="also remove what setup left on them"
             )
+        if name == "add":
+            add_accept_new_host_keys(kind)
         if name == "drain":
             kind.add_argument("--why", default=NO_REASON, metavar="TEXT", help="plans show it")
         changes = name in ("add", "remove")
@@ -156,7 +158,8 @@ def add(options: argparse.Namespace) -> int:
         limit = ("--limit", ",".join(names))
         # first, because the new hosts are verified together with the head
         _tell_all(cluster, "system", arguments, view, passwords)
-        setup(cluster.inventories, (*arguments, *limit), view, passwords, variables)
+        accept_new, reach = options.accept_new_host_keys, (*arguments, *limit)
+        setup(cluster.inventories, reach, view, passwords, variables, accept_new)
         _tell_all(cluster, "mesh,verify", arguments, view, passwords)
     text = f"{', '.join(names)}: part of the cluster, which has {counted(len(hosts), 'host')}"
     print_result(options, {"state": "done", "added": names, "hosts": hosts}, text)
