@@ -47,7 +47,16 @@ def ssh_options(settings: Settings) -> list[str]:
 def ssh_argv(settings: Settings, node: Node, *more: str) -> list[str]:
     """ssh from the control host, as an operator would. `more` are options and the command."""
     strict = ["-o", "StrictHostKeyChecking=yes"]  # Ansible has it from who starts it
-    login = ["-F", "none", "-i", str(key(settings)), "-l", OPERATOR, *strict, *ssh_options(settings)]
+    login = [
+        "-F",
+        "none",
+        "-i",
+        str(key(settings)),
+        "-l",
+        OPERATOR,
+        *strict,
+        *ssh_options(settings),
+    ]
     return network.inside(SWITCH, "ssh", *login, node.address, *more)
 
 

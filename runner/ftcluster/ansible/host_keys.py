@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Any
 
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.scratch import private_folder
 from ftcluster.ansible.settings import users_ssh_args
 from ftcluster.ansible.ssh_words import CHANGED, REFUSED, UNKNOWN
 from ftcluster.errors import FtclusterError
-from ftcluster.paths import memory_dir
 
 TIME_LIMIT_SECONDS = 120
 CHECK, ASK, SAY = "Check the key", "Ask for the key", "Say how ssh connects"  # tasks
@@ -94,22 +93,22 @@ def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]
         elif event.kind in ("failed", "unreachable", "ok", "changed"):
             {CHECK: checked, ASK: asked}.get(event.task, {})[event.host] = event.message
 
-    with tempfile.TemporaryDirectory(prefix="ftcluster-", dir=memory_dir()) as folder:
+    with private_folder() as folder:
         outcome = run_playbook(
             "ftcluster.cluster.host_keys",
             inventory.paths,
-            {"host_keys_folder": folder, "host_keys_ssh_args": users_ssh_args()},
+            {"host_keys_folder": str(folder), "host_keys_ssh_args": users_ssh_args()},
             take,
             options=[*_without_passwords(options), "--limit", ",".join(hosts)],
             time_limit_seconds=TIME_LIMIT_SECONDS,
         )
         keys = Keys()
-        for host in hosts:
+        for host in [name for name in inventory.hosts if name in hosts]:
             if host not in ways:
                 raise FtclusterError(
                     f"{host}: ssh cannot be asked for its key; Ansible said\n{outcome.output}"
                 )
-            file = Path(folder) / host
+            file = folder / host
             said = checked.get(host, "")
             if said.startswith((CHANGED, REFUSED)):
                 keys.refused[host] = said

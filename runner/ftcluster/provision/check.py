@@ -1,6 +1,5 @@
 """Runs the playbook `check` on the hosts of an inventory and collects its results."""
 
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +9,8 @@ from typing import Any
 from ftcluster.ansible.host_keys import refused_hosts
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.ansible.scratch import private_folder
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.paths import memory_dir
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
 from ftcluster.provision.meeting import meet, say_unchecked
@@ -91,8 +90,8 @@ def _run(
     progress = SetupProgress()
     # connections of its own: Ansible would wait 15 s for one that an earlier command has left open
     # to a host that is off now
-    with tempfile.TemporaryDirectory(prefix="ftcluster-", dir=memory_dir()) as sockets:
-        settings = {"ANSIBLE_SSH_CONTROL_PATH_DIR": sockets}
+    with private_folder() as sockets:
+        settings = {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets)}
         outcome = show_playbook(
             "check", inventory, known, options, view, progress, found.add, TIME_LIMIT_SECONDS,
             settings,
