@@ -24,9 +24,9 @@ CHECK, ASK, SAY = "Check the key", "Ask for the key", "Say how ssh connects"  # 
 PASSWORDS = ("--become-password-file", "--connection-password-file")
 ACCEPT = "--accept-new-host-keys"
 WAYS = (
-    "nothing was changed; compare the fingerprints with what `ssh-keygen -lf` prints for /etc/ssh/ssh_host_*_key.pub on "
-    "each host; then connect to it once with ssh, or add its key with ssh-keyscan, or give setup or "
-    f"check the option {ACCEPT}"
+    "nothing was changed; compare the fingerprints with what `ssh-keygen -lf` prints for "
+    "/etc/ssh/ssh_host_*_key.pub on each host; then connect to it once with ssh, or add its key "
+    f"with ssh-keyscan, or give setup or check the option {ACCEPT}"
 )
 
 
@@ -97,9 +97,13 @@ def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]
         outcome = run_playbook(
             "ftcluster.cluster.host_keys",
             inventory.paths,
-            {"host_keys_folder": str(folder), "host_keys_ssh_args": users_ssh_args()},
+            {
+                "host_keys_hosts": list(hosts),
+                "host_keys_folder": str(folder),
+                "host_keys_ssh_args": users_ssh_args(),
+            },
             take,
-            options=[*_without_passwords(options), "--limit", ",".join(hosts)],
+            options=_without_passwords(options),
             time_limit_seconds=TIME_LIMIT_SECONDS,
         )
         keys = Keys()

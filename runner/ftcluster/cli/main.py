@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from ftcluster.ansible.signals import ended_in_order
 from ftcluster.cli import (
     attach,
     bench,
@@ -126,7 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     as_json = "--json" in itertools.takewhile(lambda word: word != "--", arguments)
     try:
         options = read_arguments(arguments)
-        code: int = options.run(options)
+        with ended_in_order():
+            code: int = options.run(options)
         sys.stdout.flush()
         return code
     except FtclusterError as error:

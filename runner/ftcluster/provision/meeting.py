@@ -1,4 +1,4 @@
-"""Hosts that are met for the first time: a question, and what is said where keys are not checked."""
+"""Hosts that are met for the first time, and what is said where keys are not checked."""
 
 import sys
 from collections.abc import Sequence
