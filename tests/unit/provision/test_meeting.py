@@ -1,6 +1,5 @@
 import io
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -48,11 +47,15 @@ def test_keys_are_stored_if_the_user_says_so(
 
 @pytest.mark.parametrize("answer", ["", "n", "what", None])
 def test_no_is_the_default_and_all_there_is_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, known: Path, answer: str | None, said: Any
+    monkeypatch: pytest.MonkeyPatch, known: Path, answer: str | None
 ) -> None:
     with pytest.raises(FtclusterError) as caught:
         meet(monkeypatch, Keys([met("a", known), met("b", known)]), answer, False)
-    said(str(caught.value))
+    assert caught.value.exit_code == 1
+    for name in "ab":
+        assert f"\n  {name}: its host key is not known here: " in caught.value.message
+        assert f"ED25519 SHA256:{name}" in caught.value.message
+    assert "--accept-new-host-keys" in caught.value.hint
     assert not known.exists()
 
 
