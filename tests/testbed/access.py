@@ -35,7 +35,6 @@ def write_known_hosts(settings: Settings) -> None:
 def ssh_options(settings: Settings) -> list[str]:
     options = {
         "UserKnownHostsFile": known_hosts(settings),
-        "StrictHostKeyChecking": "yes",
         "IdentitiesOnly": "yes",
         "ConnectTimeout": 5,
         # A host without power says nothing: without these two a reused connection hangs ~15 min.
@@ -47,7 +46,17 @@ def ssh_options(settings: Settings) -> list[str]:
 
 def ssh_argv(settings: Settings, node: Node, *more: str) -> list[str]:
     """ssh from the control host, as an operator would. `more` are options and the command."""
-    login = ["-F", "none", "-i", str(key(settings)), "-l", OPERATOR, *ssh_options(settings)]
+    strict = ["-o", "StrictHostKeyChecking=yes"]  # Ansible has it from who starts it
+    login = [
+        "-F",
+        "none",
+        "-i",
+        str(key(settings)),
+        "-l",
+        OPERATOR,
+        *strict,
+        *ssh_options(settings),
+    ]
     return network.inside(SWITCH, "ssh", *login, node.address, *more)
 
 

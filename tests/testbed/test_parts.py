@@ -71,7 +71,7 @@ def test_inventory() -> None:
         "ansible_user=ops\n"
         "ansible_ssh_private_key_file=/bed/hosts/ops_key\n"
         "ansible_ssh_common_args=-o UserKnownHostsFile=/bed/hosts/known_hosts "
-        "-o StrictHostKeyChecking=yes -o IdentitiesOnly=yes -o ConnectTimeout=5 "
+        "-o IdentitiesOnly=yes -o ConnectTimeout=5 "
         "-o ServerAliveInterval=5 -o ServerAliveCountMax=2\n"
     )
 

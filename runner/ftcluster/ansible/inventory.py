@@ -25,6 +25,11 @@ EXAMPLE = "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubun
 NAME = re.compile(r"\w[\w.-]*")  # of a host
 # those of ansible-playbook that ansible-inventory needs, too: they can decide which hosts there are
 INVENTORY_OPTIONS = ("--extra-vars", "--vault-password-file", "--vault-id")
+# variables of hosts by which ssh connects whatever key the host shows
+KEY_CHECKING = ("ansible_host_key_checking", "ansible_ssh_host_key_checking")
+SSH_OPTIONS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+UNCHECKED = re.compile(r"StrictHostKeyChecking[ =]+(?:no|off)\b", re.IGNORECASE)
+NO = ("no", "n", "f", "false", "off", "0", "0.0")  # Ansible's words
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Inventory:
         cluster: names of all hosts of the cluster, the head first.
         pattern: Ansible's pattern of the cluster's hosts, or "" for all.
         groups: hosts by group, where nothing says which of these are the cluster; else empty.
+        unchecked: variables by which host keys are not checked, each with its hosts.
     """
 
     paths: tuple[Path, ...]
@@ -44,6 +50,7 @@ class Inventory:
     cluster: tuple[str, ...]
     pattern: str = ""
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unchecked: tuple[str, ...] = ()
 
     def in_order(self, names: Sequence[str]) -> "Inventory":
         """The same, with the cluster's hosts in a playbook's order, the head first."""
@@ -124,8 +131,22 @@ def read_inventory(
                 f"--limit {limits[-1]} leaves no host of the cluster",
                 f"it has {', '.join(cluster)}",
             )
+    unchecked = _unchecked(listing["_meta"]["hostvars"], hosts)
     absolute = tuple(path.absolute() for path in paths)
-    return Inventory(absolute, hosts, cluster, pattern, {} if pattern else _unclear(listing))
+    unclear = {} if pattern else _unclear(listing)
+    return Inventory(absolute, hosts, cluster, pattern, unclear, unchecked)
+
+
+def _unchecked(variables: Mapping[str, Mapping[str, Any]], hosts: Sequence[str]) -> tuple[str, ...]:
+    """The variables by which Ansible does not check the keys of hosts."""
+    found: dict[str, list[str]] = {}
+    for host in hosts:
+        for name, value in variables.get(host, {}).items():
+            if name in KEY_CHECKING and str(value).lower() in NO:
+                found.setdefault(f"{name}={value}", []).append(host)
+            for option in UNCHECKED.findall(str(value)) if name in SSH_OPTIONS else ():
+                found.setdefault(f"{option} in {name}", []).append(host)
+    return tuple(f"{what} ({', '.join(of)})" for what, of in found.items())
 
 
 def _listing(paths: Sequence[Path], options: Sequence[str]) -> dict[str, Any]:

@@ -4,15 +4,12 @@ import argparse
 import contextlib
 import getpass
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ftcluster.errors import UsageError
-from ftcluster.paths import memory_dir
 
 SHORT = {"--limit": "-l", "--tags": "-t", "--extra-vars": "-e", "--user": "-u"}
 # how to reach the hosts: names and paths, no secrets, so they are saved with the cluster
@@ -20,6 +17,7 @@ CONNECTION = (
     "--user", "--private-key", "--become-password-file", "--connection-password-file",
     "--vault-password-file", "--vault-id",
 )  # fmt: skip
+MOST_BYTES = 1 << 16  # of an answer
 SETUP = ("--limit", "--tags", "--skip-tags", "--extra-vars", "--forks", *CONNECTION)
 # option: its short form, what is asked for, and the option for a file with the answer
 ASKED = {
@@ -114,21 +112,32 @@ def remembered(options: tuple[str, ...]) -> tuple[str, ...]:
 def ask_passwords(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Ask for the passwords that the options want; yields arguments of ansible-playbook.
 
-    The answers are in private files in memory until the context ends.
+    The answers are in memory without a name until the context ends. An argument is a path of this
+    process's descriptor; see `answer_in_memory`.
     """
     wanted = [entry for name, entry in ASKED.items() if options.get(name)]
     if not wanted:
         yield ()
         return
-    folder = Path(tempfile.mkdtemp(prefix="ftcluster-", dir=memory_dir()))
-    try:
+    with contextlib.ExitStack() as stack:
         found: list[str] = []
-        for number, (_, what, option) in enumerate(wanted):
-            file = folder / str(number)
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(getpass.getpass(f"{what}: ") + "\n")
-            found += [option, str(file)]
+        for _, what, option in wanted:
+            answer = getpass.getpass(f"{what}: ")
+            descriptor = os.memfd_create("ftcluster")
+            stack.callback(os.close, descriptor)
+            os.fchmod(descriptor, 0o600)  # Ansible executes what has the mode of a program
+            os.write(descriptor, f"{answer}\n".encode())
+            found += [option, f"/proc/{os.getpid()}/fd/{descriptor}"]
         yield tuple(found)
-    finally:
-        shutil.rmtree(folder)
+
+
+def answer_in_memory(word: str) -> bytes | None:
+    """The answer that an argument of `ask_passwords` stands for; None for other arguments.
+
+    Ansible resolves links in paths of become and SSH passwords, which one of a descriptor does not
+    survive.
+    """
+    before, _, descriptor = word.rpartition("/fd/")
+    if before != f"/proc/{os.getpid()}" or not descriptor.isdigit():
+        return None
+    return os.pread(int(descriptor), MOST_BYTES, 0)

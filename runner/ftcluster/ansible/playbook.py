@@ -1,15 +1,15 @@
 """Runs the collection's playbooks: a small adapter over ansible-runner.
 
-Its events become `TaskEvent`s. Nothing is left on the disk, because ansible-runner's artifacts have
-the environment and all results.
+Its events become `TaskEvent`s. Variables, passwords and the environment are in no file at any time,
+whenever this process is killed; Ansible ends with it.
 """
 
 import contextlib
 import json
+import os
 import queue
 import shlex
-import shutil
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +19,21 @@ from typing import Any, Literal
 import ansible_runner
 import yaml
 
+from ftcluster.ansible import child
+from ftcluster.ansible.options import answer_in_memory
+from ftcluster.ansible.pipes import Pipes
 from ftcluster.ansible.processes import end_descendants
+from ftcluster.ansible.scratch import private_folder
 from ftcluster.ansible.settings import ansible_environment
+from ftcluster.ansible.ssh_words import WITH_PASSWORD, of_host_key
 from ftcluster.errors import FtclusterError
-from ftcluster.paths import memory_dir
 from ftcluster.text.printable import printable
 
 Kind = Literal["task", "started", "diff", "ok", "changed", "skipped", "failed", "unreachable"]
 POLL_SECONDS = 0.1
 MOST_SHOWN, MOST_LINES = 4000, 200  # characters of a line of a failure, and lines
+# Without the second, ansible-runner keeps all that Ansible prints in a file
+RUNNER_SETTINGS = {"pexpect_timeout": POLL_SECONDS, "suppress_output_file": True}
 REFUSE = "ansible.builtin.fail"
 
 
@@ -104,17 +110,33 @@ def run_playbook(
         FtclusterError: a text among the variables is not valid Unicode.
     """
     text = never_a_template(extra_vars)
-    scratch = Path(tempfile.mkdtemp(prefix="ftcluster-", dir=memory_dir()))
+    with private_folder() as scratch, contextlib.closing(Pipes()) as pipes:
+        return _run(
+            playbook, inventories, text, on_event, scratch, pipes, options=options,
+            on_tick=on_tick, cancelled=cancelled, time_limit_seconds=time_limit_seconds,
+            settings=settings,
+        )  # fmt: skip
+
+
+def _run(
+    playbook: str,
+    inventories: Sequence[Path],
+    variables: str,
+    on_event: Callable[[TaskEvent], None],
+    scratch: Path,
+    pipes: Pipes,
+    *,
+    options: Sequence[str],
+    on_tick: Callable[[], None],
+    cancelled: Callable[[], bool],
+    time_limit_seconds: float,
+    settings: Mapping[str, str] | None,
+) -> Outcome:
     events: queue.SimpleQueue[TaskEvent] = queue.SimpleQueue()
     messages: list[str] = []
     failures: list[TaskEvent] = []
 
     def receive(raw: dict[str, Any]) -> bool:
-        if raw.get("event") == "playbook_on_start":
-            # both have been read. If this process is killed, nothing removes them, and the second,
-            # ansible-runner's own, has our whole environment
-            for path in (variables, *scratch.glob("artifacts/*/command")):
-                path.unlink(missing_ok=True)
         event = read_event(raw)
         if event:
             events.put(event)
@@ -137,42 +159,57 @@ def run_playbook(
 
     # a file, because the argument `settings` has no effect together with suppress_env_files
     (scratch / "env").mkdir()
-    (scratch / "env/settings").write_text(json.dumps({"pexpect_timeout": POLL_SECONDS}))
-    # a file, because other users can read arguments, and one has 128 KiB at most (MAX_ARG_STRLEN)
-    variables = scratch / "variables.yml"
-    variables.touch(mode=0o600)
-    variables.write_text(text, encoding="utf-8")
+    (scratch / "env/settings").write_text(json.dumps(RUNNER_SETTINGS))
+    (scratch / "tmp").mkdir()
+    # ansible-runner writes our whole environment there
+    (scratch / "artifacts/run").mkdir(parents=True)
+    pipes.drop(scratch / "artifacts/run/command")
+    # a path, because other users can read arguments, and one has 128 KiB at most (MAX_ARG_STRLEN)
+    given = pipes.give(scratch / "variables.yml", variables.encode())
+    arguments = [
+        *("-I", child.__file__, str(os.getpid()), "ansible-playbook", playbook),
+        # before the user's own -e, which override them
+        *("--extra-vars", f"@{given}"),
+        *_through_pipes(options, scratch, pipes),
+    ]
+    thread, runner = ansible_runner.run_async(
+        private_data_dir=str(scratch),
+        project_dir=str(Path.cwd()),
+        ident="run",
+        binary=sys.executable,
+        cmdline=shlex.join(arguments),
+        inventory=[str(path) for path in inventories],
+        # Ansible writes there what a task copies, such as a token
+        envvars=ansible_environment({**(settings or {}), "ANSIBLE_LOCAL_TEMP": f"{scratch}/tmp"}),
+        event_handler=receive,
+        cancel_callback=cancel,
+        quiet=True,
+        suppress_env_files=True,
+    )
     try:
-        thread, runner = ansible_runner.run_async(
-            private_data_dir=str(scratch),
-            project_dir=str(Path.cwd()),
-            playbook=playbook,
-            inventory=[str(path) for path in inventories],
-            # before the user's own -e, which override them
-            cmdline=shlex.join(["--extra-vars", f"@{variables}", *options]),
-            envvars=ansible_environment(settings),
-            event_handler=receive,
-            cancel_callback=cancel,
-            quiet=True,
-            suppress_env_files=True,
-        )
-        try:
-            while thread.is_alive() or not events.empty():
-                with contextlib.suppress(queue.Empty):
-                    event = events.get(timeout=POLL_SECONDS)
-                    if event.kind in ("failed", "unreachable"):
-                        failures.append(event)
-                    on_event(event)
-                on_tick()
-        except BaseException:
-            ended = "stopped"
-            end_descendants()
-            thread.join()
-            raise
-        state = ended or ("done" if runner.status == "successful" else "failed")
-        return Outcome(state, "\n".join(messages), tuple(failures))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        while thread.is_alive() or not events.empty():
+            with contextlib.suppress(queue.Empty):
+                event = events.get(timeout=POLL_SECONDS)
+                if event.kind in ("failed", "unreachable"):
+                    failures.append(event)
+                on_event(event)
+            on_tick()
+    except BaseException:
+        ended = "stopped"
+        end_descendants()
+        thread.join()
+        raise
+    state = ended or ("done" if runner.status == "successful" else "failed")
+    return Outcome(state, "\n".join(messages), tuple(failures))
+
+
+def _through_pipes(options: Sequence[str], folder: Path, pipes: Pipes) -> list[str]:
+    """Options of ansible-playbook, with a pipe for each path of an answer in our memory."""
+    found: list[str] = []
+    for number, word in enumerate(options):
+        content = answer_in_memory(word)
+        found.append(word if content is None else str(pipes.give(folder / f"{number}", content)))
+    return found
 
 
 def never_a_template(variables: Mapping[str, Any]) -> str:
@@ -217,6 +254,8 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
     elif name in ("runner_on_failed", "runner_on_unreachable"):
         kind = "failed" if name == "runner_on_failed" else "unreachable"
         message = _failure_text(result)
+        if kind == "unreachable" or WITH_PASSWORD in message:
+            message = of_host_key(message) or message
     elif name == "runner_on_file_diff" and str(raw.get("stdout", "")).strip():
         kind, message = "diff", printable(raw["stdout"]).strip("\n")
     elif name in ("runner_on_start", "runner_on_skipped"):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ftcluster.ansible.inventory import program
+from ftcluster.ansible.inventory import NO, program
 
 FORKS = 32  # hosts at a time
 TIMEOUT_SECONDS = 30  # for sudo; a host that writes a stack to a slow disk needs that long
@@ -19,13 +19,19 @@ SSH_ARGS = (
 # Whatever the user has set: else any module's result could set variables, such as which files are
 # sent.
 FORCED = {"ANSIBLE_INJECT_FACT_VARS": "false"}
-# section and key of a setting in ansible.cfg
+SSH_RETRIES = 3  # a jump host's sshd drops connections at random beyond ten at once (MaxStartups)
+# Section and key of a setting in ansible.cfg
 IN_FILE = {
     "ANSIBLE_PIPELINING": ("ssh_connection", "pipelining"),
     "ANSIBLE_FORKS": ("defaults", "forks"),
     "ANSIBLE_TIMEOUT": ("defaults", "timeout"),
     "ANSIBLE_SSH_ARGS": ("ssh_connection", "ssh_args"),
+    "ANSIBLE_SSH_RETRIES": ("ssh_connection", "retries"),
+    "ANSIBLE_LOCAL_TEMP": ("defaults", "local_tmp"),
 }
+# Where Ansible reads whether host keys are checked; the last one that is set counts
+CHECKING = ("ANSIBLE_HOST_KEY_CHECKING", "ANSIBLE_SSH_HOST_KEY_CHECKING")
+CHECKING_IN_FILE = (("defaults", "host_key_checking"), ("ssh_connection", "host_key_checking"))
 
 
 def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -40,6 +46,9 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
         "ANSIBLE_FORKS": str(FORKS),
         "ANSIBLE_TIMEOUT": str(TIMEOUT_SECONDS),
         "ANSIBLE_SSH_ARGS": SSH_ARGS,
+        "ANSIBLE_SSH_RETRIES": str(SSH_RETRIES),
+        # always, because ansible-runner switches it off where the environment does not have it
+        CHECKING[0]: _checking_in_file()[0] or "true",
         **(changes or {}),
     }
     settings = {
@@ -48,6 +57,29 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
     programs = str(Path(program("ansible-playbook")).parent)
     path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {**settings, **FORCED, "PATH": path}
+
+
+def users_ssh_args() -> str:
+    """The options that Ansible gives to ssh: the user's, or else ours."""
+    _, parser = _own_file()
+    of_file = parser.get(*IN_FILE["ANSIBLE_SSH_ARGS"], fallback=SSH_ARGS)
+    return os.environ.get("ANSIBLE_SSH_ARGS", of_file)
+
+
+def keys_unchecked_by() -> str:
+    """Which of the user's settings makes Ansible connect without checking host keys; or ""."""
+    for name in reversed(CHECKING):
+        if value := os.environ.get(name):
+            return f"{name}={value} in the environment" if value.lower() in NO else ""
+    value, where = _checking_in_file()
+    return f"host_key_checking={value} in {where}" if value.lower() in NO else ""
+
+
+def _checking_in_file() -> tuple[str, str]:
+    """What the user's ansible.cfg says about host keys, and its path; "" where it says nothing."""
+    file, parser = _own_file()
+    found = [parser.get(section, key, fallback="") for section, key in CHECKING_IN_FILE]
+    return next((value for value in reversed(found) if value), ""), file
 
 
 def inventory_of_ansible() -> tuple[str, str]:

@@ -154,6 +154,15 @@ def add_allowances(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_accept_new_host_keys(parser: argparse.ArgumentParser) -> None:
+    """Add --accept-new-host-keys."""
+    parser.add_argument(
+        "--accept-new-host-keys",
+        action="store_true",
+        help="store the keys of hosts that ssh does not know; a changed key is always refused",
+    )
+
+
 def print_result(options: argparse.Namespace, document: object, text: str) -> None:
     """Print the result of a command, as JSON or as text that fits a terminal."""
     if options.json:

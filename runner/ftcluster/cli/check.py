@@ -11,7 +11,7 @@ from ftcluster.ansible.options import (
     inventories_of,
     passed_on,
 )
-from ftcluster.cli.arguments import add_output, print_result
+from ftcluster.cli.arguments import add_accept_new_host_keys, add_output, print_result
 from ftcluster.cli.setup import find_inventories
 from ftcluster.cluster.saved import recall, recall_of
 from ftcluster.progress.view import make_view
@@ -39,6 +39,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--strict", action="store_true", help="exit code 1 also where it warns, as for cron"
     )
+    add_accept_new_host_keys(parser)
     add_output(parser)
     add_options(parser, OPTIONS)
     parser.set_defaults(run=run)
@@ -54,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
         arguments = (*before.options, *arguments)
     view = make_view(options.verbose)
     with ask_passwords(vars(options)) as passwords:
-        found = document(collect(inventories, (*arguments, *passwords), view))
+        reach = (*arguments, *passwords)
+        found = document(collect(inventories, reach, view, options.accept_new_host_keys))
     found = compared(found, read_history(found["inventory"]))
     keep(found)
     print_result(options, found, "\n".join(lines(found)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, pattern_of, read_inventory
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords, passed_on
-from ftcluster.cli.arguments import add_output, print_result
+from ftcluster.cli.arguments import add_accept_new_host_keys, add_output, print_result
 from ftcluster.cli.help import example_lines
 from ftcluster.cli.setup import setup
 from ftcluster.cluster.record import Drained, with_drained
@@ -58,6 +58,8 @@ def add_parser(commands: Any) -> None:
             kind.add_argument(
                 "--teardown", action="store_true", help="also remove what setup left on them"
             )
+        if name == "add":
+            add_accept_new_host_keys(kind)
         if name == "drain":
             kind.add_argument("--why", default=NO_REASON, metavar="TEXT", help="plans show it")
         add_output(kind, verbose="print one line per task and host")
@@ -158,7 +160,8 @@ def add(options: argparse.Namespace) -> int:
         limit = ("--limit", pattern_of(names))
         # first, because the new hosts are verified together with the head
         stack = _stack_of(_tell_all(cluster, "system", arguments, view, passwords))
-        setup(cluster.inventories, (*arguments, *limit), view, passwords, stack)
+        accept_new, reach = options.accept_new_host_keys, (*arguments, *limit)
+        setup(cluster.inventories, reach, view, passwords, stack, accept_new)
         _tell_all(cluster, "mesh,verify", arguments, view, passwords, stack)
     text = f"{', '.join(names)}: part of the cluster, which has {counted(len(hosts), 'host')}"
     print_result(options, {"state": "done", "added": names, "hosts": hosts}, text)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from ftcluster.ansible.signals import ended_in_order
 from ftcluster.cli import (
     attach,
     bench,
@@ -167,7 +168,8 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         options = read_arguments(arguments)
         as_json = getattr(options, "json", False)  # not where it is a script's own word
-        return run_as_it_is(options)
+        with ended_in_order():
+            return run_as_it_is(options)
     except FtclusterError as error:
         failed = error
     except KeyboardInterrupt:

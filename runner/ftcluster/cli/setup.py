@@ -17,7 +17,12 @@ from ftcluster.ansible.options import (
     remembered,
 )
 from ftcluster.ansible.settings import inventory_of_ansible
-from ftcluster.cli.arguments import add_allowances, add_output, print_result
+from ftcluster.cli.arguments import (
+    add_accept_new_host_keys,
+    add_allowances,
+    add_output,
+    print_result,
+)
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, NoCluster, change, damage, recall, recall_of
 from ftcluster.errors import UsageError
@@ -69,6 +74,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--rollback", action="store_true", help="only switch all hosts back to the previous stack"
     )
+    add_accept_new_host_keys(parser)
     add_output(parser)
     add_options(parser, SETUP, FLAGS)
     parser.set_defaults(run=run)
@@ -85,16 +91,17 @@ def run(options: argparse.Namespace) -> int:
     if before and not given:  # connect as the last time
         arguments = (*before.options, *arguments)
     variables = {} if options.rollback else stack_variables(options)
-    view = make_view(options.verbose)
+    view, accept_new = make_view(options.verbose), options.accept_new_host_keys
     if damaged := damage():
         view.say(f"{damaged}; what can be known again is read from the hosts")
     with ask_passwords(vars(options)) as passwords:
         if options.rollback:
-            result = run_stages("rollback", inventories, (*arguments, *passwords), view)
+            reach = (*arguments, *passwords)
+            result = run_stages("rollback", inventories, reach, view, accept_new=accept_new)
             if "--check" not in arguments:
                 change(inventories, lambda saved: saved and _with_stack(saved, result))
         else:
-            result = setup(inventories, arguments, view, passwords, variables)
+            result = setup(inventories, arguments, view, passwords, variables, accept_new)
     text = "\n".join([*result.table, summary(result, options)])
     print_result(options, result_document(result), text)
     return 0
@@ -153,18 +160,21 @@ def setup(
     view: View,
     passwords: tuple[str, ...] = (),
     variables: Mapping[str, str | bool] | None = None,
+    accept_new: bool = False,
 ) -> StagesResult:
     """Run the playbook `setup` and save the cluster.
 
     Args:
         passwords: further arguments, which are not saved.
         variables: see `stack_variables`.
+        accept_new: see run_stages.
 
     Raises:
         FtclusterError: a host failed or does not answer; names each with its reason.
         Interrupted: the user stopped it.
     """
-    result = run_stages("setup", inventories, (*options, *passwords), view, variables)
+    reach = (*options, *passwords)
+    result = run_stages("setup", inventories, reach, view, variables, accept_new=accept_new)
     if "--check" not in options:
         _save(result, options)
     return result

@@ -1,19 +1,20 @@
 """Runs the playbook `check` on the hosts of an inventory and collects its results."""
 
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.answers import facts_set
+from ftcluster.ansible.host_keys import refused_hosts
 from ftcluster.ansible.inventory import Inventory
-from ftcluster.ansible.playbook import TaskEvent
+from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.ansible.scratch import private_folder
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.paths import memory_dir
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
+from ftcluster.provision.meeting import meet, say_unchecked
 from ftcluster.provision.stages import address, raise_timeout, show_playbook
 
 TIME_LIMIT_SECONDS = 300  # the ranks themselves give up after 180
@@ -56,31 +57,47 @@ class Found:
         self.report = known.get("verify_report", self.report)
 
 
-def collect(paths: Sequence[Path], options: Sequence[str], view: View) -> Found:
+def collect(
+    paths: Sequence[Path], options: Sequence[str], view: View, accept_new: bool = False
+) -> Found:
     """Run the playbook; a host that fails does not keep the others from being checked.
+
+    Args:
+        accept_new: see run_stages.
 
     Raises:
         FtclusterError: Ansible could not begin, or it took too long.
         Interrupted: the user stopped it.
     """
     inventory, known = address(paths, options)
+    say_unchecked(inventory, view)
+    began = time.monotonic()
+    found, outcome = _run(inventory, known, options, view)
+    refused = refused_hosts(outcome) if outcome.state == "failed" else ()
+    if refused and meet("check", inventory, refused, options, view, accept_new):
+        found, outcome = _run(inventory, known, options, view)
+    found.seconds = time.monotonic() - began
+    if outcome.state == "stopped":
+        raise Interrupted("stopped: the cluster is unchanged")
+    if outcome.state == "failed" and not found.failures:
+        raise FtclusterError(f"check failed; output of ansible:\n{outcome.output.strip()}")
+    return found
+
+
+def _run(
+    inventory: Inventory, known: Mapping[str, Any], options: Sequence[str], view: View
+) -> tuple[Found, Outcome]:
     found = Found(inventory)
     progress = SetupProgress()
-    began = time.monotonic()
     # connections of its own: Ansible would wait 15 s for one that an earlier command has left open
     # to a host that is off now
-    with tempfile.TemporaryDirectory(prefix="ftcluster-", dir=memory_dir()) as sockets:
-        settings = {"ANSIBLE_SSH_CONTROL_PATH_DIR": sockets}
+    with private_folder() as sockets:
+        settings = {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets)}
         outcome = show_playbook(
             "check", inventory, known, options, view, progress, found.add, TIME_LIMIT_SECONDS,
             settings,
         )  # fmt: skip
     progress.finished = True
     view.close()
-    found.seconds = time.monotonic() - began
-    if outcome.state == "stopped":
-        raise Interrupted("stopped: the cluster is unchanged")
     raise_timeout("check", outcome, progress, TIME_LIMIT_SECONDS)
-    if outcome.state == "failed" and not found.failures:
-        raise FtclusterError(f"check failed; output of ansible:\n{outcome.output.strip()}")
-    return found
+    return found, outcome

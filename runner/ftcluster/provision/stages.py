@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.answers import facts_set, stack_folder
+from ftcluster.ansible.host_keys import refused_hosts
 from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, pattern_of, read_inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.signals import Interrupts
@@ -15,6 +16,7 @@ from ftcluster.cluster.saved import recall_of
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
+from ftcluster.provision.meeting import meet, say_unchecked
 from ftcluster.provision.which_hosts import which_hosts
 
 TIME_LIMIT_SECONDS = 3600
@@ -78,6 +80,7 @@ def run_stages(
     view: View,
     variables: Mapping[str, Any] | None = None,
     unreachable: bool = False,
+    accept_new: bool = False,
 ) -> StagesResult:
     """Run a playbook of stages.
 
@@ -85,31 +88,23 @@ def run_stages(
         playbook: its name in the collection, which is also what messages call it.
         variables: data for the playbook; -e among the options overrides them.
         unreachable: whether it is enough that some of the hosts answer.
+        accept_new: whether keys of hosts that are not known are stored without a question.
 
     Raises:
         FtclusterError: a host failed or does not answer; names each with its reason.
         Interrupted: the user stopped it.
     """
     inventory, known = address(paths, options)
-    result = StagesResult(inventory)
-    progress = result.progress
     if inventory.pattern:
         view.say(f"hosts: {inventory.pattern} ({len(inventory.cluster)})")
+    say_unchecked(inventory, view)
+    variables = {**(variables or {}), **known}
     began = time.monotonic()
-    outcome = show_playbook(
-        playbook,
-        inventory,
-        {**(variables or {}), **known},
-        options,
-        view,
-        progress,
-        result.add,
-        TIME_LIMIT_SECONDS,
-    )
-    if result.locked and outcome.state != "done":
-        _unlock(inventory, known, options)
-    progress.finished = outcome.state == "done"
-    view.close()
+    result, outcome = _run(playbook, inventory, variables, options, view)
+    refused = refused_hosts(outcome) if outcome.state == "failed" and not unreachable else ()
+    if refused and meet(playbook, inventory, refused, options, view, accept_new):
+        result, outcome = _run(playbook, inventory, variables, options, view)
+    progress = result.progress
     result.seconds = time.monotonic() - began
     if outcome.state == "stopped":
         raise Interrupted(f"stopped: {playbook} is not finished; run it again to resume")
@@ -128,6 +123,32 @@ def run_stages(
     if outcome.state != "done":
         raise FtclusterError(f"{playbook} failed; output of ansible:\n{outcome.output.strip()}")
     return result
+
+
+def _run(
+    playbook: str,
+    inventory: Inventory,
+    variables: Mapping[str, Any],
+    options: Sequence[str],
+    view: View,
+) -> tuple[StagesResult, Outcome]:
+    """Run a playbook once, and release the hosts' lock where it did not end well."""
+    result = StagesResult(inventory)
+    outcome = show_playbook(
+        playbook,
+        inventory,
+        variables,
+        options,
+        view,
+        result.progress,
+        result.add,
+        TIME_LIMIT_SECONDS,
+    )
+    if result.locked and outcome.state != "done":
+        _unlock(inventory, variables, options)
+    result.progress.finished = outcome.state == "done"
+    view.close()
+    return result, outcome
 
 
 def show_playbook(

@@ -228,3 +228,17 @@ def test_a_group_without_its_bracket(tmp_path: Path) -> None:
     path.write_text("a\n[web\nnode1\n")
     found = error_of(path)
     assert f"{path}:2: the name of a group lacks its ]\n  the line is: [web" in found
+
+
+def test_variables_by_which_host_keys_are_not_checked_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.ini"
+    path.write_text(
+        "a ansible_host_key_checking=False\n"
+        "b ansible_ssh_common_args='-o StrictHostKeyChecking=no -o ConnectTimeout=5'\n"
+        "c ansible_ssh_common_args='-o StrictHostKeyChecking=accept-new'\n"
+        "d ansible_ssh_host_key_checking=yes\n"
+    )
+    assert read_inventory((path,)).unchecked == (
+        "ansible_host_key_checking=False (a)",
+        "StrictHostKeyChecking=no in ansible_ssh_common_args (b)",
+    )

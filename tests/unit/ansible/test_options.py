@@ -1,11 +1,11 @@
 import getpass
-import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ftcluster.ansible.options import ask_passwords, remembered
+from ftcluster.ansible.options import answer_in_memory, ask_passwords, remembered
 
 
 @pytest.fixture
@@ -53,23 +53,21 @@ def test_nothing_is_asked_that_is_not_wanted(memory: Path, monkeypatch: pytest.M
     assert list(memory.iterdir()) == []
 
 
-def test_answers_are_in_private_files_that_go_away(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_have_no_name_and_go_away(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     questions = answers(monkeypatch, "bec", "pässword")
-    before = os.umask(0)
-    try:
-        with ask_passwords({"--ask-become-pass": True, "--ask-pass": True}) as arguments:
-            assert arguments[0::2] == ("--become-password-file", "--connection-password-file")
-            files = [Path(name) for name in arguments[1::2]]
-            assert [file.read_text("utf-8") for file in files] == ["bec\n", "pässword\n"]
-            assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
-            assert files[0].parent.stat().st_mode & 0o777 == 0o700
-            assert files[0].parent.parent == memory
-    finally:
-        os.umask(before)
+    with ask_passwords({"--ask-become-pass": True, "--ask-pass": True}) as arguments:
+        assert arguments[0::2] == ("--become-password-file", "--connection-password-file")
+        files = [Path(name) for name in arguments[1::2]]
+        # another program of the user, ansible-inventory, may open them
+        said = subprocess.run(["cat", *files], capture_output=True, text=True, check=True).stdout
+        assert said == "bec\npässword\n"
+        assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+        assert [file.stat().st_nlink for file in files] == [0, 0]
+        found = [answer_in_memory(word) for word in arguments]
+        assert found == [None, b"bec\n", None, "pässword\n".encode()]
+        assert list(memory.iterdir()) == []
     assert questions == ["BECOME password: ", "SSH password: "]
-    assert list(memory.iterdir()) == []
+    assert not any(file.exists() for file in files)
 
 
 def test_answers_go_away_when_the_command_or_a_question_is_interrupted(
@@ -79,9 +77,12 @@ def test_answers_go_away_when_the_command_or_a_question_is_interrupted(
         raise KeyboardInterrupt
 
     answers(monkeypatch, "secret")
-    with pytest.raises(KeyboardInterrupt), ask_passwords({"--ask-vault-pass": True}):  # noqa: PT012
-        assert len(list(memory.iterdir())) == 1
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ask_passwords({"--ask-vault-pass": True}) as arguments,
+    ):
         interrupted()
+    assert not Path(arguments[1]).exists()
     monkeypatch.setattr(getpass, "getpass", interrupted)
     with pytest.raises(KeyboardInterrupt), ask_passwords({"--ask-pass": True}):
         pytest.fail("there is no answer")

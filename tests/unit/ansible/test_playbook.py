@@ -1,6 +1,10 @@
+import contextlib
+import getpass
 import os
+import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +13,7 @@ from typing import Any
 import pytest
 
 from ftcluster.ansible import playbook
+from ftcluster.ansible.options import ask_passwords
 from ftcluster.ansible.playbook import TaskEvent, read_event, run_playbook
 from ftcluster.ansible.processes import descendants, end_descendants, is_running
 
@@ -128,29 +133,69 @@ def test_a_playbook_that_takes_too_long_is_ended_with_all_it_started(
     assert commands_with(f"echo {tmp_path}") == []
 
 
-def test_nothing_secret_is_in_a_file_while_a_playbook_runs(
+# three secrets, and a word of the settings
+LOOKED_FOR = (b"in-the-environment", b"among-variables", b"the-answer", b"pexpect")
+
+
+def test_no_secret_is_in_a_file_at_any_time_of_a_playbook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = tmp_path / "memory"
-    memory.mkdir()
-    monkeypatch.setattr(playbook, "memory_dir", lambda: memory)
+    """So a signal leaves none, whenever it comes."""
+    for variable in ("XDG_RUNTIME_DIR", "TMPDIR", "HOME"):
+        (tmp_path / variable).mkdir()
+        monkeypatch.setenv(variable, str(tmp_path / variable))
     monkeypatch.setenv("HF_TOKEN", "in-the-environment")
+    monkeypatch.setattr(getpass, "getpass", lambda _: "the-answer")
     path, inventory = write_playbook(tmp_path, "echo {{ planted | length }} >&2; sleep 1; exit 3")
-    looked: list[str] = []
+    seen: set[bytes] = set()
+    ended = threading.Event()
 
-    def look(event: TaskEvent) -> None:
-        if event.kind == "started":
-            looked.extend(path.read_text() for path in memory.rglob("*") if path.is_file())
+    def look() -> None:
+        while not ended.wait(0.002):
+            for folder, _, names in os.walk(tmp_path):
+                for name in names:
+                    file = Path(folder, name)
+                    with contextlib.suppress(OSError):
+                        if stat.S_ISREG(file.lstat().st_mode):
+                            text = file.read_bytes()
+                            seen.update(word for word in LOOKED_FOR if word in text)
 
-    outcome = run_playbook(
-        path, (inventory,), {"planted": "among-variables"}, look, time_limit_seconds=100
-    )
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        with ask_passwords({"--ask-become-pass": True, "--ask-vault-pass": True}) as passwords:
+            outcome = run_playbook(
+                path, (inventory,), {"planted": "among-variables"}, lambda _: None,
+                options=passwords, time_limit_seconds=100,
+            )  # fmt: skip
+    finally:
+        ended.set()
+        looking.join()
     assert outcome.state == "failed", outcome.output
     assert [(one.kind, one.message) for one in outcome.failures] == [("failed", f"{RC}\n15")]
     assert not outcome.unreachable
-    assert looked, "its settings, at least"
-    assert not any("in-the-environment" in text or "among-variables" in text for text in looked)
-    assert list(memory.iterdir()) == []
+    assert seen == {b"pexpect"}, "its settings and nothing else"
+    assert list((tmp_path / "XDG_RUNTIME_DIR").iterdir()) == []
+
+
+def test_ansible_ends_with_the_command_that_is_killed(tmp_path: Path) -> None:
+    running = tmp_path / "running"
+    path, inventory = write_playbook(
+        tmp_path, f"touch {running}; while [ -e {running} ]; do sleep 0.1; done"
+    )
+    program = (
+        "import sys; from pathlib import Path; from ftcluster.ansible.playbook import run_playbook;"
+        "run_playbook(sys.argv[1], [Path(sys.argv[2])], {}, print, time_limit_seconds=100)"
+    )
+    argv = [sys.executable, "-c", program, path, str(inventory)]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as process:
+        while not running.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+    while commands_with(path):  # ansible-playbook and its workers
+        time.sleep(0.05)
+    running.unlink()
 
 
 def test_a_playbook_that_is_cancelled_while_it_is_silent_is_ended_at_once(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ def test_every_play_addresses_the_cluster_alone() -> None:
         for play in plays:
             if name == "hosts.yml":
                 assert play.keys() == {"name", "hosts", "gather_facts"}
+            elif name == "host_keys.yml":
+                assert play["hosts"] == "{{ host_keys_hosts | default('all') }}"
             else:
                 pattern = "unseen" if name == "look.yml" else "pattern"
                 assert play["hosts"] == f"{{{{ cluster_{pattern} }}}}", name

@@ -1,6 +1,7 @@
 """How variables reach Ansible: as data, never as templates, in a file that nobody else reads."""
 
 import json
+import stat
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,7 +120,7 @@ def test_ten_thousand_files_with_long_names(tmp_path: Path) -> None:
     assert [event.message for event in events if event.message] == [f"10000 {names[-1]}"]
 
 
-def test_variables_are_in_no_argument_but_in_a_file_that_nobody_else_reads(
+def test_variables_are_in_no_argument_and_no_file_but_in_a_pipe_that_nobody_else_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
@@ -128,21 +129,22 @@ def test_variables_are_in_no_argument_but_in_a_file_that_nobody_else_reads(
     def run_async(**arguments: Any) -> tuple[Any, Any]:
         given.update(arguments)
         folder = Path(arguments["private_data_dir"])
-        with_secret = [
-            path for path in folder.rglob("*") if path.is_file() and "s3cret" in path.read_text()
-        ]
-        given["files"] = [(path.stat().st_mode & 0o777, str(path)) for path in with_secret]
-        given["folder"] = folder.stat().st_mode & 0o777
+        files = [path.read_text() for path in folder.rglob("*") if path.is_file()]
+        given["files"] = files
+        pipe = folder / "variables.yml"
+        given["modes"] = [path.stat().st_mode for path in (folder, pipe)]
+        given["through"] = pipe.read_bytes()
+        given["again"] = pipe.exists()
         return thread, SimpleNamespace(status="successful")
 
     monkeypatch.setattr(playbook.ansible_runner, "run_async", run_async)
     run_playbook("p.yml", (tmp_path,), {"a": "s3cret"}, lambda _: None, time_limit_seconds=9)
-    [(mode, path)] = given.pop("files")
-    assert mode == 0o600
-    assert given.pop("folder") == 0o700
-    assert f"@{path}" in given["cmdline"]
+    assert given.pop("modes") == [stat.S_IFDIR | 0o700, stat.S_IFIFO | 0o600]
+    assert given.pop("through") == b"--- !unsafe\na: s3cret\n"
+    assert not given.pop("again")
+    assert f"@{given['private_data_dir']}/variables.yml" in given["cmdline"]
     assert "s3cret" not in str(given)
-    assert not Path(path).exists()
+    assert not Path(given["private_data_dir"]).exists()
 
 
 def test_what_is_no_unicode_is_refused_in_one_line() -> None:

@@ -2,8 +2,17 @@ import os
 from pathlib import Path
 
 import pytest
+from ansible import constants as C
+from ansible.config.manager import ConfigManager
+from ansible.plugins.loader import connection_loader
+from ansible_runner.config.runner import RunnerConfig
 
-from ftcluster.ansible.settings import SSH_ARGS, ansible_environment
+from ftcluster.ansible.settings import (
+    CHECKING,
+    SSH_ARGS,
+    ansible_environment,
+    keys_unchecked_by,
+)
 
 OURS = {
     "ANSIBLE_FORKS": "32", "ANSIBLE_TIMEOUT": "30", "ANSIBLE_PIPELINING": "true",
@@ -49,3 +58,49 @@ def test_a_command_changes_what_the_user_has_not_set(monkeypatch: pytest.MonkeyP
     found = ansible_environment({"ANSIBLE_TIMEOUT": "7", "ANSIBLE_FORKS": "9", "ANSIBLE_X": "y"})
     assert (found["ANSIBLE_TIMEOUT"], found["ANSIBLE_X"]) == ("7", "y")
     assert "ANSIBLE_FORKS" not in found
+
+
+@pytest.mark.parametrize(
+    ("config", "environment", "checked", "why"),
+    [
+        ("", {}, True, ""),
+        ("[defaults]\nhost_key_checking = False\n", {}, False, "host_key_checking=False in {file}"),
+        ("[ssh_connection]\nhost_key_checking = no\n", {}, False, "host_key_checking=no in {file}"),
+        ("[defaults]\nhost_key_checking = False\n[ssh_connection]\nhost_key_checking = True\n", {},
+         True, ""),
+        ("[defaults]\nhost_key_checking = no\n", {"ANSIBLE_HOST_KEY_CHECKING": "true"}, True, ""),
+        ("", {"ANSIBLE_SSH_HOST_KEY_CHECKING": "0"}, False,
+         "ANSIBLE_SSH_HOST_KEY_CHECKING=0 in the environment"),
+    ],
+)  # fmt: skip
+def test_host_keys_are_checked_unless_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, environment: dict[str, str],
+    checked: bool, why: str,
+) -> None:  # fmt: skip
+    """What ansible-runner makes of it, as Ansible's connection plugin reads it."""
+    file = tmp_path / "ansible.cfg"
+    file.write_text(config)
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(file))
+    for name in CHECKING:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert keys_unchecked_by() == why.format(file=file)
+    runner = RunnerConfig(
+        str(tmp_path), playbook="p.yml", inventory="i.ini", envvars=ansible_environment()
+    )
+    runner.prepare()
+    for name in CHECKING:
+        monkeypatch.delenv(name, raising=False)
+        if name in runner.env:
+            monkeypatch.setenv(name, runner.env[name])
+    loader = connection_loader.get("ssh", class_only=True)
+    assert loader
+    manager = ConfigManager(str(file))
+    manager.initialize_plugin_configuration_definitions(
+        "connection", "ssh", C.config.get_configuration_definitions("connection", "ssh")
+    )
+    found = manager.get_config_value(
+        "host_key_checking", plugin_type="connection", plugin_name="ssh"
+    )
+    assert found == checked

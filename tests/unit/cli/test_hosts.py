@@ -57,7 +57,9 @@ def played(monkeypatch: pytest.MonkeyPatch, head: Path) -> Played:
     """The playbooks that ran, and their options; every host of them is found."""
     found: Played = []
 
-    def run_stages(playbook: str, paths: Paths, options: tuple[str, ...], *_: Any) -> StagesResult:
+    def run_stages(
+        playbook: str, paths: Paths, options: tuple[str, ...], *_: Any, **__: Any
+    ) -> StagesResult:
         found.append((playbook, tuple(options)))
         pairs = dict(zip(options[::2], options[1::2], strict=True))
         pattern = pairs.get("--extra-vars", "").partition("=")[2] or recall().pattern

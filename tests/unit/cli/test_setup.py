@@ -38,7 +38,7 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
         passwords: tuple[str, ...] = (),
     ) -> None:
         def run_stages(
-            playbook: str, paths: Paths, given: tuple[str, ...], *_: object
+            playbook: str, paths: Paths, given: tuple[str, ...], *_: object, **__: object
         ) -> StagesResult:
             assert (playbook, given) == ("setup", (*options, *passwords))
             names = tuple(one.name for one in found) if "--limit" in given else everyone
@@ -156,6 +156,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Given]:
             options: tuple[str, ...],
             _view: object,
             variables: dict[str, Any] | None = None,
+            **_: object,
         ) -> StagesResult:
             calls.append((playbook, paths, options, variables or {}))
             facts = {"a": host("a")}
@@ -273,7 +274,7 @@ def stack_after(monkeypatch: pytest.MonkeyPatch, stack: str, *words: str) -> dic
     both = ("a", "b")
     names = ("b",) if "--limit" in words else ("a", "b")
 
-    def run_stages(*_: object) -> StagesResult:
+    def run_stages(*_: object, **__: object) -> StagesResult:
         facts = {name: host(name) for name in names}
         return StagesResult(Inventory((path,), names, both), facts=facts, table=TABLE, stack=stack)
 

@@ -114,7 +114,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.chdir(tmp_path)
     calls: Asked = []
 
-    def collect(paths: tuple[Path, ...], options: Sequence[str], _: object) -> Found:
+    def collect(paths: tuple[Path, ...], options: Sequence[str], *_: object) -> Found:
         calls.append((paths, options))
         return found(2)
 

@@ -1,0 +1,203 @@
+"""Hosts whose keys ssh refuses: which ones and why, and storing keys that the user accepts.
+
+ssh itself checks and stores: it alone knows jump hosts, ports, aliases and hashed names.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftcluster.ansible.inventory import Inventory
+from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.scratch import private_folder
+from ftcluster.ansible.settings import users_ssh_args
+from ftcluster.ansible.ssh_words import CHANGED, REFUSED, UNKNOWN
+from ftcluster.errors import FtclusterError
+
+TIME_LIMIT_SECONDS = 120
+CHECK, ASK, SAY = "Check the key", "Ask for the key", "Say how ssh connects"  # tasks
+PASSWORDS = ("--become-password-file", "--connection-password-file")
+ACCEPT = "--accept-new-host-keys"
+WAYS = (
+    "nothing was changed; compare the fingerprints with what `ssh-keygen -lf` prints for "
+    "/etc/ssh/ssh_host_*_key.pub on each host; then connect to it once with ssh, or add its key "
+    f"with ssh-keyscan, or give setup or check the option {ACCEPT}"
+)
+
+
+@dataclass(frozen=True)
+class Met:
+    """A host whose key ssh does not know.
+
+    Attributes:
+        host: the inventory's name.
+        address: what ssh connects to.
+        lines: what ssh would store.
+        fingerprint: type and SHA-256 of the key, as `ssh-keygen -l` prints them.
+        file: where ssh would store it.
+    """
+
+    host: str
+    address: str
+    lines: str
+    fingerprint: str
+    file: Path
+
+    @property
+    def line(self) -> str:
+        """The host, its address and its key, for a list."""
+        return f"{self.host}: {self.address}, {self.fingerprint}"
+
+
+@dataclass
+class Keys:
+    """What ssh says of the keys of some hosts.
+
+    Attributes:
+        unknown: the hosts that are not known, with their keys.
+        refused: of other hosts, why they are refused.
+    """
+
+    unknown: list[Met] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def refused_hosts(outcome: Outcome) -> tuple[str, ...]:
+    """The hosts whose keys ssh refused in a playbook."""
+    marks = (UNKNOWN, CHANGED, REFUSED)
+    refused = [one.host for one in outcome.failures if one.message.startswith(marks)]
+    return tuple(dict.fromkeys(refused))
+
+
+def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]) -> Keys:
+    """Ask ssh about the keys of some hosts, over Ansible's connections; sends them nothing.
+
+    Args:
+        options: arguments of ansible-playbook.
+
+    Raises:
+        FtclusterError: Ansible could not begin.
+    """
+    ways: dict[str, Mapping[str, Any]] = {}
+    checked: dict[str, str] = {}
+    asked: dict[str, str] = {}
+
+    def take(event: TaskEvent) -> None:
+        if event.task == SAY and event.kind == "ok":
+            ways[event.host] = event.result["msg"]
+        elif event.kind in ("failed", "unreachable", "ok", "changed"):
+            {CHECK: checked, ASK: asked}.get(event.task, {})[event.host] = event.message
+
+    with private_folder() as folder:
+        outcome = run_playbook(
+            "ftcluster.cluster.host_keys",
+            inventory.paths,
+            {
+                "host_keys_hosts": list(hosts),
+                "host_keys_folder": str(folder),
+                "host_keys_ssh_args": users_ssh_args(),
+            },
+            take,
+            options=_without_passwords(options),
+            time_limit_seconds=TIME_LIMIT_SECONDS,
+        )
+        keys = Keys()
+        for host in [name for name in inventory.hosts if name in hosts]:
+            if host not in ways:
+                raise FtclusterError(
+                    f"{host}: ssh cannot be asked for its key; Ansible said\n{outcome.output}"
+                )
+            file = folder / host
+            said = checked.get(host, "")
+            if said.startswith((CHANGED, REFUSED)):
+                keys.refused[host] = said
+            elif said.startswith(UNKNOWN) and file.exists():
+                keys.unknown.append(_met(host, ways[host], file))
+            elif said.startswith(UNKNOWN):
+                why = asked.get(host, "").strip().split("\n")[-1]
+                keys.refused[host] = (
+                    f"{UNKNOWN}, nor can it be asked for: {why}; if it is reached through another "
+                    "host, connect to that one once with ssh"
+                )
+    return keys
+
+
+def refusal(what: str, keys: Keys) -> FtclusterError:
+    """The error for hosts whose keys are refused; names each.
+
+    Args:
+        what: the command.
+    """
+    lines = [f"{met.host}: {UNKNOWN}: {met.address}, {met.fingerprint}" for met in keys.unknown]
+    lines += [f"{host}: {why}" for host, why in keys.refused.items()]
+    hint = WAYS if keys.unknown else "nothing was changed"
+    hosts = [*(met.host for met in keys.unknown), *keys.refused]
+    problem = f"{what}: ssh refuses the keys of {', '.join(hosts)}"
+    return FtclusterError("\n  ".join([problem, *lines]), hint)
+
+
+def store(keys: Sequence[Met]) -> None:
+    """Add keys to the files in which ssh looks for them.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    for met in keys:
+        if not met.file.parent.exists():
+            met.file.parent.mkdir(mode=0o700)
+        descriptor = os.open(met.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            torn = size and os.pread(file.fileno(), 1, size - 1) != b"\n"
+            os.write(file.fileno(), (("\n" if torn else "") + met.lines).encode())
+            os.fsync(file.fileno())
+
+
+def _met(host: str, way: Mapping[str, Any], file: Path) -> Met:
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", str(file)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    # bits, fingerprint, name or comment of several words, (type)
+    return Met(host, _address(way), file.read_text(), f"{shown[-1].strip('()')} {shown[1]}",
+               _known_hosts(way))  # fmt: skip
+
+
+def _address(way: Mapping[str, Any]) -> str:
+    return f"{way['host']}:{way['port']}" if str(way["port"]) else str(way["host"])
+
+
+def _known_hosts(way: Mapping[str, Any]) -> Path:
+    """The file in which ssh would store the key of a host.
+
+    Raises:
+        FtclusterError: ssh does not accept the options, or stores no keys.
+    """
+    options = [word for text in way["options"] for word in shlex.split(str(text))]
+    for flag, value in (("-p", way["port"]), ("-l", way["user"])):
+        options += [flag, str(value)] if str(value) else []
+    argv = ["ssh", "-G", *options, "--", str(way["host"])]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    found = re.search(r"^userknownhostsfile (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode or not found or found[1] in ("none", os.devnull):
+        why = done.stderr.strip() or "it is told to keep no known_hosts"
+        raise FtclusterError(
+            f"{way['host']}: ssh cannot store its key: {why}",
+            "name a file with UserKnownHostsFile in ssh's configuration",
+        )
+    return Path(found[1]).expanduser()
+
+
+def _without_passwords(options: Sequence[str]) -> list[str]:
+    """Options without those that hand over a password: this is before a host is known."""
+    kept: list[str] = []
+    skip = False
+    for word in options:
+        if not skip and word not in PASSWORDS:
+            kept.append(word)
+        skip = not skip and word in PASSWORDS
+    return kept

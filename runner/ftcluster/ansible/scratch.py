@@ -1,0 +1,52 @@
+"""Private folders in memory, which the next command removes where a process was killed."""
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ftcluster.paths import memory_dir
+
+# the process, when it began, and its namespace of process ids: containers may share /dev/shm
+NAME = re.compile(r"ftcluster-(?P<pid>\d+)-(?P<start>\d+)-(?P<space>\d+)-\w+")
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder in memory (0700) until the context ends; removes those of killed processes."""
+    remove_left_over()
+    own = f"ftcluster-{os.getpid()}-{_start_of(os.getpid())}-{_space()}-"
+    folder = Path(tempfile.mkdtemp(prefix=own, dir=memory_dir()))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_left_over() -> None:
+    """Remove this user's folders of processes that are gone."""
+    for folder in memory_dir().glob("ftcluster-*"):
+        found = NAME.fullmatch(folder.name)
+        if not found or int(found["space"]) != _space():
+            continue
+        with contextlib.suppress(OSError):  # somebody else removes it, too
+            if folder.lstat().st_uid == os.geteuid() and _start_of(int(found["pid"])) != int(
+                found["start"]
+            ):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_of(pid: int) -> int:
+    """When a process began, in clock ticks since the boot; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def _space() -> int:
+    """The number of this process's namespace of process ids."""
+    return Path("/proc/self/ns/pid").stat().st_ino

@@ -1,0 +1,33 @@
+"""What ssh says when it refuses the key of a host, in the words of ftcluster."""
+
+import re
+
+UNKNOWN = "its host key is not known here"
+CHANGED = "its host key is not the one that is known here"
+REFUSED = "its host key is not known here, or is not the known one"
+FAILED = "Host key verification failed"
+OFFENDING = re.compile(r"Offending \S+ key in (\S+:\d+)")
+SENT = re.compile(r"fingerprint for the (\S+) key sent by the remote host is\s+(SHA256:[\w+/=]+)")
+# Ansible's, with a password; it hides ssh's own words
+WITH_PASSWORD = "not possible because Host Key checking is enabled"
+
+
+def of_host_key(message: str) -> str:
+    """Why a key was refused, in one line; "" for another failure.
+
+    >>> of_host_key("Failed to connect to the host via ssh: Host key verification failed.")
+    'its host key is not known here'
+    """
+    if "HOST IDENTIFICATION HAS CHANGED" in message:
+        sent, known = SENT.search(message), OFFENDING.search(message)
+        shows = f", it shows {sent[1]} {sent[2]}" if sent else ""
+        where = known[1] if known else "known_hosts"
+        return (
+            f"{CHANGED}{shows}: somebody may be in between, or it was installed again; look at "
+            f"{where}, and remove that line only if you know why the key is another one"
+        )
+    if "REVOKED HOST KEY" in message:
+        return f"{CHANGED}: it is revoked"
+    if FAILED in message:
+        return UNKNOWN
+    return REFUSED if WITH_PASSWORD in message else ""

@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import pytest
+
+from ftcluster.ansible.host_keys import Met, store
+from ftcluster.ansible.ssh_words import CHANGED, REFUSED, UNKNOWN, of_host_key
+
+CHANGED_KEY = (
+    "Failed to connect to the host via ssh: @@@@@@@@@@@\r\n"
+    "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r\n"
+    "The fingerprint for the ED25519 key sent by the remote host is\n"
+    "SHA256:N8oO4YzZWg55+E/NNLcOHj5qC82Leg4d1qre8dJ9E2c.\r\n"
+    "Add correct host key in /home/ops/.ssh/known_hosts to get rid of this message.\r\n"
+    "Offending RSA key in /home/ops/.ssh/known_hosts:12\r\n"
+    "Host key for 198.18.0.10 has changed and you have requested strict checking.\r\n"
+    "Host key verification failed."
+)
+
+
+def test_a_changed_key_names_what_to_look_at() -> None:
+    said = of_host_key(CHANGED_KEY)
+    assert said.startswith(CHANGED)
+    assert "SHA256:N8oO4YzZWg55+E/NNLcOHj5qC82Leg4d1qre8dJ9E2c:" in said
+    assert "/home/ops/.ssh/known_hosts:12," in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("No ED25519 host key is known for h.\r\nHost key verification failed.", UNKNOWN),
+        ("@ WARNING: REVOKED HOST KEY DETECTED! @", f"{CHANGED}: it is revoked"),
+        ("Using a SSH password instead of a key is not possible because Host Key checking is "
+         "enabled. Please add this host's fingerprint", REFUSED),
+        ("ssh: connect to host h port 22: Connection refused", ""),
+    ],
+)  # fmt: skip
+def test_other_words_of_ssh(message: str, said: str) -> None:
+    assert of_host_key(message) == said
+
+
+def test_keys_are_added_where_ssh_looks_for_them(tmp_path: Path) -> None:
+    file = tmp_path / ".ssh/known_hosts"
+    keys = [Met(name, name, f"{name} ssh-ed25519 AAAA\n", "", file) for name in "ab"]
+    store(keys[:1])
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text(file.read_text().rstrip())  # an editor's last line
+    store(keys[1:])
+    assert file.read_text() == "a ssh-ed25519 AAAA\nb ssh-ed25519 AAAA\n"
