@@ -23,6 +23,10 @@ WORDS = {  # in names of files, as `datasets` knows them
 INDEX = "Unnamed: 0"  # pandas writes an index without a name, and so calls it when it reads it
 SHARD = re.compile(r"-\d+-of-\d+$")  # of a file that the Hub has in parts
 
+# JSON that Python's reader gives up on, though it has its form: too deep, or a whole number of
+# thousands of digits
+UNREADABLE = (RecursionError, ValueError)
+
 Row = Mapping[str, Any]
 Files = tuple[Path, ...]
 
@@ -169,6 +173,8 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
             raise DataError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
         yield from _json_lines(path)
         return
+    except UNREADABLE as error:
+        raise DataError(f"{path}: {_why(error)}") from error
     if isinstance(document, dict):
         lists = [value for value in document.values() if isinstance(value, list)]
         document = lists[0] if len(lists) == 1 else [document]
@@ -205,6 +211,13 @@ def _json_value(line: str, path: Path, number: int) -> Any:
     except json.JSONDecodeError as error:
         what = f"not valid JSON: {error.msg} at column {error.colno}"
         return DataError(f"{path}:{number}: {what}")
+    except UNREADABLE as error:
+        return DataError(f"{path}:{number}: {_why(error)}")
+
+
+def _why(error: Exception) -> str:
+    deep = isinstance(error, RecursionError)
+    return "lists or objects too deep in each other" if deep else "a number of too many digits"
 
 
 _READERS = {".csv": _csv, ".tsv": _csv, ".json": _json, ".jsonl": _json_lines}

@@ -33,5 +33,5 @@ def read_trained(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
         known = {"recipe": str(found["recipe"]), "task": str(found["task"])}
         return {**known, "options": dict(found["options"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}

@@ -19,7 +19,7 @@ import tests.unit.conftest  # noqa: E402, F401  the collection by its name
 from tests.fuzz.inputs import PIECES, damaged, problem  # noqa: E402
 from tests.fuzz.parsers import NASTY, PARSERS  # noqa: E402
 
-SECONDS = 1.0
+SECONDS = 3.0
 MEMORY = 4 << 30
 
 

@@ -113,7 +113,7 @@ def read_facts(path: Path) -> ClusterFacts:
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read: {error}", HINT) from error
     hosts = document.get("facts", document) if isinstance(document, dict) else None
     hosts = hosts.get("hosts") if isinstance(hosts, dict) else None

@@ -24,7 +24,8 @@ def read_value(text: str) -> Any:
     """One value; a text that is not YAML is returned as it is."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    # an impossible date, a number of thousands of digits, brackets too deep in each other
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         return text
 
 
@@ -39,7 +40,10 @@ def read_keys(
     Raises:
         RecipeError: it is not YAML or not a mapping, or a key is set twice.
     """
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as error:  # a character that YAML does not allow
+        raise RecipeError(f"{source}: not valid YAML: {str(error).splitlines()[0]}") from error
     try:
         root = loader.get_single_node()
         if root is None:
@@ -65,5 +69,10 @@ def read_keys(
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise RecipeError(f"{source}:{line}: not valid YAML: {error.problem}") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        line = loader.line + 1
+        deep = isinstance(error, RecursionError)
+        what = "brackets or keys too deep in each other" if deep else str(error).splitlines()[0]
+        raise RecipeError(f"{source}:{line}: not valid YAML: {what}") from error
     finally:
         loader.dispose()
