@@ -15,7 +15,6 @@ from tests.programs import ROOT
 
 sys.path[:0] = [str(ROOT / name) for name in ("runner", "common", "train")]
 import tests.unit.conftest  # noqa: E402, F401  the collection by its name
-
 from tests.fuzz.inputs import PIECES, damaged, problem  # noqa: E402
 from tests.fuzz.parsers import NASTY, PARSERS  # noqa: E402
 

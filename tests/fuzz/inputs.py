@@ -17,7 +17,9 @@ PIECES = (
 )  # fmt: skip
 CHANGES = st.lists(
     st.tuples(
-        st.floats(0, 1), st.integers(0, 40), st.one_of(st.sampled_from(PIECES), st.binary(max_size=8))
+        st.floats(0, 1),
+        st.integers(0, 40),
+        st.one_of(st.sampled_from(PIECES), st.binary(max_size=8)),
     ),
     min_size=1,
     max_size=6,
@@ -57,9 +59,11 @@ def problem(parser: Parser, data: bytes, seconds: float) -> str:
         return ""
     except Hang:
         return f"takes longer than {seconds:g} s"
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__} at {Path(last.filename).name}:{last.name}: {str(error)[:100]}"
+        return (
+            f"{type(error).__name__} at {Path(last.filename).name}:{last.name}: {str(error)[:100]}"
+        )
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

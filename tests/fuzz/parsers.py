@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import RETURN
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import answers
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
@@ -21,7 +22,6 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import LockError, read_lock
 
-import yaml
 from ftcluster.cli.plan import read_facts
 from ftcluster.cluster.price import read_price
 from ftcluster.cluster.saved import recall
