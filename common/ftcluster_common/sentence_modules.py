@@ -69,7 +69,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
             {name: text for name, text in about.get("prompts", {}).items() if text},
             about.get("default_prompt_name"),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder / MODULES} cannot be used: {error!r}") from error

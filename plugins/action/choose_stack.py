@@ -8,6 +8,10 @@ from pathlib import Path
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.advisories import (
+    advisories_of,
+    advisory_notice,
+)
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
     BundleError,
     hold,
@@ -22,6 +26,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice imp
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import (
     StacksError,
     lists_of,
+    read_advisories,
     read_stacks,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import cache_dir
@@ -63,12 +68,17 @@ class ActionModule(ActionBase):
             )
             choice = choose(document["stacks"], document["warnings"], request, hosts)
             folder = Path(arguments["folder"])
+            advisories = read_advisories(folder)
             lists = lists_of(folder, document, choice.stack, cache, allow_unverified)
             wanted = lists.wanted
             if bundle:
                 hold(bundle, arguments["bundle"], wanted)
         except (BundleError, ChoiceError, StacksError) as error:
             raise AnsibleActionFail(str(error)) from None  # Ansible would print it twice
+        packages = document["stacks"][choice.stack]["packages"]
+        known = advisories_of(packages, advisories["advisories"])
+        notice = advisory_notice(choice.stack, known, advisories["looked_at"])
+        choice.notices += [notice] if notice else []
         needed = bundle.house.host_bytes if bundle else wanted.host_bytes
         path = f"{choice.stack}-{wanted.digest}"
         for host, facts in hosts.items():
@@ -85,7 +95,7 @@ class ActionModule(ActionBase):
                 "requirements": str(lists.requirements),
                 "more_requirements": str(lists.more or ""),
                 "resolve": lists.resolve,
-                "packages": document["stacks"][choice.stack]["packages"],
+                "packages": packages,
                 "indexes": document["indexes"],
                 "wheelhouse": str(bundle.house.folder) if bundle else "",
             },

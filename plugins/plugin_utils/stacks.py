@@ -30,6 +30,19 @@ def read_stacks(folder):
         raise StacksError(f"{path}: {error}") from error
 
 
+def read_advisories(folder):
+    """The contents of advisories.yml.
+
+    Raises:
+        StacksError: it cannot be read.
+    """
+    path = folder / "advisories.yml"
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise StacksError(f"{path}: {error}") from error
+
+
 @dataclass(frozen=True)
 class Lists:
     """The lists of what to download for a stack.

@@ -51,5 +51,5 @@ def read_error_line(line: str) -> dict[str, object] | None:
     try:
         found: dict[str, object] = json.loads(text)
         return found if is_event("error", found) else None
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None

@@ -6,11 +6,20 @@ from typing import Any
 
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.errors import UsageError
-from ftcluster.stacks.catalog import CCL, IPEX, NODE_PYTHON, Note, Stack, find_stack, load_stacks
+from ftcluster.stacks.catalog import (
+    CCL,
+    IPEX,
+    NODE_PYTHON,
+    Advisory,
+    Note,
+    Stack,
+    find_stack,
+    load_stacks,
+)
 from ftcluster.stacks.resolver import PARTS, Match, Requirement, resolve
 from ftcluster.text.table import aligned
 
-HEAD = ("stack", "state", "torch", "IPEX", CCL, "transformers", "Python")
+HEAD = ("stack", "state", "torch", "IPEX", CCL, "transformers", "Python", "known CVEs")
 NONE = "none"
 
 
@@ -90,6 +99,7 @@ def _row(stack: Stack) -> tuple[str, ...]:
         stack.version(CCL) or "-",
         stack.version("transformers"),
         "-".join(dict.fromkeys(stack.python)),
+        str(len(stack.advisories) or "-"),
     )
 
 
@@ -138,7 +148,14 @@ def details(stack: Stack) -> list[str]:
     lines = [f"{stack.name}: {stack.summary}", *_indented(aligned(facts))]
     lines += ["packages", *_indented(aligned(packages))]
     warnings = [*cautions(stack), *map(_with_source, stack.warnings)]
-    return [*lines, *(["warnings"] if warnings else []), *_indented(warnings)]
+    lines += [*(["warnings"] if warnings else []), *_indented(warnings)]
+    if stack.advisories:
+        lines.append(f"known vulnerabilities, as of {stack.advisories[0].looked_at}")
+    return lines + _indented(map(_advisory_line, stack.advisories))
+
+
+def _advisory_line(one: Advisory) -> str:
+    return f"{one.id}, {one.package} {one.version}: {one.allows} ({one.source})"
 
 
 def _with_source(note: Note) -> str:
@@ -169,6 +186,7 @@ def stack_document(stack: Stack) -> dict[str, Any]:
     """One stack for `--json`; `install` is None if setup cannot install it."""
     return {
         **{key: value for key, value in vars(stack).items() if key != "warnings"},
+        "advisories": [dict(vars(one)) for one in stack.advisories],
         "warnings": _note_documents(stack.warnings),
         "cautions": cautions(stack),
         "install": install_command(stack) or None,

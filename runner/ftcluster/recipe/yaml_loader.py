@@ -69,7 +69,8 @@ def read_value(text: str) -> Any:
     """One value; a text that is not YAML, or not as recipes have it, is returned as it is."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    # an impossible date, a number of thousands of digits, brackets too deep in each other
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         return text
 
 
@@ -116,5 +117,10 @@ def read_keys(
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise RecipeError(f"{source}:{line}: not valid YAML: {error.problem}") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        line = loader.line + 1
+        deep = isinstance(error, RecursionError)
+        what = "brackets or keys too deep in each other" if deep else str(error).splitlines()[0]
+        raise RecipeError(f"{source}:{line}: not valid YAML: {what}") from error
     finally:
         loader.dispose()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.advisories import advisories_of
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice import unverified
 from packaging.utils import canonicalize_name
 
@@ -16,6 +17,10 @@ from ftcluster.paths import collection
 NODE_PYTHON = "3.10"  # the oldest that ftcluster_train, the package on the hosts, runs on
 IPEX = ("intel_extension_for_pytorch", "torch_ipex")  # the second is its name before 1.10
 CCL = "oneccl_bind_pt"
+# what reading a damaged file raises; RecursionError: too many brackets in each other
+DAMAGED = (
+    OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError, RecursionError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,24 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Advisory:
+    """A known vulnerability of a version that a stack has.
+
+    Attributes:
+        allows: what somebody can do with it.
+        source: where its advisory is.
+        looked_at: the day on which the list was made, such as 2026-11-26.
+    """
+
+    id: str
+    package: str
+    version: str
+    allows: str
+    source: str
+    looked_at: str
+
+
+@dataclass(frozen=True)
 class Stack:
     """A set of versions that match.
 
@@ -50,6 +73,7 @@ class Stack:
         tried: where ftcluster itself trained with it; empty: nowhere.
         warnings: what to know before installing it.
         indexes: the index of each package that is not on the usual one, or better elsewhere.
+        advisories: the known vulnerabilities of its versions of torch and transformers.
     """
 
     name: str
@@ -64,6 +88,7 @@ class Stack:
     tried: str
     warnings: tuple[Note, ...]
     indexes: dict[str, str]
+    advisories: tuple[Advisory, ...] = ()
 
     def version(self, *packages: str) -> str:
         """The version of the first of these packages that it has, in any spelling; "" for none.
@@ -114,7 +139,9 @@ def load_stacks(path: Path | None = None) -> dict[str, Stack]:
     Raises:
         StacksError: the file cannot be read, or is not what tests/unit/stacks makes sure of.
     """
-    path = path or collection() / "roles" / "torch_stack" / "files" / "stacks.yml"
+    files = collection() / "roles" / "torch_stack" / "files"
+    known = load_advisories(files / "advisories.yml")
+    path = path or files / "stacks.yml"
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
         notes = {
@@ -122,16 +149,39 @@ def load_stacks(path: Path | None = None) -> dict[str, Stack]:
             for key, note in document["warnings"].items()
         }
         return {
-            name: _stack(name, data, notes, document["indexes"])
+            name: _stack(name, data, notes, document["indexes"], known)
             for name, data in document["stacks"].items()
         }
-    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
-        problem = f"{path} cannot be read or is damaged: {type(error).__name__}: {error}"
-        raise StacksError(problem, "install ftcluster again") from error
+    except DAMAGED as error:
+        raise _damaged(path, error) from error
+
+
+def load_advisories(path: Path) -> dict[str, Any]:
+    """The known vulnerabilities, as the file has them.
+
+    Raises:
+        StacksError: it cannot be read or is damaged.
+    """
+    try:
+        found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        advisories_of({}, found["advisories"])
+        str(found["looked_at"])
+    except DAMAGED as error:
+        raise _damaged(path, error) from error
+    return found
+
+
+def _damaged(path: Path, error: Exception) -> StacksError:
+    problem = f"{path} cannot be read or is damaged: {type(error).__name__}: {error}"
+    return StacksError(problem, "install ftcluster again")
 
 
 def _stack(
-    name: str, data: dict[str, Any], notes: dict[str, Note], indexes: dict[str, str]
+    name: str,
+    data: dict[str, Any],
+    notes: dict[str, Note],
+    indexes: dict[str, str],
+    known: dict[str, Any],
 ) -> Stack:
     lists = {key: tuple(data.get(key, ())) for key in ("backends", "cpu_flags", "python",
                                                        "unverified", "yanked")}  # fmt: skip
@@ -143,6 +193,10 @@ def _stack(
         tried=data.get("tried", ""),
         warnings=tuple(notes[key] for key in data.get("warnings", ())),
         indexes={p: url for p, url in indexes.items() if p in data["packages"]},
+        advisories=tuple(
+            Advisory(**one, looked_at=known["looked_at"])
+            for one in advisories_of(data["packages"], known["advisories"])
+        ),
         **lists,
     )
 

@@ -26,7 +26,7 @@ def test_json_of_all_stacks_and_of_one(capsys: pytest.CaptureFixture[str]) -> No
     assert one in everything
     assert set(one) == {
         "name", "summary", "state", "python", "packages", "backends", "cpu_flags", "yanked",
-        "unverified", "tried", "indexes", "warnings", "cautions", "install",
+        "unverified", "tried", "indexes", "warnings", "cautions", "install", "advisories",
     }  # fmt: skip
     assert one["packages"] == STACKS["intel-2.5"].packages
     assert one["install"] == "ftcluster setup --stack intel-2.5 --allow-yanked --allow-unverified"

@@ -44,6 +44,11 @@ stacks:
   old:
     {state: documented, python: ["3.8", "3.11"], packages: {torch: "0.9"}, cpu_flags: []}
 """
+ADVISORIES = """
+looked_at: "2026-11-26"
+advisories:
+  CVE-2026-1: {package: torch, affected: "<1.0", allows: much, source: an advisory}
+"""
 LOCK = "# download 1000000000 bytes, unpacked 3000000000 bytes\ntorch==1.0\n"
 WHEEL = "torch-1.0-py3-none-any.whl"
 TARGET = Target("3.11", "2.28", "x86_64")
@@ -61,6 +66,7 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "stacks.yml").write_text(STACKS)
+    (folder / "advisories.yml").write_text(ADVISORIES)
     (folder / "native.txt").write_text(LOCK)
     (folder / "native-cuda.txt").write_text("nvidia-x==1.0\n")
     return folder
@@ -122,6 +128,15 @@ def choose(folder: Path, tmp_path: Path) -> Act:
         return found
 
     return act
+
+
+def test_a_choice_tells_of_known_vulnerabilities(choose: Act, folder: Path) -> None:
+    said = [one for one in choose(name="old", hosts={"a": HOST})["notices"] if "CVE-" in one]
+    assert len(said) == 1
+    assert all(word in said[0] for word in ("CVE-2026-1", "torch 0.9", "2026-11-26"))
+    (folder / "advisories.yml").unlink()
+    with pytest.raises(AnsibleActionFail, match=r"advisories\.yml: "):
+        choose(hosts={"a": HOST})
 
 
 def test_all_that_the_role_needs_of_a_choice(choose: Act, folder: Path) -> None:

@@ -1,0 +1,1 @@
+"""Throws damaged input at everything that reads what others wrote."""

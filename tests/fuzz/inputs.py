@@ -1,0 +1,72 @@
+"""Damaged inputs, and what a reader did with one."""
+
+import shutil
+import signal
+import tempfile
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from hypothesis import strategies as st
+
+from tests.fuzz.parsers import NASTY, Parser
+
+PIECES = (
+    b"[", b"{", b'"', b",", b":", b"\n", b"\\", b"-", b"\x00", b"\xff", b"null", b"true", b"1e999",
+    b"-1", b"NaN", b"99999999999999999999", b"[]", b"{}", b"&a ", b"*a",
+    b"!!python/object:os.system ",
+)  # fmt: skip
+CHANGES = st.lists(
+    st.tuples(
+        st.floats(0, 1),
+        st.integers(0, 40),
+        st.one_of(st.sampled_from(PIECES), st.binary(max_size=8)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+class Hang(BaseException):
+    """A reader took too long. No Exception, which it could catch."""
+
+
+def damaged(seed: bytes, changes: list[tuple[float, int, bytes]]) -> bytes:
+    """A seed with parts replaced: at which share of it, how many bytes, by what."""
+    for share, length, piece in changes:
+        at = int(share * len(seed))
+        seed = seed[:at] + piece + seed[at + length :]
+    return seed
+
+
+def inputs_of(parser: Parser) -> st.SearchStrategy[bytes]:
+    """Seeds, and seeds that were damaged."""
+    seeds = st.sampled_from((*parser.seeds, *NASTY))
+    return st.one_of(st.builds(damaged, seeds, CHANGES), st.binary(max_size=200))
+
+
+def problem(parser: Parser, data: bytes, seconds: float) -> str:
+    """What a reader does that it may not: another exception, or longer than so many seconds."""
+
+    def hang(_number: int, _frame: FrameType | None) -> None:
+        raise Hang
+
+    folder = Path(tempfile.mkdtemp(prefix="ftcluster-fuzz-"))
+    before = signal.signal(signal.SIGALRM, hang)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        parser.read(data, folder)
+    except parser.raises:
+        return ""
+    except Hang:
+        return f"takes longer than {seconds:g} s"
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return (
+            f"{type(error).__name__} at {Path(last.filename).name}:{last.name}: {str(error)[:100]}"
+        )
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        shutil.rmtree(folder, ignore_errors=True)
+    return ""
