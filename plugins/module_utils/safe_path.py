@@ -151,6 +151,31 @@ def refuse_unguarded(path):
             pass
 
 
+def refuse_foreign(path):
+    """Reject a file or folder that does not exist, or that a less trusted user could exchange.
+
+    For what root executes; links of root's are followed.
+
+    Raises:
+        RefusedPath: names the part of the path, its owner and what to do.
+        OSError: nothing is there.
+    """
+    with opened_parent(path, guarded=True) as (folder, name):
+        try:
+            state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        if not trusted(state.st_uid) or _others_may_write(state, (0,)):
+            who = user_name(state.st_uid) if not trusted(state.st_uid) else "more users than root"
+            what = f"{who} may write here, so root does not execute it"
+            raise RefusedPath(path, what, "run ftcluster setup")
+
+
+def is_child(path, folder):
+    """Whether a path is a plain name directly below a folder."""
+    return Path(path).parent == Path(folder) and Path(path).name not in ("", ".", "..")
+
+
 def status(path, follow=True):
     """The os.lstat of a path, or None if nothing is there."""
     try:

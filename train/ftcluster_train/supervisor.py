@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from ftcluster_train.errors import TrainError
 from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.launcher import background, lease, processes
+from ftcluster_train.launcher.account import as_account
 from ftcluster_train.launcher.background import PID_FILE, STOP_FILE
 from ftcluster_train.launcher.host_leases import Leases
 from ftcluster_train.launcher.hub_token import take_back, token_file
@@ -192,6 +194,8 @@ def start(run_dir: Path, user: str) -> int:
         run_dir: the run's folder.
         user: the account, where root starts it; else "".
     """
+    if user and os.geteuid() == 0:
+        return start_as_root(run_dir, user)
     if not background.is_supervised(run_dir):
         if elsewhere := slurm_elsewhere(run_dir):
             print(elsewhere, file=sys.stderr)
@@ -207,6 +211,21 @@ def start(run_dir: Path, user: str) -> int:
         return 0
     print(f"the supervisor does not start: {run_dir}/supervisor.log", file=sys.stderr)
     return 1
+
+
+def start_as_root(run_dir: Path, user: str) -> int:
+    """Start an account's unit; root opens none of the account's files, the account itself does."""
+
+    def looked(look: Callable[[], bool]) -> bool:
+        return as_account(user, look, 2 * background.START_SECONDS)
+
+    if looked(lambda: background.is_supervised(run_dir)):
+        return 0
+    try:
+        background.start_unit(run_dir, user)
+    except background.NoUnit:
+        return NO_UNIT
+    return 0 if looked(lambda: background.wait_for_supervisor(run_dir)) else 1
 
 
 def slurm_elsewhere(run_dir: Path) -> str:
