@@ -107,7 +107,7 @@ def main():
     start = ["-I", "-B", "-m", "ftcluster_train.supervisor", "start", given["run_dir"]]
     done = subprocess.run(
         [python, *start, "--user", given["user"]], cwd="/", stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
+        capture_output=True, check=False,
     )  # fmt: skip
     module.exit_json(changed=done.returncode == 0, started=done.returncode == 0)
 

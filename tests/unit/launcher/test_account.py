@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 NAME = "nobody"
 
 
-def test_a_look_has_no_rights_but_the_accounts(tmp_path: Path) -> None:
+def test_a_look_has_no_rights_but_the_accounts() -> None:
     account = pwd.getpwnam(NAME)
 
     def has_them() -> bool:
