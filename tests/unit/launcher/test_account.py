@@ -19,8 +19,8 @@ def test_a_look_has_no_rights_but_the_accounts() -> None:
     account = pwd.getpwnam(NAME)
 
     def has_them() -> bool:
-        own = (account.pw_uid,) * 3, (account.pw_gid,) * 3, []
-        return (os.getresuid(), os.getresgid(), os.getgroups()) == own
+        ids = os.getresuid() == (account.pw_uid,) * 3 and os.getresgid() == (account.pw_gid,) * 3
+        return ids and not os.getgroups()
 
     assert as_account(NAME, has_them, 60)
     assert not as_account(NAME, Path("/etc/shadow").read_bytes, 60)  # type: ignore[arg-type]
