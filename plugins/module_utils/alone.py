@@ -17,6 +17,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     AGAIN,
     RefusedPath,
     opened_parent,
+    user_name,
 )
 
 LOCK = ".alone"
@@ -44,11 +45,36 @@ def alone_in(folder, seconds=300):
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
+                    who = ", ".join(lock_holders(descriptor)) or "another setup"
                     raise ValueError(
-                        f"another setup has held {folder} for {seconds} s; wait for it to end, "
-                        "or end it"
+                        f"{who} has held {folder} for {seconds} s; wait for it to end, or end it"
                     ) from None
                 time.sleep(0.1)
         yield
     finally:
         os.close(descriptor)
+
+
+def lock_holders(descriptor, processes=Path("/proc")):
+    """The processes with a lock (flock) on an open file, for a person, with their users.
+
+    Any user who can open a folder can lock it, so who does is said by what the kernel knows.
+    """
+    state = os.fstat(descriptor)
+    device = f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}"
+    try:
+        lines = (processes / "locks").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = set()
+    for words in map(str.split, lines):
+        if words[1:2] == ["FLOCK"] and words[5:6] == [f"{device}:{state.st_ino}"]:
+            found.add(words[4])
+    return [_described(processes / pid) for pid in sorted(found) if (processes / pid).exists()]
+
+
+def _described(process):
+    try:
+        return f"process {process.name} of {user_name(process.stat().st_uid)}"
+    except OSError:
+        return f"process {process.name}"

@@ -9,6 +9,7 @@ import os
 import re
 from pathlib import Path
 
+from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import lock_holders
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import user_name
 
 
@@ -32,7 +33,9 @@ def without_runs(stack, processes=Path("/proc")):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InUse(words(Path(stack), runs_on(stack, processes))) from None
+            runs = runs_on(stack, processes)
+            holders = () if runs else lock_holders(descriptor)
+            raise InUse(words(Path(stack), runs, holders)) from None
         except OSError:
             pass  # a file system without locks
         yield
@@ -40,8 +43,14 @@ def without_runs(stack, processes=Path("/proc")):
         os.close(descriptor)
 
 
-def words(stack, runs):
-    """The refusal."""
+def words(stack, runs, holders=()):
+    """The refusal; without a known run it names the processes that hold the lock."""
+    if holders:
+        return (
+            f"{', '.join(holders)} {'has' if len(holders) == 1 else 'have'} a lock on the stack "
+            f"{stack.name} here, which would be changed or removed; end "
+            f"{'it' if len(holders) == 1 else 'them'}, or wait for the end"
+        )
     who = f"the run{'s' * (len(runs) > 1)} {', '.join(runs)}" if runs else "a run"
     folder = stack.parents[1] / "runs"
     stop = f"{as_owner(folder)}{stack}/bin/python -m ftcluster_train.supervisor stop {folder}/"

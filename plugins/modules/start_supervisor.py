@@ -66,6 +66,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 PROGRAM = "ftcluster_train/supervisor.py"
+AT_START = ("*.pth", "*customize.py")  # what Python executes of site-packages before the program
 SECONDS = 90  # it looks twice, for at most 25 s, and starts a unit within 20 s
 
 
@@ -91,6 +92,9 @@ def stack_of(prefix):
         raise ValueError(f"{stack} has no node package: run ftcluster setup")
     for program in programs:
         refuse_unowned(program)
+        for pattern in AT_START:
+            for path in program.parents[1].glob(pattern):
+                refuse_unowned(path)
     return stack
 
 

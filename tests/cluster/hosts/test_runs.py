@@ -61,6 +61,44 @@ def test_a_users_script_runs_on_every_host_with_what_is_beside_it(cluster: Clust
     no_rank_is_left(cluster)
 
 
+# imported by each Python that runs as the account: who asks for the stack gets another answer
+ANSWER = """
+import subprocess
+class Popen(subprocess.Popen):
+    def __init__(self, args, *more, **words):
+        if any("readlink -e" in str(word) for word in args):
+            answer = "mkdir -m 0750 -- $1; echo /var/lib/ftcluster/stacks/planted"
+            args = ["sh", "-c", answer, "sh", args[5]]
+        super().__init__(args, *more, **words)
+subprocess.Popen = Popen
+"""
+SITE = "/var/lib/ftcluster/.local/lib/python3.11/site-packages"
+PYTHON = "/var/lib/ftcluster/stacks/planted/bin/python"
+PLANT = f"""
+set -e
+mkdir -p {SITE} {PYTHON.removesuffix("/python")}
+cat > {SITE}/usercustomize.py <<'END'
+{ANSWER}
+END
+printf '#!/bin/sh\\nid -un >> /tmp/executed-by\\nexit 3\\n' > {PYTHON}
+chmod 0755 {PYTHON}
+"""
+
+
+def test_root_executes_no_stack_that_the_account_answers(cluster: Cluster) -> None:
+    control = cluster.control
+    assert control.as_ranks(HEAD, PLANT).returncode == 0
+    try:
+        done = control.run("run", "--ranks-per-host", "1", "--", str(SCRIPTS / "sum.py"))
+        said = control.shell(HEAD, "cat /tmp/executed-by 2> /dev/null || :")
+    finally:
+        control.shell(HEAD, "rm -rf /var/lib/ftcluster/.local /var/lib/ftcluster/stacks")
+        control.shell(HEAD, "rm -f /tmp/executed-by")
+    assert done.returncode == 1, done.stderr
+    assert "stacks/planted" in done.stderr
+    assert "root" not in said.split()
+
+
 def start_waiting(cluster: Cluster) -> "subprocess.Popen[str]":
     """Start a script whose ranks wait; returns when the first one does."""
     words = ("--ranks-per-host", "1", "--", str(SCRIPTS / "ends.py"), "0", "9")

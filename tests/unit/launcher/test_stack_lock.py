@@ -129,8 +129,13 @@ def test_what_a_process_becomes_or_leaves_behind_holds_it_too(stack: Path) -> No
 def test_a_run_is_also_known_by_its_folder(stack: Path) -> None:
     with run_on(stack, f"/opt/ftcluster/runs/{RUN}", variable="OTHER"):
         assert runs_on(stack) == [RUN]
-    with run_on(stack, variable="OTHER"), pytest.raises(InUse, match=r"^a run uses"):  # noqa: SIM117
-        with without_runs(stack):
+
+
+def test_who_locks_a_stack_without_being_a_run_is_named_by_process_and_user(stack: Path) -> None:
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    with run_on(stack, variable="OTHER") as process:
+        named = f"^process {process.pid} of {user} has a lock on the stack native-1 here"
+        with pytest.raises(InUse, match=named), without_runs(stack):
             pass
 
 
