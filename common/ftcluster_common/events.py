@@ -93,19 +93,43 @@ EVENTS: dict[str, dict[str, Any]] = {
     # state: done, failed or stopped
     "end": {"state": str, "exit_code": int, "seconds": Number},
 }
+# what lists, and the values of dicts, are made of
+ELEMENTS: dict[str, Any] = {
+    "gflops": Number,
+    "input_seconds": Number,
+    "metrics": Number,
+    "ranks": dict | int,
+    "used": str,
+    "waited_seconds": Number,
+}
+PLACEMENT = {"rank": int, "host": str}
+MOST_NUMBER = 1 << 63
 
 
 def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
     """Whether an event of this kind has all of its fields, each of its type."""
     wanted = EVENTS[kind]
-    metrics = fields.get("metrics", {})
     return (
         wanted.keys() <= fields.keys()
         and all(_is(fields[name], type_) for name, type_ in wanted.items())
-        and all(_is(value, Number) for value in metrics.values())
+        and all(
+            _is(one, ELEMENTS[name])
+            for name in wanted.keys() & ELEMENTS.keys()
+            for one in (fields[name].values() if wanted[name] is dict else fields[name])
+        )
+        and all(
+            _is(one.get(name), type_)
+            for one in (fields["ranks"] if kind == "placement" else ())
+            for name, type_ in PLACEMENT.items()
+        )
     )
 
 
 def _is(value: Any, type_: Any) -> bool:
-    # Python takes true for a whole number
-    return isinstance(value, type_) and isinstance(value, bool) == (type_ is bool)
+    # Python takes true for a whole number, and one of any length
+    whole = isinstance(value, int)
+    return (
+        isinstance(value, type_)
+        and isinstance(value, bool) == (type_ is bool)
+        and not (whole and abs(value) > MOST_NUMBER)
+    )

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 import time
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import exec
 # one that was killed is started again; its `end` event may have been written between two polls
 GONE_SECONDS = 5.0
 EVENTS = "events.jsonl"
+PIECE_BYTES = 1 << 20  # of the file, in one answer
+TAIL_BYTES = 64 << 10  # of the copy, in which the end is; an event is shorter
+SPARE_BYTES = 256 << 20  # that stay free here
 
 
 class ActionModule(ActionBase):
@@ -38,18 +42,23 @@ class ActionModule(ActionBase):
         pause = float(self._task.args.get("poll_seconds", 0.5))
         gone_since = None
         while True:
+            _check_room(destination.parent)
             with destination.open("ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # another command may follow the same run
-                alive, text = self._poll(run_dir, EVENTS, file.seek(0, os.SEEK_END))
-                whole = text[: text.rfind("\n") + 1]
-                file.write(whole.encode())
-            lines = whole.splitlines()
-            if not (alive or lines):  # another command may have copied the end
-                lines = destination.read_text(encoding="utf-8").splitlines()[-1:]
-            ends = [event for event in map(_event, lines) if event["event"] == "end"]
+                alive, data = self._poll(run_dir, EVENTS, file.seek(0, os.SEEK_END))
+                full = len(data) == PIECE_BYTES
+                whole = data[: data.rfind(b"\n") + 1] or (data if full else b"")
+                file.write(whole)
+            if not (alive or whole):  # another command may have copied the end
+                whole = _tail(destination)
+            ends = [
+                event for event in map(_event, whole.split(b"\n")) if event.get("event") == "end"
+            ]
             if ends:
                 result.update(changed=False, end=ends[-1])
                 return result
+            if full:
+                continue
             now = time.monotonic()
             gone_since = None if alive else gone_since or now
             if gone_since and now - gone_since > GONE_SECONDS:
@@ -59,30 +68,36 @@ class ActionModule(ActionBase):
     def _follow_log(self, name, once):
         """Copy a log until the run has ended, or once."""
         pause = float(self._task.args.get("poll_seconds", 0.5))
+        destination = Path(self._task.args["destination"])
         offset = 0
         while True:
-            alive, text = self._poll(self._task.args["run_dir"], name, offset)
-            data = text.encode(errors="surrogateescape")
-            with Path(self._task.args["destination"]).open("ab") as file:
+            _check_room(destination.parent)
+            alive, data = self._poll(self._task.args["run_dir"], name, offset)
+            with destination.open("ab") as file:
                 file.write(data)
             offset += len(data)
+            if len(data) == PIECE_BYTES:
+                continue
             if once or not (alive or data):
                 return {"changed": False}
             time.sleep(pause)
 
     def _poll(self, run_dir, name, offset):
-        """Whether the supervisor is alive, and a file of the run from `offset` on."""
+        """Whether the supervisor is alive, and a piece of a file of the run from `offset` on."""
         folder = shlex.quote(run_dir)
         command = (
             f"{TELL}; cd {folder} && "
             f'if grep -qsF {folder} "/proc/$(cat supervisor.pid)/cmdline"; then tell alive; '
             "else tell gone; fi; "
-            f"tail -c +{offset + 1} {shlex.quote(name)} 2>/dev/null"
+            f"tail -c +{offset + 1} {shlex.quote(name)} 2>/dev/null | head -c {PIECE_BYTES}"
         )
         answer = execute(self, command)
         # after the output of login scripts
         state, _, text = answer["stdout"].partition(MARK)[2].partition("\n")
-        return state.strip() == "alive", text
+        data = text.encode(errors="surrogateescape")
+        if len(data) > PIECE_BYTES:
+            raise AnsibleActionFail(f"the host sends more of {name} than it was asked for")
+        return state.strip() == "alive", data
 
     def _last_words(self, run_dir):
         folder = shlex.quote(run_dir)
@@ -92,12 +107,24 @@ class ActionModule(ActionBase):
         )
 
 
+def _check_room(folder):
+    if shutil.disk_usage(folder).free < SPARE_BYTES:
+        raise AnsibleActionFail(
+            f"{folder} on the control node has less than {SPARE_BYTES >> 20} MiB free, so nothing "
+            "is copied there; the run continues"
+        )
+
+
 def _event(line):
-    """One line of the file; the host may have written anything."""
+    """One line of the file; {} where it is damaged: the host may have written anything."""
     try:
         event = json.loads(line)
-        if isinstance(event["event"], str):
-            return event
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise AnsibleActionFail(f"events.jsonl has an invalid event: {line[:200]!a}")
+    except (ValueError, RecursionError):
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _tail(path):
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import os
 import re
@@ -18,6 +17,31 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import M
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute
 
 PIECE_BYTES = 8 << 20  # of a file, in one answer
+MOST_FILES = 10_000  # a model has dozens, predictions one a split
+MOST_NAME = 1000  # characters of a file's path in the folder
+SPARE_BYTES = 256 << 20  # that stay free here
+
+
+# a size and a hash before a path, as the command below prints them
+LISTED = re.compile(r"(\d{1,15}) ([0-9a-f]{64}) \./(.+)", re.ASCII)
+# characters that no name of a model's file has: of control, and halves of surrogate pairs (bytes
+# that are not UTF-8)
+REFUSED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\\]")
+
+
+def is_file_name(name):
+    """Whether a path stays below a folder, whatever it is appended to.
+
+    >>> [is_file_name(name) for name in ("a/b", "../a", "/a", "a//b", "a\\nb")]
+    [True, False, False, False, False]
+    """
+    return (
+        len(name) <= MOST_NAME
+        and not REFUSED.search(name)
+        and all(
+            part not in ("", ".", "..") and len(part.encode()) < 256 for part in name.split("/")
+        )
+    )
 
 
 class ActionModule(ActionBase):
@@ -34,6 +58,7 @@ class ActionModule(ActionBase):
         if destination.exists() and any(destination.iterdir()):
             raise AnsibleActionFail(f"{destination} is not empty; name another folder")
         files = self._listed(path)
+        self._check_size(path, files, destination)
         partial = destination.with_name(f".{destination.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -62,24 +87,50 @@ class ActionModule(ActionBase):
         )
         text = self._answer(command, "files")
         files = {}
-        for line in text.splitlines():
-            found = re.fullmatch(r"(\d+) ([0-9a-f]{64}) \./(.+)", line.rstrip("\r"))
-            parts = PurePosixPath(found[3]).parts if found else ()
-            if not found or ".." in parts or found[3].startswith("/"):
+        for line in text.split("\n"):
+            line = line.rstrip("\r")
+            if not line:
+                continue
+            found = LISTED.fullmatch(line)
+            if not found or not is_file_name(found[3]):
                 raise AnsibleActionFail(f"the host lists what is no file of {path}: {line[:200]!a}")
+            if found[3] in files:
+                raise AnsibleActionFail(f"the host lists a file of {path} twice: {line[65:265]!a}")
             files[found[3]] = (int(found[1]), found[2])
+            if len(files) > MOST_FILES:
+                raise AnsibleActionFail(
+                    f"{path} has more than {MOST_FILES} files; copy it yourself"
+                )
         if not files:
             raise AnsibleActionFail(f"{path} has no files")
+        folders = {str(above) for name in files for above in PurePosixPath(name).parents}
+        both = sorted(folders & files.keys())
+        if both:
+            raise AnsibleActionFail(f"the host lists a file of {path} as a folder: {both[0]!a}")
         return files
+
+    def _check_size(self, path, files, destination):
+        """Refuse what the disk here has no room for, before anything is copied."""
+        size = sum(size for size, _ in files.values())
+        above = next(folder for folder in destination.parents if folder.is_dir())
+        free = shutil.disk_usage(above).free
+        if size > free - SPARE_BYTES:
+            raise AnsibleActionFail(
+                f"{path} has {size} bytes, and {above} here has {free} free, of which "
+                f"{SPARE_BYTES} stay so; name a folder on another disk"
+            )
 
     def _pull(self, path, destination, size, digest):
         destination.parent.mkdir(parents=True, exist_ok=True)
         seen = hashlib.sha256()
         with destination.open("wb") as file:
             while file.tell() < size:
-                piece = self._piece(path, file.tell())
+                wanted = min(PIECE_BYTES, size - file.tell())
+                piece = self._piece(path, file.tell(), wanted)
                 if not piece:
                     break
+                if len(piece) > wanted:
+                    raise AnsibleActionFail(f"the host sends more of {path} than it has announced")
                 seen.update(piece)
                 file.write(piece)
             file.flush()
@@ -87,14 +138,14 @@ class ActionModule(ActionBase):
         if seen.hexdigest() != digest:
             raise AnsibleActionFail(f"{path} changed while it was copied, or the copy is damaged")
 
-    def _piece(self, path, offset):
+    def _piece(self, path, offset, wanted):
         command = (
             f"{TELL} && tell piece && tail -c +{offset + 1} {shlex.quote(path)} 2>/dev/null "
-            f"| head -c {PIECE_BYTES} | base64 -w 0"
+            f"| head -c {wanted} | base64 -w 0"
         )
         try:
             return base64.b64decode(self._answer(command, "piece").strip(), validate=True)
-        except binascii.Error:
+        except ValueError:  # binascii.Error is one
             raise AnsibleActionFail(f"{path} cannot be read") from None
 
     def _answer(self, command, word):

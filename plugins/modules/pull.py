@@ -12,6 +12,9 @@ description:
     at a time, so that a large model needs little memory.
   - Each file is checked against its SHA-256 on the host and synced to the disk; the folder has its
     name only once it is whole.
+  - The host says first which files there are and how large. More than the disk here has room for,
+    more than 10,000 files, and names that leave the folder are refused before anything is copied.
+    Links and devices are left out.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:

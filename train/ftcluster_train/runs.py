@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.run_state import RunState, is_run_id
+from ftcluster_common.run_state import STATES, RunState, is_run_id
 from ftcluster_train.io.events import has_ended, read_events
 from ftcluster_train.io.fsync import remove
 from ftcluster_train.launcher.processes import run_of
@@ -28,8 +28,17 @@ def list_runs(folder: Path) -> list[RunState]:
     """Every run in a folder of runs, the newest first."""
     paths = [path for path in folder.glob("[!.]*") if is_run_id(path.name) and path.is_dir()]
     alive = runs_alive()
-    found = [read_run(path, path.name in alive or in_slurm(path)) for path in paths]
+    found = [_read_run(path, path.name in alive or in_slurm(path)) for path in paths]
     return sorted(found, key=lambda run: -run.started)
+
+
+def _read_run(path: Path, alive: bool) -> RunState:
+    """The same of a folder with damaged files, which must not hide the other runs."""
+    try:
+        return read_run(path, alive)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        state = "running" if alive else "failed"
+        return RunState(path.name, state, "damaged", (), 0, 0, 0, path.stat().st_mtime, 0.0, "")
 
 
 def read_run(path: Path, alive: bool) -> RunState:
@@ -43,6 +52,8 @@ def read_run(path: Path, alive: bool) -> RunState:
         (event["time"] for event in events), default=started
     )  # fmt: skip
     state = end["state"] if end else "running" if alive else "failed"
+    if state not in STATES:
+        raise ValueError(state)
     name = job.get("recipe", {}).get("name") or re.sub(r"-\d{8}-\d{6}-\w+$", "", path.name)
     return RunState(
         run=path.name,
@@ -50,8 +61,8 @@ def read_run(path: Path, alive: bool) -> RunState:
         recipe=name,
         hosts=tuple(host["name"] for host in launch.get("hosts", ())),
         ranks=sum(int(line.rpartition(":")[2]) for line in launch.get("hostfile", "").split()),
-        step=last.get("step", {}).get("step", 0),
-        steps=last.get("start", {}).get("steps", 0),
+        step=int(last.get("step", {}).get("step", 0)),
+        steps=int(last.get("start", {}).get("steps", 0)),
         started=round(started, 3),
         seconds=round(until - started, 2),
         model=last.get("result", {}).get("model", ""),
@@ -117,7 +128,7 @@ def _document(path: Path) -> dict[str, Any]:
     """A JSON object, or an empty one where there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

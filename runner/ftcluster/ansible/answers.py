@@ -1,12 +1,13 @@
 """What playbooks bring back from hosts: from which task, in which form, how much of it.
 
-A host writes the result of its own modules, and may claim any fact there. It cannot choose the name
-of a task or its action, so a fact is taken only of the task `set_fact` that the playbook has for it.
+A host writes the result of its own modules, and may claim any fact there. It cannot choose a
+task's name or action, so a fact is taken only of the task `set_fact` that the playbook has for it.
 """
 
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, NoReturn, TypeVar
@@ -66,7 +67,7 @@ def take(answer: Answer[Answered], event: TaskEvent) -> tuple[Answered] | None:
         raise FtclusterError(
             f"{event.host}: the answer to '{event.task}' is larger than {MOST_BYTES // 1000} kB, "
             "which is the most that Ansible's runner brings",
-            "remove runs that are not needed any more, on the head, by their folders in PREFIX/runs",
+            "remove runs that are not needed any more: their folders in PREFIX/runs on the head",
         )
     try:
         return (answer.read(found[answer.fact]),)
@@ -172,13 +173,9 @@ def run_state(value: Any) -> RunState:
 def _runs(value: Any) -> tuple[RunState, ...]:
     found = tuple(map(run_state, _list("the list of runs", value)))
     names = [one.run for one in found]
-    twice = (
-        next((name for name in names if names.count(name) > 1), None)
-        if len(set(names)) < len(names)
-        else None
-    )
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise WrongAnswer(f"the run {twice} is there twice")
+        raise WrongAnswer(f"the run {twice[0]} is there twice")
     return found
 
 

@@ -27,6 +27,7 @@ from ftcluster.text.printable import printable
 
 Kind = Literal["task", "started", "diff", "ok", "changed", "skipped", "failed", "unreachable"]
 POLL_SECONDS = 0.1
+MOST_SHOWN, MOST_LINES = 4000, 200  # characters of a line of a failure, and lines
 REFUSE = "ansible.builtin.fail"
 
 
@@ -244,4 +245,9 @@ def _failure_text(result: dict[str, Any]) -> str:
         if text and text not in parts[0:1]:
             parts += text.splitlines()[-5:]
             break
-    return "\n".join(part for part in parts if part) or "failed without output"
+    lines = "\n".join(part for part in parts if part).splitlines()
+    shown = [line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]} ..." for line in lines]
+    more = len(shown) - MOST_LINES
+    if more > 0:
+        shown[MOST_LINES:] = [f"... and {more} more lines"]
+    return "\n".join(shown) or "failed without output"

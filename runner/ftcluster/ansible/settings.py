@@ -16,11 +16,13 @@ SSH_ARGS = (
     "-o ControlMaster=auto -o ControlPersist=60s -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
 )
+# Whatever the user has set: else any module's result could set variables, such as which files are
+# sent.
+FORCED = {"ANSIBLE_INJECT_FACT_VARS": "false"}
 # section and key of a setting in ansible.cfg
 IN_FILE = {
     "ANSIBLE_PIPELINING": ("ssh_connection", "pipelining"),
     "ANSIBLE_FORKS": ("defaults", "forks"),
-    "ANSIBLE_INJECT_FACT_VARS": ("defaults", "inject_facts_as_vars"),
     "ANSIBLE_TIMEOUT": ("defaults", "timeout"),
     "ANSIBLE_SSH_ARGS": ("ssh_connection", "ssh_args"),
 }
@@ -35,8 +37,6 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
         "ANSIBLE_NOCOLOR": "true",
         "ANSIBLE_LOCALHOST_WARNING": "false",
         "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true",
-        # else any module's result could set variables, such as which files are sent
-        "ANSIBLE_INJECT_FACT_VARS": "false",
         "ANSIBLE_FORKS": str(FORKS),
         "ANSIBLE_TIMEOUT": str(TIMEOUT_SECONDS),
         "ANSIBLE_SSH_ARGS": SSH_ARGS,
@@ -46,7 +46,8 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
         key: value for key, value in wanted.items() if key not in os.environ and key not in users
     }
     programs = str(Path(program("ansible-playbook")).parent)
-    return settings | {"PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {**settings, **FORCED, "PATH": path}
 
 
 def inventory_of_ansible() -> tuple[str, str]:

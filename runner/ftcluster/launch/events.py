@@ -1,36 +1,48 @@
 """Reads a run's events.jsonl, which the head writes: each line is checked before it is used."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
-from ftcluster.errors import FtclusterError
 from ftcluster.text.printable import printable
 from ftcluster_common.events import EVENTS, is_event
 
+MOST_BYTES = 4 << 20  # of a line; an event is shorter
+LAST_SECOND = 1e11  # in the year 5138
+# what a training that diverges makes infinite or NaN
+MAY_DIVERGE = ("grad_norm", "loss", "metrics")
 
-def read_event_line(line: bytes) -> dict[str, Any]:
-    """One event; kinds of a later version are not checked.
+
+def read_event_line(line: bytes) -> dict[str, Any] | None:
+    """One event, or None where it is not one of its kind; those of a later version are passed on.
 
     Text is made safe for a terminal, but for what a user's own script prints.
-
-    Raises:
-        FtclusterError: it is not an event, or not one of its kind; shows it.
     """
     try:
         event: dict[str, Any] = json.loads(line)
-        kind = event["event"]
+        kind, at = event["event"], event["time"]
         right = kind not in EVENTS or is_event(kind, event)
+        right = right and isinstance(kind, str) and isinstance(at, int | float)
+        right = right and 0 <= at < LAST_SECOND and all(map(_is_finite, event.items()))
+        found: dict[str, Any] = event if kind == "output" else printable(event)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        right = False
-    if not right:
-        raise FtclusterError(f"the head sent an invalid event: {line[:200]!a}")
-    found: dict[str, Any] = event if kind == "output" else printable(event)
-    return found
+        return None
+    return found if right else None
+
+
+def _is_finite(item: tuple[str, Any]) -> bool:
+    name, value = item
+    if name in MAY_DIVERGE:
+        return True
+    values = value if isinstance(value, list) else [value]
+    return all(math.isfinite(one) for one in values if isinstance(one, float))
 
 
 class EventReader:
     """Returns each event of a file that grows once.
+
+    Damaged lines are left out. A notice among the events says so, once.
 
     Attributes:
         offset: how many bytes have been read.
@@ -39,12 +51,42 @@ class EventReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.offset = 0
+        self._line = 0  # the number of the last whole one
+        self._time = 0.0
+        self._too_long = False  # the line at `offset` began before it
+        self._said = False
 
     def new_events(self) -> list[dict[str, Any]]:
         """Those whose lines were completed since the last call."""
+        found: list[dict[str, Any]] = []
         with self._path.open("rb") as file:
             file.seek(self.offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        return [read_event_line(line) for line in whole.splitlines()]
+            while data := file.read(MOST_BYTES):
+                whole = data[: data.rfind(b"\n") + 1]
+                if not whole and len(data) < MOST_BYTES:
+                    break
+                found += self._events(whole)
+                if not whole:
+                    self._too_long, whole = True, data
+                self.offset += len(whole)
+                file.seek(self.offset)
+        return found
+
+    def _events(self, whole: bytes) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for line in whole.split(b"\n")[:-1]:
+            self._line += 1
+            event = None if self._too_long else read_event_line(line)
+            damaged = bool(line) or self._too_long
+            self._too_long = False
+            if event:
+                self._time = event["time"]
+                found.append(event)
+            elif damaged and not self._said:
+                self._said = True
+                message = (
+                    f"line {self._line} of {self._path.name} of the head is damaged and left out, "
+                    f"as are further ones: {line[:100]!a}"
+                )
+                found.append({"event": "notice", "time": self._time, "message": message})
+        return found

@@ -134,7 +134,7 @@ def carry_out(
     hosts = run.cluster.addressed([host.name for host in run.plan.prepared])
     place = Place(run.cluster.inventories, hosts, run.plan.rank_user, run.plan.prefix, reach)
     variables = {
-        "train_launch": replace(run.launch, started_by=_user()).to_dict(),
+        "train_launch": replace(run.launch, started_by=this_user()).to_dict(),
         "train_job": run.job,
         "train_follow": not detach,
         "train_guard": secrets.token_hex(16),
@@ -148,7 +148,7 @@ def carry_out(
     return replace(followed, detached=followed.detached or launched)
 
 
-def _user() -> str:
+def this_user() -> str:
     """Who runs this command, and where: `ops on bastion`."""
     try:
         name = getpass.getuser()

@@ -1,11 +1,11 @@
 """What is known of a run: its record on this control node, and files of its folder on the head."""
 
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.answers import json_object
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import EventReader
 from ftcluster.launch.place import Place
@@ -60,7 +60,8 @@ def from_head(place: Place, run: str) -> RunFiles:
         record = read_record(run)
         if record is None:
             job, launch = (
-                json.loads(copied(f"{name}.json").read_text()) for name in ("job", "launch")
+                json_object(place.head, f"{name}.json", copied(f"{name}.json").read_bytes())
+                for name in ("job", "launch")
             )
             record = {"run": run, "recipe": job.get("recipe", {}), "launch": launch}
     if not events:

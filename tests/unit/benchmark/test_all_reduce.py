@@ -131,7 +131,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(json.dumps({"time": 1.0, **event}) + "\n" for event in events)
 
     def run_playbook(*_: Any, **options: Any) -> Outcome:
-        (path,) = (follow.record_dir("").parent / "runs").glob("*/events.jsonl")
+        (path,) = follow.record_dir("r").parent.glob("*/events.jsonl")
         path.write_text(text)
         options["on_tick"]()
         return Outcome("done", "")

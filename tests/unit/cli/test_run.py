@@ -97,9 +97,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         packages = [{"name": "torch", "version": "2.13.0", "extras": []}]
         document = {"stack": "native-1", "python": "3.11", "glibc": "2.36", "machine": "x86_64"}
         if given["ask_stack"]:
-            return {place.head: {"stack_described": {**document, "packages": packages}}}
-        found = {"script_found": True} if "json.tool" in given["run_script"]["look"] else {}
-        return {place.head: found}
+            return {place.head: {**document, "packages": packages}}
+        return {place.head: True} if "json.tool" in given["run_script"]["look"] else {}
 
     monkeypatch.setattr(ask, "play", play)
     return variables
@@ -232,7 +231,7 @@ class Hosts:
         if playbook.endswith(".stop"):
             return Outcome("done", "")
         path = Path(variables["train_events"])
-        path.write_text("".join(json.dumps(event) + "\n" for event in self.events))
+        path.write_text("".join(json.dumps({"time": 1.0, **event}) + "\n" for event in self.events))
         on_tick()
         return Outcome("stopped" if cancelled() else self.state, "")  # type: ignore[arg-type]
 

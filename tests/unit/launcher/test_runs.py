@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.io.events import EventWriter, read_events
-from ftcluster_train.runs import find_jobs, list_runs, remove_runs
+from ftcluster_train.io.events import EventWriter, has_ended, read_events
+from ftcluster_train.runs import find_jobs, list_runs, read_run, remove_runs
 
 RUN = "quickstart-20260131-101500-7f3a"
 
@@ -113,3 +113,60 @@ def test_a_run_of_a_slurm_job_may_be_on_another_host(
     EventWriter(runs / "r-1").write("end", state="stopped", exit_code=143, seconds=1.0)
     assert [one.state for one in list_runs(runs)] == ["stopped"]
     assert remove_runs(runs, ["r-1"]) == ["r-1"]
+
+
+FINISH = {"state": "done", "exit_code": 0, "seconds": 1.0}
+
+
+def test_an_event_after_a_torn_line_begins_on_its_own(tmp_path: Path) -> None:
+    events = EventWriter(tmp_path)
+    events.write("phase", doing="x")
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(file.read_bytes() + b'{"event": "st')
+    assert not has_ended(tmp_path)
+    events.write("end", **FINISH)
+    assert has_ended(tmp_path)
+    assert [event["event"] for event in read_events(tmp_path)] == ["phase", "end"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"no json", b"[" * 50_000, b'{"event": "end"', b'{"event": "step", "time": "x"}',
+        b'{"event": "start", "time": NaN, "steps": []}', b"\xff\xfe", b"{}", b"\x85\x0c",
+    ],
+)  # fmt: skip
+def test_an_end_is_found_beside_damaged_lines(tmp_path: Path, line: bytes) -> None:
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(line + b"\n")
+    EventWriter(tmp_path).write("end", **FINISH)
+    file.write_bytes(file.read_bytes() + line + b"\n" + line)
+    assert has_ended(tmp_path)
+    assert read_run(tmp_path, False).state == "done"
+
+
+def test_an_end_that_is_torn_is_none(tmp_path: Path) -> None:
+    EventWriter(tmp_path).write("end", **FINISH)
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert not has_ended(tmp_path)
+
+
+def test_the_end_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    EventWriter(tmp_path).write("phase", doing="x")
+    assert synced == []
+    EventWriter(tmp_path).write("end", **FINISH)
+    assert len(synced) == 1
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["[1]", '{"hosts": 1}', '{"hosts": [1]}', '{"hostfile": 1}', '{"hostfile": "a b:c"}'],
+)
+def test_a_damaged_run_hides_no_other(tmp_path: Path, document: str) -> None:
+    for name in ("a-1", "b-1", "no run", "..."):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a-1" / "launch.json").write_text(document)
+    assert sorted(one.run for one in list_runs(tmp_path)) == ["a-1", "b-1"]

@@ -72,7 +72,7 @@ def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
         return {"stdout": f"alive\nBECOME-SUCCESS-x\n{MARK} gone\n\n{{}}\n"}
 
     action._low_level_execute_command = execute
-    assert action._poll("/runs/a b", "events.jsonl", 5) == (False, "\n{}\n")
+    assert action._poll("/runs/a b", "events.jsonl", 5) == (False, b"\n{}\n")
     assert TELL in asked[0]
 
 
@@ -113,10 +113,10 @@ def test_two_commands_follow_a_run_into_the_same_file(
     """As `stop` does while `train` follows: the end is copied once, and both find it."""
     monkeypatch.setattr(ActionBase, "run", lambda *_: {})
     copy = tmp_path / "events.jsonl"
-    whole = '{"event": "phase"}\n{"event": "end"}\n'
+    whole = b'{"event": "phase"}\n{"event": "end"}\n'
     for _ in range(2):
         module: Any = ActionModule.__new__(ActionModule)
         module._task = SimpleNamespace(args={"run_dir": "/r", "destination": str(copy)})
         module._poll = lambda _dir, _name, offset: (False, whole[offset:])
         assert module.run()["end"] == {"event": "end"}
-        assert copy.read_text() == whole
+        assert copy.read_bytes() == whole

@@ -10,11 +10,13 @@ from typing import Any
 from ftcluster_common.events import is_event
 
 EVENTS = "events.jsonl"
+END = "end"
+LAST_SECOND = 1e11  # in the year 5138; seconds since 1970
 TAIL_BYTES = 64 << 10  # of a file; an event is shorter
 
 
 class EventWriter:
-    """Appends events, each as one whole line."""
+    """Appends events, each as one whole line, also after a line that a crash has cut."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / EVENTS
@@ -30,9 +32,11 @@ class EventWriter:
             raise ValueError(f"not an event '{event}': {fields}")
         line = json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n"
         data = line.encode()
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                data = b"\n" + data
             try:
                 written = os.write(descriptor, data)
             except OSError:
@@ -41,6 +45,8 @@ class EventWriter:
             if written < len(data):
                 os.ftruncate(descriptor, size)
                 raise OSError(28, "No space left on device", str(self._path))
+            if event == END:  # a run whose end is lost would be started again
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -70,17 +76,25 @@ class EventReader:
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         found = []
-        for line in whole.splitlines():
+        for line in whole.split(b"\n"):
             if not line.startswith(b'{"event": "output"'):
-                with contextlib.suppress(ValueError):
-                    event = json.loads(line)
-                    if isinstance(event, dict) and "event" in event and "time" in event:
-                        found.append(event)
+                found += _event(line)
         return found
 
 
+def _event(line: bytes) -> list[dict[str, Any]]:
+    """The event of a line; none where it is damaged."""
+    with contextlib.suppress(ValueError, RecursionError):
+        event = json.loads(line)
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            at = event.get("time")
+            if isinstance(at, int | float) and 0 <= at < LAST_SECOND:
+                return [event]
+    return []
+
+
 def read_events(run_dir: Path) -> list[dict[str, Any]]:
-    """The first and the last events of a run."""
+    """The first and the last events of a run, without lines that are damaged or not whole yet."""
     try:
         with (run_dir / EVENTS).open("rb") as file:
             data = file.read(TAIL_BYTES)
@@ -91,18 +105,13 @@ def read_events(run_dir: Path) -> list[dict[str, Any]]:
                 data += file.read()
     except OSError:
         return []
-    found = []
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError):  # cut, or being written
-            event = json.loads(line)
-            if isinstance(event, dict) and "event" in event and "time" in event:
-                found.append(event)
-    return found
+    whole = data[: data.rfind(b"\n") + 1]
+    return [event for line in whole.split(b"\n") for event in _event(line)]
 
 
 def has_ended(run_dir: Path) -> bool:
-    """Whether the last event of a run is its end."""
-    return [event["event"] for event in read_events(run_dir)[-1:]] == ["end"]
+    """Whether a run has an end among its last events."""
+    return any(event["event"] == END for event in read_events(run_dir))
 
 
 def seconds_since_first(run_dir: Path) -> float:

@@ -1,0 +1,54 @@
+"""What a module's result claims beside its answer, in a real playbook: a host writes all of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+
+PLAYBOOK = """
+- hosts: node1
+  gather_facts: false
+  tasks: [{name: Ask, ansible.builtin.command: {argv: ["true"]}}]
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: Then
+      ansible.builtin.debug: {msg: "{{ inventory_hostname }} {{ planted | default('without') }}"}
+"""
+
+
+def answered(folder: Path, **claims: Any) -> tuple[Outcome, list[TaskEvent]]:
+    """A playbook whose first host answers each module with these claims."""
+    python = folder / "python"
+    answer = json.dumps({"changed": True, "rc": 0, "stdout": "", "stderr": "", **claims})
+    python.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    python.chmod(0o755)
+    hosts = {
+        name: {"ansible_connection": "local", "ansible_python_interpreter": str(python)}
+        for name in ("node1", "node2")
+    }
+    inventory, playbook = folder / "hosts.yml", folder / "playbook.yml"
+    inventory.write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    playbook.write_text(PLAYBOOK)
+    events: list[TaskEvent] = []
+    outcome = run_playbook(str(playbook), (inventory,), {}, events.append, time_limit_seconds=100)
+    return outcome, events
+
+
+def test_no_host_adds_a_host_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANSIBLE_INJECT_FACT_VARS", "true")  # a user may have it for other playbooks
+    claims = {
+        "add_host": {"host_name": "another", "groups": [], "host_vars": {"planted": "x"}},
+        "add_group": "planted",
+        "ansible_facts": {"planted": "x"},
+    }
+    outcome, events = answered(tmp_path, **claims)
+    assert outcome.state == "done", outcome.output
+    assert sorted(one.message for one in events if one.message) == [
+        "node1 without",
+        "node2 without",
+    ]

@@ -1,0 +1,116 @@
+"""What `clean` removes, and what it asks before."""
+
+import io
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.cli import clean
+from ftcluster.cli.main import main
+from ftcluster.launch.follow import this_user
+from ftcluster.launch.place import Place
+from ftcluster.launch.record import record_dir
+from ftcluster_common.run_state import RunState
+
+PLACE = Place((Path("hosts.ini"),), ("head",), "", "/opt/ftcluster")
+DAY = 86400.0
+OLD = time.time() - 10 * DAY
+FAILED = RunState("failed-1", "failed", "r", ("head",), 1, 0, 9, OLD, 5.0, "", "", this_user())
+RUNS = (
+    FAILED,
+    replace(FAILED, run="resumable-1", step=5),
+    replace(FAILED, run="resumable-2", state="stopped", checkpoint="/opt/ftcluster/runs/x/c"),
+    replace(FAILED, run="done-1", state="done", step=9),
+    replace(FAILED, run="running-1", state="running"),
+    replace(FAILED, run="others-1", started_by="b on c"),
+    replace(FAILED, run="recorded-1", started_by=""),
+    replace(FAILED, run="new-1", started=time.time() - 60),
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was removed on the hosts."""
+    gone: list[str] = []
+
+    def clean_runs(_place: Place, runs: Sequence[str]) -> list[str]:
+        gone.extend(runs)
+        return list(runs)
+
+    record_dir("recorded-1").mkdir(parents=True)
+    (record_dir("recorded-1") / "run.json").write_text("{}")
+    monkeypatch.setattr(clean, "all_runs", lambda _: list(RUNS))
+    monkeypatch.setattr(clean, "cluster_place", lambda *_: PLACE)
+    monkeypatch.setattr(clean, "clean_runs", clean_runs)
+    return gone
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ([], {"failed-1", "recorded-1", "new-1"}),
+        (["--older-than", "7d"], {"failed-1", "recorded-1"}),
+        (["--older-than", "2w"], set()),
+        (["--done"], {"failed-1", "recorded-1", "new-1", "done-1"}),
+        (["--resumable"], {"failed-1", "recorded-1", "new-1", "resumable-1", "resumable-2"}),
+        (["--all"], {"failed-1", "recorded-1", "new-1", "others-1"}),
+    ],
+)
+def test_without_names_only_own_runs_that_cannot_be_resumed(
+    words: list[str], names: set[str], removed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["clean", "--yes", "--json", *words]) == 0
+    assert set(removed) == names
+    assert set(json.loads(capsys.readouterr().out)["removed"]) == names
+    assert record_dir("recorded-1").exists() == ("recorded-1" not in names)
+
+
+def test_named_runs_go_without_a_question(removed: list[str]) -> None:
+    assert main(["clean", "others-1", "resumable-1"]) == 0
+    assert removed == ["others-1", "resumable-1"]
+
+
+def test_a_run_that_runs_stays(removed: list[str]) -> None:
+    assert main(["clean", "failed-1", "running-1"]) == 1
+    assert removed == []
+
+
+def test_without_a_terminal_nothing_goes_that_is_not_named(
+    removed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["clean"]) == 2
+    shown = capsys.readouterr().err
+    assert "3 runs would be removed" in shown
+    assert "failed-1" in shown
+    assert removed == []
+    assert main(["clean", "--dry-run"]) == 0
+    assert removed == []
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
+def test_a_terminal_is_asked(
+    answer: str, code: int, removed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: Any = Terminal()
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    monkeypatch.setattr("sys.stderr", shown)
+    assert main(["clean"]) == code
+    assert bool(removed) == (code == 0)
+    assert "recorded-1" in shown.getvalue()
+    assert "others-1" not in shown.getvalue()
+
+
+@pytest.mark.parametrize("words", [["--older-than", "x"], ["--older-than", "-1d"], ["a", "--all"]])
+def test_what_makes_no_sense_is_wrong_usage(words: list[str], removed: list[str]) -> None:
+    assert main(["clean", *words]) == 2
+    assert removed == []

@@ -1,0 +1,129 @@
+"""A head whose node package, its own or an attacker's, answers what it wants: real commands."""
+
+import json
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ftcluster.cli.main import main
+from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.launch.record import begin_record, record_dir
+from ftcluster_common.run_state import RunState
+from tests.unit.clusters import VM, cluster
+
+RUN = "quickstart-20260131-101500-7f3a"
+STATE = RunState(RUN, "failed", "quickstart", ("localhost",), 1, 0, 9, time.time() - 99, 5.0, "")
+ROW = {**asdict(STATE), "hosts": ["localhost"]}
+
+
+class Head:
+    """This machine as the head, with a program in the place of its Python."""
+
+    def __init__(self, folder: Path) -> None:
+        self.prefix, self.folder = folder / "prefix", folder
+        python = self.prefix / "current/bin/python"
+        python.parent.mkdir(parents=True)
+        python.write_text(
+            f'#!/bin/sh\nfor word; do [ -e {folder}/"$word" ] && cat {folder}/"$word"; done; true\n'
+        )
+        python.chmod(0o755)
+        inventory = folder / "hosts.yml"
+        local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+        inventory.write_text(yaml.safe_dump({"all": {"hosts": {"localhost": local}}}))
+        facts = cluster(replace(VM, prefix=str(self.prefix)))
+        remember(Cluster((inventory,), facts))
+        plan = {"hosts": [{"name": "localhost"}], "spares": [], "rank_user": "",
+                "prefix": str(self.prefix)}  # fmt: skip
+        begin_record(RUN, {"inventories": [str(inventory)], "plan": plan})
+        self.run_dir = self.prefix / "runs" / RUN
+        self.run_dir.mkdir(parents=True)
+
+    def answers(self, **answers: Any) -> None:
+        """What the program prints, by the verb that it is started with."""
+        for verb, answer in answers.items():
+            text = answer if isinstance(answer, str) else json.dumps(answer)
+            (self.folder / verb).write_text(text)
+
+    def snapshot(self) -> dict[str, bytes]:
+        """All files but those that the head itself has, and Ansible's temporary ones."""
+        own = (self.prefix, *(self.folder / verb for verb in ("list", "remove", "start")))
+        return {
+            str(path): path.read_bytes() if path.is_file() else b""
+            for path in self.folder.rglob("*")
+            if not any(path.is_relative_to(one) for one in own) and ".ansible" not in path.parts
+        }
+
+
+@pytest.fixture
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANSIBLE_HOME", str(tmp_path / ".ansible"))
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/kept").write_text("x")
+    return Head(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "answers"),
+    [
+        (["fetch"], {"list": [{**ROW, "run": "OUTSIDE", "model": "/m"}]}),
+        (["clean", "--yes"], {"list": [ROW], "remove": ["OUTSIDE", RUN]}),
+        (["stop", "x"], {"list": "[" * 100_000}),
+    ],
+)
+def test_what_is_refused_changes_nothing_here(
+    command: list[str], answers: dict[str, Any], head: Head, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside = json.dumps(str(head.folder / "outside"))
+    for verb, answer in answers.items():
+        text = answer if isinstance(answer, str) else json.dumps(answer)
+        head.answers(**{verb: text.replace('"OUTSIDE"', outside)})
+    before = head.snapshot()
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert "error: localhost" in said
+    assert len(said.strip().splitlines()) <= 3
+    assert len(said) < 6000
+    assert head.snapshot() == before
+    assert record_dir(RUN).exists()
+
+
+def test_facts_that_the_module_claims_are_no_answer(
+    head: Head, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = head.folder / "interpreter"
+    claims = {"rc": 0, "stdout": "[]", "ansible_facts": {"runs_listed": [ROW]}, "changed": False}
+    python.write_text(f"#!/bin/sh\ncat > /dev/null <<'END'\nEND\necho '{json.dumps(claims)}'\n")
+    python.chmod(0o755)
+    hosts = yaml.safe_load((head.folder / "hosts.yml").read_text())
+    hosts["all"]["hosts"]["localhost"]["ansible_python_interpreter"] = str(python)
+    (head.folder / "hosts.yml").write_text(yaml.safe_dump(hosts))
+    assert main(["ps", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_damaged_events_and_escapes(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+    end = {"event": "end", "time": 9.0, "state": "done", "exit_code": 0, "seconds": 2.0}
+    notice = {"event": "notice", "time": 1.0, "message": "\x1b[2J\u202etxt"}
+    lines = [
+        b"\xff" * 5000,
+        b"[" * 5000,
+        json.dumps(notice).encode(),
+        json.dumps(end).encode(),
+        b"{",
+    ]
+    (head.run_dir / "events.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    (head.run_dir / "ranks.log").write_bytes(b"a\x1b]0;title\x07\xff \xe2\x80\xae\n")
+    assert main(["attach", RUN]) == 0
+    assert main(["logs", RUN]) == 0
+    shown = "".join(capsys.readouterr())
+    assert "line 1 of events.jsonl" in shown
+    assert "\\x1b]0;title\\x07" in shown
+    assert not {"\x1b", "\u202e", "\x07"} & set(shown)
+    assert [one.name for one in (head.folder / "outside").iterdir()] == ["kept"]
