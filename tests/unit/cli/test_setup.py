@@ -126,8 +126,16 @@ WRONG = (
 
 @pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
 def test_a_damaged_saved_cluster_never_means_this_machine(
-    text: str, setup: Setup, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str,
+    setup: Setup,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def run_stages(*_: object) -> StagesResult:
+        raise AssertionError("something is set up")
+
+    monkeypatch.setattr(verb, "run_stages", run_stages)
     file = tmp_path / "state" / "ftcluster" / "cluster.json"
     file.parent.mkdir(parents=True)
     file.write_bytes(text.encode("latin-1"))
