@@ -13,7 +13,8 @@ from tests.fuzz.parsers import NASTY, Parser
 
 PIECES = (
     b"[", b"{", b'"', b",", b":", b"\n", b"\\", b"-", b"\x00", b"\xff", b"null", b"true", b"1e999",
-    b"-1", b"NaN", b"99999999999999999999", b"[]", b"{}", b"&a ", b"*a", b"!!python/object:os.system ",
+    b"-1", b"NaN", b"99999999999999999999", b"[]", b"{}", b"&a ", b"*a",
+    b"!!python/object:os.system ",
 )  # fmt: skip
 CHANGES = st.lists(
     st.tuples(
