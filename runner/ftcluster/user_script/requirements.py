@@ -126,8 +126,11 @@ def _read(
         return
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        problems.append(f"{path} cannot be read: {getattr(error, 'strerror', 0) or 'not UTF-8'}")
+    except UnicodeDecodeError:
+        problems.append(f"{path} cannot be read: not UTF-8")
+        return
+    except (OSError, ValueError) as error:  # the second of a name with a null byte
+        problems.append(f"{path} cannot be read: {getattr(error, 'strerror', error)}")
         return
     for number, words in _logical_lines(text):
         where = f"{path}:{number}"
