@@ -53,7 +53,8 @@ from tests.programs import ROOT
 NASTY = (
     b"", b"\n", b"null", b"[]", b"{}", b"0", b'"x"', b"[" * 60_000, b'{"a":' * 20_000, b"\xff\xfe",
     b"\xef\xbb\xbf{}", b"9" * 5000, b"1e999", b"NaN", b"\x00", b"\xed\xa0\x80", b'"\\ud800"',
-    b"task: [1]\n", b"a: 2026-13-45\n", b"? [1]\n: 2\n", b'{"step": 1e999}', b"a: &a [*a]\n",
+    b"task: [1]\n", b"a: 2026-13-45\n", b"? [1]\n: 2\n", b"-r \x00a", b'{"step": 1e999}',
+    b"a: &a [*a]\n",
     # each line ten times the one before
     b"a0: &a0 [x]\n" + b"".join(
         b"a%d: &a%d [%s]\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 10)) for n in range(1, 9)
