@@ -24,8 +24,8 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Lock
 
 from ftcluster.cli.plan import read_facts
 from ftcluster.cluster.price import read_price
+from ftcluster.cluster.record import record_of
 from ftcluster.cluster.saved import recall
-from ftcluster.cluster.tunings import saved_tunings
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import read_event_line
 from ftcluster.launch.record import read_record, recorded_place
@@ -258,9 +258,7 @@ PARSERS = {
         (dumped({"inventories": [], "hosts": "", "options": [], "facts": CLUSTER}),),
         (FtclusterError,),
     ),
-    "tunings": Parser(
-        of_state(saved_tunings, "tunings.json"), (dumped({"tunings": []}),), (FtclusterError,)
-    ),
+    "record of a cluster": Parser(of_text(record_of), (dumped({"format": 1}),), (ValueError,)),
     "record of a run": Parser(
         of_state(lambda: (read_record("r"), recorded_place("r")), "runs/r/run.json"),
         (dumped(RECORD),),

@@ -10,25 +10,7 @@ from tests.fuzz.parsers import NASTY, PARSERS
 
 HANG_SECONDS = 30.0  # of a machine that is busy
 
-# not mended yet; take a line away once its test says XPASS
-OPEN = {
-    "heartbeats of a stranger",
-    "heartbeats of a guardian",
-    "events of a run's folder",
-    "saved cluster",
-    "tunings",
-    "record of a run",
-}
 each = pytest.mark.parametrize("name", PARSERS)
-of_nasty = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=[pytest.mark.xfail(reason="deep JSON", strict=True)] if name in OPEN else []
-        )
-        for name in PARSERS
-    ],
-)
 
 
 @each
@@ -38,7 +20,7 @@ def test_good_input_is_taken(name: str) -> None:
         assert problem(parser, seed, HANG_SECONDS) == ""
 
 
-@of_nasty
+@each
 def test_what_is_nasty_is_refused_as_documented(name: str) -> None:
     found = {data[:40]: problem(PARSERS[name], data, HANG_SECONDS) for data in NASTY}
     assert {data: said for data, said in found.items() if said} == {}

@@ -18,6 +18,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.record import (
 )
 from ansible_collections.ftcluster.cluster.plugins.modules import cluster_record
 
+from ftcluster.ansible.answers import SET_FACT
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent
 from ftcluster.cli.main import main
@@ -246,7 +247,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[dict[str,
         if not says:
             return Outcome("done", "")
         facts = {"ansible_facts": {"cluster_changed": says.pop(0)}}
-        on_event(TaskEvent("ok", "prepare", host="xeon1", result=facts))
+        on_event(TaskEvent("ok", "prepare", host="xeon1", action=SET_FACT, result=facts))
         return Outcome("failed", "", (TaskEvent("failed", "prepare", host="xeon1"),))
 
     monkeypatch.setattr(follow, "run_playbook", run_playbook)
