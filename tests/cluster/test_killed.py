@@ -54,7 +54,9 @@ class Secrets:
 
 def forms(secret: bytes) -> list[bytes]:
     # a part of a longer text in base64 begins at any of three places
-    parts = [base64.b64encode(b"x" * before + secret)[4 if before else 0 : -4] for before in (0, 1, 2)]
+    parts = [
+        base64.b64encode(b"x" * before + secret)[4 if before else 0 : -4] for before in (0, 1, 2)
+    ]
     return [secret, secret.hex().encode(), *parts]
 
 
@@ -143,7 +145,7 @@ def processes() -> Iterator[tuple[str, bytes]]:
                 continue  # it has ended
 
 
-def test_a_killed_command_leaves_no_secret(machine: Machine, tmp_path: Path) -> None:
+def test_a_killed_command_leaves_no_secret(machine: Machine) -> None:
     home, start = machine.home, time.time() - 1  # the kernel's clock for files is a little behind
     seed = random.SystemRandom().randrange(10**6) if MORE else 1
     print(f"seed {seed}")

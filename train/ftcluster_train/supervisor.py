@@ -38,7 +38,7 @@ from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.launcher import background, lease, processes
 from ftcluster_train.launcher.background import PID_FILE, STOP_FILE
 from ftcluster_train.launcher.host_leases import Leases
-from ftcluster_train.launcher.hub_token import take_back, token_file
+from ftcluster_train.launcher.hub_token import take_back, take_token, token_file
 from ftcluster_train.launcher.metrics_file import MetricsFile
 from ftcluster_train.launcher.monitors import Ending
 from ftcluster_train.launcher.processes import kill_rest
@@ -57,7 +57,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     """Launch, wait, report and clean up; returns mpirun's exit code.
 
     Args:
-        run_dir: has launch.json, and the token for the Hub that the hosts get, or none.
+        run_dir: has launch.json, and gets the token for the Hub that the hosts get, or none.
         request: takes the signals that end the run.
         again: whether the run had a supervisor that was killed.
     """
@@ -68,7 +68,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     try:
         if (run_dir / STOP_FILE).exists():
             raise Stopped
-        run = Run(leases, events, kept_token(run_dir), request, metrics)
+        run = Run(leases, events, take_token(launch, request), request, metrics)
         ending = run_with_restarts(launch, run, again)
     except Stopped:  # while no rank was running
         kill_rest(launch.run)
@@ -176,12 +176,6 @@ def _not_started(refusal: Refusal) -> dict[str, str | None]:
     else:
         message, hint = f"{host.name} ({host.address}): {refusal.reason}", "no rank was started"
     return {"message": message, "hint": hint, "host": host.name, "rank": None}
-
-
-def kept_token(run_dir: Path) -> str:
-    """The run's token for the Hub, which the launch has put there; "" for none."""
-    path = token_file(run_dir)
-    return path.read_text(encoding="ascii").strip() if path.exists() else ""
 
 
 def forget_token(run_dir: Path) -> None:

@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import Host, Launch
+from ftcluster_common.launch import Host, Launch, read_launch
 from ftcluster_train.errors import TrainError, error_line
+from ftcluster_train.launcher import hub_token
 from tests.programs import NODE_PATH, wait_for
 
 NODES = [Host("node1", "127.0.0.1"), Host("node2", "10.0.0.12"), Host("node3", "10.0.0.13")]
@@ -290,6 +292,31 @@ def test_a_token_does_not_outlast_a_run_that_is_stopped(run_dir: Path) -> None:
     wait_for((run_dir / "hub_token").exists)
     assert supervisor("stop", run_dir).stdout.strip() == "stopped"
     assert not (run_dir / "hub_token").exists()
+
+
+def test_ranks_wait_for_the_token_that_comes_once_there_is_a_supervisor(run_dir: Path) -> None:
+    file = run_dir / "hub_token"
+    launch(run_dir, f"cat {file}", env={"HF_TOKEN_PATH": str(file)})
+    wait_for((run_dir / "supervisor.pid").exists)
+    assert not (run_dir / "ranks.log").exists()
+    (run_dir / "whole").write_text("hf_s3cret")
+    (run_dir / "whole").rename(file)
+    assert until_end(run_dir)["state"] == "done"
+    assert (run_dir / "ranks.log").read_text().strip() == "hf_s3cret"
+    assert not file.exists()
+
+
+def test_a_run_whose_token_does_not_come_is_ended(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = run_dir / "hub_token"
+    launch(run_dir, "sleep 300", env={"HF_TOKEN_PATH": str(file)})
+    wait_for((run_dir / "supervisor.pid").exists)
+    assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    monkeypatch.setattr(hub_token, "ARRIVAL_SECONDS", 0)
+    request: Any = SimpleNamespace(check=lambda: None)
+    with pytest.raises(TrainError, match="the token for the Hub has not come"):
+        hub_token.take_token(read_launch(run_dir), request)
 
 
 def test_a_token_of_a_supervisor_that_was_killed_goes_with_stop_and_sweep(

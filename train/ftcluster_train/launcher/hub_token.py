@@ -7,15 +7,46 @@ hosts over the mesh's SSH. Standard library only.
 
 import os
 import shlex
+import time
 from pathlib import Path
 
 from ftcluster_common.launch import HUB_TOKEN_FILE, Launch
+from ftcluster_train.errors import TrainError
 from ftcluster_train.launcher.ssh_check import Refusal, refusals
+from ftcluster_train.launcher.stop_request import StopRequest
+
+ARRIVAL_SECONDS = 60.0
+POLL_SECONDS = 0.05
 
 
 def token_file(run_dir: Path) -> Path:
     """Where a run's token is on each of its hosts."""
     return run_dir / HUB_TOKEN_FILE
+
+
+def take_token(launch: Launch, request: StopRequest) -> str:
+    """The run's token, "" for none.
+
+    The control node writes it once there is a supervisor, which removes it whatever happens then:
+    before, a control node that is killed would leave it here.
+
+    Raises:
+        TrainError: it has not come within ARRIVAL_SECONDS.
+        Stopped: the run was ended meanwhile.
+    """
+    path = token_file(Path(launch.run_dir))
+    deadline = time.monotonic() + ARRIVAL_SECONDS
+    while not path.exists():
+        if launch.env.get("HF_TOKEN_PATH") != str(path):
+            return ""
+        request.check()
+        if time.monotonic() > deadline:
+            raise TrainError(
+                "the token for the Hub has not come: ftcluster was ended during the launch",
+                "start the run again",
+            )
+        time.sleep(POLL_SECONDS)
+    return path.read_text(encoding="ascii").strip()
 
 
 def give(token: str, launch: Launch) -> list[Refusal]:
