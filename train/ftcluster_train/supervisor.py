@@ -38,7 +38,7 @@ from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.launcher import background, lease, processes
 from ftcluster_train.launcher.background import PID_FILE, STOP_FILE
 from ftcluster_train.launcher.host_leases import Leases
-from ftcluster_train.launcher.hub_token import take_back, take_token, token_file
+from ftcluster_train.launcher.hub_token import left_here, take_back, take_token, token_file
 from ftcluster_train.launcher.metrics_file import MetricsFile
 from ftcluster_train.launcher.monitors import Ending
 from ftcluster_train.launcher.processes import kill_rest
@@ -180,7 +180,7 @@ def _not_started(refusal: Refusal) -> dict[str, str | None]:
 
 def forget_token(run_dir: Path) -> None:
     """Remove the run's token for the Hub, where it has one, from all hosts."""
-    if token_file(run_dir).exists():
+    if left_here(run_dir):
         take_back(read_launch(run_dir))
 
 

@@ -179,7 +179,7 @@ def _run(
         binary=sys.executable,
         cmdline=shlex.join(arguments),
         inventory=[str(path) for path in inventories],
-        # Ansible writes there what a task copies, such as a token
+        # where pipelining is off, Ansible writes there what a task is given, such as a token
         envvars=ansible_environment({**(settings or {}), "ANSIBLE_LOCAL_TEMP": f"{scratch}/tmp"}),
         event_handler=receive,
         cancel_callback=cancel,

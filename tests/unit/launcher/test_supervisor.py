@@ -312,7 +312,9 @@ def test_a_run_whose_token_does_not_come_is_ended(
     file = run_dir / "hub_token"
     launch(run_dir, "sleep 300", env={"HF_TOKEN_PATH": str(file)})
     wait_for((run_dir / "supervisor.pid").exists)
+    (run_dir / ".ftcluster-0f").write_text("hf_s3")  # of a writer that was killed
     assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    assert not (run_dir / ".ftcluster-0f").exists()
     monkeypatch.setattr(hub_token, "ARRIVAL_SECONDS", 0)
     request: Any = SimpleNamespace(check=lambda: None)
     with pytest.raises(TrainError, match="the token for the Hub has not come"):

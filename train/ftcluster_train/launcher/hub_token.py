@@ -71,10 +71,17 @@ def give(token: str, launch: Launch) -> list[Refusal]:
     ]
 
 
+def left_here(run_dir: Path) -> list[Path]:
+    """The token's file on this host, and those of writers that were killed before they renamed."""
+    # what plugins/module_utils/safe_path.py writes has such a name first
+    return [path for path in (token_file(run_dir), *run_dir.glob(".ftcluster-*")) if path.exists()]
+
+
 def take_back(launch: Launch) -> None:
     """Remove the token from all hosts that answer."""
-    path = token_file(Path(launch.run_dir))
-    path.unlink(missing_ok=True)
-    remove = f"rm -f {shlex.quote(str(path))}"
+    run_dir = Path(launch.run_dir)
+    for path in left_here(run_dir):
+        path.unlink(missing_ok=True)
+    remove = f"rm -f {shlex.quote(str(token_file(run_dir)))}"
     others = () if launch.slurm_job else launch.hosts[1:] + launch.idle
     refusals(others, launch.ssh_config, remove, limit_seconds=launch.timeouts.ssh)
