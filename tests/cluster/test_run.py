@@ -132,7 +132,7 @@ def test_packages_that_the_stack_does_not_have(machine: Machine, tmp_path: Path)
     words = ("--requirements", str(folder / "own.txt"), *one, str(folder / "own.py"))
     done = machine.home.run("run", *words, "one")
     assert done.returncode == 0, done.stderr
-    [layer] = (machine.home.prefix / "layers").iterdir()
+    [layer] = (machine.home.prefix / "layers").glob("[!.]*")
     own, torch, _ = done.stdout.split()
     assert Path(own).is_relative_to(layer)
     assert Path(torch).is_relative_to((machine.home.prefix / "current").resolve())

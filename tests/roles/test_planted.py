@@ -91,8 +91,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A cluster of this machine that was set up."""
     found = Place(tmp_path / "here", tmp_path / "ft", tmp_path / "i.yml", tmp_path / "planted")
     found.folder.mkdir()
-    program = found.prefix / "current/bin/python"
+    program = found.prefix / "stacks/native-1/bin/python"
     program.parent.mkdir(parents=True)
+    (found.prefix / "current").symlink_to("stacks/native-1")
     program.write_text(STACK)
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     found.host()

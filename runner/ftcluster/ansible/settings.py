@@ -19,14 +19,12 @@ SSH_ARGS = (
 # Whatever the user has set: else any module's result could set variables, such as which files are
 # sent.
 FORCED = {"ANSIBLE_INJECT_FACT_VARS": "false"}
-SSH_RETRIES = 3  # a jump host's sshd drops connections at random beyond ten at once (MaxStartups)
 # Section and key of a setting in ansible.cfg
 IN_FILE = {
     "ANSIBLE_PIPELINING": ("ssh_connection", "pipelining"),
     "ANSIBLE_FORKS": ("defaults", "forks"),
     "ANSIBLE_TIMEOUT": ("defaults", "timeout"),
     "ANSIBLE_SSH_ARGS": ("ssh_connection", "ssh_args"),
-    "ANSIBLE_SSH_RETRIES": ("ssh_connection", "retries"),
     "ANSIBLE_LOCAL_TEMP": ("defaults", "local_tmp"),
 }
 # Where Ansible reads whether host keys are checked; the last one that is set counts
@@ -46,7 +44,6 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
         "ANSIBLE_FORKS": str(FORKS),
         "ANSIBLE_TIMEOUT": str(TIMEOUT_SECONDS),
         "ANSIBLE_SSH_ARGS": SSH_ARGS,
-        "ANSIBLE_SSH_RETRIES": str(SSH_RETRIES),
         # always, because ansible-runner switches it off where the environment does not have it
         CHECKING[0]: _checking_in_file()[0] or "true",
         **(changes or {}),
