@@ -48,4 +48,4 @@ def test_the_account_reads_the_record_and_cannot_change_it() -> None:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout, done.stderr) == (0, text + "\n", "")
-        assert sorted(os.listdir(folder)) == [NAME]
+        assert list(Path(folder).iterdir()) == [path]
