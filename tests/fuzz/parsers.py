@@ -48,6 +48,7 @@ from ftcluster_train.errors import MARKER, read_error_line
 from ftcluster_train.io.events import read_events
 from ftcluster_train.launcher.heartbeats import Heartbeats
 from ftcluster_train.launcher.messages import rank_of, read_report
+from ftcluster_train.launcher.mpi_output import END_MARKER, read_end
 from tests.programs import ROOT
 
 # what JSON's and YAML's readers stumble over, whatever is expected of them
@@ -223,6 +224,10 @@ PARSERS = {
     "report of a guardian": Parser(
         lambda data, _: read_report(data), (dumped(BEAT),), (ValueError,)
     ),
+    "end of a rank": Parser(
+        of_text(lambda text: read_end(END_MARKER + text)),
+        (dumped({"rank": 0, "host": "a", "exit_code": 1}),),
+    ),
     "error line of a rank": Parser(
         of_text(lambda text: read_error_line(MARKER + text)), (dumped(ERROR),)
     ),
@@ -265,7 +270,9 @@ PARSERS = {
         (FtclusterError,),
     ),
     "facts of --facts": Parser(
-        of_file(read_facts, "facts.json"), (dumped(CLUSTER), dumped({"facts": CLUSTER})), (FtclusterError,)
+        of_file(read_facts, "facts.json"),
+        (dumped(CLUSTER), dumped({"facts": CLUSTER})),
+        (FtclusterError,),
     ),
     "saved cluster": Parser(
         of_state(recall, "cluster.json"),
