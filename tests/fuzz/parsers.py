@@ -226,7 +226,7 @@ PARSERS = {
     ),
     "end of a rank": Parser(
         of_text(lambda text: read_end(END_MARKER + text)),
-        (dumped({"rank": 0, "host": "a", "exit_code": 1}),),
+        (dumped({"rank": 0, "host": "a", "code": 1}),),
     ),
     "error line of a rank": Parser(
         of_text(lambda text: read_error_line(MARKER + text)), (dumped(ERROR),)
