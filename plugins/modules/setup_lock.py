@@ -93,7 +93,7 @@ def read_lock(path):
     try:
         lock = json.loads(path.read_text(encoding="utf-8"))
         return lock if isinstance(lock, dict) and "owner" in lock else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

@@ -47,6 +47,8 @@ from ftcluster_common.trained_model import read_trained
 from ftcluster_train.errors import MARKER, read_error_line
 from ftcluster_train.io.events import read_events
 from ftcluster_train.launcher.heartbeats import Heartbeats
+from ftcluster_train.launcher.messages import rank_of, read_report
+from ftcluster_train.launcher.mpi_output import END_MARKER, read_end
 from tests.programs import ROOT
 
 # what JSON's and YAML's readers stumble over, whatever is expected of them
@@ -151,6 +153,12 @@ def heard(hello: bytes) -> Callable[[bytes, Path], object]:
     return run
 
 
+def modules_beside(path: Path) -> object:
+    """What a model's modules.json says of a folder whose pooling is known."""
+    (path.parent / "config.json").write_bytes(dumped({"pooling_mode": "mean"}))
+    return read_modules(path.parent)
+
+
 def small_bundle() -> bytes:
     """A bundle without wheels."""
     target = {"python": "3.11", "glibc": "2.28", "machine": "x86_64"}
@@ -189,9 +197,10 @@ ERROR = {"message": "m", "hint": "h", "host": "a", "rank": 0, "restartable": Fal
 RECORD = {"run": "r", "plan": {"hosts": [HOST], "spares": [], "rank_user": "u", "prefix": "/opt"},
           "inventories": ["/i.ini"], "options": ["-K"]}  # fmt: skip
 FILES = ROOT / "roles/torch_stack/files"
-HELLO = dumped({"secret": "secret", "rank": 0}) + b"\n"
+HELLO = b"secret 0\n"
+CONDITION = {"mhz": 2000.0, "throttled": 0, "stolen": 0.0, "swap": 0, "programs": [["x", 1, 0.5]]}
 BEAT = {"step": 3, "doing": "forward", "cpu": 1.5, "wire": 10, "state": "R", "sleep": None,
-        "disk": 0, "waits": False, "host": {}, "exit": 0, "oom": False}  # fmt: skip
+        "disk": 0, "waits": False, "host": CONDITION, "exit": 0, "oom": False}  # fmt: skip
 
 
 def rows(suffix: str) -> Parser:
@@ -209,6 +218,16 @@ def rows(suffix: str) -> Parser:
 PARSERS = {
     "heartbeats of a stranger": Parser(heard(b""), (HELLO, dumped(BEAT))),
     "heartbeats of a guardian": Parser(heard(HELLO), (dumped(BEAT),)),
+    "hello of a guardian": Parser(
+        lambda data, _: rank_of(data, "secret"), (HELLO, b"secret 12"), (ValueError,)
+    ),
+    "report of a guardian": Parser(
+        lambda data, _: read_report(data), (dumped(BEAT),), (ValueError,)
+    ),
+    "end of a rank": Parser(
+        of_text(lambda text: read_end(END_MARKER + text)),
+        (dumped({"rank": 0, "host": "a", "code": 1}),),
+    ),
     "error line of a rank": Parser(
         of_text(lambda text: read_error_line(MARKER + text)), (dumped(ERROR),)
     ),
@@ -247,11 +266,13 @@ PARSERS = {
     ),
     "requirements of a script": Parser(
         of_file(read_requirements, "requirements.txt"),
-        (b"a==1 --hash=sha256:" + b"0" * 64, b"-r other.txt", b"a>=1 ; python_version < '3.12'"),
+        (b"a==1 --hash=sha256:" + b"0" * 64, b"a>=1 ; python_version < '3.12'"),
         (FtclusterError,),
     ),
     "facts of --facts": Parser(
-        of_file(read_facts, "facts.json"), (dumped(CLUSTER), dumped([HOST])), (FtclusterError,)
+        of_file(read_facts, "facts.json"),
+        (dumped(CLUSTER), dumped({"facts": CLUSTER})),
+        (FtclusterError,),
     ),
     "saved cluster": Parser(
         of_state(recall, "cluster.json"),
@@ -272,8 +293,9 @@ PARSERS = {
         (dumped({"recipe": "r", "task": "t", "options": {}}),),
     ),
     "modules of a sentence model": Parser(
-        of_file(lambda path: read_modules(path.parent), "modules.json"),
-        (dumped([{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}]),),
+        of_file(modules_beside, "modules.json"),
+        (dumped([{"idx": n, "path": "", "type": f"sentence_transformers.models.{kind}"}
+                 for n, kind in enumerate(("Transformer", "Pooling"))]),),
         (DataError,),
     ),
     "conversation": Parser(

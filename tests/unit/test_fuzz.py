@@ -1,5 +1,7 @@
 """Readers of what others wrote return or raise the errors that they document, whatever comes."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,10 +16,12 @@ each = pytest.mark.parametrize("name", PARSERS)
 
 
 @each
-def test_good_input_is_taken(name: str) -> None:
+def test_good_input_is_taken(name: str, tmp_path: Path) -> None:
     parser = PARSERS[name]
-    for seed in parser.seeds:
-        assert problem(parser, seed, HANG_SECONDS) == ""
+    for number, seed in enumerate(parser.seeds):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        parser.read(seed, folder)  # what it may raise is a refusal
 
 
 @each

@@ -329,7 +329,7 @@ def read_answers(lines: Sequence[str]) -> list[dict[str, Any]]:
     answers = []
     for rank, parts in sorted(found.items()):
         if len(parts) == counts[rank]:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 answers.append(json.loads("".join(parts[number] for number in sorted(parts))))
     return answers
 

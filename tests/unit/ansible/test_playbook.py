@@ -53,6 +53,14 @@ def test_events(name: str, data: dict[str, Any], kind: Any, message: str) -> Non
     assert event.result == (data["res"] if kind in ("ok", "changed") else {})
 
 
+def test_a_failure_of_any_size_is_shown_within_bounds() -> None:
+    event = read_event(raw("runner_on_failed", res={"msg": "x" * 5000 + "\ny" * 5000}))
+    assert event is not None
+    first, *others = event.message.splitlines()
+    assert first == "x" * 4000 + " ..."
+    assert others == ["y"] * 199 + ["... and 4801 more lines"]
+
+
 def test_the_text_of_a_diff_is_an_event() -> None:
     text = "\x1b[31m--- before: /etc/a\x1b[0m\r\n+++ after: /etc/a\r\n+x\r\n\r\n"
     event = read_event({**raw("runner_on_file_diff", diff=[]), "stdout": text})

@@ -94,20 +94,6 @@ def test_what_is_refused_changes_nothing_here(
     assert record_dir(RUN).exists()
 
 
-def test_facts_that_the_module_claims_are_no_answer(
-    head: Head, capsys: pytest.CaptureFixture[str]
-) -> None:
-    python = head.folder / "interpreter"
-    claims = {"rc": 0, "stdout": "[]", "ansible_facts": {"runs_listed": [ROW]}, "changed": False}
-    python.write_text(f"#!/bin/sh\ncat > /dev/null <<'END'\nEND\necho '{json.dumps(claims)}'\n")
-    python.chmod(0o755)
-    hosts = yaml.safe_load((head.folder / "hosts.yml").read_text())
-    hosts["all"]["hosts"]["localhost"]["ansible_python_interpreter"] = str(python)
-    (head.folder / "hosts.yml").write_text(yaml.safe_dump(hosts))
-    assert main(["ps", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
-
-
 def test_damaged_events_and_escapes(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
     end = {"event": "end", "time": 9.0, "state": "done", "exit_code": 0, "seconds": 2.0}
     notice = {"event": "notice", "time": 1.0, "message": "\x1b[2J\u202etxt"}

@@ -202,7 +202,7 @@ class MetricsFile:
 
 
 def _recipe_of(run_dir: Path) -> str:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         job = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
         return str(job.get("recipe", {}).get("name") or run_dir.name.rsplit("-", 3)[0])
     return ""

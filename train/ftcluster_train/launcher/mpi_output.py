@@ -169,7 +169,7 @@ def read_end(line: str) -> RankEnd | None:
     _, marker, text = line.partition(END_MARKER)
     try:
         return RankEnd(**json.loads(text)) if marker else None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
 
 
