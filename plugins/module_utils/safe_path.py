@@ -27,6 +27,7 @@ LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would wait for a writer
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 AGAIN = "remove it and run this again"
+MOST_BYTES = 16 << 20  # the account's own could be without end, as a sparse one
 LINKS = 40  # as many as the kernel follows
 
 
@@ -188,13 +189,20 @@ def opened(path):
 
 
 def read_text(path):
-    """The text of a regular file, or None if it does not exist."""
+    """The text of a regular file, or None if it does not exist.
+
+    Raises:
+        RefusedPath: it is something else, or larger than any file of ftcluster's.
+    """
     try:
         with opened(path) as descriptor:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise RefusedPath(path, "is not a regular file", AGAIN)
-            with os.fdopen(descriptor, encoding="utf-8", errors="replace", closefd=False) as file:
-                return file.read()
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                content = file.read(MOST_BYTES + 1)
+            if len(content) > MOST_BYTES:
+                raise RefusedPath(path, f"has more than {MOST_BYTES >> 20} MiB", AGAIN)
+            return content.decode("utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return None
 

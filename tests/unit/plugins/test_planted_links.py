@@ -394,3 +394,14 @@ def test_what_is_made_has_its_mode_from_the_start(
     monkeypatch.setattr(safe_path.os, "fchmod", look)
     settled(home / "secret", content="x", **ACCOUNT)
     assert modes == [0o600]
+
+
+def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
+    sparse, pipe, link = tmp_path / "sparse", tmp_path / "pipe", tmp_path / "link"
+    sparse.touch()
+    os.truncate(sparse, 10 << 30)
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/zero")
+    for path, why in ((sparse, "more than 16 MiB"), (pipe, "regular"), (link, "regular")):
+        with pytest.raises(RefusedPath, match=why):
+            read_text(path)
