@@ -9,7 +9,7 @@ from typing import Any
 from ftcluster.ansible.options import ask_passwords
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.run_options import add_run_options, find
-from ftcluster.errors import UsageError
+from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.paths import write_atomically
 from ftcluster.report.files import RunFiles, ended_here, from_head
 from ftcluster_common.given_files import read_json
@@ -48,10 +48,27 @@ def run(options: argparse.Namespace) -> int:
     with ask_passwords(vars(options)) as passwords:
         words = list(dict.fromkeys(options.words))
         files = [files_of(options, passwords, name) for name in words or [""]]
-    from ftcluster.report.page import render  # takes a second to load
+    from jinja2 import TemplateError  # both take a second to load
+
+    from ftcluster.report.page import render
 
     output = options.output or Path(SEVERAL if len(files) > 1 else f"{files[0].run}.html")
-    write_atomically(output.absolute(), render(files, datetime.now(UTC), bench), mode=0o644)
+    try:
+        page = render(files, datetime.now(UTC), bench)
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        TemplateError,
+    ) as error:
+        where = ", ".join(f"{one.run} ({one.source or 'this control node'})" for one in files)
+        raise FtclusterError(
+            f"records are not as ftcluster writes them: {where}: {ascii(repr(error))[:200]}",
+            "make a report of each run alone to see which one it is",
+        ) from error
+    write_atomically(output.absolute(), page, mode=0o644)
     document = {
         "state": "done",
         "runs": [one.run for one in files],

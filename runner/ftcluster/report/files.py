@@ -22,11 +22,13 @@ class RunFiles:
     Attributes:
         record: run.json, or what job.json and launch.json on the head have of it.
         events: of events.jsonl.
+        source: the host that they were read from; "" for this control node.
     """
 
     run: str
     record: dict[str, Any]
     events: list[dict[str, Any]]
+    source: str = ""
 
 
 def ended_here(run: str) -> RunFiles | None:
@@ -68,4 +70,4 @@ def from_head(place: Place, run: str) -> RunFiles:
         raise FtclusterError(
             f"run {run} has no events yet", "look again once its ranks have started"
         )
-    return RunFiles(run, record, events)
+    return RunFiles(run, record, events, place.head)

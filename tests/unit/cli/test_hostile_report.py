@@ -1,0 +1,52 @@
+"""A report about a run whose head answers anything: a page, or one line with the host's name."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.cli import report
+from ftcluster.cli.main import main
+from ftcluster.report.files import RunFiles
+from tests.unit.report.runs import run_files
+
+WHOLE = run_files()
+ODD: tuple[Any, ...] = (None, "x", -1, [{}])
+
+
+def variants() -> list[RunFiles]:
+    """The files of a run, each time with one part that is something else."""
+    records = [{**WHOLE.record, key: odd} for key in (*WHOLE.record, "launch") for odd in ODD]
+    at_first = [
+        [{**event, key: odd} if event is changed else event for event in WHOLE.events]
+        for changed in {event["event"]: event for event in reversed(WHOLE.events)}.values()
+        for key in changed
+        if key not in ("event", "time")  # their form is looked at where events arrive
+        for odd in ODD[:2]
+    ]
+    found = [replace(WHOLE, record=one) for one in records]
+    return [*found, *(replace(WHOLE, events=one) for one in at_first)]
+
+
+def test_a_page_or_one_line_with_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = 0
+    for files in variants():
+        monkeypatch.setattr(
+            report, "files_of", lambda *_, files=files: replace(files, source="xeon1")
+        )
+        code = main(["report", files.run])
+        said = capsys.readouterr().err
+        if code:
+            refused += 1
+            assert code == 1
+            assert said.startswith("error: records are not as ftcluster writes them"), said
+            assert "(xeon1)" in said
+            assert len(said) < 500
+            assert not any(tmp_path.iterdir())
+        for page in tmp_path.iterdir():
+            page.unlink()
+    assert refused
