@@ -25,9 +25,6 @@ WORDS = {  # in names of files, as `datasets` knows them
 INDEX = "Unnamed: 0"  # pandas writes an index without a name, and so calls it when it reads it
 SHARD = re.compile(r"-\d+-of-\d+$")  # of a file that the Hub has in parts
 
-# JSON that Python's reader gives up on, though it has its form: too deep, or a whole number of
-# thousands of digits
-
 Row = Mapping[str, Any]
 Files = tuple[Path, ...]
 
