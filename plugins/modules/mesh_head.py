@@ -201,8 +201,8 @@ def recorded(folder):
         right = False
     if not right:
         raise ValueError(
-            f"{folder / RECORD} is no record of the mesh: remove it and run ftcluster setup without "
-            "--limit"
+            f"{folder / RECORD} is no record of the mesh: remove it and run ftcluster setup "
+            "without --limit"
         )
     return found
 

@@ -45,12 +45,11 @@ from ftcluster_common.launch import MPI_PORTS, RENDEZVOUS_PORTS
 from ftcluster_train.errors import TrainError
 from ftcluster_train.launcher import rank_environment
 
-holders, sockets = [], []
+sockets = []
 
 def hold(ports):
     told, tell = os.pipe()
-    if pid := os.fork():
-        holders.append(pid)
+    if os.fork():
         os.close(tell)
         assert os.read(told, 1) == b"x"
         return
@@ -75,15 +74,13 @@ rank_environment.RENDEZVOUS_PORTS = range(29500, 29501)
 hold(MPI_PORTS)
 found.append(said())
 print(json.dumps(found))
-for pid in holders:
-    os.kill(pid, signal.SIGKILL)
-"""
+"""  # with the first process of their namespace all others end
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user and have a network")
 def test_ports_that_another_user_holds_are_left_out_or_named() -> None:
     done = subprocess.run(
-        ["unshare", "--net", sys.executable, "-c", HELD],
+        ["unshare", "--net", "--pid", "--fork", "--kill-child", sys.executable, "-c", HELD],
         env=os.environ | {"PYTHONPATH": NODE_PATH}, stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     one_left, none_left, no_mpi = json.loads(done.stdout)
