@@ -2,18 +2,25 @@
 
 from collections.abc import Iterable
 
+MOST = 1 << 16  # the largest number of a CPU; kernels are built for at most 8192
+
 
 def parse_cpus(text: str) -> tuple[int, ...]:
     """The CPU numbers of a list as the kernel or taskset writes it, in its order.
 
     >>> parse_cpus("0-3,8,10-14:2")
     (0, 1, 2, 3, 8, 10, 12, 14)
+
+    Raises:
+        ValueError: it is none, or has a number that no kernel has.
     """
     numbers: list[int] = []
     for part in text.split(","):
         if part:
             span, _, step = part.partition(":")
             first, _, last = span.partition("-")
+            if int(last or first) > MOST:
+                raise ValueError(f"no CPU is number {last or first}")
             numbers += range(int(first), int(last or first) + 1, int(step or 1))
     return tuple(numbers)
 

@@ -102,7 +102,7 @@ ELEMENTS: dict[str, Any] = {
     "used": str,
     "waited_seconds": Number,
 }
-PLACEMENT = {"rank": int, "host": str}
+PLACEMENT = {"rank": int, "host": str, "cpus": str, "threads": int}
 MOST_NUMBER = 1 << 63
 
 

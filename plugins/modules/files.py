@@ -80,6 +80,7 @@ import stat
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     AGAIN,
+    MOST_BYTES,
     RefusedPath,
     difference,
     make_folder,
@@ -142,6 +143,12 @@ def set_attributes(path, is_kind, mode, uid, gid):
             os.fchmod(descriptor, mode)
 
 
+def text_to_show(path, found):
+    """The text of what is there, or None: of a file that is too large to be shown."""
+    too_large = found is not None and stat.S_ISREG(found.st_mode) and found.st_size > MOST_BYTES
+    return None if too_large else read_text(path)
+
+
 def settle(entry, check_mode):
     """Bring one path into its state; returns (changed, text before, text after)."""
     path, state, content = entry["path"], entry["state"], entry["content"]
@@ -149,7 +156,7 @@ def settle(entry, check_mode):
         found = status(path, follow=False)
         if found is None:
             return False, None, None
-        before = read_text(path) if stat.S_ISREG(found.st_mode) else None
+        before = text_to_show(path, found) if stat.S_ISREG(found.st_mode) else None
         if not check_mode:
             remove(path)
         return True, before or "", ""
@@ -168,7 +175,7 @@ def settle(entry, check_mode):
             set_attributes(path, stat.S_ISDIR, new_mode, uid, gid)
         return changed, "", ""
     if content is not None:
-        before = read_text(path)
+        before = text_to_show(path, found)
         if changed or before != content:
             if not check_mode:
                 write_text(path, content, 0o644 if mode is None else mode, uid, gid)

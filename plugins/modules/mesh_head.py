@@ -181,6 +181,32 @@ def texts_of(members, folder, address):
     }
 
 
+def recorded(folder):
+    """What mesh.json says of the mesh; empty where there is none.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    text = read_text(folder / RECORD)
+    try:
+        found = json.loads(text or "{}")
+        members = found.get("members", [])
+        right = isinstance(found.get("address", ""), str) and all(
+            isinstance(one["port"], int)
+            and all(isinstance(word, str) for word in one["host_keys"])
+            and not wrong_words([one])
+            for one in members
+        )
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        right = False
+    if not right:
+        raise ValueError(
+            f"{folder / RECORD} is no record of the mesh: remove it and run ftcluster setup "
+            "without --limit"
+        )
+    return found
+
+
 def make_key(module, folder):
     """Make the key pair, the private half last, so that one that is there is whole."""
     new = folder / f"{KEY}.new"
@@ -219,7 +245,7 @@ def main():
     folder = Path(module.params["folder"])
     changed, diff = False, []
     try:
-        before = json.loads(read_text(folder / RECORD) or "{}")
+        before = recorded(folder)
         address = module.params["address"] or before.get("address", "")
         if not folder.is_dir():
             changed = True
@@ -239,9 +265,11 @@ def main():
                     diff.append(difference(folder / name, found, text))
                     if not module.check_mode:
                         write_text(folder / name, text)
+        public_key = (read_text(folder / f"{KEY}.pub") or "").strip()
     except OSError as error:
         module.fail_json(msg=f"{error.filename or folder}: {error.strerror}")
-    public_key = (read_text(folder / f"{KEY}.pub") or "").strip()
+    except ValueError as error:
+        module.fail_json(msg=str(error))
     module.exit_json(changed=changed, diff=diff, public_key=public_key, address=address)
 
 

@@ -56,7 +56,11 @@ import re
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import write_text
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
+    RefusedPath,
+    read_text,
+    write_text,
+)
 
 MARK = "ftcluster-mesh@"  # how the key's comment begins
 KEYS = "/etc/ssh/ssh_host_*_key.pub"
@@ -83,6 +87,18 @@ def key_of(line):
     return " ".join(words[:2]) if len(words) >= 2 and words[0] in TYPES else ""
 
 
+def lines_of(path):
+    """The text of an authorized_keys file, or None if it does not exist.
+
+    Raises:
+        RefusedPath: it is no regular file, too large or no text, and would not be kept as it is.
+    """
+    found = read_text(path)
+    if found and "\ufffd" in found:
+        raise RefusedPath(path, "is not UTF-8", "correct it, or remove it, and run this again")
+    return found
+
+
 def host_keys():
     """The host's public keys, without their comments."""
     paths = sorted(Path("/").glob(KEYS.lstrip("/")))
@@ -107,13 +123,14 @@ def main():
     folder = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh"
     path = folder / "authorized_keys"
     try:
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        found = lines_of(path)
+        before = found or ""
         line = entry(module.params["public_key"], module.params["address"]) if wanted else ""
         after = with_line(before, line)
         changed = before != after
         if changed and not module.check_mode:
             folder.mkdir(mode=0o700, exist_ok=True)
-            if after or path.exists():
+            if after or found is not None:
                 write_text(path, after)
         keys = host_keys()
     except OSError as error:

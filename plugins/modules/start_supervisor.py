@@ -98,6 +98,12 @@ def stack_of(prefix):
     return stack
 
 
+def command_of(stack, run_dir, user):
+    """What root executes of a stack: nothing of the environment or of anybody's home."""
+    python = [str(stack / "bin/python"), "-I", "-B", "-m", "ftcluster_train.supervisor"]
+    return [*python, "start", str(run_dir), "--user", user]
+
+
 def main():
     """Ansible's entry point."""
     module = AnsibleModule(
@@ -120,11 +126,10 @@ def main():
         )
     except ValueError as error:
         module.exit_json(changed=False, rc=1, refused=str(error), stderr="")
-    command = [str(stack / "bin/python"), "-I", "-B", "-m", "ftcluster_train.supervisor"]
     try:
         done = subprocess.run(
-            [*command, "start", str(prefix / "runs" / run), "--user", user],
-            cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False,
+            command_of(stack, prefix / "runs" / run, user), cwd="/", stdin=subprocess.DEVNULL,
+            capture_output=True, timeout=SECONDS, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         module.exit_json(changed=False, rc=1, refused="", stderr=str(error))

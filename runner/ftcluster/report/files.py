@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.answers import json_object
+from ftcluster.ansible.answers import MOST_BYTES, json_object
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import EventReader
 from ftcluster.launch.place import Place
 from ftcluster.launch.record import events_file, read_record
 from ftcluster.launch.runs import copy_log
 
-EVENTS = "events.jsonl"
+EVENTS, JOB = "events.jsonl", "job.json"
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class RunFiles:
     """A run.
 
     Attributes:
-        record: run.json, or what job.json and launch.json on the head have of it.
+        record: run.json, or what job.json on the head has of it.
         events: of events.jsonl.
         source: the host that they were read from; "" for this control node.
     """
@@ -61,11 +61,9 @@ def from_head(place: Place, run: str) -> RunFiles:
         events = EventReader(copied(EVENTS)).new_events()
         record = read_record(run)
         if record is None:
-            job, launch = (
-                json_object(place.head, f"{name}.json", copied(f"{name}.json").read_bytes())
-                for name in ("job", "launch")
-            )
-            record = {"run": run, "recipe": job.get("recipe", {}), "launch": launch}
+            with copied(JOB).open("rb") as file:
+                job = json_object(place.head, JOB, file.read(MOST_BYTES))
+            record = {"run": run, "recipe": job.get("recipe", {})}
     if not events:
         raise FtclusterError(
             f"run {run} has no events yet", "look again once its ranks have started"

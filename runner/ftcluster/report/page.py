@@ -261,7 +261,7 @@ def _backend(run: RunPage) -> str:
 
 def _steps(run: RunPage) -> str:
     steps = run.history.steps
-    return f"{steps[-1]['step']} of {run.history.start['steps']}" if steps else ""
+    return f"{steps[-1]['step']} of {run.history.start.get('steps', '?')}" if steps else ""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ def variants() -> list[RunFiles]:
         for odd in ODD[:2]
     ]
     found = [replace(WHOLE, record=one) for one in records]
+    ranks = [{"rank": 0, "host": "a", "cpus": "0-9999999999", "threads": 1, "memory_nodes": []}]
+    at_first.append([{"event": "placement", "time": 1.0, "ranks": ranks}])  # more than memory has
     return [*found, *(replace(WHOLE, events=one) for one in at_first)]
 
 

@@ -251,6 +251,11 @@ def test_root_reads_nothing_in_the_accounts_folder(
         os.chown(run_dir, account.pw_uid, account.pw_gid)
         assert supervisor_module.start(run_dir, account.pw_name) != 0
         (run_dir / name).unlink()
+        (run_dir / name).touch()
+        os.truncate(run_dir / name, 10 << 30)
+        os.chown(run_dir / name, account.pw_uid, account.pw_gid)
+        assert supervisor_module.start(run_dir, account.pw_name) != 0
+        (run_dir / name).unlink()
         os.mkfifo(run_dir / name)
         os.chown(run_dir / name, account.pw_uid, account.pw_gid)
         with pytest.raises(TrainError, match="cannot read the run's files"):

@@ -130,6 +130,17 @@ def test_the_program_runs_on_the_cores_of_the_plan() -> None:
     assert bind.PLACEMENT_VARIABLE not in environment
 
 
+@pytest.mark.parametrize("own", ["", "/own"])
+def test_compiled_code_is_kept_where_no_other_user_may_write(own: str) -> None:
+    given = {"TORCHINDUCTOR_CACHE_DIR": own} if own else {}
+    cpus = str(min(os.sched_getaffinity(0)))
+    done = start(
+        [{"cpus": cpus, "threads": 1, "memory": []}], *SHOW, PYTHONPYCACHEPREFIX="/p/cache", **given
+    )
+    found = json.loads(done.stdout)[2]["TORCHINDUCTOR_CACHE_DIR"]
+    assert found == (own or f"/p/cache/torchinductor-{os.uname().nodename}")
+
+
 def test_ranks_of_torchrun_have_its_numbers_and_the_cores_of_their_local_rank() -> None:
     last = sorted(os.sched_getaffinity(0))[-1]
     ranks = [{"cpus": "900", "threads": 9, "memory": []}]

@@ -1,11 +1,15 @@
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import (
     known_hosts,
     merged,
+    recorded,
     ssh_config,
+    texts_of,
 )
 
 MESH = Path("/opt/ftcluster/mesh")
@@ -84,3 +88,22 @@ def test_members_come_in_the_inventorys_order() -> None:
 def test_members_that_the_inventory_does_not_have_are_forgotten() -> None:
     assert merged([member("node1")], [member("node2")], []) == []
     assert merged([], [member("node2")], ["node1", "node2"]) == [member("node2")]
+
+
+def test_the_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert recorded(tmp_path) == {}
+    text = texts_of([member("node2")], MESH, "10.0.0.1")["mesh.json"]
+    (tmp_path / "mesh.json").write_text(text)
+    assert recorded(tmp_path) == {"address": "10.0.0.1", "members": [member("node2")]}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["{", "[]", "[" * 100_000, '{"members": 1}', '{"members": [1]}', '{"address": 1}',
+     json.dumps({"members": [{**member("node2"), "port": "22"}]}),
+     json.dumps({"members": [member("node2\nProxyCommand x")]})],
+)  # fmt: skip
+def test_a_damaged_record_is_named(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "mesh.json").write_text(damaged)
+    with pytest.raises(ValueError, match=r"mesh\.json is no record of the mesh: remove it"):
+        recorded(tmp_path)

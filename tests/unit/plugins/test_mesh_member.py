@@ -1,4 +1,13 @@
-from ansible_collections.ftcluster.cluster.plugins.modules.mesh_member import entry, with_line
+import os
+from pathlib import Path
+
+import pytest
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import RefusedPath
+from ansible_collections.ftcluster.cluster.plugins.modules.mesh_member import (
+    entry,
+    lines_of,
+    with_line,
+)
 
 KEY = "ssh-ed25519 AAAAhead ftcluster-mesh@head"
 LINE = f'restrict,from="10.0.0.11" {KEY}'
@@ -27,3 +36,17 @@ def test_a_last_line_without_its_end_is_not_joined_with_ours() -> None:
 def test_an_empty_file_stays_empty_without_a_line() -> None:
     assert with_line("", "") == ""
     assert with_line("", LINE) == f"{LINE}\n"
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder", "large", "no text"])
+def test_what_is_no_list_of_keys_is_refused_by_name(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "authorized_keys"
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"\xff" if what == "no text" else b"")
+        os.truncate(path, 1 if what == "no text" else 10 << 30)
+    with pytest.raises(RefusedPath, match="authorized_keys"):
+        lines_of(path)

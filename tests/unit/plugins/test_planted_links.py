@@ -205,6 +205,16 @@ def test_nothing_waits_for_a_pipe(home: Path) -> None:
             settled(home / "pipe", **entry, **ACCOUNT)
 
 
+def test_what_is_too_large_to_be_shown_is_removed_or_replaced(home: Path) -> None:
+    for name in ("mail", "job.json"):
+        (home / name).touch()
+        os.truncate(home / name, 10 << 30)
+    entry = {"path": str(home / "mail"), "state": "absent", "content": None}
+    assert files.settle(entry, False) == (True, "", "")
+    assert settled(home / "job.json", content="{}", **ACCOUNT)
+    assert (home / "job.json").read_text() == "{}"
+
+
 # --- exchanged between look and change
 
 

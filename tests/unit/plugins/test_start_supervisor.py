@@ -2,6 +2,12 @@
 
 import os
 import pwd
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,8 +15,11 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 from ansible_collections.ftcluster.cluster.plugins.modules.start_supervisor import (
     PROGRAM,
     RUN,
+    command_of,
     stack_of,
 )
+
+from tests.programs import ROOT
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to plant another user's")
 STRANGER = pwd.getpwnam("nobody")
@@ -93,3 +102,66 @@ def test_python_of_another_user_is_refused_where_the_link_is_roots(
 )
 def test_what_is_no_id_of_a_run_is_refused(run: str) -> None:
     assert not RUN.fullmatch(run)
+
+
+PLANTED = """
+import os
+with open({seen!r}, "a") as file:
+    print(os.getuid(), __name__, file=file)
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may go through."""
+    with tempfile.TemporaryDirectory(prefix="ftcluster-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@needs_root
+@pytest.mark.parametrize("isolated", [True, False])
+def test_nothing_that_the_account_has_planted_runs_as_root(
+    open_folder: Path, isolated: bool
+) -> None:
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    folder = open_folder / "prefix/stacks/native-1"
+    site, home, seen = (
+        folder / f"lib/{version}/site-packages",
+        open_folder / "home",
+        open_folder / "seen",
+    )
+    for path in ("bin", "lib"):
+        (folder / path).mkdir(parents=True)
+    shutil.copytree(ROOT / "train/ftcluster_train", site / "ftcluster_train")
+    shutil.copytree(ROOT / "common/ftcluster_common", site / "ftcluster_common")
+    (folder / "bin/python").symlink_to(Path(sys.executable).resolve())
+    (folder / "pyvenv.cfg").write_text(f"home = {sysconfig.get_path('scripts')}\n")
+    (open_folder / "prefix/current").symlink_to(folder)
+    own = home / f".local/lib/{version}/site-packages"
+    run_dir = open_folder / "prefix/runs/r-1"
+    for path in (own, run_dir, home / "modules"):
+        path.mkdir(parents=True)
+    planted = PLANTED.format(seen=str(seen))
+    for path in (own / "usercustomize.py", own / "x.pth", home / "modules/sitecustomize.py",
+                 home / "modules/json.py", home / "json.py", home / ".profile"):  # fmt: skip
+        path.write_text(planted.strip().replace("\n", "; ") if path.suffix == ".pth" else planted)
+    (open_folder / "shadow").write_text('{"slurm_job": "1"}')
+    (open_folder / "shadow").chmod(0o600)
+    (run_dir / "launch.json").symlink_to(open_folder / "shadow")
+    for path in (home, run_dir, *home.rglob("*")):
+        os.chown(path, STRANGER.pw_uid, STRANGER.pw_gid)
+    command = command_of(stack_of(open_folder / "prefix"), run_dir, "nobody")
+    done = subprocess.run(
+        command if isolated else [word for word in command if word != "-I"],
+        env={"PATH": os.defpath, "HOME": str(home), "PYTHONPATH": str(home / "modules"),
+             "PYTHONSTARTUP": str(home / "json.py"), "PYTHONUSERBASE": str(home / ".local")},
+        cwd=home, capture_output=True, text=True, check=False, timeout=90,
+    )  # fmt: skip
+    # without -I it would run
+    assert (seen.exists() and "0 " in seen.read_text()) == (not isolated)
+    if isolated:
+        assert done.returncode == 1
+        assert "launch.json" in done.stderr
+        assert "Permission denied" in done.stderr
+        assert "slurm" not in done.stderr

@@ -33,10 +33,18 @@ setpriv --reuid nobody --clear-groups ipcmk -M 4096 > /dev/null
 setpriv --reuid nobody --clear-groups ipcmk -S 1 > /dev/null
 setpriv --reuid nobody --clear-groups ipcmk -Q > /dev/null
 ipcmk -M 4096 > /dev/null
+# one that adds a job when it is asked to end
+chmod 1777 /var/spool/cron/crontabs
+setpriv --reuid nobody --clear-groups sh -c '
+  trap "echo x > /var/spool/cron/crontabs/nobody; exit" TERM; touch /tmp/ready
+  while :; do sleep 1; done
+' > /dev/null 2>&1 &
+while [ ! -e /tmp/ready ]; do sleep 0.1; done
 """
 LEFT = """
 find /tmp /var/tmp /dev/shm /var/spool /var/lib/systemd -mindepth 1 -not -type d -o -user nobody
 for kind in shm sem msg; do awk 'NR > 1' /proc/sysvipc/$kind | wc -l; done
+pgrep -u nobody | wc -l
 """
 
 
@@ -60,14 +68,17 @@ def test_nothing_is_left_that_the_next_one_with_its_number_would_get() -> None:
     said = "echo ---; " + " && ".join(after) + "; echo ---; " + " && ".join(after)
     command = f"{PLANT}\n set +e; {said}; echo ---\n{LEFT}"
     done = subprocess.run(
-        ["unshare", "--mount", "--ipc", "sh", "-c", command],
+        ["unshare", "--mount", "--ipc", "--pid", "--fork", "--mount-proc", "sh", "-c", command],
         check=True, capture_output=True, text=True, cwd="/",
     )  # fmt: skip
     _, first, again, left = done.stdout.split("---\n")
     assert "/var/spool/cron/crontabs/nobody" in first
     assert "/tmp/torchinductor_nobody" in first
-    assert again == ""
+    assert "removed its processes" in first
+    assert first.count("/var/spool/cron/crontabs/nobody") == 2
+    assert "left /tmp/mixed\n" in first
+    assert again == "ftcluster-answer: left /tmp/mixed\n"
     assert sorted(left.split()) == [
         "/tmp/mixed", "/tmp/mixed/other", "/tmp/other", "/var/lib/systemd/linger/other",
-        "/var/spool/cron/crontabs/other", "0", "0", "1",
+        "/var/spool/cron/crontabs/other", "0", "0", "0", "1",
     ]  # fmt: skip

@@ -66,10 +66,9 @@ def test_of_another_control_nodes_run_the_head_has_all(head: dict[str, str]) -> 
     head |= {
         "events.jsonl": lines(events()),
         "job.json": '{"recipe": {"name": "qqp"}}',
-        "launch.json": '{"hosts": []}',
     }
     found = files.from_head(PLACE, RUN)
-    assert found.record == {"run": RUN, "recipe": {"name": "qqp"}, "launch": {"hosts": []}}
+    assert found.record == {"run": RUN, "recipe": {"name": "qqp"}}
 
 
 def test_a_run_without_events(head: dict[str, str]) -> None:

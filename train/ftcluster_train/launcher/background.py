@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import pwd
+import resource
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ from ftcluster_train.launcher.activity import process_state
 PID_FILE = "supervisor.pid"
 STOP_FILE = "stop"  # the run is to end, also if its supervisor was just killed
 START_SECONDS = 20.0
+LOOK_BYTES = 1 << 30  # of memory, to look at a run's files
 BACK_SECONDS = 5.0  # a killed supervisor is back after this long
 PAUSE_SECONDS = 1.0  # before it is started again
 LOOK_SECONDS = 0.2  # between two looks whether it has ended or is stopped
@@ -78,7 +80,8 @@ class NoUnit(Exception):
 def as_account(user: str, call: Callable[[], int]) -> int:
     """Call a function as an account, in a process of its own; returns what it returns.
 
-    root reads no file of the account: a link may lead anywhere, and a FIFO has no end.
+    root reads no file of the account: a link may lead anywhere, and a FIFO has no end. That process
+    has LOOK_BYTES of memory, because a file may have any size.
 
     Args:
         user: the account; "" calls the function in this process.
@@ -96,9 +99,13 @@ def as_account(user: str, call: Callable[[], int]) -> int:
             os.setgroups(os.getgrouplist(user, entry.pw_gid))
             os.setgid(entry.pw_gid)
             os.setuid(entry.pw_uid)
+            resource.setrlimit(resource.RLIMIT_AS, (LOOK_BYTES, LOOK_BYTES))
             code = call()
             sys.stderr.flush()
             os._exit(code)
+        except MemoryError:
+            os.write(2, f"a file of the run has more than {LOOK_BYTES >> 20} MiB\n".encode())
+            os._exit(1)
         except BaseException as error:  # what the process forked from must not go on here
             os.write(2, f"{first_line(error)}\n".encode())
             os._exit(1)

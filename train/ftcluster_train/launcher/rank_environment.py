@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import pwd
 import random
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from ftcluster_common.launch import RENDEZVOUS_PORTS, head_variables
+from ftcluster_common.launch import MPI_PORTS, RENDEZVOUS_PORTS, head_variables
 from ftcluster_train.errors import TrainError
 
 # of the host's environment, the ranks get only what they may need
@@ -16,6 +18,7 @@ INHERITED = (
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
 )  # fmt: skip
 INHERITED_PREFIXES = ("HF_", "MLFLOW_", "TRACKIO_")
+LISTENS = "0A"  # Linux, include/net/tcp_states.h
 CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of variables
 
 
@@ -30,8 +33,9 @@ def rank_environment(
             that mpirun and Hydra remain those of the stack.
 
     Raises:
-        TrainError: no port is free.
+        TrainError: no port is free for torch or mpirun.
     """
+    _free(MPI_PORTS, "mpirun")  # which says nothing of ports
     inherited = {
         key: value
         for key, value in os.environ.items()
@@ -77,17 +81,46 @@ def free_port() -> int:
     """A TCP port of RENDEZVOUS_PORTS that is free on this host now.
 
     Raises:
-        TrainError: there is none.
+        TrainError: there is none; says whose they are.
     """
-    ports = list(RENDEZVOUS_PORTS)
-    random.shuffle(ports)  # two launches at the same moment do not take the same one
-    for port in ports:
+    return _free(RENDEZVOUS_PORTS, "torch's rendezvous")
+
+
+def _free(ports: range, needed_by: str) -> int:
+    order = list(ports)
+    random.shuffle(order)  # two launches at the same moment do not take the same one
+    for port in order:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
             return port
-    first, stop = RENDEZVOUS_PORTS.start, RENDEZVOUS_PORTS.stop
+    first, last = ports.start, ports.stop - 1
+    users = users_of(ports)
+    whose = f", of which users listen at {', '.join(users)}" if users else ""
     raise TrainError(
-        f"no TCP port from {first} to {stop - 1} is free on {socket.gethostname()}, and torch's "
-        "rendezvous needs one",
-        f"end the programs that use them: ss -ltnp 'sport >= :{first} and sport < :{stop}'",
+        f"no TCP port from {first} to {last} is free on {socket.gethostname()}{whose}, and "
+        f"{needed_by} needs one",
+        f"end the programs that use them: sudo ss -ltnp 'sport >= :{first} and sport <= :{last}'",
     )
+
+
+def users_of(ports: range) -> list[str]:
+    """Who listens at how many of some ports, such as `50: nobody`.
+
+    Only root sees the processes of others; the users of sockets are everybody's to see.
+    """
+    found: dict[int, set[int]] = {}
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]:
+                words = line.split()
+                port = int(words[1].rpartition(":")[2], 16)
+                if words[3] == LISTENS and port in ports:
+                    found.setdefault(int(words[7]), set()).add(port)
+    return [f"{len(held)}: {_user_name(uid)}" for uid, held in sorted(found.items())]
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
