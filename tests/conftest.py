@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,10 @@ settings.register_profile(
     "ftcluster", deadline=None, database=None, derandomize=not MORE, max_examples=MORE or 100
 )
 settings.load_profile("ftcluster")
+
+# A shell has its jobs in the background ignore Ctrl-C, and the programs that tests start inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each of several processes has a testbed of its own.
 if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
