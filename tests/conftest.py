@@ -44,16 +44,8 @@ TOGETHER = (
 )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort by folder. In a folder, tests that measure come late, and test_teardown.py last.
-
-    Long tests run only if they are asked for.
-    """
-    if config.option.markexpr != "long":
-        for item in items:
-            if item.get_closest_marker("long"):
-                reason = f"on demand, ./test long: {item.name}"
-                item.add_marker(pytest.mark.skip(reason=reason))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by folder. In a folder, tests that measure come late, and test_teardown.py last."""
 
     def turn(item: pytest.Item) -> tuple[int, bool, bool]:
         folder = _folder(item.nodeid)
