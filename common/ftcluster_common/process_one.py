@@ -41,7 +41,7 @@ def go_on_in_a_child() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _code_of(child: int, awaited: set[int]) -> int:
+def _code_of(child: int, awaited: set[signal.Signals]) -> int:
     """Pass signals on and collect all that end, until the child has ended; returns its code."""
     while True:
         received = signal.sigwaitinfo(awaited)

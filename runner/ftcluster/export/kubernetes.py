@@ -238,7 +238,9 @@ def _mpi_job(pods: Pods) -> list[Manifest]:
             "",
         )
     )
-    launcher = _pod(pods, "launcher", [*PROCESS_ONE, "/bin/bash", "-euc", script], environment, prepares=False)
+    launcher = _pod(
+        pods, "launcher", [*PROCESS_ONE, "/bin/bash", "-euc", script], environment, prepares=False
+    )
     [container] = launcher["spec"]["containers"]
     container["#"] = "of mpirun alone: the ranks are in the workers"
     container["resources"] = _equal({"cpu": "1", "memory": "1Gi"})
