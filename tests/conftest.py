@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests import skips
+
 # The same cases in each run, few enough for CI; on demand more, and others each time.
 MORE = int(os.environ.get("FTCLUSTER_TEST_EXAMPLES", "0"))
 settings.register_profile(
@@ -42,6 +44,10 @@ TOGETHER = (
     "tests",
     "tests/roles",
 )
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(skips)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
