@@ -51,7 +51,10 @@ def write_runner_settings(folder: Path, poll_seconds: float) -> None:
 
 
 def command_file(folder: Path, ident: str) -> Path:
-    """Where ansible-runner writes its command with our whole environment; makes the folder of it."""
+    """The file that ansible-runner writes its command and our whole environment to.
+
+    Makes its folder.
+    """
     artifacts = folder / "artifacts" / ident
     artifacts.mkdir(parents=True)
     return artifacts / "command"
