@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from . import registries
@@ -46,7 +47,25 @@ def get(settings: Settings) -> Path:
         packages = sorted({*packages, "apt"})  # the variant has it for Debian only
     else:
         sources = registries.apt_sources(settings.suite)
-    done = settings.cache / f"{settings.suite}-{_key(packages, sources)}"
+    return cached(settings, settings.suite, packages, sources, _make_host, mirror)
+
+
+def cached(
+    settings: Settings,
+    name: str,
+    packages: list[str],
+    sources: dict[str, str],
+    adapt: Callable[[Path], None],
+    mirror: str = "",
+) -> Path:
+    """A root file system of the cache that begins with a name; built if there is none.
+
+    Args:
+        sources: files of apt sources, by name.
+        adapt: changes the fresh one.
+        mirror: Ubuntu's, where it is Ubuntu.
+    """
+    done = settings.cache / f"{name}-{_key(packages, sources)}"
     settings.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (settings.cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # testbeds of other names use the same
@@ -58,7 +77,8 @@ def get(settings: Settings) -> Path:
         part = settings.cache / f"{done.name}.part"
         keyring = _ubuntu_keyring(settings, mirror) if mirror else None
         _bootstrap(settings, packages, sources, part, keyring)
-        _adapt(part)
+        reach_registries(part)
+        adapt(part)
         part.rename(done)  # a root file system that can be seen is whole
     return done
 
@@ -121,11 +141,8 @@ def _bootstrap(
         raise TestbedError(f"mmdebstrap failed; the whole log is {log_file}\n{last_words}")
 
 
-def _adapt(root: Path) -> None:
-    """Make the fresh Debian a host that boots here, and reaches what this machine reaches."""
-    for key in root.glob("etc/ssh/ssh_host_*"):
-        key.unlink()  # each host has its own
-    (root / "etc/machine-id").write_text("")  # each host makes its own at its first boot
+def reach_registries(root: Path) -> None:
+    """Make a fresh Debian reach what this machine reaches."""
     (root / "etc/environment").write_text(registries.environment_file())  # read by pam_env
     if conf := registries.pip_conf():
         (root / "etc/pip.conf").write_text(conf)
@@ -134,6 +151,13 @@ def _adapt(root: Path) -> None:
     _chroot(root, "update-ca-certificates")
     for name, text in FASTER.items():
         (root / name).write_text(text)
+
+
+def _make_host(root: Path) -> None:
+    """Make the fresh Debian a host that boots here."""
+    for key in root.glob("etc/ssh/ssh_host_*"):
+        key.unlink()  # each host has its own
+    (root / "etc/machine-id").write_text("")  # each host makes its own at its first boot
     units = root / "etc/systemd/system"
     units.mkdir(parents=True, exist_ok=True)
     for unit in MASKED:
