@@ -22,6 +22,7 @@ import yaml
 from ftcluster.ansible import child
 from ftcluster.ansible.options import answer_in_memory
 from ftcluster.ansible.pipes import Pipes
+from ftcluster.ansible.private_ansible import command_file, write_runner_settings
 from ftcluster.ansible.processes import end_descendants
 from ftcluster.ansible.scratch import private_folder
 from ftcluster.ansible.settings import ansible_environment
@@ -32,8 +33,6 @@ from ftcluster.text.printable import printable
 Kind = Literal["task", "started", "diff", "ok", "changed", "skipped", "failed", "unreachable"]
 POLL_SECONDS = 0.1
 MOST_SHOWN, MOST_LINES = 4000, 200  # characters of a line of a failure, and lines
-# Without the second, ansible-runner keeps all that Ansible prints in a file
-RUNNER_SETTINGS = {"pexpect_timeout": POLL_SECONDS, "suppress_output_file": True}
 REFUSE = "ansible.builtin.fail"
 
 
@@ -157,13 +156,9 @@ def _run(
                 end_descendants()
         return bool(ended)
 
-    # a file, because the argument `settings` has no effect together with suppress_env_files
-    (scratch / "env").mkdir()
-    (scratch / "env/settings").write_text(json.dumps(RUNNER_SETTINGS))
+    write_runner_settings(scratch, POLL_SECONDS)
     (scratch / "tmp").mkdir()
-    # ansible-runner writes our whole environment there
-    (scratch / "artifacts/run").mkdir(parents=True)
-    pipes.drop(scratch / "artifacts/run/command")
+    pipes.drop(command_file(scratch, "run"))
     # a path, because other users can read arguments, and one has 128 KiB at most (MAX_ARG_STRLEN)
     given = pipes.give(scratch / "variables.yml", variables.encode())
     arguments = [
