@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["tests.recorded"]
+
 # The same cases in each run, few enough for CI; on demand more, and others each time.
 MORE = int(os.environ.get("FTCLUSTER_TEST_EXAMPLES", "0"))
 settings.register_profile(
