@@ -2,18 +2,21 @@
 
 Each test that passes adds a line of JSON for each program that it, or a fixture before it, has
 started, and for each command of ftcluster that it has called in this process: the test and argv.
+What did not end with exit code 0 is left out: most of it was refused.
 `python -m tests.unit.documented FILE` compares them with the commands of the pages.
 """
 
 import contextlib
 import json
 import os
-import sys
-from collections.abc import Generator, Sequence
+import subprocess
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+Popen = subprocess.Popen[Any]
 
 
 class Recorder:
@@ -21,14 +24,20 @@ class Recorder:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._started: list[list[str]] = []
-        sys.addaudithook(self._hear)
+        self._ran: list[tuple[list[str], Callable[[], int | None]]] = []  # argv, exit code
+        self._hear_programs()
         with contextlib.suppress(ImportError):  # the engine's environment has no control node
             self._hear_main()
 
-    def _hear(self, event: str, about: tuple[Any, ...]) -> None:
-        if event == "subprocess.Popen":
-            self._started.append([os.fsdecode(word) for word in about[1]])
+    def _hear_programs(self) -> None:
+        start = subprocess.Popen.__init__
+
+        def recorded(process: Popen, args: Any, *more: Any, **options: Any) -> None:
+            start(process, args, *more, **options)
+            argv = [args] if isinstance(args, str | bytes | os.PathLike) else args
+            self._ran.append(([os.fsdecode(word) for word in argv], lambda: process.returncode))
+
+        subprocess.Popen.__init__ = recorded  # type: ignore[method-assign]
 
     def _hear_main(self) -> None:
         from ftcluster.cli import main
@@ -36,8 +45,9 @@ class Recorder:
         run = main.main
 
         def recorded(arguments: Sequence[str] | None = None) -> int:
-            self._started.append(["ftcluster", *(arguments or ())])
-            return run(arguments)
+            code = run(arguments)
+            self._ran.append((["ftcluster", *(arguments or ())], lambda: code))
+            return code
 
         main.main = recorded
 
@@ -47,10 +57,11 @@ class Recorder:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if report.passed and call.when != "setup":
-            with self._file.open("a", encoding="utf-8") as lines:  # a line is one write
-                lines.write("".join(json.dumps([item.nodeid, a]) + "\n" for a in self._started))
+            ran = [argv for argv, code in self._ran if code() == 0]
+            with self._file.open("a", encoding="utf-8") as lines:
+                lines.write("".join(json.dumps([item.nodeid, argv]) + "\n" for argv in ran))
         if report.failed or call.when != "setup":
-            self._started.clear()
+            self._ran.clear()
         return report
 
 

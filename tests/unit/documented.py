@@ -31,12 +31,15 @@ SHOWN = [
 WHERE = {kind: command.where for command in SHOWN for kind in command.kinds}
 OURS = {kind for command in SHOWN if command.words[0] == "ftcluster" for kind in command.kinds}
 
+_MAIN = "from ftcluster.cli.main import main"  # a Python that calls it
+
 
 def run_by(argv: Sequence[str]) -> set[str]:
     """The kinds of the pages' commands that a program ran, which may be a shell with a script."""
     for number, word in enumerate(argv):
-        if word.rpartition("/")[2] == "ftcluster" or "ftcluster.cli.main" in word:
-            return OURS & set(kinds(argv[number + 1 :]))
+        if word.endswith("/ftcluster") or word == "ftcluster" == argv[0] or _MAIN in word:
+            words = argv[number + 1 :]
+            return set() if "--help" in words else OURS & set(kinds(words))
     script = re.sub(r"\s*\\\n\s*", " ", "\n".join([" ".join(argv), *argv]))
     found = {kind for kind in set(WHERE) - OURS if re.search(_pattern(kind), script)}
     for own in re.findall(r"\bftcluster ([^\n;|&<>]+)", script):

@@ -63,6 +63,7 @@ def test_the_list_has_what_pages_show_and_each_once() -> None:
          {"ansible-galaxy collection build --output-path /tmp"}),
         (["./demo", "--json"], {"./demo"}),
         (["./demos"], set()),
+        (["ftcluster", "setup", "--help"], set()),
         (["ls", "/var/lib/ftcluster"], set()),
         (["ftcluster", "no-command", "--no-option"], set()),
     ],
