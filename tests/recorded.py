@@ -37,7 +37,7 @@ class Recorder:
             argv = [args] if isinstance(args, str | bytes | os.PathLike) else args
             self._ran.append(([os.fsdecode(word) for word in argv], lambda: process.returncode))
 
-        subprocess.Popen.__init__ = recorded  # type: ignore[method-assign]
+        subprocess.Popen.__init__ = recorded
 
     def _hear_main(self) -> None:
         from ftcluster.cli import main
