@@ -14,6 +14,8 @@ from hypothesis import settings
 
 from tests import skips
 
+pytest_plugins = ["tests.recorded"]
+
 # The same cases in each run, few enough for CI; on demand more, and others each time.
 MORE = int(os.environ.get("FTCLUSTER_TEST_EXAMPLES", "0"))
 settings.register_profile(
