@@ -320,7 +320,7 @@ def larger_build(folder, more, refused):
     return (
         f"torch comes with {len(more)} CUDA packages that CPUs do not use ({size / 1e9:.1f} GB "
         "more to download and send to each host), because the index of CPU builds failed: "
-        f"{why}; for another Python on the hosts (ftcluster_python) there may be a build without them"
+        f"{why}; for another Python on the hosts (ftcluster_python) there may be one"
     )
 
 
