@@ -205,7 +205,7 @@ def python_for(stack, facts, name, bundle=None):
         return "", [
             _finding(what, f"{named}; or make a bundle for another: ftcluster bundle --python X.Y")
         ]
-    needed = f"Python {oldest}" + (f" to {newest}" if newest != oldest else "")
+    needed = oldest + (f" to {newest}" if newest != oldest else "")
     own = version(there[0]["version"])
     if own < first:
         named = (
@@ -213,7 +213,7 @@ def python_for(stack, facts, name, bundle=None):
             f"the distribution's python3.11), or {named}"
         )
     hint = f"{named}; or list the stacks that fit: ftcluster stacks --python {own[0]}.{own[1]}"
-    return "", [_finding(f"stack {name} needs {needed}, the host has {have}", hint)]
+    return "", [_finding(f"stack {name} needs Python {needed}, the host has {have}", hint)]
 
 
 def _cpu_problems(stack, facts, name):
