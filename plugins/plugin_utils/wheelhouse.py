@@ -319,8 +319,8 @@ def larger_build(folder, more, refused):
     why = "; ".join(refused.values()) or "pip's configured source has no build without them"
     return (
         f"torch comes with {len(more)} CUDA packages that CPUs do not use ({size / 1e9:.1f} GB "
-        "more to download and send to each host; for another Python on the hosts, ftcluster_python, "
-        f"there may be a build without them), because the index of CPU builds failed: {why}"
+        "more to download and send to each host; for another Python on them, ftcluster_python, "
+        f"there may be a build without), because the index of CPU builds failed: {why}"
     )
 
 
