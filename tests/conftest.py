@@ -40,7 +40,7 @@ collect_ignore = ["engine"]
 TOGETHER = (
     "tests/cluster/hosts",
     "tests/cluster",
-    "tests/cluster/debian13",
+    "tests/cluster/debian12",
     "tests/cluster/ordinary_user",
     "tests/cluster/bare_hosts",
     "tests",

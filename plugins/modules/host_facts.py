@@ -44,6 +44,13 @@ options:
     description: An account to look for.
     type: str
     default: ""
+  python:
+    description:
+      - The program of a Python that the stack is to be made from, as a whole path.
+      - Where root can be had, root has to own it and all that it imports.
+      - Left out, those on the search path.
+    type: str
+    default: ""
 attributes:
   check_mode:
     description: Runs the same in check mode.
@@ -198,13 +205,22 @@ facts:
       {description: Free space on the file system of the folder., type: int, sample: 80000000000}
     python: {description: Version of the Python that ran this., type: str, sample: 3.11.2}
     pythons:
-      description: Version and path of every Python on the search path, the one that ran this first.
+      description:
+        - Version and path of every Python on the search path, the one that ran this first.
+        - Only of O(python) where that is given and can be used.
       type: list
       elements: dict
       sample: [{version: 3.11.2, path: /usr/bin/python3}]
       contains:
         version: {description: Its version., type: str}
         path: {description: Its program., type: str}
+    python_refused:
+      description: Why no stack can be made from O(python), and what to do; none where one can.
+      type: dict
+      sample: null
+      contains:
+        what: {description: The reason., type: str}
+        hint: {description: What to do., type: str}
     user: {description: The user that ran this., type: str, sample: ops}
     is_root: {description: Whether that was root., type: bool, sample: false}
     tcmalloc:
@@ -263,6 +279,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import amx_state, generation
+from ansible_collections.ftcluster.cluster.plugins.module_utils.given_python import given_python
 from ansible_collections.ftcluster.cluster.plugins.module_utils.links import rdma_devices
 from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
     choose_address,
@@ -424,6 +441,20 @@ def pythons(module):
     return found
 
 
+def pythons_for_stacks(module, has_root):
+    """The Pythons that a stack can be made from, and why not from the one that was given."""
+    path = module.params["python"]
+    if not path:
+        return pythons(module), None
+    try:
+        version = given_python(path, has_root, module.run_command)
+        return [{"version": version, "path": path}], None
+    except RefusedPath as error:
+        place = "" if error.filename == path else f"{error.filename}: "
+        what = f"ftcluster_python={path}: {place}{error.what}"
+        return pythons(module), {"what": what, "hint": error.hint}
+
+
 def is_read_only(path):
     """Whether a file system is mounted so that nobody can write to it, as in a container."""
     try:
@@ -506,6 +537,7 @@ def main():
             "address": {"type": "str", "default": ""},
             "inventory_address": {"type": "str", "default": ""},
             "rank_user": {"type": "str", "default": ""},
+            "python": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
@@ -525,7 +557,7 @@ def main():
     quota = cpu_quota()
     if quota is not None:
         cores = min(cores, whole_cores(quota))
-    available = pythons(module)
+    available, python_refused = pythons_for_stacks(module, has_root)
     systemctl = module.get_bin_path("systemctl")
 
     def is_active(unit):
@@ -556,8 +588,9 @@ def main():
         "node_package": node_package(prefix),
         "record": record_text(prefix),
         "free_bytes": free_bytes(prefix),
-        "python": available[0]["version"],
+        "python": platform.python_version(),
         "pythons": available,
+        "python_refused": python_refused,
         "user": user_name(os.geteuid()),
         "rank_user_exists": has_user(module.params["rank_user"]),
         "is_root": os.geteuid() == 0,

@@ -253,6 +253,21 @@ def test_pip_chooses_as_it_would_on_the_host() -> None:
     assert TARGET.tag == "cp311-glibc2.36-x86_64"
 
 
+@pytest.mark.parametrize(
+    ("folder", "runs"),
+    [
+        ("native-1b2c-cp311-glibc2.36-x86_64", True),
+        ("native-1b2c-cp311-glibc2.9-x86_64", True),
+        ("native-1b2c-cp311-glibc2.37-x86_64", False),
+        ("native-1b2c-cp311-glibc2.36-aarch64", False),
+        ("native-1b2c-cp312-glibc2.36-x86_64", False),
+        (".native-1b2c-cp311-glibc2.36-x86_64.x", False),
+    ],
+)
+def test_whose_wheels_run_on_a_host(folder: str, runs: bool) -> None:
+    assert TARGET.runs_wheels_of(folder) == runs
+
+
 def test_without_sources_pips_own_configuration_counts() -> None:
     assert Sources().pip_options() == []
     assert Sources("https://mirror/simple", ("/a", "/b")).pip_options() == [

@@ -17,6 +17,7 @@ TEMPLATE = '{{ lookup("pipe", "touch planted") }}'
 FREE = {  # texts for people, of any letters
     "hostname", "kernel", "os", "libc", "machine_id", "cpu_model", "cpu_generation", "amx",
     "thp", "user", "pythons.path", "prefix_refused.what", "prefix_refused.hint", "services.user",
+    "python_refused.what", "python_refused.hint",
     "record",  # which record_of reads
 }  # fmt: skip
 
