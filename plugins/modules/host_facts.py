@@ -233,6 +233,21 @@ facts:
       type: list
       elements: str
       sample: [libtcmalloc-minimal4]
+    other_clusters:
+      description:
+        - The clusters in other folders than O(prefix) that root has set up on this host, with the
+          account of each, as C(/etc/ftcluster/clusters) has them.
+      type: list
+      elements: dict
+      sample: [{prefix: /srv/other, user: ftcluster}]
+      contains:
+        prefix: {description: Its folder., type: str}
+        user: {description: The account that trains there., type: str}
+    firewall_hosts:
+      description: The addresses that the host's firewall rules of ftcluster let in.
+      type: list
+      elements: str
+      sample: [10.0.0.11]
     openmp:
       {description: "Path of Intel's OpenMP library, of the stack in use or the host's own.",
        type: str, sample: /opt/ftcluster/current/lib/libiomp5.so}
@@ -324,6 +339,7 @@ RDMA_LIBRARIES = (
 )  # fmt: skip
 RECORD = "/etc/ftcluster/packages"  # which the role os_package writes
 FIREWALL_RULES = Path("/etc/ftcluster/firewall.nft")  # which the role firewall writes
+CLUSTERS = Path("/etc/ftcluster/clusters")  # which the playbook system writes
 OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -528,6 +544,23 @@ def packages_of_others(record, prefix):
     return [name for name in names if f"{name} is used by {prefix}" not in lines]
 
 
+def other_clusters(prefix, folder=CLUSTERS):
+    """The clusters of a folder with a record of each, but for the one in `prefix`."""
+    records = (read(str(path)).split("\n")[0] for path in sorted(folder.glob("*")))
+    known = [record.rpartition(" ") for record in records if " " in record]
+    return [{"prefix": name, "user": user} for name, _, user in known if name != prefix]
+
+
+def firewall_hosts(rules):
+    """The addresses in the text of the firewall's rules.
+
+    >>> firewall_hosts("set hosts4 {\\n type ipv4_addr\\n elements = { 10.0.0.1, 10.0.0.2 }\\n}")
+    ['10.0.0.1', '10.0.0.2']
+    """
+    found = re.findall(r"set hosts[46] \{[^{}]*elements = \{([^{}]*)\}", rules)
+    return [address.strip() for text in found for address in text.split(",")]
+
+
 def main():
     """Ansible's entry point."""
     module = AnsibleModule(
@@ -601,6 +634,8 @@ def main():
         "host_firewall": host_firewall(read, is_active),
         "firewall_rules": exists(FIREWALL_RULES),
         "packages_of_others": packages_of_others(read(RECORD), prefix),
+        "other_clusters": other_clusters(str(prefix)),
+        "firewall_hosts": firewall_hosts(read(str(FIREWALL_RULES))),
         "openmp": library(OPENMP, (prefix / "current" / "lib", *LIBRARY_FOLDERS)),
     }
     module.exit_json(changed=False, facts={**facts, **cpu_facts(cpuinfo), **network_facts(module)})

@@ -19,6 +19,7 @@ FORMS = {
     "cpus": r"[0-9,-]*",
     "current": NAME,
     "driver": r"[\w+-]*",
+    "firewall_hosts": r"[0-9a-fA-F:.]+",
     "host_firewall": r"(firewalld|ufw)?",
     "interfaces": r"[^\s/]+",
     "local_ports": r"\d{1,5}(-\d{1,5})?",

@@ -23,7 +23,7 @@ from ftcluster.ansible import child
 from ftcluster.ansible.options import answer_in_memory
 from ftcluster.ansible.pipes import Pipes
 from ftcluster.ansible.private_ansible import command_file, write_runner_settings
-from ftcluster.ansible.processes import end_descendants
+from ftcluster.ansible.processes import end_descendants, memory_of
 from ftcluster.ansible.scratch import private_folder
 from ftcluster.ansible.settings import ansible_environment
 from ftcluster.ansible.ssh_words import WITH_PASSWORD, of_host_key
@@ -32,6 +32,10 @@ from ftcluster.text.printable import printable
 
 Kind = Literal["task", "started", "diff", "ok", "changed", "skipped", "failed", "unreachable"]
 POLL_SECONDS = 0.1
+# Ansible holds the whole answer of a task in memory, several times. It needs some 200 MB by itself,
+# and a limit of the kernel's would also be that of what it starts on this machine.
+MOST_MEMORY_BYTES = 4 << 30
+LOOK_SECONDS = 1.0
 MOST_SHOWN, MOST_LINES = 4000, 200  # characters of a line of a failure, and lines
 REFUSE = "ansible.builtin.fail"
 
@@ -134,24 +138,46 @@ def _run(
     events: queue.SimpleQueue[TaskEvent] = queue.SimpleQueue()
     messages: list[str] = []
     failures: list[TaskEvent] = []
+    asked: dict[str, None] = {}  # hosts that have not answered yet
 
     def receive(raw: dict[str, Any]) -> bool:
         event = read_event(raw)
         if event:
+            if event.kind == "started":
+                asked[event.host] = None
+            elif event.kind != "diff":
+                asked.pop(event.host, None)
             events.put(event)
         elif raw.get("event") in ("verbose", "error") and raw.get("stdout"):
             messages.append(printable(raw["stdout"]))
         return False  # ansible-runner shall not keep it
 
-    ended: Literal["", "stopped", "timeout"] = ""
+    ended: Literal["", "stopped", "timeout", "failed"] = ""
     deadline = time.monotonic() + time_limit_seconds
+    look_at = time.monotonic() + LOOK_SECONDS
+
+    def too_large() -> bool:
+        nonlocal look_at
+        if time.monotonic() < look_at:
+            return False
+        look_at = time.monotonic() + LOOK_SECONDS
+        if memory_of("ansible-playbook") <= MOST_MEMORY_BYTES:
+            return False
+        messages.append(
+            f"Ansible was ended, because it needed more than {MOST_MEMORY_BYTES / 1e9:.1f} GB of "
+            "memory here: a host's answer has no end, or is far too large. These had not answered "
+            f"yet: {', '.join(asked) or 'none'}; look at what is installed there, or leave them out"
+        )
+        return True
 
     def cancel() -> bool:
         # ansible-runner ends only its child; the child's workers have sessions of their own
         nonlocal ended
         if not ended:
             late = time.monotonic() > deadline
-            ended = "stopped" if cancelled() else "timeout" if late else ""
+            ended = (
+                "stopped" if cancelled() else "timeout" if late else "failed" if too_large() else ""
+            )
             if ended:
                 end_descendants()
         return bool(ended)
