@@ -123,9 +123,12 @@ def browser(path: str, folder: Path) -> Iterator[Page]:
     os.close(read_commands)
     os.close(write_answers)
     try:
-        yield Page(commands, answers)
+        page = Page(commands, answers)
+        yield page
+        page.call("Browser.close")  # its processes end with it, and write no more
+        process.wait(SECONDS)
     finally:
-        process.terminate()
+        process.kill()
         process.wait(SECONDS)
         os.close(commands)
         os.close(answers)

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests import skips
+
 # The same cases in each run, few enough for CI; on demand more, and others each time.
 MORE = int(os.environ.get("FTCLUSTER_TEST_EXAMPLES", "0"))
 settings.register_profile(
@@ -39,6 +41,10 @@ TOGETHER = (
 )
 
 
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(skips)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort by folder. In a folder, tests that measure come late, and test_teardown.py last.
 
@@ -47,8 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.markexpr != "long":
         for item in items:
             if item.get_closest_marker("long"):
-                reason = f"on demand, ./test long: {item.name}"
-                item.add_marker(pytest.mark.skip(reason=reason))
+                item.add_marker(pytest.mark.skip(reason="on demand: ./test long"))
 
     def turn(item: pytest.Item) -> tuple[int, bool, bool]:
         folder = _folder(item.nodeid)

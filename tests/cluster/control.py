@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.programs import CACHE, CONTROL, FTCLUSTER
+from tests.rights import HOST_PACKAGES
 from tests.testbed import Settings, Testbed
 
 NAMES = ("node0", "node1", "node2")
@@ -115,7 +116,7 @@ class Control:
 @contextmanager
 def bare_hosts(suite: str, folder: Path, names: tuple[str, ...] = NAMES) -> Iterator[Control]:
     """Hosts with nothing but Debian; they are removed afterwards."""
-    settings = replace(Settings.from_environment(), suite=suite, extra=("libfaketime",))
+    settings = replace(Settings.from_environment(), suite=suite, extra=HOST_PACKAGES)
     with Testbed(settings) as bed:
         bed.down()  # what a killed run has left is in an unknown state
         bed.up(len(names))

@@ -1,6 +1,5 @@
-"""Full disks, as small file systems of memory. Needs root to mount them."""
+"""Full disks, as small file systems of memory."""
 
-import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
 from tests.programs import Home
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
+pytestmark = pytest.mark.needs("mount")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.cluster.conftest import Machine
 from tests.cluster.pods import Node, processes, two_nodes
 from tests.programs import wait_for
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make networks")
+pytestmark = pytest.mark.needs("root", "mount", "veth")
 SECONDS = 240
 
 

@@ -67,8 +67,7 @@ def side_by_side(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     program = browser.program()
-    if not program:
-        pytest.skip("no Chromium here: apt install chromium-headless-shell fonts-liberation")
+    assert program
     with browser.browser(program, tmp_path_factory.mktemp("browser")) as found:
         yield found
 
@@ -81,6 +80,7 @@ def test_what_a_real_run_reports(reported: Path) -> None:
     assert "rank 1: CPUs" in text
 
 
+@pytest.mark.needs("browser")
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 @pytest.mark.parametrize("name", ["reported", "side_by_side"])
 def test_it_is_readable_on_each_screen(
@@ -105,6 +105,7 @@ def test_it_is_readable_on_each_screen(
         assert one["out"] <= 2, one
 
 
+@pytest.mark.needs("browser")
 @pytest.mark.parametrize("name", ["reported", "side_by_side"])
 def test_it_prints(name: str, page: Page, request: pytest.FixtureRequest) -> None:
     page.open(request.getfixturevalue(name), A4, media="print")

@@ -53,6 +53,7 @@ from ftcluster.recipe.recipe import known_recipes
 from ftcluster.text.streams import READER_GONE, drop_output, standard_streams
 from ftcluster.text.terminal import print_lines
 from ftcluster_common import __version__
+from ftcluster_common.process_one import leave_process_one
 
 AGAIN = 2  # times that a plan is made anew, because the cluster was another one
 COMMANDS = (
@@ -141,6 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped,
     143 where the run was stopped elsewhere, 141 where nobody reads the result any more.
     """
+    leave_process_one()  # as the command of a container
     with standard_streams():
         code = 0
         try:

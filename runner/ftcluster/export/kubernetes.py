@@ -38,6 +38,7 @@ HOSTFILE = "/etc/mpi/hostfile"  # where the MPI operator mounts it
 SHARED_MEMORY = "1Gi"  # gloo and Intel MPI take some MB a rank
 TOKEN = "HF_TOKEN"  # the key in the Secret, and the variable
 PYTHON = f"{STACK}/bin/python"
+PROCESS_ONE = (PYTHON, "-m", "ftcluster_common.process_one")  # of a container
 STOP_SECONDS = 120  # for a training that is asked to stop: it saves its state
 JOIN_SECONDS = 3600  # pods wait so long for each other: images are pulled, nodes are started
 
@@ -237,7 +238,7 @@ def _mpi_job(pods: Pods) -> list[Manifest]:
             "",
         )
     )
-    launcher = _pod(pods, "launcher", ["/bin/bash", "-euc", script], environment, prepares=False)
+    launcher = _pod(pods, "launcher", [*PROCESS_ONE, "/bin/bash", "-euc", script], environment, prepares=False)
     [container] = launcher["spec"]["containers"]
     container["#"] = "of mpirun alone: the ranks are in the workers"
     container["resources"] = _equal({"cpu": "1", "memory": "1Gi"})
@@ -271,7 +272,7 @@ def _mpi_job(pods: Pods) -> list[Manifest]:
 
 def _torchrun(*options: str) -> list[str]:
     """torchrun, which reads the rest of its arguments from PET_ variables of the operator."""
-    return [PYTHON, "-m", "torch.distributed.run", "--no-python", *options]
+    return [*PROCESS_ONE, PYTHON, "-m", "torch.distributed.run", "--no-python", *options]
 
 
 def _rank_command(pods: Pods) -> list[str]:
@@ -415,7 +416,7 @@ def _prepare(pods: Pods, common: Manifest) -> Manifest:
         "name": "prepare",
         "image": pods.image,
         "command": [
-            PYTHON, "-m", "ftcluster_train.prepare", pods.run_dir,
+            *PROCESS_ONE, PYTHON, "-m", "ftcluster_train.prepare", pods.run_dir,
             "--job", f"{JOB_FOLDER}/job.json",
         ],
         "env": env,

@@ -114,6 +114,9 @@ def _walk(
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
         raise UsageError(f"{folder} cannot be read: {error.strerror}", ADVICE) from None
+    if prefix and any(entry.name == "pyvenv.cfg" for entry in entries):
+        left_out.append(prefix.removesuffix("/"))
+        return
     for entry in entries:
         name = f"{prefix}{entry.name}"
         path = Path(entry.path)
@@ -130,10 +133,7 @@ def _walk(
             elif target.is_file():
                 yield name
         elif entry.is_dir():
-            if (path / "pyvenv.cfg").exists():
-                left_out.append(name)
-            else:
-                yield from _walk(root, path, f"{name}/", (*above, folder), left_out, leaving)
+            yield from _walk(root, path, f"{name}/", (*above, folder), left_out, leaving)
         elif entry.is_file():
             yield name
 

@@ -13,10 +13,7 @@ import pytest
 from tests.collection import export
 from tests.programs import CACHE, SECONDS
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0,
-    reason="needs root, to make another user; every other test runs as this one",
-)
+pytestmark = pytest.mark.needs("root", "account")
 WHEELS = CACHE / "ftcluster"
 NAME = f"ftcluster-{os.getpid()}"
 

@@ -173,7 +173,7 @@ def test_ranks_have_the_numbers_of_the_plan(
     else:
         spec = documents["MPIJob"]["spec"]
         assert (spec["slotsPerWorker"], spec["mpiReplicaSpecs"]["Worker"]["replicas"]) == (2, 2)
-        assert re.search(r"mpirun -machinefile \S+ -n 4 ", container["command"][2])
+        assert re.search(r"mpirun -machinefile \S+ -n 4 ", container["command"][-1])
 
 
 def test_the_elastic_policy(export: Callable[..., dict[str, Any]]) -> None:

@@ -231,7 +231,7 @@ def test_somebody_elses_run_is_not_stopped_and_said_in_a_line(
         supervisor_module.main()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to start an account's supervisor")
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("name", ["events.jsonl", "supervisor.pid", "launch.json"])
 def test_root_reads_nothing_in_the_accounts_folder(
     monkeypatch: pytest.MonkeyPatch, name: str

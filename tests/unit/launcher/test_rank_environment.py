@@ -77,7 +77,7 @@ print(json.dumps(found))
 """  # with the first process of their namespace all others end
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user and have a network")
+@pytest.mark.needs("root", "network", "pid")
 def test_ports_that_another_user_holds_are_left_out_or_named() -> None:
     done = subprocess.run(
         ["unshare", "--net", "--pid", "--fork", "--kill-child", sys.executable, "-c", HELD],

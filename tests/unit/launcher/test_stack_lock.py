@@ -95,7 +95,7 @@ def test_who_uses_a_stack_is_told_by_name(stack: Path) -> None:
         pass
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a folder another user's")
+@pytest.mark.needs("root")
 def test_a_run_of_the_account_is_ended_as_the_account(stack: Path) -> None:
     runs = stack.parents[1] / "runs"
     runs.mkdir()

@@ -1,8 +1,6 @@
 """The account that trains reads the cluster's record, and does not change it."""
 
-import os
 import pwd
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -10,9 +8,9 @@ from pathlib import Path
 import pytest
 from ansible_collections.ftcluster.cluster.plugins.modules.cluster_record import NAME, settle
 
+from tests.rights import PYTHON
+
 NOBODY = pwd.getpwnam("nobody")
-# one that other users can execute
-PYTHON = shutil.which("python3", path="/usr/bin:/bin") or "/usr/bin/python3"
 TRY_ALL = """
 import os, sys
 path = sys.argv[1]
@@ -32,7 +30,7 @@ for attempt in (
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user at the same time")
+@pytest.mark.needs("root")
 def test_the_account_reads_the_record_and_cannot_change_it() -> None:
     with tempfile.TemporaryDirectory(prefix="ftcluster-test-") as folder:
         Path(folder).chmod(0o755)

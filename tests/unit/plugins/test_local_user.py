@@ -2,7 +2,6 @@
 
 import os
 import pwd
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,12 +14,9 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import with
 from ansible_collections.ftcluster.cluster.plugins.modules.environment import protect
 
 from ftcluster_train.launcher.stack_lock import hold_stack
+from tests.rights import PYTHON
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0, reason="needs root, to be another user at the same time"
-)
-# one that other users can execute
-PYTHON = shutil.which("python3", path="/usr/bin:/bin") or "/usr/bin/python3"
+pytestmark = pytest.mark.needs("root")
 NOBODY = pwd.getpwnam("nobody")
 LOCK_ALL = """
 import fcntl, os, sys

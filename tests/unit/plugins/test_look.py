@@ -3,7 +3,6 @@
 import getpass
 import os
 import shlex
-import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -181,7 +180,7 @@ def test_what_differs_in_the_arguments_is_for_the_module(
     assert act(files, files="no list") == MODULE
 
 
-@pytest.mark.skipif(USER != "root", reason="needs root: others do not see all that is there")
+@pytest.mark.needs("root")  # others do not see all that is there
 def test_what_shall_be_gone_and_is_there_is_for_the_module(
     act: Act, settled: list[dict[str, Any]], place: Path
 ) -> None:
@@ -263,7 +262,7 @@ def test_a_host_that_lets_the_head_in(
     assert act(mesh_member, **arguments) == MODULE
 
 
-@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="needs ssh-keygen")
+@pytest.mark.needs("ssh-keygen")
 def test_a_head_that_trusts_its_hosts(act: Act, place: Path, run_module: Any) -> None:
     folder = str(place / "mesh")
     arguments: dict[str, Any] = {"folder": folder, "address": "10.0.0.1"}
@@ -290,8 +289,6 @@ def test_a_head_that_trusts_its_hosts(act: Act, place: Path, run_module: Any) ->
 @pytest.fixture
 def ours(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the lock of the setup `c 55 7` is or is not."""
-    if not shutil.which("flock"):
-        pytest.skip("needs flock")
     monkeypatch.setattr(setup_lock, "control_id", lambda: "c")
     monkeypatch.setattr(setup_lock, "started", lambda _: "7")
     monkeypatch.setenv("FTCLUSTER_PID", "55")

@@ -27,9 +27,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules import (
 
 from tests.unit.plugins.test_files import settled
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0, reason="needs root, to plant what belongs to another user"
-)
+pytestmark = pytest.mark.needs("root")
 STRANGER = pwd.getpwnam("nobody")
 ACCOUNT = {"owner": STRANGER.pw_name, "mode": "0700"}
 

@@ -21,7 +21,6 @@ from ansible_collections.ftcluster.cluster.plugins.modules.start_supervisor impo
 
 from tests.programs import ROOT
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to plant another user's")
 STRANGER = pwd.getpwnam("nobody")
 SITE = "lib/python3.11/site-packages"
 
@@ -64,7 +63,7 @@ def test_without_a_stack_the_remedy_is_named(prefix: Path, what: str) -> None:
         stack_of(prefix)
 
 
-@needs_root
+@pytest.mark.needs("root")
 @pytest.mark.parametrize(
     "name",
     [".", "current", "stacks", "stacks/native-1", "stacks/native-1/bin",
@@ -82,7 +81,7 @@ def test_what_another_user_could_have_written_is_refused(prefix: Path, name: str
             stack_of(prefix)
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_python_of_another_user_is_refused_where_the_link_is_roots(
     prefix: Path, tmp_path: Path
 ) -> None:
@@ -119,7 +118,7 @@ def open_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@needs_root
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("isolated", [True, False])
 def test_nothing_that_the_account_has_planted_runs_as_root(
     open_folder: Path, isolated: bool

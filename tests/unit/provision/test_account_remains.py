@@ -1,6 +1,5 @@
 """What a removed account leaves in places that everybody may write to, found in a namespace."""
 
-import os
 import pwd
 import shlex
 import subprocess
@@ -10,7 +9,7 @@ import yaml
 
 from tests.programs import ROOT
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount and to plant")
+pytestmark = pytest.mark.needs("root", "mount", "pid", "pkill")
 ACCOUNT = pwd.getpwnam("nobody")
 PLANT = """
 set -e
@@ -44,7 +43,7 @@ while [ ! -e /tmp/ready ]; do sleep 0.1; done
 LEFT = """
 find /tmp /var/tmp /dev/shm /var/spool /var/lib/systemd -mindepth 1 -not -type d -o -user nobody
 for kind in shm sem msg; do awk 'NR > 1' /proc/sysvipc/$kind | wc -l; done
-pgrep -u nobody | wc -l
+find /proc -maxdepth 1 -user nobody | wc -l
 """
 
 

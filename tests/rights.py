@@ -1,0 +1,208 @@
+"""What a test may need of the machine, looked for by trying it: once a run, when a test needs it.
+
+A test says `@pytest.mark.needs("mount", "network")`, and is skipped with what the try said.
+Standard library only: the environments of stacks have no more.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+SECONDS = 120
+# one that other users can execute
+PYTHON = shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin") or "/usr/bin/python3"
+HOST_PACKAGES = ("libfaketime",)  # of the testbed's hosts; each set has its own root file system
+
+
+class Missing(Exception):
+    """A right that is not there; the text is why."""
+
+
+def _run(*argv: str, **options: Any) -> None:
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS,
+            check=False, **options,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Missing(f"{argv[0]}: no end within {SECONDS} s") from None
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise Missing(said[-1] if said else f"{argv[0]}: exit code {done.returncode}")
+
+
+def _root(folder: Path) -> None:
+    if os.geteuid():
+        raise Missing(f"the user's number is {os.geteuid()}")
+    shutil.chown(folder, "nobody")
+    _run(PYTHON, "-I", "-c", "", user="nobody", extra_groups=[], cwd="/")
+
+
+def _mount(folder: Path) -> None:
+    _run("unshare", "--mount", "mount", "-t", "tmpfs", "none", str(folder))
+
+
+def _pid(_folder: Path) -> None:
+    _run("unshare", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc", "true")
+
+
+def _network(_folder: Path) -> None:
+    _run("unshare", "--net", "true")
+
+
+def _veth(_folder: Path) -> None:
+    """Cables between networks that have names, which are mounts."""
+    script = (
+        "mount -t tmpfs none /run && ip netns add other && "
+        "ip link add here type veth peer there netns other && "
+        "ip address add 198.18.0.1/24 dev here && ip link set here up"
+    )
+    _run("unshare", "--mount", "--net", "sh", "-c", script)
+
+
+def _user_namespace(_folder: Path) -> None:
+    _run("unshare", "--map-root-user", "--net", "true")
+
+
+def _account(_folder: Path) -> None:
+    name = f"ftcluster-try-{os.getpid()}"
+    _run("useradd", "--no-create-home", name)
+    _run("userdel", name)
+
+
+def _hosts(_folder: Path) -> None:
+    """One host that boots systemd and answers ssh, from a root file system that may be built."""
+    from tests.testbed import Testbed, TestbedError
+    from tests.testbed.settings import Settings
+
+    bed = Testbed(replace(Settings.from_environment(), extra=HOST_PACKAGES))
+    try:
+        bed.down()  # what a killed run has left
+        bed.up(1)
+    except TestbedError as error:
+        raise Missing(" ".join(str(error).split())) from error
+    finally:
+        with contextlib.suppress(TestbedError, OSError):  # why it is not up says more
+            bed.down()
+
+
+def _index(folder: Path) -> None:
+    """pip reaches packages, wherever its configuration has them."""
+    _run(
+        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+        "--retries", "1", "--timeout", "15", "--no-cache-dir", "--no-deps",
+        "--dest", str(folder), "iniconfig",
+    )  # fmt: skip
+
+
+def _compiler(folder: Path) -> None:
+    (folder / "a.c").write_text("int one(void) { return 1; }\n")
+    _run("cc", "-mavx2", "-shared", "-fPIC", "-nostdlib", "-o", str(folder / "a.so"),
+         str(folder / "a.c"))  # fmt: skip
+
+
+def _browser(folder: Path) -> None:
+    from tests import browser
+
+    program = browser.program()
+    if program is None:
+        raise Missing("no Chromium: apt install chromium-headless-shell fonts-liberation")
+    try:
+        with browser.browser(program, folder) as page:
+            page.value("1")
+    except (AssertionError, OSError) as error:
+        raise Missing(str(error)) from error
+
+
+def _cpu(*flags: str) -> None:
+    """The kernel's word for what a CPU can do."""
+    found = Path("/proc/cpuinfo").read_text().split()
+    if not set(flags) & set(found):
+        raise Missing(f"this CPU has no {' or '.join(flags)}")
+
+
+RIGHTS: dict[str, Callable[[Path], None]] = {
+    "account": _account,  # useradd
+    "avx2": lambda _: _cpu("avx2"),
+    "bf16": lambda _: _cpu("avx512_bf16", "amx_bf16"),
+    "browser": _browser,
+    "compiler": _compiler,
+    "hosts": _hosts,  # tests/testbed
+    "index": _index,
+    "mount": _mount,
+    "network": _network,
+    "pid": _pid,  # a process 1 of its own, with what processes share
+    "pkill": lambda _: _run("pkill", "-0", "-U", str(os.getuid())),
+    "root": _root,  # also as another user
+    "ssh-keygen": lambda folder: _run(
+        "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")
+    ),
+    "user namespace": _user_namespace,
+    "veth": _veth,
+}
+
+
+def bound_by_modes(call: Callable[[], T]) -> T:
+    """Call in a thread that may read only what modes allow, also where the user is root."""
+    with ThreadPoolExecutor(1, initializer=_without_override) as thread:
+        return thread.submit(call).result()
+
+
+def _without_override() -> None:
+    libc = ctypes.CDLL(None)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this thread: linux/capability.h
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then of higher numbers
+    assert libc.capget(header, sets) == 0
+    for index in range(2):
+        sets[index] &= ~(1 << 1 | 1 << 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    assert libc.capset(header, sets) == 0
+
+
+def missing(right: str, run: str = "") -> str:
+    """Why a right is not there, in a line; "" if it is.
+
+    Args:
+        run: names the run whose processes share what one of them has found.
+    """
+    if not run:
+        return _try(right)
+    with _shared(right, run).open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        said = file.read()
+        if not said:
+            said = f"{_try(right)}\n"
+            file.write(said)
+    return said.strip()
+
+
+def forget(run: str) -> None:
+    """Remove what the processes of a run have shared."""
+    for right in RIGHTS:
+        _shared(right, run).unlink(missing_ok=True)
+
+
+def _shared(right: str, run: str) -> Path:
+    return Path(tempfile.gettempdir(), f"ftcluster-tests-{run}.{right.replace(' ', '-')}")
+
+
+@functools.cache
+def _try(right: str) -> str:
+    with tempfile.TemporaryDirectory(prefix="ftcluster-test-") as name:
+        try:
+            RIGHTS[right](Path(name))
+        except (Missing, OSError, LookupError, subprocess.SubprocessError) as error:
+            return str(error) or type(error).__name__
+    return ""
