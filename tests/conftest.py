@@ -6,6 +6,7 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
     os.environ["FTCLUSTER_TESTBED_NAME"] = chr(ord("a") + int(worker.removeprefix("gw")))
 
-# They need torch, which the environment of the tests does not have: tests/cluster/test_engine.py
-# runs them with the Python of a stack.
-collect_ignore = ["engine"]
+# They need torch, which only the environment has that ./test engine makes.
+collect_ignore = [] if find_spec("torch") else ["engine"]
 
 # Each of these folders goes to one of several processes, with all that its fixtures set up; other
 # tests go file by file. What takes longest comes first.
