@@ -1,7 +1,9 @@
 """What is collected, and what of it runs beside each other."""
 
+import atexit
 import fcntl
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
@@ -24,9 +26,15 @@ settings.register_profile(
 )
 settings.load_profile("ftcluster")
 
-# A shell has its jobs in the background ignore Ctrl-C, and the programs that tests start inherit that.
+# A shell has its jobs in the background ignore Ctrl-C, and the programs of tests inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What the processes of a run share; ./test gives one folder to all that it starts.
+if "FTCLUSTER_TEST_RUN" not in os.environ:
+    os.environ["FTCLUSTER_TEST_RUN"] = tempfile.mkdtemp(prefix="ftcluster-test-")
+    atexit.register(shutil.rmtree, os.environ["FTCLUSTER_TEST_RUN"])
+RUN = Path(os.environ["FTCLUSTER_TEST_RUN"])
 
 # Each of several processes has a testbed of its own.
 if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
@@ -90,14 +98,11 @@ def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
     """Take turns with the other processes; tests in a row that measure are one turn."""
-    workers = getattr(item.config, "workerinput", None)
-    if workers is None:
-        return (yield)
     alone = item.get_closest_marker("alone") is not None
     stash = item.config.stash
     if TURN not in stash:
         stash[TURN] = ExitStack()
-        stash[TURN].enter_context(_turn(workers["testrunuid"], alone))
+        stash[TURN].enter_context(_turn(alone))
     try:
         return (yield)
     finally:
@@ -107,21 +112,10 @@ def pytest_runtest_protocol(
 
 
 @contextmanager
-def _turn(run: str, alone: bool) -> Iterator[None]:
-    """Hold a lock: a shared one, or alone, while no other process runs a test."""
-    folder = Path(tempfile.gettempdir())
-    with (
-        (folder / f"ftcluster-tests-{run}.gate").open("w") as gate,
-        (folder / f"ftcluster-tests-{run}.turn").open("w") as turn,
-    ):
+def _turn(alone: bool) -> Iterator[None]:
+    """Hold a lock: a shared one, or alone, while no other process of the run runs a test."""
+    with (RUN / "gate").open("w") as gate, (RUN / "turn").open("w") as turn:
         fcntl.flock(gate, fcntl.LOCK_EX)  # whoever waits to be alone is not overtaken
         fcntl.flock(turn, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(gate, fcntl.LOCK_UN)
         yield
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    run = getattr(config, "workerinput", {}).get("testrunuid")
-    if run:
-        for end in ("gate", "turn"):
-            Path(tempfile.gettempdir(), f"ftcluster-tests-{run}.{end}").unlink(missing_ok=True)
