@@ -1,10 +1,14 @@
 """What is collected, and what of it runs beside each other."""
 
+import atexit
 import fcntl
 import os
+import shutil
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ from hypothesis import settings
 
 from tests import skips
 
+pytest_plugins = ["tests.recorded"]
+
 # The same cases in each run, few enough for CI; on demand more, and others each time.
 MORE = int(os.environ.get("FTCLUSTER_TEST_EXAMPLES", "0"))
 settings.register_profile(
@@ -20,20 +26,29 @@ settings.register_profile(
 )
 settings.load_profile("ftcluster")
 
+# A shell has its jobs in the background ignore Ctrl-C, and the programs of tests inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What the processes of a run share; ./test gives one folder to all that it starts.
+if "FTCLUSTER_TEST_RUN" not in os.environ:
+    os.environ["FTCLUSTER_TEST_RUN"] = tempfile.mkdtemp(prefix="ftcluster-test-")
+    atexit.register(shutil.rmtree, os.environ["FTCLUSTER_TEST_RUN"])
+RUN = Path(os.environ["FTCLUSTER_TEST_RUN"])
+
 # Each of several processes has a testbed of its own.
 if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
     os.environ["FTCLUSTER_TESTBED_NAME"] = chr(ord("a") + int(worker.removeprefix("gw")))
 
-# They need torch, which the environment of the tests does not have: tests/cluster/test_engine.py
-# runs them with the Python of a stack.
-collect_ignore = ["engine"]
+# They need torch, which only the environment has that ./test engine makes.
+collect_ignore = [] if find_spec("torch") else ["engine"]
 
 # Each of these folders goes to one of several processes, with all that its fixtures set up; other
 # tests go file by file. What takes longest comes first.
 TOGETHER = (
     "tests/cluster/hosts",
     "tests/cluster",
-    "tests/cluster/debian13",
+    "tests/cluster/debian12",
     "tests/cluster/ordinary_user",
     "tests/cluster/bare_hosts",
     "tests",
@@ -45,15 +60,8 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(skips)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort by folder. In a folder, tests that measure come late, and test_teardown.py last.
-
-    Long tests run only if they are asked for.
-    """
-    if config.option.markexpr != "long":
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="on demand: ./test long"))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by folder. In a folder, tests that measure come late, and test_teardown.py last."""
 
     def turn(item: pytest.Item) -> tuple[int, bool, bool]:
         folder = _folder(item.nodeid)
@@ -90,14 +98,11 @@ def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
     """Take turns with the other processes; tests in a row that measure are one turn."""
-    workers = getattr(item.config, "workerinput", None)
-    if workers is None:
-        return (yield)
     alone = item.get_closest_marker("alone") is not None
     stash = item.config.stash
     if TURN not in stash:
         stash[TURN] = ExitStack()
-        stash[TURN].enter_context(_turn(workers["testrunuid"], alone))
+        stash[TURN].enter_context(_turn(alone))
     try:
         return (yield)
     finally:
@@ -107,21 +112,10 @@ def pytest_runtest_protocol(
 
 
 @contextmanager
-def _turn(run: str, alone: bool) -> Iterator[None]:
-    """Hold a lock: a shared one, or alone, while no other process runs a test."""
-    folder = Path(tempfile.gettempdir())
-    with (
-        (folder / f"ftcluster-tests-{run}.gate").open("w") as gate,
-        (folder / f"ftcluster-tests-{run}.turn").open("w") as turn,
-    ):
+def _turn(alone: bool) -> Iterator[None]:
+    """Hold a lock: a shared one, or alone, while no other process of the run runs a test."""
+    with (RUN / "gate").open("w") as gate, (RUN / "turn").open("w") as turn:
         fcntl.flock(gate, fcntl.LOCK_EX)  # whoever waits to be alone is not overtaken
         fcntl.flock(turn, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(gate, fcntl.LOCK_UN)
         yield
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    run = getattr(config, "workerinput", {}).get("testrunuid")
-    if run:
-        for end in ("gate", "turn"):
-            Path(tempfile.gettempdir(), f"ftcluster-tests-{run}.{end}").unlink(missing_ok=True)

@@ -7,7 +7,6 @@ Standard library only: the environments of stacks have no more.
 import contextlib
 import ctypes
 import fcntl
-import functools
 import os
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+ROOT = Path(__file__).parents[1]
 SECONDS = 120
 # one that other users can execute
 PYTHON = shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin") or "/usr/bin/python3"
@@ -30,14 +30,14 @@ class Missing(Exception):
     """A right that is not there; the text is why."""
 
 
-def _run(*argv: str, **options: Any) -> None:
+def _run(*argv: str, seconds: float = SECONDS, **options: Any) -> None:
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS,
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
             check=False, **options,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Missing(f"{argv[0]}: no end within {SECONDS} s") from None
+        raise Missing(f"{argv[0]}: no end within {seconds:g} s") from None
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise Missing(said[-1] if said else f"{argv[0]}: exit code {done.returncode}")
@@ -149,6 +149,11 @@ RIGHTS: dict[str, Callable[[Path], None]] = {
     "ssh-keygen": lambda folder: _run(
         "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")
     ),
+    "stack": lambda _: _run(
+        str(ROOT / "scripts/environment"),
+        "engine",
+        seconds=1200,  # downloads torch
+    ),
     "user namespace": _user_namespace,
     "veth": _veth,
 }
@@ -170,15 +175,12 @@ def _without_override() -> None:
     assert libc.capset(header, sets) == 0
 
 
-def missing(right: str, run: str = "") -> str:
+def missing(right: str) -> str:
     """Why a right is not there, in a line; "" if it is.
 
-    Args:
-        run: names the run whose processes share what one of them has found.
+    The processes of a run share the folder FTCLUSTER_TEST_RUN, and what one of them has found.
     """
-    if not run:
-        return _try(right)
-    with _shared(right, run).open("a+") as file:
+    with Path(os.environ["FTCLUSTER_TEST_RUN"], right.replace(" ", "-")).open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         said = file.read()
@@ -188,17 +190,6 @@ def missing(right: str, run: str = "") -> str:
     return said.strip()
 
 
-def forget(run: str) -> None:
-    """Remove what the processes of a run have shared."""
-    for right in RIGHTS:
-        _shared(right, run).unlink(missing_ok=True)
-
-
-def _shared(right: str, run: str) -> Path:
-    return Path(tempfile.gettempdir(), f"ftcluster-tests-{run}.{right.replace(' ', '-')}")
-
-
-@functools.cache
 def _try(right: str) -> str:
     with tempfile.TemporaryDirectory(prefix="ftcluster-test-") as name:
         try:

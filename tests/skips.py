@@ -1,5 +1,6 @@
 """Skips tests for want of a right, and counts all skips by their reason."""
 
+import os
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import rights
+from tests import rights, summary
 
 LISTED = Path(__file__).with_name("skips.toml")
 
@@ -28,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for right in _needed(item):
-        if said := rights.missing(right, _run_of(item.config)):
+        if said := rights.missing(right):
             pytest.skip(f"needs {right}: {said}")
 
 
@@ -38,19 +39,15 @@ def _needed(item: pytest.Item) -> list[str]:
     return [right for mark in marks for right in mark.args]
 
 
-def _run_of(config: pytest.Config) -> str:
-    """The id of a run in several processes, or ""."""
-    return str(getattr(config, "workerinput", {}).get("testrunuid", ""))
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if run := _run_of(config):
-        rights.forget(run)
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [reason for _, reason in _skips(terminalreporter)]
+    ended = [
+        (report.nodeid, outcome)
+        for outcome in summary.OUTCOMES
+        for report in terminalreporter.stats.get(outcome, ())
+    ]
+    summary.write(Path(os.environ["FTCLUSTER_TEST_RUN"]), ended, skipped)
     for reason, count in sorted(Counter(skipped).items()):
         terminalreporter.write_line(f"skipped: {count} {reason}")
     for test, reason in _unlisted(terminalreporter):

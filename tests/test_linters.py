@@ -11,6 +11,7 @@ LINT = ROOT / "scripts/lint"
 NAMES = dict.fromkeys(re.findall(r"^check (\S+)", LINT.read_text(), re.MULTILINE))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", NAMES)  # one by one: a test that measures waits for the others
 def test_linters_find_nothing(name: str) -> None:
     done = subprocess.run(

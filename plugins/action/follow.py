@@ -15,7 +15,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
 
 # one that was killed is started again; its `end` event may have been written between two polls
 GONE_SECONDS = 5.0

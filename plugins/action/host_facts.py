@@ -11,6 +11,7 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import RETURN
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
 
 # by this plugin
 MEASURED = ("clock_offset_seconds", "clock_error_seconds")
@@ -51,7 +52,7 @@ class ActionModule(ActionBase):
         """
         before = time.time()
         try:
-            answer = self._low_level_execute_command("date +%s.%N", sudoable=False)
+            answer = execute(self, "date +%s.%N", sudoable=False)
         except AnsibleConnectionFailure:
             return None, None
         after = time.time()

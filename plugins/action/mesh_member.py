@@ -32,7 +32,8 @@ class ActionModule(ModuleUnlessSettled):
             return None
         text = "".join(f"{line}\n" for line in found.said.get("line", []))
         keys = list(filter(None, map(key_of, found.said.get("key", []))))
-        line = entry(arguments["public_key"], arguments.get("address", ""))
-        if keys and line in text and with_line(text, line) == text:
+        folder = arguments.get("folder", "")
+        line = entry(arguments["public_key"], arguments.get("address", ""), folder)
+        if keys and line in text and with_line(text, line, folder) == text:
             return {"changed": False, "host_keys": keys}
         return None

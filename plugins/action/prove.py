@@ -12,7 +12,10 @@ import threading
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import (
+    environment_words,
+    execute,
+)
 
 OUR_PORTS = range(29800, 30000)  # those that the firewall closes and nothing else uses
 CALL_SECONDS = 1.0
@@ -95,7 +98,7 @@ class ActionModule(ActionBase):
         places = [(host["name"], host["address"], int(host["ssh_port"])) for host in hosts]
         with Caller(places, ports) as caller:
             program = f"{shlex.quote(self._task.args['python'])} -m ftcluster_train.verify"
-            command = f"{BEGIN}; {self._compute_environment_string()} {program}"
+            command = f"{BEGIN}; {environment_words(self)} {program}"
             done = execute(self, command, json.dumps(request).encode())
         done["stdout"] = done["stdout"].rpartition(MARK)[2].lstrip()
         result.update(done)

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
 
 PIECE_BYTES = 8 << 20  # of a file, in one answer
 MOST_FILES = 10_000  # a model has dozens, predictions one a split

@@ -10,7 +10,8 @@ from pathlib import Path
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import tree_sha256
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute, push_files
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files import (
     SourceError,
     named_files,

@@ -52,15 +52,16 @@ def user_name(uid):
         return f"user {uid}"
 
 
-def _others_may_write(folder, groups):
-    by_group = folder.st_mode & stat.S_IWGRP and folder.st_gid not in groups
-    return bool(by_group or folder.st_mode & stat.S_IWOTH)
+def others_may_write(state, groups):
+    """Whether others than the owner and some groups may write to a file or folder."""
+    by_group = state.st_mode & stat.S_IWGRP and state.st_gid not in groups
+    return bool(by_group or state.st_mode & stat.S_IWOTH)
 
 
 def _check_link(place, target, link, folder):
     """Reject a link that another user may have made or moved there."""
     strangers = [user_name(state.st_uid) for state in (link, folder) if not trusted(state.st_uid)]
-    if not strangers and not _others_may_write(folder, (0, os.getegid())):
+    if not strangers and not others_may_write(folder, (0, os.getegid())):
         return
     maker = strangers[0] if strangers else "another user"
     raise RefusedPath(
@@ -75,7 +76,7 @@ def _check_guarded(place, folder):
     fix = ""
     if not trusted(folder.st_uid):
         who, fix = user_name(folder.st_uid), "chown root"
-    elif _others_may_write(folder, (0,)) and not folder.st_mode & stat.S_ISVTX:
+    elif others_may_write(folder, (0,)) and not folder.st_mode & stat.S_ISVTX:
         who, fix = "more users than root", "chmod go-w"
     if fix:
         raise RefusedPath(

@@ -148,7 +148,10 @@ def digest_found(path, layer, check_mode):
 
 
 def is_whole(path):
-    """Whether every file that the installed packages list is there with its size."""
+    """Whether its Python is there, and every file that its packages list, with its size."""
+    python = path / "bin/python"
+    if python.is_symlink() and not python.exists():
+        return False  # an upgrade of the system has removed the one that it was made from
     packages = list(path.glob("lib/python*/site-packages/*.dist-info"))
     try:
         return bool(packages) and all(has_its_files(package) for package in packages)

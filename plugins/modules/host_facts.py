@@ -44,6 +44,13 @@ options:
     description: An account to look for.
     type: str
     default: ""
+  python:
+    description:
+      - The program of a Python that the stack is to be made from, as a whole path.
+      - Where root can be had, root has to own it and all that it imports.
+      - Left out, those on the search path.
+    type: str
+    default: ""
 attributes:
   check_mode:
     description: Runs the same in check mode.
@@ -198,13 +205,22 @@ facts:
       {description: Free space on the file system of the folder., type: int, sample: 80000000000}
     python: {description: Version of the Python that ran this., type: str, sample: 3.11.2}
     pythons:
-      description: Version and path of every Python on the search path, the one that ran this first.
+      description:
+        - Version and path of every Python on the search path, the one that ran this first.
+        - Only of O(python) where that is given and can be used.
       type: list
       elements: dict
       sample: [{version: 3.11.2, path: /usr/bin/python3}]
       contains:
         version: {description: Its version., type: str}
         path: {description: Its program., type: str}
+    python_refused:
+      description: Why no stack can be made from O(python), and what to do; none where one can.
+      type: dict
+      sample: null
+      contains:
+        what: {description: The reason., type: str}
+        hint: {description: What to do., type: str}
     user: {description: The user that ran this., type: str, sample: ops}
     is_root: {description: Whether that was root., type: bool, sample: false}
     tcmalloc:
@@ -217,6 +233,21 @@ facts:
       type: list
       elements: str
       sample: [libtcmalloc-minimal4]
+    other_clusters:
+      description:
+        - The clusters in other folders than O(prefix) that root has set up on this host, with the
+          account of each, as C(/etc/ftcluster/clusters) has them.
+      type: list
+      elements: dict
+      sample: [{prefix: /srv/other, user: ftcluster}]
+      contains:
+        prefix: {description: Its folder., type: str}
+        user: {description: The account that trains there., type: str}
+    firewall_hosts:
+      description: The addresses that the host's firewall rules of ftcluster let in.
+      type: list
+      elements: str
+      sample: [10.0.0.11]
     openmp:
       {description: "Path of Intel's OpenMP library, of the stack in use or the host's own.",
        type: str, sample: /opt/ftcluster/current/lib/libiomp5.so}
@@ -263,6 +294,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import amx_state, generation
+from ansible_collections.ftcluster.cluster.plugins.module_utils.given_python import given_python
 from ansible_collections.ftcluster.cluster.plugins.module_utils.links import rdma_devices
 from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
     choose_address,
@@ -307,6 +339,7 @@ RDMA_LIBRARIES = (
 )  # fmt: skip
 RECORD = "/etc/ftcluster/packages"  # which the role os_package writes
 FIREWALL_RULES = Path("/etc/ftcluster/firewall.nft")  # which the role firewall writes
+CLUSTERS = Path("/etc/ftcluster/clusters")  # which the playbook system writes
 OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -424,6 +457,20 @@ def pythons(module):
     return found
 
 
+def pythons_for_stacks(module, has_root):
+    """The Pythons that a stack can be made from, and why not from the one that was given."""
+    path = module.params["python"]
+    if not path:
+        return pythons(module), None
+    try:
+        version = given_python(path, has_root, module.run_command)
+        return [{"version": version, "path": path}], None
+    except RefusedPath as error:
+        place = "" if error.filename == path else f"{error.filename}: "
+        what = f"ftcluster_python={path}: {place}{error.what}"
+        return pythons(module), {"what": what, "hint": error.hint}
+
+
 def is_read_only(path):
     """Whether a file system is mounted so that nobody can write to it, as in a container."""
     try:
@@ -497,6 +544,23 @@ def packages_of_others(record, prefix):
     return [name for name in names if f"{name} is used by {prefix}" not in lines]
 
 
+def other_clusters(prefix, folder=CLUSTERS):
+    """The clusters of a folder with a record of each, but for the one in `prefix`."""
+    records = (read(str(path)).split("\n")[0] for path in sorted(folder.glob("*")))
+    known = [record.rpartition(" ") for record in records if " " in record]
+    return [{"prefix": name, "user": user} for name, _, user in known if name != prefix]
+
+
+def firewall_hosts(rules):
+    """The addresses in the text of the firewall's rules.
+
+    >>> firewall_hosts("set hosts4 {\\n type ipv4_addr\\n elements = { 10.0.0.1, 10.0.0.2 }\\n}")
+    ['10.0.0.1', '10.0.0.2']
+    """
+    found = re.findall(r"set hosts[46] \{[^{}]*elements = \{([^{}]*)\}", rules)
+    return [address.strip() for text in found for address in text.split(",")]
+
+
 def main():
     """Ansible's entry point."""
     module = AnsibleModule(
@@ -506,6 +570,7 @@ def main():
             "address": {"type": "str", "default": ""},
             "inventory_address": {"type": "str", "default": ""},
             "rank_user": {"type": "str", "default": ""},
+            "python": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
@@ -525,7 +590,7 @@ def main():
     quota = cpu_quota()
     if quota is not None:
         cores = min(cores, whole_cores(quota))
-    available = pythons(module)
+    available, python_refused = pythons_for_stacks(module, has_root)
     systemctl = module.get_bin_path("systemctl")
 
     def is_active(unit):
@@ -556,8 +621,9 @@ def main():
         "node_package": node_package(prefix),
         "record": record_text(prefix),
         "free_bytes": free_bytes(prefix),
-        "python": available[0]["version"],
+        "python": platform.python_version(),
         "pythons": available,
+        "python_refused": python_refused,
         "user": user_name(os.geteuid()),
         "rank_user_exists": has_user(module.params["rank_user"]),
         "is_root": os.geteuid() == 0,
@@ -568,6 +634,8 @@ def main():
         "host_firewall": host_firewall(read, is_active),
         "firewall_rules": exists(FIREWALL_RULES),
         "packages_of_others": packages_of_others(read(RECORD), prefix),
+        "other_clusters": other_clusters(str(prefix)),
+        "firewall_hosts": firewall_hosts(read(str(FIREWALL_RULES))),
         "openmp": library(OPENMP, (prefix / "current" / "lib", *LIBRARY_FOLDERS)),
     }
     module.exit_json(changed=False, facts={**facts, **cpu_facts(cpuinfo), **network_facts(module)})

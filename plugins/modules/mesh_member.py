@@ -22,6 +22,12 @@ options:
     description: The only address that the key may be used from.
     type: str
     default: ""
+  folder:
+    description:
+      - The folder of the mesh on the head. It names the cluster in the line, so that a host may
+        have a line for each cluster that it is in.
+    type: str
+    required: true
   state:
     description: Whether the head is let in.
     type: str
@@ -38,6 +44,7 @@ EXAMPLES = r"""
   ftcluster.cluster.mesh_member:
     public_key: "{{ head.public_key }}"
     address: 10.0.0.11
+    folder: /opt/ftcluster/mesh
   become: true
   become_user: ftcluster
 """
@@ -67,18 +74,28 @@ KEYS = "/etc/ssh/ssh_host_*_key.pub"
 # what mesh_head answers; anything else may be a line of its own, without restrict and from=
 PUBLIC_KEY = re.compile(rf"ssh-ed25519 [A-Za-z0-9+/]+=* {MARK}[\w.-]*|")
 ADDRESS = re.compile(r"[\w:.%-]*")
+FOLDER = re.compile(r"/[\w./+@%=,~-]*", re.ASCII)
 TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
 
-def with_line(text, line):
-    """The text of an authorized_keys file with this line for the head, or without any."""
-    others = [kept for kept in text.splitlines() if MARK not in kept]
+def with_line(text, line, folder):
+    """The text of an authorized_keys file with this line for the cluster's head, or without any.
+
+    Lines of earlier versions name no folder; they are taken for this cluster's.
+    """
+    others = [kept for kept in text.splitlines() if not is_of(kept, folder)]
     return "".join(f"{kept}\n" for kept in [*others, *([line] if line else [])])
 
 
-def entry(public_key, address):
+def is_of(line, folder):
+    """Whether a line of authorized_keys lets in the head whose mesh has this folder."""
+    _, mark, comment = line.partition(MARK)
+    return bool(mark) and comment.partition(" ")[2] in ("", folder)
+
+
+def entry(public_key, address, folder):
     """One line of authorized_keys: this key, from this address, for commands only."""
-    return f'restrict,from="{address}" {public_key}'
+    return f'restrict,from="{address}" {public_key} {folder}'
 
 
 def key_of(line):
@@ -112,12 +129,14 @@ def main():
         argument_spec={
             "public_key": {"type": "str", "default": "", "no_log": False},
             "address": {"type": "str", "default": ""},
+            "folder": {"type": "str", "required": True},
             "state": {"choices": ["present", "absent"], "default": "present"},
         },
         supports_check_mode=True,
     )
     wanted = module.params["state"] == "present"
-    for name, form in (("public_key", PUBLIC_KEY), ("address", ADDRESS)):
+    forms = (("public_key", PUBLIC_KEY), ("address", ADDRESS), ("folder", FOLDER))
+    for name, form in forms:
         if not form.fullmatch(module.params[name]):
             module.fail_json(msg=f"{name} of the head is {module.params[name][:80]!a}")
     folder = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh"
@@ -125,8 +144,9 @@ def main():
     try:
         found = lines_of(path)
         before = found or ""
-        line = entry(module.params["public_key"], module.params["address"]) if wanted else ""
-        after = with_line(before, line)
+        cluster = module.params["folder"]
+        line = entry(module.params["public_key"], module.params["address"], cluster)
+        after = with_line(before, line if wanted else "", cluster)
         changed = before != after
         if changed and not module.check_mode:
             folder.mkdir(mode=0o700, exist_ok=True)

@@ -7,6 +7,7 @@ wheels.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import io
@@ -44,21 +45,32 @@ class BundleError(Exception):
 
 
 class Entry(tarfile.TarInfo):
-    """An entry of a bundle: a file, or the long name of the next one."""
+    """An entry of a bundle: a file, and before it perhaps a header with its long name."""
 
     @classmethod
-    def frombuf(cls, buf, encoding, errors):
-        """Look at a header before anything is read or reserved by the size that it says.
+    def fromtarfile(cls, tar):
+        """Look at headers before anything is read or reserved by the sizes that they say.
 
         Raises:
             ValueError: it is a link, a device, a sparse file or too long a name.
         """
-        entry = super().frombuf(buf, encoding, errors)
-        if entry.type == tarfile.XHDTYPE and entry.size <= MAX_NAME_BYTES:
-            return entry
-        if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            raise ValueError(f"{entry.name[:200]!a} is not a plain file")
-        return entry
+        start = tar.fileobj.tell()
+        header = _header(tar)
+        if header.type == tarfile.XHDTYPE and header.size <= MAX_NAME_BYTES:
+            blocks = -(-header.size // tarfile.BLOCKSIZE)
+            tar.fileobj.seek(start + (1 + blocks) * tarfile.BLOCKSIZE)
+            with contextlib.suppress(tarfile.HeaderError):  # reported below
+                header = _header(tar)
+        if header.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            raise ValueError(f"{header.name[:200]!a} is not a plain file")
+        tar.fileobj.seek(start)
+        return super().fromtarfile(tar)
+
+
+def _header(tar):
+    """The header where a tar is read, without what follows it."""
+    buffer = tar.fileobj.read(tarfile.BLOCKSIZE)
+    return tarfile.TarInfo.frombuf(buffer, tar.encoding, tar.errors)
 
 
 @dataclass(frozen=True)

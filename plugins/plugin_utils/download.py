@@ -63,6 +63,20 @@ class Target:
         """A folder name."""
         return f"cp{self.python.replace('.', '')}-glibc{self.glibc}-{self.machine}"
 
+    def runs_wheels_of(self, name):
+        """Whether all wheels for another target run on this one.
+
+        Args:
+            name: of a folder; it ends with that target's tag.
+
+        >>> Target("3.11", "2.41", "x86_64").runs_wheels_of("native-1b2c-cp311-glibc2.36-x86_64")
+        True
+        """
+        kind = f"-cp{self.python.replace('.', '')}-glibc"
+        found = re.search(rf"{re.escape(kind)}(\d+)\.(\d+)-{self.machine}$", name)
+        own = tuple(map(int, self.glibc.split(".")))
+        return found is not None and tuple(map(int, found.groups())) <= own
+
     def pip_options(self):
         """The options that make pip choose as it would on the host."""
         minor = int(self.glibc.split(".")[1])
@@ -277,8 +291,9 @@ def complaint(lines, target, refused, names):
         f"the control node cannot download the wheels for Python {target.python} and glibc "
         f"{target.glibc}: " + "\n".join([*telling(filter(concerns, lines)), *own]).strip() + "\n"
         "check that pip on the control node reaches a package index (pip config list), or set "
-        "torch_stack_index_url, torch_stack_find_links or torch_stack_indexes, or bring a bundle: "
-        "ftcluster bundle on a machine that reaches one, then ftcluster setup --bundle FILE"
+        "torch_stack_index_url, torch_stack_find_links or torch_stack_indexes, or name a Python on "
+        "the hosts that it has wheels for (ftcluster_python), or bring a bundle: ftcluster bundle "
+        "on a machine that reaches one, then ftcluster setup --bundle FILE"
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "list": list, "dict": dict}
-MAY_BE_NONE = {"cpu_quota", "near", "prefix_refused", "speed_mbits"}
+MAY_BE_NONE = {"cpu_quota", "near", "prefix_refused", "python_refused", "speed_mbits"}
 MOST_SHOWN = 60  # characters of a value
 # line ends, terminal escapes and other control characters
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -19,6 +19,7 @@ FORMS = {
     "cpus": r"[0-9,-]*",
     "current": NAME,
     "driver": r"[\w+-]*",
+    "firewall_hosts": r"[0-9a-fA-F:.]+",
     "host_firewall": r"(firewalld|ufw)?",
     "interfaces": r"[^\s/]+",
     "local_ports": r"\d{1,5}(-\d{1,5})?",

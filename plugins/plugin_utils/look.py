@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import TELL, answers
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import execute
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
 
 PLAIN_PATH = re.compile(r"/[\w.@%+=:,/-]*", re.ASCII)  # no quotes needed
 TOLD = '2> /dev/null | while IFS= read -r line; do tell {} "$line"; done'

@@ -15,6 +15,7 @@ import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
 from ansible.errors import AnsibleActionFail
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files import open_file
 
 CHUNK_BYTES = 32 * 1024 * 1024  # held in memory, per host
@@ -101,15 +102,6 @@ def _push_large(action, path, target, make):
             hashed.result()
             make = start = ""
     return digest.digest()
-
-
-def execute(action, command, data=b""):
-    """Run a shell command on the host.
-
-    With input, Ansible uses no terminal, which would merge stderr into stdout and end lines with
-    carriage returns.
-    """
-    return action._low_level_execute_command(command, sudoable=True, in_data=data or b"\n")
 
 
 def _run(action, command, data, place):

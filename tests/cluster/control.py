@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.cluster.brought_python import PLACE, PROGRAM
 from tests.programs import CACHE, CONTROL, FTCLUSTER
 from tests.rights import HOST_PACKAGES
 from tests.testbed import Settings, Testbed
@@ -34,6 +35,9 @@ printf '[Service]\nCPUAffinity={}\n' > /etc/systemd/system/ssh.service.d/cores.c
 systemctl daemon-reload && systemctl restart ssh
 """
 
+# a Python that was built with a shared library looks for it where it was built
+LINK_LIBRARY = f"echo {PLACE}/lib > /etc/ld.so.conf.d/python.conf && ldconfig"
+
 Completed = subprocess.CompletedProcess[str]
 
 
@@ -44,6 +48,7 @@ class Control:
     bed: Testbed
     folder: Path
     hosts: tuple[str, ...] = NAMES
+    python: str = ""  # of the hosts' stack; "" for one of their own
 
     @property
     def env(self) -> dict[str, str]:
@@ -77,10 +82,11 @@ class Control:
     ) -> str:
         """Write an inventory of some hosts; `change` gets a host and its line."""
         lines = []
+        python = f" ftcluster_python={self.python}" if self.python else ""
         for line in self.bed.inventory().splitlines():
             host = line.split(" ")[0]
             if host.startswith("node"):
-                lines += [change(host, line)] if host in hosts else []
+                lines += [change(host, f"{line}{python}")] if host in hosts else []
             else:
                 lines.append(line)
         path = self.folder / name
@@ -114,13 +120,19 @@ class Control:
 
 
 @contextmanager
-def bare_hosts(suite: str, folder: Path, names: tuple[str, ...] = NAMES) -> Iterator[Control]:
-    """Hosts with nothing but Debian; they are removed afterwards."""
+def bare_hosts(
+    suite: str, folder: Path, names: tuple[str, ...] = NAMES, python: Path | None = None
+) -> Iterator[Control]:
+    """Hosts with nothing but Debian, and maybe a brought Python; they are removed afterwards."""
     settings = replace(Settings.from_environment(), suite=suite, extra=HOST_PACKAGES)
+    if python:
+        settings = replace(settings, bind_ro=(f"{python}:{PLACE}",))
     with Testbed(settings) as bed:
         bed.down()  # what a killed run has left is in an unknown state
         bed.up(len(names))
-        control = Control(bed, folder, names)
+        control = Control(bed, folder, names, PROGRAM if python else "")
         for number, name in enumerate(names):
             control.shell(name, PIN_LOGINS.format(number % 2))
+            if python:
+                control.shell(name, LINK_LIBRARY)
         yield control

@@ -6,6 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import read_lock
+from packaging.utils import canonicalize_name
+
 from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
 from tests.programs import CONTROL, ROOT, Home, interrupt_when
@@ -46,17 +49,25 @@ def test_another_control_node_keeps_what_the_cluster_has(machine: Machine, tmp_p
         shutil.rmtree(newer)
 
 
-def test_the_stack_has_the_node_package_and_no_ansible(machine: Machine) -> None:
+def test_the_stack_is_what_the_engine_was_tested_with_and_has_no_ansible(machine: Machine) -> None:
+    """scripts/environment installs the same lock and wheel for tests/engine."""
+
     def pip(python: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [str(python), "-m", "pip", *arguments], capture_output=True, text=True, check=False
         )
 
-    shown = pip(machine.python, "show", "ftcluster-train")
-    assert "Version: 0.1.0" in shown.stdout
-    stack = pip(machine.python, "list", "--format=freeze").stdout.lower()
-    assert "torch==2.13.0" in stack
-    assert "ansible" not in stack
+    stack = dict(
+        line.split("==") for line in pip(machine.python, "list", "--format=freeze").stdout.split()
+    )
+    [python] = (path.name for path in (machine.python.parents[1] / "lib").glob("python*"))
+    lock = (ROOT / "roles/torch_stack/files/native.txt").read_text()
+    pins = read_lock(lock, python.removeprefix("python"))
+    found = {canonicalize_name(name): version.split("+")[0] for name, version in stack.items()}
+    assert found == {
+        **{name: pin.version for name, pin in pins.items()},
+        "ftcluster-train": "0.1.0",
+    }
     control = pip(CONTROL / "python", "list", "--format=freeze").stdout.lower()
     assert "ansible-core==" in control
     assert "torch" not in control

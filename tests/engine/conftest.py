@@ -1,31 +1,57 @@
 """What the tests of the training engine share."""
 
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
-import torch
-import torch.distributed as dist
-from transformers.utils import logging
+# First of all: the libraries read these while they are imported.
+HOME = tempfile.mkdtemp(prefix="ftcluster-engine-")
+os.environ |= {
+    "HOME": HOME,
+    "XDG_CACHE_HOME": HOME,
+    "HF_HOME": HOME,
+    "HF_HUB_OFFLINE": "1",
+    # models this small only wait for a second thread, the longer the busier the machine is
+    "OMP_NUM_THREADS": "1",
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+}
 
-from ftcluster_train import rank
-from ftcluster_train.distributed.world import World
+import pytest  # noqa: E402 - it has loaded none of them
+
+if TYPE_CHECKING:  # not at once, for xdist's first process has no use for torch
+    from ftcluster_train.distributed.world import World
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(HOME, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet() -> None:
+    from transformers.utils import logging
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
+    import torch
+
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[World]":
     """This process as the only rank."""
+    import torch.distributed as dist
+
+    from ftcluster_train.distributed.world import World
+
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting = tmp_path_factory.mktemp("world") / "meeting"
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
@@ -34,7 +60,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.fixture
-def one_world(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def one_world(world: "World", monkeypatch: pytest.MonkeyPatch) -> None:
     """What a rank that runs in this process joins."""
+    from ftcluster_train import rank
+
     monkeypatch.setattr(rank, "join_world", lambda: world)
     monkeypatch.setattr(rank, "leave_world", lambda: None)

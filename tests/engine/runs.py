@@ -33,6 +33,29 @@ def numbers(count: int, seed: int) -> list[Row]:
     return labelled(count, seed, lambda words: words[0] / len(WORDS))
 
 
+def completions(count: int, seed: int) -> list[Row]:
+    """Prompts whose completions, from one word to eight, repeat the last one."""
+    rows = []
+    for number, row in enumerate(classes(count, seed)):
+        prompt = str(row["text"])
+        last = prompt.split()[-1]
+        rows.append({"prompt": f"{prompt} ", "completion": " ".join([last] * (1 + number % 8))})
+    return rows
+
+
+def triplets(count: int, seed: int) -> list[Row]:
+    """A text is right if it begins with one of the first words, whatever the query is."""
+    draw = random.Random(seed)
+    return [
+        {
+            "query": f"{draw.choice(WORDS)} {number}",
+            "positive": f"{draw.choice(WORDS[:9])} {draw.choice(WORDS)}",
+            "negatives": [f"{draw.choice(WORDS[50:])} {draw.choice(WORDS)}" for _ in range(2)],
+        }
+        for number in range(count)
+    ]
+
+
 def preferences(count: int, seed: int) -> list[Row]:
     """Chosen answers repeat the prompt's last word."""
     rows = []

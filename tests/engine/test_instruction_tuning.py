@@ -1,7 +1,6 @@
 """Conversations become a decoder that answers; adapters are those of peft."""
 
 import json
-import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,13 +18,13 @@ from ftcluster_train.distributed.world import World
 from ftcluster_train.errors import TrainError
 from ftcluster_train.prepare import prepare
 from ftcluster_train.training.adapters import CONFIG, WEIGHTS
+from tests.engine.beside import COMPARED
 from tests.engine.jobs import make_job, make_task_of, result_of, run
 from tests.engine.models import CHAT, make_model, make_tokenizer
 from tests.engine.runs import WORDS, Row, make_whole_job, write_data
 
 pytestmark = pytest.mark.usefixtures("one_world")
 TASK = "instruction-tuning"
-PEFT = "FTCLUSTER_TEST_PEFT"  # a folder with that package, and with TRL
 PAD, BEGIN, ANSWER = 0, 2, 3  # see CHAT
 
 
@@ -256,9 +255,7 @@ def test_adapters_are_those_of_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     saved = {path.name for path in (job.run_dir / "checkpoints").iterdir()}
     assert saved == {"checkpoint-3", "checkpoint-6"}
 
-    if PEFT not in os.environ:
-        pytest.skip(f"{PEFT} is not set")
-    monkeypatch.syspath_prepend(os.environ[PEFT])
+    monkeypatch.syspath_prepend(COMPARED)
     import peft
 
     base = AutoModelForCausalLM.from_pretrained(job.recipe.model)

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +15,11 @@ from ftcluster_train.data.token_store import Samples
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear_cross_entropy import token_losses
 from ftcluster_train.prepare import prepare
+from tests.engine.beside import COMPARED
 from tests.engine.jobs import make_job, make_task_of, result_of
 from tests.engine.models import CHAT, VOCABULARY, make_model, make_tokenizer
 from tests.engine.runs import Row, make_whole_job, write_data
-from tests.engine.test_instruction_tuning import PEFT, write_chat_model
+from tests.engine.test_instruction_tuning import write_chat_model
 
 pytestmark = pytest.mark.usefixtures("one_world")
 TASK = "preference-tuning"
@@ -159,9 +159,7 @@ def test_some_labels_are_wrong(tmp_path: Path) -> None:
 def test_loss_and_gradients_are_those_of_trl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if PEFT not in os.environ:
-        pytest.skip(f"{PEFT} is not set")
-    monkeypatch.syspath_prepend(os.environ[PEFT])
+    monkeypatch.syspath_prepend(COMPARED)
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 

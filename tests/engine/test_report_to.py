@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.beside import TRACKERS
 from tests.programs import ROOT
 
-PACKAGES = "FTCLUSTER_TEST_TRACKERS"  # a folder with those that native-trackers has beside native's
-if PACKAGES not in os.environ:
-    pytest.skip(f"needs {PACKAGES}, see tests/cluster/test_engine.py", allow_module_level=True)
 ALONE = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--net"]
 
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
-    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.environ[PACKAGES]])
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), TRACKERS])
     # as Trainer's users have it; a proxy or token would be a way out
     changes = {"PYTHONPATH": path, "HOME": str(folder)}
     done = subprocess.run(
@@ -49,7 +47,7 @@ def test_nothing_leads_out() -> None:
     ],
 )
 def test_tensorboard(logged: Path, place: str, tags: set[str]) -> None:
-    sys.path.append(os.environ[PACKAGES])
+    sys.path.append(TRACKERS)
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -58,7 +56,7 @@ def test_tensorboard(logged: Path, place: str, tags: set[str]) -> None:
         assert tags <= set(found.Tags()["scalars"])
         assert [one.step for one in found.Scalars("train/loss")] == [1, 2]
     finally:
-        sys.path.remove(os.environ[PACKAGES])
+        sys.path.remove(TRACKERS)
 
 
 def test_trackio(logged: Path) -> None:

@@ -1,9 +1,10 @@
-"""A whole run on two ranks is the run on one."""
+"""A whole run on two ranks, or four, is the run on one."""
 
 import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from tests.engine.forks import start
 from tests.engine.runs import (
     Row,
     classes,
+    completions,
     make_whole_job,
     numbers,
     preferences,
     questions,
+    triplets,
     write_data,
     write_model,
 )
@@ -54,6 +57,14 @@ KINDS = {
         ("exact_match", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"),
     ),
     "texts": Kind("causal-lm", "gpt2", classes, {}, ("loss", "perplexity")),
+    "completions": Kind(
+        "instruction-tuning", "gpt2", completions, {"chat_template": False},
+        ("loss", "perplexity"),
+    ),
+    "ranking": Kind(
+        "text-ranking", "bert", triplets, {},
+        ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "accuracy", "loss"),
+    ),
     "preferences": Kind(
         "preference-tuning", "gpt2", preferences, {"chat_template": False},
         ("loss", "accuracy", "margin"),
@@ -63,6 +74,7 @@ KINDS = {
         {"chat_template": False, "lora_r": 4, "load_in_4bit": True}, ("loss", "accuracy", "margin"),
     ),
 }  # fmt: skip
+FOUR = ("completions",)  # also on four ranks; the numbers of tokens that they learn differ most
 
 
 def prepared(folder: Path, kind: Kind, ranks: int) -> Job:
@@ -71,7 +83,7 @@ def prepared(folder: Path, kind: Kind, ranks: int) -> Job:
     job = make_whole_job(
         folder / f"run-{ranks}", kind.task, data, model, kind.options, {"batch_size": BATCH},
         max_steps=STEPS, eval_strategy="epoch",
-        gradient_accumulation_steps=ranks, adam_epsilon=1e-6,
+        gradient_accumulation_steps=min(ranks, 2), adam_epsilon=1e-6,
     )  # fmt: skip
     write_inputs(job.run_dir, prepare(job))
     job = replace(job, log_samples=True, resume=("stopped",), must_resume=False)
@@ -92,11 +104,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Even
     """The events of each kind's run, by the number of its ranks."""
     folder = tmp_path_factory.mktemp("runs")
     events = {}
-    for size in (1, 2):
-        jobs = {name: prepared(folder / name, kind, size) for name, kind in KINDS.items()}
-        # as if its ranks had been started again after they had saved the model
-        again = prepared(folder / "again", KINDS["classes"], size)
-        order = [again, again, *jobs.values()]
+    for size, names in ((1, KINDS), (2, KINDS), (4, FOUR)):
+        jobs = {name: prepared(folder / name, KINDS[name], size) for name in names}
+        order = [*jobs.values()]
+        if size < 4:  # as if its ranks had been started again after they had saved the model
+            again = prepared(folder / "again", KINDS["classes"], size)
+            order = [again, again, *order]
         start(_rank, size, order, free_ports(len(order)), size)
         for name, job in jobs.items():
             assert not any((run / "snapshots").exists() for run in job.run_dirs)
@@ -108,26 +121,28 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Even
     return events
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_two_ranks_follow_the_same_loss_as_one(
-    runs: dict[tuple[str, int], Events], name: str
+@pytest.mark.parametrize(
+    ("name", "ranks"), [*((name, 2) for name in KINDS), *((name, 4) for name in FOUR)]
+)
+def test_several_ranks_follow_the_same_loss_as_one(
+    runs: dict[tuple[str, int], Events], name: str, ranks: int
 ) -> None:
     def found(size: int, event: str) -> Events:
         return [one for one in runs[name, size] if one["event"] == event]
 
-    one, two = ([step["loss"] for step in found(size, "step")] for size in (1, 2))
+    one, several = ([step["loss"] for step in found(size, "step")] for size in (1, ranks))
     assert len(set(one)) == STEPS  # something is learned
-    assert two == pytest.approx(one, rel=1e-4)
-    [alone], [shared] = found(1, "result"), found(2, "result")
-    assert (alone["world_size"], shared["world_size"]) == (1, 2)
+    assert several == pytest.approx(one, rel=1e-4)
+    [alone], [shared] = found(1, "result"), found(ranks, "result")
+    assert (alone["world_size"], shared["world_size"]) == (1, ranks)
     assert shared["metrics"] == pytest.approx(alone["metrics"], rel=1e-3)
     assert tuple(shared["metrics"]) == KINDS[name].metrics
     for step in range(1, STEPS + 1):
         batch, *shares = (
             one["samples"]
-            for size in (1, 2)
+            for size in (1, ranks)
             for one in found(size, "samples")
             if one["step"] == step
         )
-        assert len(shares) == 2
-        assert sorted(batch) == sorted([*shares[0], *shares[1]])
+        assert len(shares) == ranks
+        assert sorted(batch) == sorted(chain(*shares))

@@ -1,7 +1,6 @@
 """Pairs of a query and a text become a cross-encoder, its metrics and scores."""
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,10 @@ from ftcluster_train.prepare import prepare
 from ftcluster_train.tasks.registry import make_task
 from tests.engine.jobs import result_of, write_samples
 from tests.engine.models import make_tokenizer
-from tests.engine.runs import WORDS, Row, make_whole_job, write_data, write_model
+from tests.engine.runs import WORDS, Row, make_whole_job, triplets, write_data, write_model
 
 pytestmark = pytest.mark.usefixtures("one_world")
 TASK = "text-ranking"
-
-
-def triplets(count: int, seed: int) -> list[Row]:
-    """A text is right if it begins with one of the first words, whatever the query is."""
-    draw = random.Random(seed)
-    return [
-        {
-            "query": f"{draw.choice(WORDS)} {number}",
-            "positive": f"{draw.choice(WORDS[:9])} {draw.choice(WORDS)}",
-            "negatives": [f"{draw.choice(WORDS[50:])} {draw.choice(WORDS)}" for _ in range(2)],
-        }
-        for number in range(count)
-    ]
 
 
 def test_a_trained_model_orders_texts(tmp_path: Path) -> None:

@@ -176,6 +176,8 @@ def test_every_field_of_every_task(place: Place) -> None:
     everything = All(**vars(job))
     followed = carry_out(everything, make_view(False, Console(stderr=True)), ())
     assert followed.outcome.state == "done", followed.outcome.failures
+    for name in ("job.json", "guard"):
+        assert (place.run_folder() / name).stat().st_mode & 0o777 == 0o600
     written = json.loads((place.run_folder() / "job.json").read_text())
     assert written == json.loads(json.dumps(everything.job))
     assert len(written["recipes"]) == len(recipes) > 50

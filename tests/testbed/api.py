@@ -243,7 +243,8 @@ class Testbed:
     def _binds(self) -> tuple[str, ...]:
         """What every host sees of this machine: what was asked for, and pip's local folders."""
         for path in self.wanted.bind_ro:
-            if not Path(path).is_absolute() or not Path(path).exists():
+            here = Path(path.partition(":")[0])
+            if not here.is_absolute() or not here.exists():
                 raise TestbedError(f"cannot show {path!r} in the hosts: no such absolute path")
         return (*self.wanted.bind_ro, *registries.pip_folders())
 

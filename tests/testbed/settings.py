@@ -68,7 +68,8 @@ class Settings:
     nodes: int = 0  # of the testbed that is up
     suite: str = "bookworm"
     extra: tuple[str, ...] = ()  # more Debian packages for the root file system
-    bind_ro: tuple[str, ...] = ()  # paths of this machine that every host sees, read-only
+    # paths of this machine that every host sees, read-only; after a colon their place in the hosts
+    bind_ro: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()  # and may write, as a network file system that all mount
 
     def __post_init__(self) -> None:

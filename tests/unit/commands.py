@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,13 +57,16 @@ class Command:
             return [self.words[0]]
         if measurement := re.search(r"-m (bench\.\w+)", self.text):
             return [measurement[1]]
-        if self.words[0] != "ftcluster":
-            return [self.text]
-        words = self.words[1 : self.words.index("--")] if "--" in self.words else self.words[1:]
-        plain = [word for word in words if not word.startswith("-")]
-        verb = " ".join(plain[: 2 if plain[:1] in (["bench"], ["export"], ["hosts"]) else 1])
-        options = [word.partition("=")[0] for word in words if word.startswith("-")]
-        return [verb, *(f"{verb} {option}".strip() for option in options)]
+        return kinds(self.words[1:]) if self.words[0] == "ftcluster" else [self.text]
+
+
+def kinds(words: Sequence[str]) -> list[str]:
+    """Command and options among the words behind `ftcluster`: `setup`, `setup --stack`."""
+    words = words[: words.index("--")] if "--" in words else words
+    plain = [word for word in words if not word.startswith("-")]
+    verb = " ".join(plain[: 2 if plain[:1] in (["bench"], ["export"], ["hosts"]) else 1])
+    options = [word.partition("=")[0] for word in words if word.startswith("-")]
+    return [verb, *(f"{verb} {option}".strip() for option in options)]
 
 
 def commands(page: Path, root: Path) -> list[Command]:

@@ -1,29 +1,19 @@
-"""Every command that a page shows is one: documented_commands.yml says which test runs it."""
+"""Every command that a page shows is one; documented.py compares those that ran with the pages."""
 
 import contextlib
+import functools
 import io
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
-import yaml
 
 from ftcluster.cli import main
 from ftcluster.errors import UsageError
 from tests.programs import ROOT
 from tests.unit.commands import Command, commands
-from tests.unit.test_docs import PAGES
-
-LISTED = yaml.safe_load(Path(__file__).with_name("documented_commands.yml").read_text())
-SHOWN = [
-    command
-    for page in PAGES
-    if page.parents[1] != ROOT / "roles"  # they have playbooks, which tests/roles runs
-    for command in commands(page, ROOT)
-]
-OURS = {kind for command in SHOWN if command.words[0] == "ftcluster" for kind in command.kinds}
-KINDS = {kind: command.where for command in SHOWN for kind in command.kinds}
+from tests.unit.documented import NOT_RUN, SHOWN, WHERE, run_by, wrong
 
 
 def problem(command: Command) -> str | None:
@@ -41,10 +31,11 @@ def problem(command: Command) -> str | None:
     return None
 
 
-def test_ftcluster_takes_all_of_its_commands() -> None:
-    ours = [command for command in SHOWN if command.words[0] == "ftcluster"]
-    wrong = [(one.where, one.text, said) for one in ours if (said := problem(one))]
-    assert wrong == []
+def test_ftcluster_takes_all_of_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "build_parser", functools.cache(main.build_parser))
+    ours = {one.text: one for one in SHOWN if one.words[0] == "ftcluster"}.values()
+    refused = [(one.where, one.text, said) for one in ours if (said := problem(one))]
+    assert refused == []
 
 
 def test_mistakes_are_seen() -> None:
@@ -53,22 +44,39 @@ def test_mistakes_are_seen() -> None:
     assert problem(Command("page:1", "ftcluster sets", inline=True))
 
 
-def test_each_is_listed_once_and_shown() -> None:
-    listed = Counter(kind for part in LISTED.values() for kinds in part.values() for kind in kinds)
-    new = {kind: where for kind, where in KINDS.items() if kind not in listed}
-    assert new == {}, "add them to documented_commands.yml, with the test that runs them"
-    assert set(listed) - set(KINDS) == set(), "no page shows them any more"
+def test_the_list_has_what_pages_show_and_each_once() -> None:
+    listed = Counter(kind for found in NOT_RUN.values() for kind in found)
+    assert set(listed) - set(WHERE) == set(), "no page shows them any more"
     assert max(listed.values()) == 1
 
 
-@pytest.mark.parametrize("name", LISTED["run"])
-def test_the_test_that_is_named_runs_it(name: str) -> None:
-    text = (ROOT / name).read_text(encoding="utf-8")
-    if re.search(r'"docs/\w+\.md"', text):
-        return  # it reads the commands from the page
-    for kind in OURS & set(LISTED["run"][name]):
-        missing = [word for word in kind.split() if not re.search(rf"[\s\"'/]{word}\b", text)]
-        assert not missing, kind
+@pytest.mark.parametrize(
+    ("argv", "ran"),
+    [
+        (["/a/.venv/bin/ftcluster", "setup", "i.ini", "--check"], {"setup", "setup --check"}),
+        (["python", "-c", "from ftcluster.cli.main import main", "ps"], {"ps"}),
+        (["nsenter", "/a/.venv/bin/ftcluster", "setup", "--prune"], {"setup", "setup --prune"}),
+        (["ftcluster", "run", "--fast", "--", "train.py", "--nodes"], {"run", "run --fast"}),
+        (["sh", "-c", "cd x && bin/ftcluster export slurm -o job.sh; ls"],
+         {"export slurm", "export slurm -o"}),
+        (["sh", "-c", "set -e\nansible-galaxy collection build --output-path /a/b\n"],
+         {"ansible-galaxy collection build --output-path /tmp"}),
+        (["./demo", "--json"], {"./demo"}),
+        (["./demos"], set()),
+        (["ftcluster", "setup", "--help"], set()),
+        (["ls", "/var/lib/ftcluster"], set()),
+        (["ftcluster", "no-command", "--no-option"], set()),
+    ],
+)  # fmt: skip
+def test_what_a_program_ran(argv: list[str], ran: set[str]) -> None:
+    assert run_by(argv) == ran
+
+
+def test_what_did_not_run_and_what_the_list_is_wrong_about() -> None:
+    said = wrong([["ftcluster", "ps"], ["ftcluster", "demo"]])
+    assert any(one.endswith(": no test that passed ran: setup") for one in said)
+    assert "commands_not_run.yml: a test ran: demo" in said
+    assert not [one for one in said if one.endswith((" ran: ps", " ran: kubectl"))]
 
 
 def test_programs_and_playbooks_of_the_repository_exist() -> None:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.private_ansible import ini_line
 from ftcluster.errors import FtclusterError, InventoryError
 from ftcluster.paths import bundled
 
@@ -270,7 +271,7 @@ def _parse_error(path: Path, stderr: str) -> InventoryError:
         number = after(f"Origin: {path.absolute()}:").partition(":")[0]
         return InventoryError(f"{path}:{number}: {reason}" if number else f"{path}: {reason}")
     reason = after("Failed to parse inventory: ") or (lines or ["ansible-inventory failed"])[-1]
-    line = _ini_line(path) if path.is_file() else None
+    line = ini_line(path) if path.is_file() else None
     if not line:
         return InventoryError(f"{path}: {reason}")
     text = path.read_text(errors="replace").splitlines()[line - 1].strip()
@@ -282,23 +283,3 @@ def _parse_error(path: Path, stderr: str) -> InventoryError:
 def _next(lines: Sequence[str], line: str) -> str:
     """The line after another one, or ""."""
     return next((second for first, second in pairwise(lines) if first == line), "")
-
-
-def _ini_line(path: Path) -> int | None:
-    """The line at which Ansible's INI parser fails, which its message lacks since 2.19."""
-    try:
-        from ansible._internal._datatag._tags import Origin
-        from ansible.inventory.data import InventoryData
-        from ansible.plugins.inventory.ini import InventoryModule
-
-        module = InventoryModule()
-        module.inventory = InventoryData()
-        module._origin = Origin(path=str(path.absolute()), line_num=0)
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except (ImportError, AttributeError, OSError):
-        return None  # another ansible-core: the message has no line
-    try:
-        module._parse(lines)
-    except Exception:
-        return module._origin.line_num or None
-    return None

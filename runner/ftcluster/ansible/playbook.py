@@ -22,7 +22,8 @@ import yaml
 from ftcluster.ansible import child
 from ftcluster.ansible.options import answer_in_memory
 from ftcluster.ansible.pipes import Pipes
-from ftcluster.ansible.processes import end_descendants
+from ftcluster.ansible.private_ansible import command_file, write_runner_settings
+from ftcluster.ansible.processes import end_descendants, memory_of
 from ftcluster.ansible.scratch import private_folder
 from ftcluster.ansible.settings import ansible_environment
 from ftcluster.ansible.ssh_words import WITH_PASSWORD, of_host_key
@@ -31,9 +32,11 @@ from ftcluster.text.printable import printable
 
 Kind = Literal["task", "started", "diff", "ok", "changed", "skipped", "failed", "unreachable"]
 POLL_SECONDS = 0.1
+# Ansible holds the whole answer of a task in memory, several times. It needs some 200 MB by itself,
+# and a limit of the kernel's would also be that of what it starts on this machine.
+MOST_MEMORY_BYTES = 4 << 30
+LOOK_SECONDS = 1.0
 MOST_SHOWN, MOST_LINES = 4000, 200  # characters of a line of a failure, and lines
-# Without the second, ansible-runner keeps all that Ansible prints in a file
-RUNNER_SETTINGS = {"pexpect_timeout": POLL_SECONDS, "suppress_output_file": True}
 REFUSE = "ansible.builtin.fail"
 
 
@@ -135,35 +138,53 @@ def _run(
     events: queue.SimpleQueue[TaskEvent] = queue.SimpleQueue()
     messages: list[str] = []
     failures: list[TaskEvent] = []
+    asked: dict[str, None] = {}  # hosts that have not answered yet
 
     def receive(raw: dict[str, Any]) -> bool:
         event = read_event(raw)
         if event:
+            if event.kind == "started":
+                asked[event.host] = None
+            elif event.kind != "diff":
+                asked.pop(event.host, None)
             events.put(event)
         elif raw.get("event") in ("verbose", "error") and raw.get("stdout"):
             messages.append(printable(raw["stdout"]))
         return False  # ansible-runner shall not keep it
 
-    ended: Literal["", "stopped", "timeout"] = ""
+    ended: Literal["", "stopped", "timeout", "failed"] = ""
     deadline = time.monotonic() + time_limit_seconds
+    look_at = time.monotonic() + LOOK_SECONDS
+
+    def too_large() -> bool:
+        nonlocal look_at
+        if time.monotonic() < look_at:
+            return False
+        look_at = time.monotonic() + LOOK_SECONDS
+        if memory_of("ansible-playbook") <= MOST_MEMORY_BYTES:
+            return False
+        messages.append(
+            f"Ansible was ended, because it needed more than {MOST_MEMORY_BYTES / 1e9:.1f} GB of "
+            "memory here: a host's answer has no end, or is far too large. These had not answered "
+            f"yet: {', '.join(asked) or 'none'}; look at what is installed there, or leave them out"
+        )
+        return True
 
     def cancel() -> bool:
         # ansible-runner ends only its child; the child's workers have sessions of their own
         nonlocal ended
         if not ended:
             late = time.monotonic() > deadline
-            ended = "stopped" if cancelled() else "timeout" if late else ""
+            ended = (
+                "stopped" if cancelled() else "timeout" if late else "failed" if too_large() else ""
+            )
             if ended:
                 end_descendants()
         return bool(ended)
 
-    # a file, because the argument `settings` has no effect together with suppress_env_files
-    (scratch / "env").mkdir()
-    (scratch / "env/settings").write_text(json.dumps(RUNNER_SETTINGS))
+    write_runner_settings(scratch, POLL_SECONDS)
     (scratch / "tmp").mkdir()
-    # ansible-runner writes our whole environment there
-    (scratch / "artifacts/run").mkdir(parents=True)
-    pipes.drop(scratch / "artifacts/run/command")
+    pipes.drop(command_file(scratch, "run"))
     # a path, because other users can read arguments, and one has 128 KiB at most (MAX_ARG_STRLEN)
     given = pipes.give(scratch / "variables.yml", variables.encode())
     arguments = [

@@ -38,6 +38,27 @@ def _children() -> dict[int, list[int]]:
     return children
 
 
+def memory_of(program: str) -> int:
+    """Bytes of memory of this program among the descendants, the first and what others add to it.
+
+    Those that it has forked share with it what they had from it.
+    """
+    found = [size for pid in descendants(os.getpid()) if (size := _resident(pid, program))]
+    return found[0] + sum(max(0, size - found[0]) for size in found) if found else 0
+
+
+def _resident(pid: int, program: str) -> int:
+    """Bytes of memory of a process; 0 if it has ended, or runs another program."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
+        if not any(Path(word).name == program for word in words):
+            return 0
+        return int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 def end_descendants() -> None:
     """End all descendants of this process: SIGTERM, a grace period, SIGKILL."""
     own = _children().get(os.getpid(), [])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ftcluster.ansible.inventory import NO, program
+from ftcluster.ansible.private_ansible import config_file
 
 FORKS = 32  # hosts at a time
 TIMEOUT_SECONDS = 30  # for sudo; a host that writes a stack to a slow disk needs that long
@@ -99,10 +100,8 @@ def _set_in_file() -> set[str]:
 
 def _own_file() -> tuple[str, configparser.ConfigParser]:
     """The user's ansible.cfg, "" without one, and what it has."""
-    from ansible.config.manager import find_ini_config_file
-
     parser = configparser.ConfigParser(interpolation=None, strict=False)
-    file = find_ini_config_file() or ""
+    file = config_file()
     with contextlib.suppress(configparser.Error):  # Ansible itself reports it
         parser.read(file)
     return file, parser

@@ -1,10 +1,11 @@
-"""Three Debian 12 hosts, set up once for all tests of this folder."""
+"""Three Debian 13 hosts, set up once for all tests of this folder."""
 
 import re
 from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.brought_python import brought_python
 from tests.cluster.cluster import Cluster
 from tests.cluster.control import ADDRESS, NAMES, OTHER, SECONDS, bare_hosts
 
@@ -12,7 +13,8 @@ from tests.cluster.control import ADDRESS, NAMES, OTHER, SECONDS, bare_hosts
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A dry run and a check of bare hosts, which change nothing, and a setup."""
-    with bare_hosts("bookworm", tmp_path_factory.mktemp("hosts")) as control:
+    python = brought_python("trixie")
+    with bare_hosts("trixie", tmp_path_factory.mktemp("hosts"), python=python) as control:
         inventory = control.inventory("inventory.ini", NAMES)
         before = control.snapshots()
         dry = control.run("setup", inventory, "--check")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.brought_python import VERSION
 from tests.cluster.cluster import TWO, Cluster, no_rank_is_left
 from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER
 from tests.cluster.hosts.listening import CLOSED, opened_ports
@@ -144,7 +145,7 @@ def test_a_run_keeps_its_stack_until_it_has_ended(live: Live, tmp_path: Path) ->
     back = control.run("setup", cluster.inventory, "--rollback")
     assert back.returncode == 0, back.stderr
     assert live.on(HEAD, "readlink /opt/ftcluster/current").strip() == former
-    late = f"{live.stack}/lib/python3.11/site-packages/torch/distributed/checkpoint"
+    late = f"{live.stack}/lib/python{VERSION}/site-packages/torch/distributed/checkpoint"
     assert live.let_it_end() == f"{late}/__init__.py\n"
     no_rank_is_left(cluster)
     for name in NAMES:

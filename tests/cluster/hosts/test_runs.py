@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.cluster.brought_python import VERSION
 from tests.cluster.cluster import FEW_PAIRS, TWO, Cluster, no_rank_is_left
 from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
 from tests.cluster.rows import pair, write_rows
@@ -73,7 +74,7 @@ class Popen(subprocess.Popen):
         super().__init__(args, *more, **words)
 subprocess.Popen = Popen
 """
-SITE = "/var/lib/ftcluster/.local/lib/python3.11/site-packages"
+SITE = f"/var/lib/ftcluster/.local/lib/python{VERSION}/site-packages"
 PYTHON = f"{PLANTED}/bin/python"
 PLANT = f"""
 set -e

@@ -33,6 +33,7 @@ NO_OPERATOR = """
 pkill -KILL -u ml; for _ in $(seq 50); do userdel -r ml && break; sleep 0.2; done 2> /dev/null
 rm /etc/sudoers.d/ml; ! getent passwd ml
 """
+PLANTED = "/srv/planted"
 OTHERS_ROLES = ("account", "firewall", "os_package", "preflight", "ssh_mesh", "tcmalloc",
                 "tuning", "verify", "virtualenv")  # fmt: skip
 
@@ -68,6 +69,25 @@ def test_hosts_that_talk_and_variables_of_other_roles_change_nothing(cluster: Cl
     assert "no root here" not in done.stderr
     hosts = json.loads(done.stdout)["hosts"]
     assert {name: host["changed"] for name, host in hosts.items()} == dict.fromkeys(NAMES, 0)
+
+
+def test_a_python_that_the_account_could_change_is_named_before_anything_is_changed(
+    cluster: Cluster,
+) -> None:
+    """The hosts' stack is made from one that was brought; here it is another one."""
+    control = cluster.control
+    make = f"""
+    mkdir -p {PLANTED}/bin {PLANTED}/lib/python3.11
+    printf '#!/bin/sh\\nid -un >> /tmp/executed-by\\n' > {PLANTED}/bin/python3.11
+    chmod 0755 {PLANTED}/bin/python3.11; chown -R ftcluster {PLANTED}
+    """
+    python = f"ftcluster_python={PLANTED}/bin/python3.11"
+    with control.changed({HEAD: (make, f"rm -r {PLANTED}")}):
+        done = control.run("setup", cluster.inventory, "--limit", HEAD, "-e", python)
+    assert done.returncode == 1
+    assert f"{HEAD}: {python}: {PLANTED}: ftcluster may write here" in done.stderr, done.stderr
+    assert "nothing was changed" in done.stderr
+    assert control.shell(HEAD, "cat /tmp/executed-by 2> /dev/null || :") == ""
 
 
 def test_an_operator_without_root_trains_as_the_account(cluster: Cluster, tmp_path: Path) -> None:

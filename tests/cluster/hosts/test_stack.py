@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.brought_python import VERSION
 from tests.cluster.cluster import MESH, PREFIX, STACK, Cluster
 from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, SECONDS, Completed
 from tests.programs import ROOT
@@ -25,7 +26,7 @@ def test_the_programs_of_others_agree_about_the_stack(cluster: Cluster) -> None:
             "No broken requirements found."
         )
         assert control.as_ranks(name, f"touch {STACK}/x").returncode != 0, "ranks can write it"
-    links = control.shell(HEAD, f"ldd {STACK}/lib/python3.11/site-packages/torch/lib/*.so")
+    links = control.shell(HEAD, f"ldd {STACK}/lib/python{VERSION}/site-packages/torch/lib/*.so")
     assert "libc10.so => " in links
     assert "not found" not in links
     library = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"
@@ -81,7 +82,7 @@ def write_bundle(cluster: Cluster, folder: Path) -> tuple[str, str]:
     files.parent.mkdir(parents=True)
     own_stacks(folder).rename(files)
     good, damaged = folder / "native.ftbundle", folder / "damaged.ftbundle"
-    options = ("bundle", "-o", str(good), "--glibc", "2.36", "--json")
+    options = ("bundle", "-o", str(good), "--python", VERSION, "--glibc", "2.41", "--json")
     made = cluster.control.ansible("python", "-c", BUNDLE, str(folder), *options)
     assert made.returncode == 0, made.stderr
     assert json.loads(made.stdout)["stack"] == "native"
@@ -136,7 +137,7 @@ def test_another_stack_from_a_bundle_becomes_current_on_all_hosts_or_on_none(
             close(name)
         without = setup("--tags", "stack")
         assert without.returncode == 1
-        assert "cannot download the wheels for Python 3.11" in without.stderr
+        assert f"cannot download the wheels for Python {VERSION}" in without.stderr
         assert "ftcluster setup --bundle FILE" in without.stderr
         refused = setup("--bundle", damaged, *STAGES)
         assert refused.returncode == 1

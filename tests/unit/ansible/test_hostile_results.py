@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ftcluster.ansible import playbook as playbook_module
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 
 PLAYBOOK = """
@@ -23,9 +24,14 @@ PLAYBOOK = """
 
 def answered(folder: Path, **claims: Any) -> tuple[Outcome, list[TaskEvent]]:
     """A playbook whose first host answers each module with these claims."""
-    python = folder / "python"
     answer = json.dumps({"changed": True, "rc": 0, "stdout": "", "stderr": "", **claims})
-    python.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    return played(folder, f"cat <<'END'\n{answer}\nEND")
+
+
+def played(folder: Path, answer: str) -> tuple[Outcome, list[TaskEvent]]:
+    """A playbook whose hosts run this, whatever module they are sent."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{answer}\n")
     python.chmod(0o755)
     hosts = {
         name: {"ansible_connection": "local", "ansible_python_interpreter": str(python)}
@@ -52,3 +58,15 @@ def test_no_host_adds_a_host_or_a_variable(tmp_path: Path, monkeypatch: pytest.M
         "node1 without",
         "node2 without",
     ]
+
+
+def test_an_answer_that_fills_the_memory_ends_ansible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(playbook_module, "MOST_MEMORY_BYTES", 500 << 20)
+    monkeypatch.setattr(playbook_module, "LOOK_SECONDS", 0.1)
+    outcome, events = played(tmp_path, "head -c 2000000000 /dev/zero | tr '\\\\0' x")
+    assert outcome.state == "failed"
+    assert "more than 0.5 GB of memory here" in outcome.output
+    assert "had not answered yet: node1;" in outcome.output
+    assert not [one for one in events if one.kind in ("ok", "changed")]

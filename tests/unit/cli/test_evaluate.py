@@ -157,7 +157,7 @@ def test_a_model_of_a_recipe_that_is_not_here_needs_data(
     assert launched[0].recipe.name == "classify"
 
 
-@pytest.mark.parametrize("command", ["evaluate", "predict -o out.csv"])
+@pytest.mark.parametrize("command", ["evaluate", "predict --output out.csv"])
 def test_a_run_that_is_detached_from_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:

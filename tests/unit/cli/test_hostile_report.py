@@ -31,12 +31,16 @@ def variants() -> list[RunFiles]:
     return [*found, *(replace(WHOLE, events=one) for one in at_first)]
 
 
+@pytest.mark.parametrize("each", [12, pytest.param(1, marks=pytest.mark.more)])
 def test_a_page_or_one_line_with_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    each: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     refused = 0
-    for files in variants():
+    for files in variants()[::each]:
         monkeypatch.setattr(
             report, "files_of", lambda *_, files=files: replace(files, source="xeon1")
         )

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Pip, Target
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
+    DownloadError,
+    Pip,
+    Target,
+)
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import Lists
 
 from ftcluster.errors import FtclusterError, UsageError
@@ -87,6 +91,18 @@ def test_why_packages_cannot_be_chosen(
         layer(text)
     assert isinstance(caught.value, UsageError) == text.startswith("torch")
     said(caught.value)
+
+
+def test_a_password_in_what_pip_says_is_not_shown(
+    layer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DownloadError("no package at https://me:s3cret@mirror/simple")
+
+    monkeypatch.setattr(Pip, "download_file", fail)
+    with pytest.raises(FtclusterError, match=r"https://\*\*\*\*@mirror/simple") as caught:
+        layer("tool\n")
+    assert "s3cret" not in str(caught.value)
 
 
 def test_hashes_of_the_file_hold(layer: Callable[..., Any], wheels: Path) -> None:

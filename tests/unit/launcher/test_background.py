@@ -131,6 +131,7 @@ def test_a_run_goes_on_when_what_starts_its_supervisor_again_is_killed(run_dir: 
 def test_a_run_without_a_supervisor_is_started_again_and_one_with_it_is_not(run_dir: Path) -> None:
     started(run_dir, WAITS_AT_FIRST, 3)
     before = pid_of(run_dir)
+    assert Path(f"/proc/{before}/cwd").readlink() == Path("/")  # that of its caller may be removed
     supervisor("start", run_dir)
     assert pid_of(run_dir) == before
     kill(run_dir, beside=True)

@@ -10,19 +10,21 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ftcluster_common.launch import Host
+from ftcluster_common.launch import RENDEZVOUS_PORTS, Host
 from ftcluster_common.timeouts import Timeouts
 from ftcluster_train.launcher.activity import activity, sleep_of
 from ftcluster_train.launcher.guardian import connect
-from ftcluster_train.launcher.heartbeats import Heartbeats, RankLife, find_trouble
+from ftcluster_train.launcher.heartbeats import UNGREETED, Heartbeats, RankLife, find_trouble
 from ftcluster_train.launcher.host_condition import HostCondition
 from ftcluster_train.launcher.messages import REPORT, rank_of, read_report
+from ftcluster_train.launcher.rank_launch import listen_for_guardians
 
 HOSTS = ["head", "head", "node1", "node1"]
 HOST = Host("head", "127.0.0.1")
@@ -271,6 +273,28 @@ def test_who_says_nothing_or_says_it_slowly_is_hung_up_on(beats: Heartbeats) -> 
         beats.poll(now + 6)
         assert hung_up(silent)
         assert hung_up(slow)
+
+
+def test_of_those_who_wait_the_oldest_are_hung_up_on(beats: Heartbeats) -> None:
+    now = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(connected(beats)) for _ in range(UNGREETED + 3)]
+        beats.poll(now)
+        assert [hung_up(one) for one in strangers] == [True] * 3 + [False] * UNGREETED
+
+
+def test_they_listen_in_the_cluster_and_within_its_ports(tmp_path: Path) -> None:
+    (tmp_path / "guard").write_text("secret\n")
+    head = Host("head", "127.0.0.2")
+    launch: Any = SimpleNamespace(
+        run_dir=str(tmp_path), hosts=(head,), rank_hosts=[head], timeouts=Timeouts(),
+        hang_seconds=None,
+    )  # fmt: skip
+    beats = listen_for_guardians(launch)
+    address, _, port = beats.listens_at.rpartition(":")
+    beats.close()
+    assert address == "127.0.0.2"
+    assert int(port) in RENDEZVOUS_PORTS
 
 
 def test_guardians_get_in_among_thousands_of_strangers(

@@ -90,9 +90,10 @@ def tasks_of(file: Path) -> list[dict[str, Any]]:
 
 def test_every_shell_command_whose_output_is_read_marks_it() -> None:
     files = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml")]
+    files += ROOT.glob("playbooks/tasks/*.yml")
     lines = [
         line
-        for file in [*files, *ROOT.glob("roles/*/vars/*.yml")]
+        for file in [*files, *ROOT.glob("roles/*/vars/*.yml"), *ROOT.glob("playbooks/vars/*.yml")]
         for line in file.read_text().splitlines()
     ]
     found = 0

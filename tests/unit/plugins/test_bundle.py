@@ -254,7 +254,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "lists more than 10,000 wheels",
     ),
     "a deep head": (
-        lambda path: rewrite(path, text=lambda _: b"[" * 100_000), "recursion"
+        lambda path: rewrite(path, text=lambda _: b"[" * 100_000), "while decoding"
     ),
     "a number without end": (
         lambda path: rewrite(path, text=lambda _: b'{"format": ' + b"9" * 10_000 + b"}"), "digits"
@@ -269,7 +269,16 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "headers that end in headers": (
         lambda path: path.write_bytes(header(b"x", "pax", 0) * 3000 + path.read_bytes()),
-        "recursion",
+        "'pax' is not a plain file",
+    ),
+    "a long name without end behind a header": (
+        lambda path: path.write_bytes(
+            header(b"x", "pax", 0) + header(b"L", "name", 7 << 30) + path.read_bytes()
+        ),
+        "'name' is not a plain file",
+    ),
+    "a header and nothing behind it": (
+        lambda path: path.write_bytes(header(b"x", "pax", 0)), "'pax' is not a plain file"
     ),
     "a sparse wheel": (lambda path: sparse(path, 3000), f"'{TOOL}' is not in its list"),
     "a sparse wheel larger than any disk": (

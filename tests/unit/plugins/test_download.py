@@ -212,12 +212,14 @@ def test_an_index_of_its_own_may_be_a_folder(tmp_path: Path, root: Path, closed:
 def test_where_no_source_has_it_both_reasons_are_told(
     tmp_path: Path, indexes: Indexes, closed: str
 ) -> None:
-    sources = Sources(closed, indexes={"a": indexes.url("404")})
+    url = indexes.url("404")
+    sources = Sources(closed, indexes={"a": url.replace("://", "://me:s3cret@")})
     with pytest.raises(DownloadError) as caught:
         Pip(TARGET, sources, tmp_path).download(pins("a==1.0"))
     said = rf"{closed}/a/: connection error: .*\[Errno 111\] Connection refused"
     assert re.search(said, str(caught.value))  # what is between them, pip's versions differ in
-    assert f"a: {indexes.url('404')}: 404 Client Error" in str(caught.value)
+    assert f"a: {url.replace('://', '://****@')}: 404 Client Error" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
 
 
 # --- a whole wheelhouse with the real pip
@@ -251,6 +253,21 @@ def test_pip_chooses_as_it_would_on_the_host() -> None:
     assert "--platform=manylinux_2_37_x86_64" not in platforms
     assert platforms[-1] == "--platform=linux_x86_64"
     assert TARGET.tag == "cp311-glibc2.36-x86_64"
+
+
+@pytest.mark.parametrize(
+    ("folder", "runs"),
+    [
+        ("native-1b2c-cp311-glibc2.36-x86_64", True),
+        ("native-1b2c-cp311-glibc2.9-x86_64", True),
+        ("native-1b2c-cp311-glibc2.37-x86_64", False),
+        ("native-1b2c-cp311-glibc2.36-aarch64", False),
+        ("native-1b2c-cp312-glibc2.36-x86_64", False),
+        (".native-1b2c-cp311-glibc2.36-x86_64.x", False),
+    ],
+)
+def test_whose_wheels_run_on_a_host(folder: str, runs: bool) -> None:
+    assert TARGET.runs_wheels_of(folder) == runs
 
 
 def test_without_sources_pips_own_configuration_counts() -> None:

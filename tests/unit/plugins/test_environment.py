@@ -106,6 +106,16 @@ def test_an_environment_without_any_package_is_not_whole(made: Path) -> None:
     assert not is_whole(made / "none")
 
 
+def test_an_environment_whose_python_is_gone_is_not_whole(made: Path, tmp_path: Path) -> None:
+    """An upgrade of the system removes the Python that it was made from."""
+    python = tmp_path / "python3.11"
+    python.touch()
+    (made / "bin/python").symlink_to(python)
+    assert is_whole(made)
+    python.unlink()
+    assert not is_whole(made)
+
+
 def test_the_digest_is_that_of_the_marker(made: Path) -> None:
     assert digest_found(made, "", False) == "d1"
     assert digest_found(made, "node", False) == ""

@@ -17,6 +17,8 @@ TEMPLATE = '{{ lookup("pipe", "touch planted") }}'
 FREE = {  # texts for people, of any letters
     "hostname", "kernel", "os", "libc", "machine_id", "cpu_model", "cpu_generation", "amx",
     "thp", "user", "pythons.path", "prefix_refused.what", "prefix_refused.hint", "services.user",
+    "python_refused.what", "python_refused.hint",
+    "other_clusters.user",
     "record",  # which record_of reads
 }  # fmt: skip
 
@@ -122,7 +124,8 @@ def test_the_heads_key_is_one_key_and_keeps_its_limits(run_module: Any) -> None:
         {"public_key": f"{good}\n{KEY} another", "address": "10.0.0.1"},
         {"public_key": KEY, "address": "10.0.0.1"},
         {"public_key": good, "address": '*" ' + KEY + ' x"'},
+        {"public_key": good, "folder": f"/mesh\n{KEY} another"},
     ):
-        found = run_module(mesh_member.main, check=True, **given)
+        found = run_module(mesh_member.main, check=True, **{"folder": "/mesh", **given})
         assert found["failed"], given
         assert " of the head is " in found["msg"]

@@ -1,4 +1,5 @@
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -160,6 +161,25 @@ def test_pythons_on_the_search_path_are_asked(
     assert len(found) == 2
     assert found[1]["version"] == found[0]["version"]
     assert Path(found[1]["path"]).exists()
+
+
+def test_a_python_that_is_given_is_the_only_one_or_is_refused(tmp_path: Path) -> None:
+    def found(python: object) -> tuple[list[dict[str, str]], dict[str, str] | None]:
+        def run(argv: list[str]) -> tuple[int, str, str]:
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+            return done.returncode, done.stdout, done.stderr
+
+        module = SimpleNamespace(params={"python": str(python)}, run_command=run)
+        both: tuple[list[dict[str, str]], dict[str, str] | None]
+        both = host_facts.pythons_for_stacks(module, False)
+        return both
+
+    own = platform.python_version()
+    assert found(sys.executable) == ([{"version": own, "path": sys.executable}], None)
+    pythons, refused = found(tmp_path)
+    assert pythons[0]["path"] == sys.executable
+    assert refused is not None
+    assert refused["what"] == f"ftcluster_python={tmp_path}: is no program"
 
 
 def test_the_stack_in_use_is_the_name_of_its_folder(tmp_path: Path) -> None:

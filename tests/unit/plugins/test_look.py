@@ -249,7 +249,10 @@ def test_a_host_that_lets_the_head_in(
         mesh_member.KEYS, pattern
     )
     monkeypatch.setattr(mesh_member, "LINES", lines)
-    arguments = {"public_key": "ssh-ed25519 QUJDRA== ftcluster-mesh@head", "address": "10.0.0.1"}
+    arguments = {
+        "public_key": "ssh-ed25519 QUJDRA== ftcluster-mesh@head", "address": "10.0.0.1",
+        "folder": "/opt/ftcluster/mesh",
+    }  # fmt: skip
     assert act(mesh_member, **arguments) == MODULE
     made = run_module(mesh_member_module.main, **arguments)
     assert made == made | {"changed": True, "host_keys": ["ssh-ed25519 QUJD"]}

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,7 +120,9 @@ def test_a_poll_takes_no_more_than_a_piece(tmp_path: Path, monkeypatch: pytest.M
     arguments = {"run_dir": str(run), "destination": str(copy)}
     action = action_of(follow, None, **arguments)
     action._low_level_execute_command = lambda command, **_: {  # as Ansible decodes it
-        "stdout": os.popen(command).buffer.read().decode(errors="surrogateescape")
+        "stdout": subprocess.run(
+            command, shell=True, stdout=subprocess.PIPE, check=True
+        ).stdout.decode(errors="surrogateescape")
     }
     assert action.run()["end"] == {"event": "end", "time": 1}
     assert copy.read_bytes() == text

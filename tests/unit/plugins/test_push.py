@@ -218,6 +218,22 @@ def test_every_name_and_byte_arrives(source: Path, tmp_path: Path) -> None:
     assert host.push(source, there) == {"changed": False}
 
 
+def test_what_the_disk_does_not_take_gets_no_name(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files(source, a=10)
+    sync = tmp_path / "bin/sync"
+    sync.parent.mkdir()
+    sync.write_text("#!/bin/sh\necho no space >&2; exit 1\n")
+    sync.chmod(0o755)
+    monkeypatch.setenv("PATH", str(sync.parent), prepend=os.pathsep)
+    host = Host()
+    with pytest.raises(OSError, match="no space"):
+        host.push(source, tmp_path / "there")
+    assert "named" not in host.steps
+    assert not (tmp_path / "there").exists()
+
+
 def test_what_leads_out_of_the_folder_is_not_sent(source: Path, tmp_path: Path) -> None:
     (tmp_path / "id_ed25519").write_text("secret")
     files(source, a=10)

@@ -212,6 +212,26 @@ def test_a_host_without_a_python_that_fits(chosen_stack: dict[str, Any], needed:
     assert problem["hint"].endswith("ftcluster stacks --python 3.9")
 
 
+def test_what_to_do_where_the_pythons_are_too_old_or_too_new() -> None:
+    playbook, named = "ftcluster.cluster.python", "-e ftcluster_python=/opt/python3.11/bin/"
+    _, [old] = python_for(STACKS["listed"], host("3.7.2"), "listed")
+    assert playbook in old["hint"]
+    assert named in old["hint"]
+    _, [new] = python_for(STACKS["listed"], host("3.13.5"), "listed")
+    assert new["what"] == "stack listed needs Python 3.10 to 3.11, the host has 3.13.5"
+    assert playbook not in new["hint"]
+    assert named in new["hint"]
+    _, [bundled] = python_for(STACKS["native"], host("3.13.5"), "native", bundle())
+    assert bundled["what"] == "the bundle is for Python 3.11, the host has 3.13.5"
+    assert named in bundled["hint"]
+
+
+def test_a_given_python_that_was_refused_is_the_hosts_problem() -> None:
+    refusal = {"what": "ftcluster_python=/x: is no program", "hint": "another"}
+    facts = host("3.11.2", python_refused=refusal)
+    assert python_for(STACKS["native"], facts, "native") == ("", [refusal])
+
+
 def test_a_cpu_without_what_a_stack_needs() -> None:
     [problem] = chosen(StackRequest("intel"), a=WITHOUT_512).problems["a"]
     assert problem["what"] == "stack intel needs a CPU with AVX512, the host has My Xeon"

@@ -12,7 +12,7 @@ import pytest
 
 from ftcluster_common.finding import Finding
 from ftcluster_common.launch import Host
-from ftcluster_train import verify
+from ftcluster_train import probe, verify
 from ftcluster_train.launcher import rank_environment
 from ftcluster_train.launcher.ssh_check import Refusal
 from ftcluster_train.probe import Request
@@ -195,6 +195,18 @@ def test_a_head_without_a_free_port_is_a_problem_of_the_head(
     assert (problem["host"], problem["kind"]) == ("node1", "network")
     assert f"no TCP port from {port} to {port} is free" in problem["what"]
     assert "ss -ltnp" in problem["hint"]
+
+
+@pytest.mark.parametrize("measure", [False, True])
+def test_a_run_that_disturbs_is_named_where_something_is_measured(
+    measure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "other_runs", lambda: ["mrpc-1"])
+    answer = {"rank": 0, "error": "", **probe.describe_host("127.0.0.1"), "packages": {}}
+    monkeypatch.setattr(verify, "launch", lambda _: ([answer], []))
+    report = verify.verify(Request(HOSTS[:1], "", "", measure=measure))
+    assert [(one.kind, one.host) for one in report.warnings] == [("busy", "node1")] * measure
+    assert all("mrpc-1" in one.what for one in report.warnings)
 
 
 @pytest.mark.parametrize("required", [False, True])

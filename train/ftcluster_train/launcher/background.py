@@ -223,6 +223,7 @@ def detach() -> bool:
     if os.fork():
         return False
     os.setsid()
+    os.chdir("/")  # the caller's may be removed when it has ended, and mpirun needs one
     if os.fork():
         os._exit(0)
     null = os.open(os.devnull, os.O_RDWR)

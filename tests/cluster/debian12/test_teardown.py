@@ -6,8 +6,8 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.control import HEAD, OTHER
-from tests.cluster.debian13.canary import canary
-from tests.cluster.debian13.conftest import PAIR, STAGES
+from tests.cluster.debian12.canary import canary
+from tests.cluster.debian12.conftest import PAIR, STAGES
 
 # The hard link is made by root: not every kernel keeps the account from making it.
 PLANT = """
@@ -39,7 +39,7 @@ def test_a_second_setup_changes_nothing(cluster: Cluster) -> None:
     again = control.run("setup", cluster.inventory, *STAGES, "--json")
     hosts = json.loads(again.stdout)["hosts"]
     assert {name: host["changed"] for name, host in hosts.items()} == dict.fromkeys(PAIR, 0)
-    assert "libtcmalloc-minimal4t64" in control.shell(OTHER, "dpkg-query -W")
+    assert "libtcmalloc-minimal4" in control.shell(OTHER, "dpkg-query -W")
     assert "table inet ftcluster" in control.shell(OTHER, "nft list ruleset")
 
 
@@ -47,7 +47,7 @@ def test_a_second_setup_changes_nothing(cluster: Cluster) -> None:
 def test_the_allocator_stays_for_a_cluster_in_another_folder(cluster: Cluster) -> None:
     control = cluster.control
     foreign = f"sed -i 's, /opt/ftcluster$, /srv/other,' {RECORD}"
-    used_by = "libtcmalloc-minimal4t64 is used by {}"
+    used_by = "libtcmalloc-minimal4 is used by {}"
     with control.changed({OTHER: (foreign, f"sed -i '/other/d' {RECORD}")}):
         setup = ("setup", cluster.inventory, "--tags", "preflight,system", "--limit", OTHER)
         assert control.run(*setup).returncode == 0
@@ -55,7 +55,7 @@ def test_the_allocator_stays_for_a_cluster_in_another_folder(cluster: Cluster) -
         both = [used_by.format(user) for user in ("/srv/other", "/opt/ftcluster")]
         assert [line for line in lines if "used" in line] == both
         removal = control.run("teardown", cluster.inventory, "--check", "--limit", OTHER)
-        assert "left libtcmalloc-minimal4t64: used by /srv/other" in removal.stderr
+        assert "left libtcmalloc-minimal4: used by /srv/other" in removal.stderr
     assert used_by.format("/opt/ftcluster") in control.shell(OTHER, f"cat {RECORD}")
 
 

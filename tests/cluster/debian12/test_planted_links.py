@@ -4,7 +4,7 @@ import json
 
 from tests.cluster.cluster import PREFIX, Cluster
 from tests.cluster.control import OTHER
-from tests.cluster.debian13.canary import canary
+from tests.cluster.debian12.canary import canary
 
 HOME = "/var/lib/ftcluster"
 FOLDERS = "runs models data scripts layers cache mesh metrics"

@@ -6,7 +6,7 @@ import time
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.control import ADDRESS, HEAD, OTHER
-from tests.cluster.debian13.conftest import PAIR
+from tests.cluster.debian12.conftest import PAIR
 
 LISTEN = "import socket, time; s = socket.create_server(('', {port})); time.sleep(300)"
 

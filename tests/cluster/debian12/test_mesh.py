@@ -32,7 +32,8 @@ def test_the_key_opens_nothing_but_commands_from_the_head(cluster: Cluster, tmp_
     assert control.shell(HEAD, f"stat -c '%a %U' {MESH}/id_ed25519") == "600 ftcluster\n"
     lines = control.shell(OTHER, "cat /var/lib/ftcluster/.ssh/authorized_keys")
     head = re.escape(ADDRESS[HEAD])
-    assert re.fullmatch(rf'restrict,from="{head}" ssh-ed25519 \S+ ftcluster-mesh@{HEAD}\n', lines)
+    key = rf"ssh-ed25519 \S+ ftcluster-mesh@{HEAD} {MESH}"
+    assert re.fullmatch(rf'restrict,from="{head}" {key}\n', lines)
     forward = f"ssh -F {MESH}/ssh_config -W 127.0.0.1:22 {OTHER} < /dev/null"
     assert "administratively prohibited" in control.as_ranks(HEAD, forward).stderr
     # a thief on another machine

@@ -1,0 +1,132 @@
+# Apache-2.0 (see LICENSE)
+"""Looks at a Python that a site has brought to a host, before root executes anything of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
+    RefusedPath,
+    opened_parent,
+    others_may_write,
+    trusted,
+    user_name,
+)
+
+# what packages of every stack import, and a Python lacks that was built without their libraries
+MODULES = ("bz2", "ctypes", "lzma", "ssl", "zlib")
+PROGRAM = f"""
+import importlib, platform
+missing = []
+for name in {MODULES}:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        missing.append(name)
+print(platform.python_implementation(), platform.python_version(), ",".join(missing))
+"""
+ANSWER = re.compile(r"(\w+) (\d[\w.+]*) ([\w,]*)\n")
+ANOTHER = "name another one with ftcluster_python, or none"
+
+
+def given_python(path, has_root, run):
+    """The version of a Python that a stack can be made from.
+
+    Args:
+        path: its program.
+        has_root: whether root will execute it, for an account that trains.
+        run: a function of argv that returns exit code, stdout and stderr.
+
+    Raises:
+        RefusedPath: it is not there, is no CPython, lacks modules that the stacks need, or others
+            than root could change it.
+    """
+    if not Path(path).is_absolute():
+        raise RefusedPath(path, "is not a whole path", "begin it with /")
+    try:
+        real = Path(path).resolve(strict=True)
+        if not (real.is_file() and os.access(real, os.X_OK)):
+            raise RefusedPath(path, "is no program", ANOTHER)
+        if has_root:
+            _refuse_unguarded(path)
+            for part in (real, *_library(real)):
+                _refuse_unreachable(part)
+                _refuse_unguarded(part)
+                for below in part.rglob("*"):
+                    _refuse_writable(below)
+    except RefusedPath:
+        raise
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        words = getattr(error, "strerror", None) or str(error)
+        raise RefusedPath(path, f"cannot be looked at: {words}", ANOTHER) from error
+    code, out, err = run([path, "-I", "-B", "-c", PROGRAM])
+    answer = ANSWER.fullmatch(out)
+    if code != 0 or answer is None:
+        said = ((err or out).strip().splitlines() or [f"exit code {code}"])[-1]
+        raise RefusedPath(path, f"does not run: {said}", ANOTHER)
+    kind, version, missing = answer.groups()
+    if kind != "CPython":
+        raise RefusedPath(path, f"is {kind}, and the wheels are for CPython", ANOTHER)
+    if missing:
+        raise RefusedPath(
+            path,
+            f"lacks the modules {missing.replace(',', ', ')}, which the stacks import",
+            "build it again with their libraries' headers, or take another one",
+        )
+    return version
+
+
+def _library(program):
+    """The folders and shared libraries beside a program that it runs from."""
+    top = program.parents[1]
+    patterns = ("python3.*", "libpython3*.so*")
+    found = [
+        path.resolve()
+        for folder in ("lib", "lib64")
+        for pattern in patterns
+        for path in sorted((top / folder).glob(pattern))
+    ]
+    if not any(path.is_dir() for path in found):
+        raise RefusedPath(program, f"has no lib/python3.* in {top}", ANOTHER)
+    return dict.fromkeys(found)
+
+
+def _refuse_unguarded(path):
+    """Reject what another user could exchange: the path, each folder on the way, the file."""
+    with opened_parent(path, guarded=True) as (folder, name):
+        _refuse_state(path, os.stat(name, dir_fd=folder, follow_symlinks=False))
+
+
+def _refuse_writable(path):
+    """Reject what another user could have written, in a folder that was looked at."""
+    if not path.is_symlink():
+        _refuse_state(path, path.stat())
+    elif path.exists():
+        _refuse_unguarded(path)
+
+
+def _refuse_state(path, state):
+    if not trusted(state.st_uid):
+        who, fix = user_name(state.st_uid), "chown root"
+    elif others_may_write(state, (0,)):
+        who, fix = "more users than root", "chmod go-w"
+    else:
+        return
+    raise RefusedPath(
+        path, f"{who} may change it, and root would execute it", f"sudo {fix} {path}, or {ANOTHER}"
+    )
+
+
+def _refuse_unreachable(path):
+    """Reject what the account that trains cannot execute or read."""
+    for part in (path, *path.parents):
+        needed = stat.S_IXOTH if part.is_dir() else stat.S_IROTH
+        if not part.stat().st_mode & needed:
+            raise RefusedPath(
+                part,
+                "only its owner may use it, and the account that trains has to",
+                f"sudo chmod o+rX {part}, or {ANOTHER}",
+            )

@@ -1,0 +1,60 @@
+"""What is used of ansible-core and ansible-runner that they do not document.
+
+A new version may lack it; tests/unit/ansible/test_private_ansible.py names what it lacks.
+"""
+
+import json
+from pathlib import Path
+
+
+def ini_line(path: Path) -> int | None:
+    """The line at which Ansible's INI parser fails, which its message lacks since 2.19.
+
+    None if there is none, or this ansible-core has another parser.
+    """
+    try:
+        from ansible._internal._datatag._tags import Origin
+        from ansible.inventory.data import InventoryData
+        from ansible.plugins.inventory.ini import InventoryModule
+
+        module = InventoryModule()
+        module.inventory = InventoryData()
+        module._origin = Origin(path=str(path.absolute()), line_num=0)
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except (ImportError, AttributeError, OSError):
+        return None
+    try:
+        module._parse(lines)
+    except Exception:
+        return module._origin.line_num or None
+    return None
+
+
+def config_file() -> str:
+    """The path of the ansible.cfg that Ansible reads, or ""."""
+    from ansible.config.manager import find_ini_config_file
+
+    return find_ini_config_file() or ""
+
+
+def write_runner_settings(folder: Path, poll_seconds: float) -> None:
+    """Have ansible-runner ask every `poll_seconds` whether to stop, and keep no file of the output.
+
+    A file, because its argument `settings` has no effect together with `suppress_env_files`.
+
+    Args:
+        folder: its `private_data_dir`.
+    """
+    (folder / "env").mkdir()
+    settings = {"pexpect_timeout": poll_seconds, "suppress_output_file": True}
+    (folder / "env/settings").write_text(json.dumps(settings))
+
+
+def command_file(folder: Path, ident: str) -> Path:
+    """The file that ansible-runner writes its command and our whole environment to.
+
+    Makes its folder.
+    """
+    artifacts = folder / "artifacts" / ident
+    artifacts.mkdir(parents=True)
+    return artifacts / "command"

@@ -1,0 +1,52 @@
+"""Clusters that share a host, and its one table of rules."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.ftcluster.cluster.plugins.filter.other_rules import other_rules
+from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import other_clusters
+
+OTHER = {"prefix": "/srv/other", "user": "ftcluster"}
+OURS = ["10.0.0.1", "10.0.0.2"]
+FACTS = {"other_clusters": [OTHER], "firewall_hosts": OURS[:1], "rank_user": "ftcluster"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"other_clusters": []},
+        {"other_clusters": [], "firewall_hosts": ["10.0.0.9"]},  # its own, of a host that has left
+        {"firewall_hosts": []},
+    ],
+)
+def test_the_same_hosts_and_account_share_the_rules(changes: dict[str, Any]) -> None:
+    assert other_rules(FACTS | changes, OURS) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "whom"),
+    [
+        ({"firewall_hosts": ["10.0.0.1", "10.0.0.9"]}, "10.0.0.9"),
+        ({"other_clusters": [OTHER | {"user": "research"}]}, "account research"),
+    ],
+)
+def test_rules_that_another_cluster_needs_are_not_replaced(
+    changes: dict[str, Any], whom: str
+) -> None:
+    [found] = other_rules(FACTS | changes, OURS)
+    assert whom in found["what"]
+    assert "/srv/other" in found["what"]
+    assert "10.0.0.1," not in found["what"]
+    assert found["hint"]
+
+
+def test_the_records_of_other_clusters(tmp_path: Path) -> None:
+    for name, text in {
+        "a": "/opt/ftcluster ftcluster\n", "b": "/srv/b c research\n", "c": "", "d": "/srv\n",
+    }.items():  # fmt: skip
+        (tmp_path / name).write_text(text)
+    found = other_clusters("/opt/ftcluster", tmp_path)
+    assert found == [{"prefix": "/srv/b c", "user": "research"}]
+    assert other_clusters("/opt/ftcluster", tmp_path / "none") == []
