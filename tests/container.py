@@ -3,9 +3,9 @@
     sudo python3 -m tests.container debian12 ./test
 
 Debian 12 or 13 with apt, git and Python: no compiler, systemd or network tools. It has the rights
-that docker gives: its capabilities, no new privileges, /sys read-only, 64 MB in /dev/shm; system
-calls are not filtered. The network and the way to package indexes are this machine's. What is
-committed is what is run. Needs root, and what tests/testbed needs.
+that docker gives: its capabilities, no new privileges, /sys read-only, 64 MB in /dev/shm; but
+system calls are not filtered. The network and the way to package indexes are this machine's. What
+is committed is what is run. Needs root, and what tests/testbed needs.
 """
 
 import argparse
