@@ -2,10 +2,10 @@
 
     sudo python3 -m tests.container debian12 ./test
 
-Debian 12 or 13 with apt, git and Python: no compiler, systemd or network tools. It has the rights
-that docker gives: its capabilities, no new privileges, /sys read-only, 64 MB in /dev/shm; but
-system calls are not filtered. The network and the way to package indexes are this machine's. What
-is committed is what is run. Needs root, and what tests/testbed needs.
+Debian 12, 13 or 14 (testing) with apt, git and Python: no compiler, systemd or network tools. It
+has the rights that docker gives: its capabilities, no new privileges, /sys read-only, 64 MB in
+/dev/shm; but system calls are not filtered. The network and the way to package indexes are this
+machine's. What is committed is what is run. Needs root, and what tests/testbed needs.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tests.testbed.settings import Settings
 from tests.testbed.shell import TestbedError, environment, require_root, require_tools, run
 
 ROOT = Path(__file__).parents[1]
-SUITES = {"debian12": "bookworm", "debian13": "trixie"}
+SUITES = {"debian12": "bookworm", "debian13": "trixie", "debian14": "forky"}
 PACKAGES = ["apt", "ca-certificates", "git", "python3", "python3-venv"]
 # of containers that docker gives no more
 CAPABILITIES = (
