@@ -32,13 +32,14 @@ ANSWER = re.compile(r"(\w+) (\d[\w.+]*) ([\w,]*)\n")
 ANOTHER = "name another one with ftcluster_python, or none"
 
 
-def given_python(path, has_root, run):
+def given_python(path, has_root, run, account=""):
     """The version of a Python that a stack can be made from.
 
     Args:
         path: its program.
-        has_root: whether root will execute it, for an account that trains.
+        has_root: whether root will execute it.
         run: a function of argv that returns exit code, stdout and stderr.
+        account: who else will execute it.
 
     Raises:
         RefusedPath: it is not there, is no CPython, lacks modules that the stacks need, or others
@@ -53,7 +54,8 @@ def given_python(path, has_root, run):
         if has_root:
             _refuse_unguarded(path)
             for part in (real, *_library(real)):
-                _refuse_unreachable(part)
+                if account:
+                    _refuse_unreachable(part, account)
                 _refuse_unguarded(part)
                 for below in part.rglob("*"):
                     _refuse_writable(below)
@@ -120,13 +122,13 @@ def _refuse_state(path, state):
     )
 
 
-def _refuse_unreachable(path):
+def _refuse_unreachable(path, account):
     """Reject what the account that trains cannot execute or read."""
     for part in (path, *path.parents):
         needed = stat.S_IXOTH if part.is_dir() else stat.S_IROTH
         if not part.stat().st_mode & needed:
             raise RefusedPath(
                 part,
-                "only its owner may use it, and the account that trains has to",
-                f"sudo chmod o+rX {part}, or {ANOTHER}",
+                f"{account}, the account that trains, may not read it",
+                "copy the Python to where all accounts may, such as /opt",
             )

@@ -463,7 +463,7 @@ def pythons_for_stacks(module, has_root):
     if not path:
         return pythons(module), None
     try:
-        version = given_python(path, has_root, module.run_command)
+        version = given_python(path, has_root, module.run_command, module.params["rank_user"])
         return [{"version": version, "path": path}], None
     except RefusedPath as error:
         place = "" if error.filename == path else f"{error.filename}: "

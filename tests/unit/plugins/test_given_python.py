@@ -37,7 +37,7 @@ def brought(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def version(path: object, answer: str = "CPython 3.11.7 \n", has_root: bool = True) -> str:
     """The version, where the program says this."""
-    found: str = given_python(str(path), has_root, lambda _: (0, answer, ""))
+    found: str = given_python(str(path), has_root, lambda _: (0, answer, ""), "ml")
     return found
 
 
@@ -121,4 +121,7 @@ def test_what_is_another_users_is_refused(brought: Path, name: str, tmp_path: Pa
 def test_what_the_account_cannot_use_is_refused(brought: Path, name: str) -> None:
     (brought / name).chmod(0o700)
     place, what = refused(brought / "bin/python3.11")
-    assert (place, "the account that trains" in what) == (str(brought / name), True)
+    assert (place, what) == (str(brought / name), "ml, the account that trains, may not read it")
+    assert given_python(
+        str(brought / "bin/python3.11"), True, lambda _: (0, "CPython 3.11.7 \n", "")
+    )

@@ -163,13 +163,18 @@ def test_pythons_on_the_search_path_are_asked(
     assert Path(found[1]["path"]).exists()
 
 
-def test_a_python_that_is_given_is_the_only_one_or_is_refused(tmp_path: Path) -> None:
+def test_a_python_that_is_given_is_the_only_one_or_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
     def found(python: object) -> tuple[list[dict[str, str]], dict[str, str] | None]:
         def run(argv: list[str]) -> tuple[int, str, str]:
             done = subprocess.run(argv, capture_output=True, text=True, check=False)
             return done.returncode, done.stdout, done.stderr
 
-        module = SimpleNamespace(params={"python": str(python)}, run_command=run)
+        params = {"python": str(python), "rank_user": ""}
+        module = SimpleNamespace(params=params, run_command=run)
         both: tuple[list[dict[str, str]], dict[str, str] | None]
         both = host_facts.pythons_for_stacks(module, False)
         return both
