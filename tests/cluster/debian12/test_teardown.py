@@ -62,6 +62,13 @@ def test_the_allocator_stays_for_a_cluster_in_another_folder(cluster: Cluster) -
 def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -> None:
     control = cluster.control
     control.shell(OTHER, OTHER_CLUSTER)
+    preflight = ("setup", cluster.inventory, "--limit", OTHER, "--tags", "preflight")
+    refused = control.run(*preflight, "-e", "ftcluster_user=another")
+    assert refused.returncode == 1
+    assert f"{OTHER}: its firewall, of which a host has one, is for the account ftcluster" in (
+        refused.stderr
+    )
+    assert "/srv/other" in refused.stderr
     with canary(control, HEAD) as target:
         control.shell(HEAD, PLANT.format(target))
         assert control.as_ranks(HEAD, f"mkdir -p {RUN}/model").returncode == 0
