@@ -94,7 +94,7 @@ from ftcluster_train.launcher.messages import rank_of, read_report
 from ftcluster_train.launcher.metrics_file import MetricsFile
 from ftcluster_train.launcher.mpi_output import END_MARKER, MarkedLines, Splitter, read_end
 from ftcluster_train.probe import MARK, read_answers
-from ftcluster_train.runs import find_jobs, list_runs
+from ftcluster_train.runs import find_jobs, run_there
 from tests.programs import ROOT
 
 # what JSON's and YAML's readers stumble over, whatever is expected of them
@@ -502,8 +502,8 @@ PARSERS = {
     ),
     **{
         f"a run's {name}, as ps reads it": Parser(
-            of_job(lambda folder: list_runs(folder.parent), name), (seed,),
-            taken=lambda found: found[0].recipe != "damaged",
+            of_job(lambda folder: run_there(folder, False), name), (seed,),
+            taken=lambda found: found.recipe != "damaged",
         )
         for name, seed in ((LAUNCH_FILE, LAUNCH), ("job.json", JOB), ("events.jsonl", ALL_EVENTS))
     },
