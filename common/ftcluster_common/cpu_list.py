@@ -12,7 +12,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     (0, 1, 2, 3, 8, 10, 12, 14)
 
     Raises:
-        ValueError: it is none, or has a number that no kernel has.
+        ValueError: it is none, or has a number, or as many numbers, as no kernel has.
     """
     numbers: list[int] = []
     for part in text.split(","):
@@ -22,6 +22,8 @@ def parse_cpus(text: str) -> tuple[int, ...]:
             if int(last or first) > MOST:
                 raise ValueError(f"no CPU is number {last or first}")
             numbers += range(int(first), int(last or first) + 1, int(step or 1))
+            if len(numbers) > MOST:
+                raise ValueError(f"it has more than {MOST} CPUs")
     return tuple(numbers)
 
 

@@ -6,8 +6,11 @@ Standard library only.
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MAX_BYTES = 64 << 20  # the largest tokenizer_config.json that is known has 20 MB
 MAX_DIGITS = 300  # of a whole number: more are no float either (IEEE 754, 1.8e308)
@@ -90,3 +93,20 @@ def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
         raise
     except ValueError as error:
         raise GivenFileError(f"{path} is not JSON: {error}") from error
+
+
+def read_form(path: Path, form: Callable[[Any], T]) -> T:
+    """What a function makes of the JSON document of a file, whose texts may be file names.
+
+    Args:
+        form: raises ValueError, LookupError, TypeError or AttributeError where the document has
+            another form.
+
+    Raises:
+        GivenFileError: as in `read_given`, or it is no JSON, or has another form.
+    """
+    text = read_given(path)
+    try:
+        return form(_DECODER.decode(text))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise GivenFileError(f"{path} is damaged: {error!r:.100}") from error

@@ -1,11 +1,11 @@
 """job.json in a run's folder: what every rank does. Standard library only."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ftcluster_common.given_files import read_form
 from ftcluster_common.recipe import TASKS, Recipe, Training
 
 Purpose = Literal["train", "evaluate", "predict"]
@@ -59,10 +59,17 @@ class Job:
 
 
 def read_job(run_dir: Path) -> Job:
-    """Read `run_dir`/job.json of a training."""
-    data: dict[str, Any] = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
-    data |= {"prefix": Path(data["prefix"]), "recipe": recipe_of(data["recipe"])}
-    return Job(run_dir=run_dir, **_with_tuples(data))
+    """Read `run_dir`/job.json of a training.
+
+    Raises:
+        GivenFileError: it is missing or damaged.
+    """
+
+    def job(data: Any) -> Job:
+        data |= {"prefix": Path(data["prefix"]), "recipe": recipe_of(data["recipe"])}
+        return Job(run_dir=run_dir, **_with_tuples(data))
+
+    return read_form(run_dir / "job.json", job)
 
 
 def recipe_of(data: Mapping[str, Any]) -> Recipe:
@@ -102,7 +109,14 @@ class ScriptJob:
 
 
 def read_script_job(run_dir: Path) -> ScriptJob:
-    """Read `run_dir`/job.json of a script."""
-    data: dict[str, Any] = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
-    script = data["script"]
-    return ScriptJob(data["run"], data["prefix"], tuple(script["program"]), script["start"])
+    """Read `run_dir`/job.json of a script.
+
+    Raises:
+        GivenFileError: it is missing or damaged.
+    """
+
+    def job(data: Any) -> ScriptJob:
+        script = data["script"]
+        return ScriptJob(data["run"], data["prefix"], tuple(script["program"]), script["start"])
+
+    return read_form(run_dir / "job.json", job)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.given_files import read_form
 from ftcluster_common.timeouts import DEFAULT_SECONDS, TIMEOUT_VARIABLE, Timeouts
 
 # TCP ports: all that the role firewall closes besides the local ones; torch's rendezvous; mpirun
@@ -271,9 +272,16 @@ class Launch:
 
 
 def read_launch(run_dir: Path) -> Launch:
-    """Read `run_dir`/launch.json."""
-    data: dict[str, Any] = json.loads((run_dir / LAUNCH_FILE).read_text(encoding="utf-8"))
-    lists: dict[str, Any] = {
-        key: tuple(Host(**host) for host in data.pop(key)) for key in ("hosts", "idle")
-    }
-    return Launch(run_dir=str(run_dir), argv=tuple(data.pop("argv")), **lists, **data)
+    """Read `run_dir`/launch.json.
+
+    Raises:
+        GivenFileError: it is missing or damaged.
+    """
+
+    def launch(data: Any) -> Launch:
+        lists: dict[str, Any] = {
+            key: tuple(Host(**host) for host in data.pop(key)) for key in ("hosts", "idle")
+        }
+        return Launch(run_dir=str(run_dir), argv=tuple(data.pop("argv")), **lists, **data)
+
+    return read_form(run_dir / LAUNCH_FILE, launch)

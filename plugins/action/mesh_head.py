@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import (
     KEY,
     RECORD,
     merged,
+    parsed,
     texts_of,
     wrong_words,
 )
@@ -32,7 +32,10 @@ class ActionModule(ModuleUnlessSettled):
         found = look(self, keys, [f"{folder}/{name}" for name in names], told)
         if found is None or not all(key in found.places for key in keys):
             return None
-        before = json.loads("\n".join(found.said.get("record", [])) or "{}")
+        try:
+            before = parsed("\n".join(found.said.get("record", [])), f"{folder}/{RECORD}")
+        except ValueError:
+            return None  # the module says so
         address = arguments.get("address") or before.get("address", "")
         given = arguments.get("members") or []
         if given:
@@ -42,5 +45,7 @@ class ActionModule(ModuleUnlessSettled):
             texts = texts_of(members, Path(folder), address)
             if not all(found.has_text(f"{folder}/{name}", texts[name]) for name in names):
                 return None
-        (key,) = found.said["key"]
-        return {"changed": False, "public_key": key, "address": address}
+        keys = found.said.get("key", [])
+        if len(keys) != 1:
+            return None
+        return {"changed": False, "public_key": keys[0], "address": address}

@@ -69,7 +69,7 @@ def finding(what, hint):
 
 def version(text):
     """3.11.7 as (3, 11, 7)."""
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
 def size(number):

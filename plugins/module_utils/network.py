@@ -42,7 +42,7 @@ def interfaces(text_of_ip_json, folder=INTERFACES):
     """
     try:
         links = json.loads(text_of_ip_json)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return [
         {

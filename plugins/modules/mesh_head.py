@@ -181,13 +181,12 @@ def texts_of(members, folder, address):
     }
 
 
-def recorded(folder):
-    """What mesh.json says of the mesh; empty where there is none.
+def parsed(text, path):
+    """What the text of mesh.json says of the mesh; empty where there is none.
 
     Raises:
         ValueError: it is something else.
     """
-    text = read_text(folder / RECORD)
     try:
         found = json.loads(text or "{}")
         members = found.get("members", [])
@@ -201,8 +200,7 @@ def recorded(folder):
         right = False
     if not right:
         raise ValueError(
-            f"{folder / RECORD} is no record of the mesh: remove it and run ftcluster setup "
-            "without --limit"
+            f"{path} is no record of the mesh: remove it and run ftcluster setup without --limit"
         )
     return found
 
@@ -245,7 +243,7 @@ def main():
     folder = Path(module.params["folder"])
     changed, diff = False, []
     try:
-        before = recorded(folder)
+        before = parsed(read_text(folder / RECORD), folder / RECORD)
         address = module.params["address"] or before.get("address", "")
         if not folder.is_dir():
             changed = True

@@ -126,16 +126,16 @@ def look(action, paths, files=(), more=""):
         return None
     return Look(
         said["user"][0],
-        dict(filter(None, map(_place, said.get("stat", [])))),
+        dict(filter(None, map(place_of, said.get("stat", [])))),
         dict(line.split("  ", 1)[::-1] for line in said.get("sha256", []) if "  " in line),
         said,
     )
 
 
-def _place(line):
-    """A line of stat as a path and what is there."""
+def place_of(line):
+    """A line of stat as a path and what is there; None of any other line."""
     words = line.split("|", 5)
-    if len(words) != 6 or not words[4].isdigit() or not re.fullmatch("[0-7]+", words[3]):
+    if len(words) != 6 or not words[4].isdecimal() or not re.fullmatch("[0-7]+", words[3]):
         return None
     kind, owner, group, mode, links, path = words
     return path, Place(kind, owner, group, int(mode, 8), int(links))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.shallow_yaml import parsed
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import Wanted
 
 # what installs the wheels and starts ranks, for stacks without a lock
@@ -25,8 +26,8 @@ def read_stacks(folder):
     """
     path = folder / "stacks.yml"
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        return parsed(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise StacksError(f"{path}: {error}") from error
 
 
@@ -38,8 +39,8 @@ def read_advisories(folder):
     """
     path = folder / "advisories.yml"
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        return parsed(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise StacksError(f"{path}: {error}") from error
 
 

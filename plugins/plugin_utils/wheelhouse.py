@@ -193,7 +193,7 @@ def read_wheelhouse(folder):
         if any((folder / name).stat().st_size != wheel.size for name, wheel in wheels.items()):
             return None
         return Wheelhouse(folder, wheels, tuple(document["notices"])) if wheels else None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None  # missing or damaged
 
 

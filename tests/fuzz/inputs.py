@@ -1,5 +1,7 @@
 """Damaged inputs, and what a reader did with one."""
 
+import contextlib
+import io
 import shutil
 import signal
 import tempfile
@@ -16,6 +18,7 @@ PIECES = (
     b"-1", b"NaN", b"99999999999999999999", b"[]", b"{}", b"&a ", b"*a",
     b"!!python/object:os.system ",
 )  # fmt: skip
+WAIT_SECONDS = 120.0  # for something that does not come, on a machine that is busy
 CHANGES = st.lists(
     st.tuples(
         st.floats(0, 1),
@@ -46,27 +49,31 @@ def inputs_of(parser: Parser) -> st.SearchStrategy[bytes]:
 
 
 def problem(parser: Parser, data: bytes, seconds: float) -> str:
-    """What a reader does that it may not: another exception, or longer than so many seconds."""
+    """What a reader does that it may not: another exception, or more seconds of CPU time."""
 
     def hang(_number: int, _frame: FrameType | None) -> None:
         raise Hang
 
     folder = Path(tempfile.mkdtemp(prefix="ftcluster-fuzz-"))
-    before = signal.signal(signal.SIGALRM, hang)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = {number: signal.signal(number, hang) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
     try:
-        parser.read(data, folder)
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            parser.read(data, folder)
     except parser.raises:
         return ""
     except Hang:
-        return f"takes longer than {seconds:g} s"
+        return f"takes longer than {seconds:g} s of CPU time, or waits"
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         return (
             f"{type(error).__name__} at {Path(last.filename).name}:{last.name}: {str(error)[:100]}"
         )
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         shutil.rmtree(folder, ignore_errors=True)
     return ""

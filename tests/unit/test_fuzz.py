@@ -21,7 +21,8 @@ def test_good_input_is_taken(name: str, tmp_path: Path) -> None:
     for number, seed in enumerate(parser.seeds):
         folder = tmp_path / str(number)
         folder.mkdir()
-        parser.read(seed, folder)  # what it may raise is a refusal
+        found = parser.read(seed, folder)  # what it may raise is a refusal
+        assert parser.taken(found), (seed, found)
 
 
 @each

@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ftcluster_common.given_files import read_form
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -31,5 +33,9 @@ def write_inputs(run_dir: Path, inputs: Inputs) -> None:
 
 
 def read_inputs(run_dir: Path) -> Inputs:
-    """Read `run_dir`/inputs.json."""
-    return Inputs(**json.loads((run_dir / "inputs.json").read_text(encoding="utf-8")))
+    """Read `run_dir`/inputs.json.
+
+    Raises:
+        GivenFileError: it is missing or damaged.
+    """
+    return read_form(run_dir / "inputs.json", lambda data: Inputs(**data))

@@ -28,6 +28,7 @@ import transformers
 from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.data_files import DataError
+from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.job import Job, read_job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
 from ftcluster_train.data.download import fetch_model
@@ -136,7 +137,7 @@ def main() -> int:
             if job_file:
                 write_atomically(run_dir / "job.json", Path(job_file).read_text(encoding="utf-8"))
             write_inputs(run_dir, prepare(read_job(run_dir)))
-    except DataError as error:
+    except (DataError, GivenFileError) as error:
         print(error)
         return 1
     except TrainError as error:

@@ -323,7 +323,7 @@ def read_answers(lines: Sequence[str]) -> list[dict[str, Any]]:
     for line in lines:
         _, mark, text = line.partition(f"{MARK} ")
         words = text.rstrip("\n").split(" ", 3) if mark else []
-        if len(words) == 4 and all(word.isdigit() for word in words[:3]):
+        if len(words) == 4 and all(word.isdecimal() for word in words[:3]):
             rank, number, counts[rank] = int(words[0]), int(words[1]), int(words[2])
             found.setdefault(rank, {})[number] = words[3]
     answers = []

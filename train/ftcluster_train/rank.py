@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.cpu_list import format_cpus
 from ftcluster_common.data_files import TRAIN
+from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.job import Job, read_job
 from ftcluster_common.launch import own_rank
 from ftcluster_common.recipe import DecoderTuning
@@ -209,6 +210,10 @@ def main() -> int:
         leave_world()
     except TrainError as error:
         print(error_line(error), flush=True)
+        abandon_world()
+        return 1
+    except GivenFileError as error:
+        print(error_line(TrainError(str(error), "start it again as a new run")), flush=True)
         abandon_world()
         return 1
     except DistBackendError as error:  # of the backend over MPI; it names rank, host and call

@@ -29,12 +29,12 @@ def list_runs(folder: Path) -> list[RunState]:
     """Every run in a folder of runs, the newest first."""
     paths = [path for path in folder.glob("[!.]*") if is_run_id(path.name) and path.is_dir()]
     alive = runs_alive()
-    found = [_read_run(path, path.name in alive or in_slurm(path)) for path in paths]
+    found = [run_there(path, path.name in alive or in_slurm(path)) for path in paths]
     return sorted(found, key=lambda run: -run.started)
 
 
-def _read_run(path: Path, alive: bool) -> RunState:
-    """The same of a folder with damaged files, which must not hide the other runs."""
+def run_there(path: Path, alive: bool) -> RunState:
+    """What one run's folder says; damaged files must not hide the other runs."""
     try:
         return read_run(path, alive)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):

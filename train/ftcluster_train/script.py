@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.job import read_script_job
 from ftcluster_common.launch import CHECKPOINT_VARIABLE, RESTART_VARIABLE
 from ftcluster_train.errors import TrainError, error_line
@@ -36,8 +37,12 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 
 def run(run_dir: Path) -> int:
     """Run the script of a run; returns its exit code, 128+n after a signal."""
-    job = read_script_job(run_dir)
     end_with_parent()
+    try:
+        job = read_script_job(run_dir)
+    except GivenFileError as error:
+        print(error_line(TrainError(str(error), "start it again as a new run")), flush=True)
+        return 1
     try:
         os.chdir(job.start)
     except OSError as error:

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.launch import (
     LAUNCH_FILE,
     RUN_VARIABLE,
@@ -316,24 +317,30 @@ def _signal(pid: int, number: int) -> None:
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    verb, folder, *options = sys.argv[1:]
+    try:
+        return run_verb(*sys.argv[1:])
+    except TrainError as error:
+        raise SystemExit(error.message) from None
+    except PermissionError as error:
+        raise SystemExit(f"{error.filename}: {error.strerror}; its owner may") from None
+    except GivenFileError as error:
+        owner = "; its owner may" if isinstance(error.__cause__, PermissionError) else ""
+        raise SystemExit(f"{error}{owner}") from None
+
+
+def run_verb(verb: str, folder: str, *options: str) -> int:
+    """Do what the command line says; returns the exit code."""
     run_dir = Path(folder)
     if verb == "start":
-        try:
-            return start(run_dir, options[1] if options[:1] == ["--user"] else "")
-        except TrainError as error:
-            raise SystemExit(error.message) from None
+        return start(run_dir, options[1] if options[:1] == ("--user",) else "")
     if verb == "supervise":
         return become(run_dir)
     if verb == "sweep":
         print(f"ended {len(kill_rest(run_dir.name))}")
         token_file(run_dir).unlink(missing_ok=True)
     else:
-        try:
-            print(force_stop(run_dir) if options == ["--force"] else stop(run_dir))
-            forget_token(run_dir)  # where the supervisor was killed
-        except PermissionError as error:
-            raise SystemExit(f"{error.filename}: {error.strerror}; its owner may") from None
+        print(force_stop(run_dir) if options == ("--force",) else stop(run_dir))
+        forget_token(run_dir)  # where the supervisor was killed
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from ftcluster.ansible.private_ansible import ini_line
 from ftcluster.errors import FtclusterError, InventoryError
 from ftcluster.paths import bundled
+from ftcluster_common.given_files import parse_json
 
 HEAD_GROUP = "head"
 OWN_GROUP = "ftcluster"  # an inventory that has it says which hosts the cluster has
@@ -170,7 +171,13 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> dict[str, Any]:
             for path in paths:  # only that one's error names it
                 _listing([path], options)
         raise _parse_error(paths[0], process.stderr)
-    listing: dict[str, Any] = json.loads(process.stdout)
+    try:
+        listing: dict[str, Any] = parse_json(process.stdout)
+    except ValueError as error:
+        where = ", ".join(map(str, paths))
+        raise InventoryError(
+            f"inventory {where}: what ansible-inventory makes of it cannot be read: {error}"
+        ) from error
     return listing
 
 

@@ -23,6 +23,7 @@ from ftcluster.ansible.inventory import LOCALHOST, inventory_path
 from ftcluster.cluster.facts import ClusterFacts, HostFacts, stack_name
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import FtclusterError, UsageError
+from ftcluster_common.given_files import parse_json
 from ftcluster_common.launch import SLURM_VARIABLE, SRUN_OPTIONS
 
 AT_ONCE = 32
@@ -217,7 +218,7 @@ def _facts(srun: list[str], seen: str, command: list[str], prefix: str) -> dict[
     if done.returncode == UNSEEN:
         return f"it does not see {prefix} of {socket.gethostname()}; {SHARED}"
     try:
-        answer = json.loads(done.stdout)["facts"]
+        answer = parse_json(done.stdout)["facts"]
     except (ValueError, KeyError, TypeError):
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         return f"it does not run {command[0]}: {lines[0] if lines else 'no output'}"

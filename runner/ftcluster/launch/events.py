@@ -12,12 +12,14 @@ MOST_BYTES = 4 << 20  # of a line; an event is shorter
 LAST_SECOND = 1e11  # in the year 5138
 # what a training that diverges makes infinite or NaN
 MAY_DIVERGE = ("grad_norm", "loss", "metrics")
+MAY_HAVE_LINES = ("hint", "message")
 
 
 def read_event_line(line: bytes) -> dict[str, Any] | None:
     """One event, or None where it is not one of its kind; those of a later version are passed on.
 
-    Text is made safe for a terminal, but for what a user's own script prints.
+    Text is made safe for a terminal, but for what a user's own script prints. A folder, a host or
+    what a run does is one line: further ones would look as if they were this program's own.
     """
     try:
         event: dict[str, Any] = json.loads(line)
@@ -26,6 +28,7 @@ def read_event_line(line: bytes) -> dict[str, Any] | None:
         right = right and isinstance(kind, str) and isinstance(at, int | float)
         right = right and 0 <= at < LAST_SECOND and all(map(_is_finite, event.items()))
         found: dict[str, Any] = event if kind == "output" else printable(event)
+        right = right and (kind == "output" or all(map(_is_one_line, event.items())))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return found if right else None
@@ -37,6 +40,11 @@ def _is_finite(item: tuple[str, Any]) -> bool:
         return True
     values = value if isinstance(value, list) else [value]
     return all(math.isfinite(one) for one in values if isinstance(one, float))
+
+
+def _is_one_line(item: tuple[str, Any]) -> bool:
+    name, value = item
+    return name in MAY_HAVE_LINES or not isinstance(value, str) or "\n" not in value
 
 
 class EventReader:

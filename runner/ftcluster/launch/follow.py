@@ -44,7 +44,7 @@ from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
-from ftcluster.progress.view import View
+from ftcluster.progress.view import View, below
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster_common import __version__
 from ftcluster_common.launch import SLURM_VARIABLE, Launch
@@ -416,9 +416,9 @@ def failure(run: Run, followed: Followed) -> FtclusterError:
         if number is not None and host not in {one.name for one in run.plan.prepared}:
             host = host_of(run.plan, number)  # the error has the hostname
         rank = f"rank {number} on {host}: " if number is not None else ""
-        more = [f"  also: {error['message']}" for error in others]
-        message = "\n".join([f"{failed}: {rank}{first['message']}", *more])
-        return FtclusterError(message, first["hint"])
+        more = [f"  also: {below(error['message'])}" for error in others]
+        message = "\n".join([f"{failed}: {rank}{below(first['message'])}", *more])
+        return FtclusterError(message, below(first["hint"]))
     if outcome.failures:
         reasons = [f"{event.host}: {event.problem}" for event in outcome.failures]
         off = [event.host for event in outcome.failures if event.kind == "unreachable"]

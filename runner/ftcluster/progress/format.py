@@ -29,10 +29,10 @@ def shape(progress: RunProgress) -> str:
 
 
 def step_line(progress: RunProgress) -> str:
-    """The latest step in one line."""
-    step, start = progress.step, progress.start
+    """The latest step in one line; of how many, the event `start` says, which may be damaged."""
+    step, steps = progress.step, progress.start.get("steps", "?")
     return (
-        f"step {step['step']}/{start['steps']}  epoch {step['epoch']:.2f}  "
+        f"step {step['step']}/{steps}  epoch {step['epoch']:.2f}  "
         f"loss {step['loss']:.4f}  {step['samples_per_second']:.1f} samples/s  "
         f"{duration(step['remaining_seconds'])} left"
     )
@@ -51,7 +51,7 @@ def stopped_line(progress: RunProgress) -> str:
     words = [f"stopped: run {run}{f' at step {step}' if step else ''}", "no rank is left running"]
     if checkpoint:
         words.append(checkpoint_line(progress))
-        if not progress.start["ipex"]:
+        if not progress.start.get("ipex"):
             words.append(f"continue it: ftcluster train --resume {run}")
     elif progress.start:
         words.append("no model was saved")

@@ -1,5 +1,6 @@
 """What a terminal shows of a setup, a line a host, and of a training."""
 
+import math
 import time
 from itertools import pairwise
 
@@ -68,7 +69,8 @@ def run_picture(progress: RunProgress) -> RenderableType:
         loss = Table.grid(padding=(0, 2))
         values = progress.losses
         # as long as the bar above it is full, so that each loss stands below its step
-        line = sparkline(values, round(SPARK_WIDTH * done / steps))
+        share = min(max(done / steps, 0), 1) if steps else 1
+        line = sparkline(values, round(SPARK_WIDTH * share))
         spark = Text(line.ljust(SPARK_WIDTH), style="cyan")
         loss.add_row(spark, Text(f"loss {values[-1]:.4f}"))
         parts.append(loss)
@@ -85,12 +87,21 @@ def run_picture(progress: RunProgress) -> RenderableType:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """`width` bars, the values stretched or averaged to so many; width 0 is an empty line."""
+    """`width` bars, the values stretched or averaged to so many; width 0 is an empty line.
+
+    A value that is not finite, as of a training that diverges, has the highest bar.
+
+    >>> sparkline([1.0, 2.0, math.nan], 3)
+    '▁██'
+    """
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)] if width else [0]
         values = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     else:
         values = [values[i * len(values) // width] for i in range(width)]
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    span = (high - low) or 1.0
-    return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in values)
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    shares = [(value - low) / ((high - low) or 1.0) for value in values]
+    return "".join(
+        SPARKS[round(share * (len(SPARKS) - 1)) if math.isfinite(share) else -1] for share in shares
+    )

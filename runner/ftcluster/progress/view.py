@@ -38,7 +38,7 @@ class View:
         """Show an event of this kind, which has been added to `progress`."""
         self._say_notes()
         if kind in ("notice", "slow_host", "restart"):
-            self.say(f"note: {progress.notices[-1]}")
+            self.say(f"note: {below(progress.notices[-1])}")
         elif kind == "checkpoint":
             self.say(format.checkpoint_line(progress))
 
@@ -58,6 +58,15 @@ class View:
         for note, hosts in self._notes.items():
             self.say(f"note: {short_names(sorted(hosts))}: {note}")
         self._notes.clear()
+
+
+def below(text: str) -> str:
+    """What a host says, with further lines indented: none looks like one of this program's.
+
+    >>> below("a\\nerror: b")
+    'a\\n  error: b'
+    """
+    return text.replace("\n", "\n  ")
 
 
 def make_view(verbose: bool, console: Console | None = None) -> View:

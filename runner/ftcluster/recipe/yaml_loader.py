@@ -9,33 +9,18 @@ from collections.abc import Collection
 from typing import Any
 
 import yaml
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.shallow_yaml import (
+    ShallowLoader,
+    problem,
+)
 
 from ftcluster.errors import RecipeError
 
-MAX_DEPTH = 20
 MAX_WHOLE = 1 << 63
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(ShallowLoader):
     """YAML 1.1 reads 1e-4 as a string; this reads a number."""
-
-    depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """One node.
-
-        Raises:
-            yaml.MarkedYAMLError: it is an alias, or nested too deeply.
-        """
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent):
-            raise _problem(f"it has an alias, *{event.anchor}; write the value", event)
-        if self.depth >= MAX_DEPTH:
-            raise _problem(f"it is nested more than {MAX_DEPTH} levels deep", event)
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """The value of a node.
@@ -48,14 +33,10 @@ class _Loader(yaml.SafeLoader):
             value = super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
             kind = node.tag.rpartition(":")[2]
-            raise _problem(f"{str(node.value)[:80]!a} is no {kind}", node) from error
+            raise problem(f"{str(node.value)[:80]!a} is no {kind}", node) from error
         if isinstance(value, int) and abs(value) >= MAX_WHOLE:
-            raise _problem("a number is too large", node)
+            raise problem("a number is too large", node)
         return value
-
-
-def _problem(what: str, place: Any) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=what, problem_mark=place.start_mark)
 
 
 _Loader.add_implicit_resolver(

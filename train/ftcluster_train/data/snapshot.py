@@ -61,9 +61,12 @@ def _is_intact(link: Path) -> bool:
 
 
 def missing_weights(folder: Path) -> list[str]:
-    """The files of weights in a folder's index that do not exist."""
+    """The files of weights in a folder's index that do not exist, or that index if damaged."""
     for suffix, index in INDEXES.items():
         if any(folder.glob(f"*{suffix}")) and (folder / index).is_file():
-            named = read_json(folder / index)["weight_map"].values()
-            return sorted(name for name in set(named) if not (folder / name).is_file())
+            try:
+                named = set(read_json(folder / index)["weight_map"].values())
+                return sorted(name for name in named if not (folder / name).is_file())
+            except (ValueError, LookupError, TypeError, AttributeError):  # it is damaged
+                return [index]
     return []

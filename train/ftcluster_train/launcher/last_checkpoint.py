@@ -32,5 +32,5 @@ def _checkpoints(folder: Path) -> Iterator[tuple[int, Path]]:
     for level in range(LEVELS):
         for path in folder.glob("*/" * level + "checkpoint-*"):
             with contextlib.suppress(OSError):  # it is not complete, or is being removed
-                if path.name.removeprefix("checkpoint-").isdigit():
+                if path.name.removeprefix("checkpoint-").isdecimal():
                     yield (path / COMPLETE).stat().st_mtime_ns, path

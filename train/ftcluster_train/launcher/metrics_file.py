@@ -5,13 +5,14 @@ node_exporter's textfile collector reads that. Standard library only: the superv
 """
 
 import contextlib
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.events import EVENTS, is_event
+from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.launch import Launch
 from ftcluster_common.rank_times import Interval, interval_between, straggler_scores
 from ftcluster_train.io.events import EventReader
@@ -69,8 +70,10 @@ class RunNumbers:
     _before: Mapping[str, Any] | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Fold one event in; kinds of a later version are kept."""
+        """Fold one event in, unless it is damaged; kinds of a later version are kept."""
         kind = event["event"]
+        if kind in EVENTS and not is_event(kind, event):
+            return
         self.began = self.began or float(event["time"])
         if kind == "placement":
             self._before = None
@@ -121,14 +124,15 @@ def samples(numbers: RunNumbers, launch: Launch, recipe: str, now: float) -> Ite
         "checkpoint_step": of("checkpoint", "step"),
     }
     trained = of("step", "train_seconds")
-    if trained is not None and now > numbers.began:
-        until = of("end", "time") or now
+    until = of("end", "time") or now
+    if trained is not None and until > numbers.began:
         known["goodput_ratio"] = (trained - numbers.before) / (until - numbers.began)
     for name, value in known.items():
         if value is not None:
             yield f"ftcluster_{name}", {}, value
-    if numbers.interval:
-        yield from _rank_samples(numbers.interval, [host.name for host in launch.rank_hosts])
+    whole = numbers.interval
+    if whole and whole.ranks and whole.steps > 0 and whole.seconds > 0:
+        yield from _rank_samples(whole, [host.name for host in launch.rank_hosts])
 
 
 def _rank_samples(interval: Interval, hosts: Sequence[str]) -> Iterator[Sample]:
@@ -192,7 +196,7 @@ class MetricsFile:
         partial = self.path.with_name(f".{self.path.name}.partial")
         with contextlib.suppress(OSError):  # a full disk, or a folder that setup has not made
             for event in self._events.read():
-                with contextlib.suppress(KeyError, TypeError):  # of another version
+                with contextlib.suppress(ValueError):  # lists of another number of ranks
                     self._numbers.add(event)
             if step:
                 self._numbers.step = step
@@ -202,7 +206,7 @@ class MetricsFile:
 
 
 def _recipe_of(run_dir: Path) -> str:
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        job = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
+    with contextlib.suppress(GivenFileError, AttributeError):  # it has another form
+        job = read_json(run_dir / "job.json")
         return str(job.get("recipe", {}).get("name") or run_dir.name.rsplit("-", 3)[0])
     return ""

@@ -84,7 +84,7 @@ class Splitter:
 
     def __init__(self, run: str) -> None:
         self._head = f"[{run} ".encode()
-        self._label = re.compile(re.escape(self._head) + rb"(\d+)\] ")
+        self._label = re.compile(re.escape(self._head) + rb"(\d{1,8})\] ")
         self._rank: int | None = None
         self._held = b""
 
@@ -122,7 +122,7 @@ class Splitter:
         """How many bytes at the end of the text may be the beginning of a label."""
         part = text[text.rfind(b"[") :] if b"[" in text else b""
         number = part.removeprefix(self._head)
-        begun = part.startswith(self._head) and re.fullmatch(rb"\d*(\d\])?", number)
+        begun = part.startswith(self._head) and re.fullmatch(rb"\d{0,8}(\d\])?", number)
         return len(part) if begun or self._head.startswith(part) else 0
 
 

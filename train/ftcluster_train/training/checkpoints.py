@@ -52,7 +52,7 @@ class Checkpoints:
         if self._writes:
             remove_leftovers(folder)
         names = (path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*"))
-        steps = sorted(int(name) for name in names if name.isdigit())
+        steps = sorted(int(name) for name in names if name.isdecimal())
         self._saved = [self.of(step) for step in steps if step <= resumed]  # oldest first
 
     def of(self, step: int) -> Path:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_train.distributed.world import World, folder_led, gather_over_ranks, host_led
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
@@ -134,23 +135,24 @@ def newest_state(
 def _states(folder: Path) -> list[tuple[int, Path]]:
     if (folder / MANIFEST).exists():
         step = 0
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damaged
-            step = int(json.loads((folder / POSITION).read_text(encoding="utf-8"))["step"])
+        # damaged
+        with contextlib.suppress(GivenFileError, KeyError, TypeError, ValueError, OverflowError):
+            step = int(read_json(folder / POSITION)["step"])
         return [(step, folder)]
     steps = ((path.name.rpartition("-")[2], path) for path in folder.glob("*-*"))
     return [
-        (int(step), path) for step, path in steps if step.isdigit() and (path / MANIFEST).exists()
+        (int(step), path) for step, path in steps if step.isdecimal() and (path / MANIFEST).exists()
     ]
 
 
 def is_whole(folder: Path) -> bool:
     """Whether every file of a state is as its manifest says."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(folder / MANIFEST)
         return TENSORS in manifest and all(
             _sha256(folder / name) == digest for name, digest in manifest.items()
         )
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, TypeError):
         return False
 
 
