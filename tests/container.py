@@ -3,9 +3,9 @@
     sudo python3 -m tests.container debian12 ./test
 
 Debian 12, 13 or 14 (testing) with apt, git and Python: no compiler, systemd or network tools. It
-has the rights that docker gives: its capabilities and system calls, no new privileges, /sys read-only, 64 MB in
-/dev/shm. The network and the way to package indexes are this machine's. What is committed is what
-is run. Needs root, and what tests/testbed needs.
+has the rights that docker gives: its capabilities and system calls, no new privileges, /sys
+read-only, 64 MB in /dev/shm. The network and the way to package indexes are this machine's. What
+is committed is what is run. Needs root, and what tests/testbed needs.
 """
 
 import argparse
