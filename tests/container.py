@@ -3,9 +3,9 @@
     sudo python3 -m tests.container debian12 ./test
 
 Debian 12, 13 or 14 (testing) with apt, git and Python: no compiler, systemd or network tools. It
-has the rights that docker gives: its capabilities, no new privileges, /sys read-only, 64 MB in
-/dev/shm; but system calls are not filtered. The network and the way to package indexes are this
-machine's. What is committed is what is run. Needs root, and what tests/testbed needs.
+has the rights that docker gives: its capabilities and system calls, no new privileges, /sys
+read-only, 64 MB in /dev/shm. The network and the way to package indexes are this machine's. What
+is committed is what is run. Needs root, and what tests/testbed needs.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests import seccomp
 from tests.testbed import registries, rootfs
 from tests.testbed.settings import Settings
 from tests.testbed.shell import TestbedError, environment, require_root, require_tools, run
@@ -136,6 +137,7 @@ def _argv(debian: Path, own: Path, user: str, command: list[str]) -> list[str]:
         " ".join(registries.pip_folders()),
         "setpriv", "--bounding-set", held, "--no-new-privs", *become,
         "env", "-i", *filter(None, variables),
+        "python3", "-I", "-c", Path(seccomp.__file__).read_text(),
         "sh", "-c", 'cd "$HOME/ftcluster" && exec "$@"', "sh", *command,
     ]  # fmt: skip
 

@@ -36,6 +36,8 @@ def _run(*argv: str, seconds: float = SECONDS, **options: Any) -> None:
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
             check=False, **options,
         )  # fmt: skip
+    except FileNotFoundError as error:
+        raise Missing(f"no {error.filename}") from None
     except subprocess.TimeoutExpired:
         raise Missing(f"{argv[0]}: no end within {seconds:g} s") from None
     if done.returncode:

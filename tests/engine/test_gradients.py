@@ -45,11 +45,7 @@ DRAWS_OF = {"xlnet": 8 if EVERYTHING else 3, "t5": 8 if EVERYTHING else 1}
 LENGTH_OF = {"mamba": 16}  # tokens
 KINDS = kinds(Size(WIDTH, WIDTH // 64, LAYERS, window=64))
 Gradients = dict[str, torch.Tensor]
-needs_bf16 = pytest.mark.skipif(
-    not {"amx_bf16", "avx512_bf16"} & {*cpu_flags()},
-    reason="this CPU has no instructions for bf16: it trains in fp32, and would take half an hour",
-)
-
+needs_bf16 = pytest.mark.needs("bf16")  # without it trains in fp32, and would take half an hour
 
 CASES = [
     (name, threads, side)

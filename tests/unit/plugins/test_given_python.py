@@ -14,7 +14,6 @@ import pytest
 from ansible_collections.ftcluster.cluster.plugins.module_utils.given_python import given_python
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import RefusedPath
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to plant another user's")
 STRANGER = pwd.getpwnam("nobody")
 LIBRARY = "lib/python3.11"
 
@@ -105,7 +104,7 @@ def test_what_others_may_write_to_is_refused(brought: Path, name: str) -> None:
     assert version(brought / "bin/python3.11", has_root=False) == "3.11.7"
 
 
-@needs_root
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("name", [*PARTS, "python", f"{LIBRARY}/site.py"])
 def test_what_is_another_users_is_refused(brought: Path, name: str, tmp_path: Path) -> None:
     (brought / "python").symlink_to("bin/python3.11")
