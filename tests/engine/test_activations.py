@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, activations
 
-from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.fuse_activations import fuse_activations
 from ftcluster_train.kernels.in_use import kernels_in_use
 
@@ -54,7 +53,7 @@ def test_a_model_in_fp32(architecture: str) -> None:
     assert torch.equal(model(input_ids=TOKENS).logits, after)
 
 
-@pytest.mark.skipif(simd.library_path() is None, reason="this CPU has no AVX2")
+@pytest.mark.needs("avx2", "compiler")
 @architectures
 def test_gradients_of_a_model_in_bf16(architecture: str) -> None:
     """They are as near to those in fp32 as bf16 allows: unfused they are off by 0.9 to 1.8 %.

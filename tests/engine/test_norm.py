@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from ftcluster_train.kernels import residuals, simd
+from ftcluster_train.kernels import residuals
 from ftcluster_train.kernels.norm import rounded_output
 from ftcluster_train.kernels.residuals import Linear, layer_norm
 from ftcluster_train.kernels.rms_norm import rms_norm
 from tests.engine.drawn import check_near, tensors, unit
 from tests.engine.test_simd import few_elements  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.skipif(simd.library_path() is None, reason="this CPU has no AVX2")
+pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
 BF16_PRODUCTS = {"device_type": "cpu", "dtype": torch.bfloat16}
 EPSILON = 0.1  # large, so that no row is all noise
 FP32, BF16 = torch.float32, torch.bfloat16

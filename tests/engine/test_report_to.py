@@ -12,7 +12,8 @@ import pytest
 from tests.engine.beside import TRACKERS
 from tests.programs import ROOT
 
-ALONE = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--net"]
+pytestmark = pytest.mark.needs("user namespace")
+ALONE = ["unshare", "--map-root-user", "--net"]
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.rotary import NAME, fuse_rotary, rotary
 from tests.engine.drawn import check_near, dtypes, seeds, unit
 from tests.engine.test_rms_norm import TINY
 
-pytestmark = pytest.mark.skipif(simd.library_path() is None, reason="this CPU has no AVX2")
+pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
 
 
 def formula(values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
