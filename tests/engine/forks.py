@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch.multiprocessing as mp
-
 PATHS = "FTCLUSTER_TEST_PATHS"  # Python 3.11's server of forks does not get the sys.path
 
 
@@ -19,6 +17,9 @@ def start(work: Callable[..., None], count: int, *arguments: Any) -> None:
     Raises:
         torch.multiprocessing.ProcessException: one of them failed.
     """
+    # not above: torch loads the hosts' package, and preloaded.py has to say first from where
+    import torch.multiprocessing as mp
+
     os.environ[PATHS] = os.pathsep.join(sys.path)
     mp.get_context("forkserver").set_forkserver_preload(["tests.engine.preloaded"])
     mp.start_processes(work, arguments, count, start_method="forkserver")

@@ -1,6 +1,6 @@
 """A script of one's own with our kernels: results as without them, and what is said.
 
-Gradients are compared as in test_gradients; FTCLUSTER_TEST_GRADIENTS=1 takes all architectures.
+Gradients are compared as in test_gradients; `./test gradients` takes all architectures.
 """
 
 import copy
@@ -41,7 +41,6 @@ from tests.engine.test_gradients import (
     TIMES,
     errors,
     make_batches,
-    needs_bf16,
     plain,
 )
 from tests.programs import NODE_PATH
@@ -125,7 +124,6 @@ def test_gradients_in_fp32(
     assert statistics.median(found.values()) < MEDIAN_IN_FP32
 
 
-@needs_bf16
 @of_architectures
 def test_gradients_are_as_exact_as_those_of_autocast(
     tmp_path: Path, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from ftcluster_train.kernels.rms_norm import rms_norm
 from tests.engine.drawn import check_near, tensors, unit
 from tests.engine.test_simd import few_elements  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.needs("avx2", "compiler")
+pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
 BF16_PRODUCTS = {"device_type": "cpu", "dtype": torch.bfloat16}
 EPSILON = 0.1  # large, so that no row is all noise
 FP32, BF16 = torch.float32, torch.bfloat16

@@ -13,7 +13,7 @@ from ftcluster_train.kernels.rotary import NAME, fuse_rotary, rotary
 from tests.engine.drawn import check_near, dtypes, seeds, unit
 from tests.engine.test_rms_norm import TINY
 
-pytestmark = pytest.mark.needs("avx2", "compiler")
+pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
 
 
 def formula(values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from ftcluster_train.kernels.private_torch import softmax_backward
 from ftcluster_train.kernels.simd import Drop
 from tests.engine.drawn import DTYPES, check_near, dtypes, seeds, unit
 
-pytestmark = pytest.mark.needs("avx2", "compiler")
+pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
 rates = st.sampled_from([0.05, 0.1, 0.5, 0.9])
 rows = st.integers(1, 300)
 columns = st.integers(1, 200) | st.sampled_from([simd.LONGEST - 1, simd.LONGEST])
