@@ -3,7 +3,9 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from ftcluster_common import __version__
 
@@ -27,6 +29,29 @@ def test_neither_package_depends_on_what_the_other_side_has() -> None:
     node = tomllib.loads((ROOT / "train/pyproject.toml").read_text())["project"]["dependencies"]
     assert not any("torch" in name or "transformers" in name for name in control)
     assert not any("ansible" in name for name in node)
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("lock", ["control", "dev"])
+def test_a_lock_has_one_version_of_each_package_for_a_python(lock: str, python: str) -> None:
+    """Within its range."""
+    environment = {"python_version": python, "python_full_version": f"{python}.9"}
+    text = (ROOT / f"requirements/{lock}.txt").read_text(encoding="utf-8")
+    lines = re.findall(r"^([\w.-]+==[^\\\n]+?) \\$", text, re.MULTILINE)
+    pins = [
+        pin
+        for pin in map(Requirement, lines)
+        if pin.marker is None or pin.marker.evaluate(environment)
+    ]
+    versions = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins}
+    assert len(versions) == len(pins)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [
+        *project["dependencies"],
+        *(project["optional-dependencies"]["dev"] if lock == "dev" else ()),
+    ]
+    for one in map(Requirement, wanted):
+        assert versions[one.name.lower()] in one.specifier, one
 
 
 def test_the_hosts_package_never_unpickles() -> None:

@@ -77,7 +77,7 @@ def test_other_events_are_ignored() -> None:
 def parent_of_a_child(script: str) -> "subprocess.Popen[str]":
     """A process whose script can start a child; it is up."""
     begin = (
-        "import signal, subprocess, sys, time\n"
+        "import os, signal, subprocess, sys, time\n"
         "def start():\n"
         "    sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
         "    return subprocess.Popen(sleep, start_new_session=True).pid\n"
@@ -98,7 +98,7 @@ def test_processes_are_ended_also_in_sessions_of_their_own() -> None:
 
 
 def test_what_a_process_starts_as_it_ends_is_ended_too() -> None:
-    script = "signal.signal(signal.SIGTERM, lambda *_: (print(start(), flush=True), sys.exit()))"
+    script = "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'%d' % start()), sys.exit()))"
     with parent_of_a_child(script) as parent:
         end_descendants()
         child = parent.communicate()[0]
@@ -180,6 +180,7 @@ def test_no_secret_is_in_a_file_at_any_time_of_a_playbook(
         ended.set()
         looking.join()
     assert outcome.state == "failed", outcome.output
+    assert outcome.failures, outcome.output
     (failure,) = outcome.failures
     assert (failure.kind, failure.message.splitlines()[1:]) == ("failed", ["15"])
     assert not outcome.unreachable

@@ -38,7 +38,7 @@ DAMAGED = [
     b'{"event": "evaluation", "time": 1, "step": 1, "epoch": 1, "seconds": 1, "metrics": 1}',
     b'{"event": "notice", "time": 1, "message": "\xff\xfe"}', END[:-9],
     b'{"event": "later", "time": 1, "x": ' + b"1" * 5000 + b"}",
-    b'{"event": "later", "time": 1, "x": ' + b"[" * 900 + b"]" * 900 + b"}",
+    b'{"event": "later", "time": 1, "x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
     b'{"event": "placement", "time": 1, "ranks": [{"rank": 0}]}',
     b'{"event": "placement", "time": 1, "ranks": [1]}',
     b'{"event": "kernels", "time": 1, "used": [{}]}',

@@ -76,7 +76,9 @@ def launch(
 
 def events(run_dir: Path) -> list[dict[str, object]]:
     path = run_dir / "events.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]  # the last line may still be written
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def until_end(run_dir: Path) -> dict[str, object]:

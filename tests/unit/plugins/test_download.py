@@ -184,11 +184,11 @@ def test_an_index_of_its_own_that_does_not_give_a_package_is_told_with_its_reaso
     for name, words in {
         "a": "Connection refused",
         "b": "404 Client Error",
-        "c": "(from versions: none)",
-        "d": "didn't respond within 1",
+        "c": r"\(from versions: none\)",
+        "d": "didn't respond within 1|Read timed out",  # of newer and older pips
     }.items():
         assert refused[name].startswith(f"{own[name]}: ")
-        assert words in refused[name]
+        assert re.search(words, refused[name])
         assert "\n" not in refused[name]
 
 
