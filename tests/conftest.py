@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.recorded"]
-
 # The same cases in each run, few enough for CI; on demand more, and others each time.
 MORE = int(os.environ.get("FTCLUSTER_TEST_EXAMPLES", "0"))
 settings.register_profile(
     "ftcluster", deadline=None, database=None, derandomize=not MORE, max_examples=MORE or 100
 )
 settings.load_profile("ftcluster")
+
+pytest_plugins = ["tests.recorded"]
 
 # Each of several processes has a testbed of its own.
 if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
