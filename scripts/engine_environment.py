@@ -68,7 +68,16 @@ def wheels(wanted: Wanted, target: Target) -> Wheelhouse:
 
 def install(house: Wheelhouse, python: Path, *options: str) -> None:
     """Install all wheels of a list."""
-    command = [UV, "pip", "install", "--quiet", "--no-config", "--offline", "--no-deps", *options]
+    command: list[str | Path] = [
+        UV,
+        "pip",
+        "install",
+        "--quiet",
+        "--no-config",
+        "--offline",
+        "--no-deps",
+        *options,
+    ]
     subprocess.run([*command, "--python", python, *house.files], check=True)
 
 
@@ -88,7 +97,9 @@ def main() -> None:
     tests = chosen(ROOT / "requirements/dev.txt", TESTS, version)
     stack = wheels(lists_of(LOCKS, read_stacks(LOCKS), "native", CACHE).wanted, target)
     shutil.rmtree(folder, ignore_errors=True)
-    new = [UV, "venv", "--quiet", "--no-config", "--python", interpreter, folder]
+    new: list[str | Path] = [
+        UV, "venv", "--quiet", "--no-config", "--python", interpreter, folder
+    ]  # fmt: skip
     subprocess.run(new, check=True)
     python = folder / "bin/python"
     install(stack, python)

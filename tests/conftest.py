@@ -17,8 +17,6 @@ from hypothesis import settings
 
 from tests import skips
 
-pytest_plugins = ["tests.recorded"]
-
 # The same cases in each run, few enough for CI; on demand more, and others each time.
 MORE = int(os.environ.get("FTCLUSTER_TEST_EXAMPLES", "0"))
 settings.register_profile(
@@ -35,6 +33,8 @@ if "FTCLUSTER_TEST_RUN" not in os.environ:
     os.environ["FTCLUSTER_TEST_RUN"] = tempfile.mkdtemp(prefix="ftcluster-test-")
     atexit.register(shutil.rmtree, os.environ["FTCLUSTER_TEST_RUN"])
 RUN = Path(os.environ["FTCLUSTER_TEST_RUN"])
+
+pytest_plugins = ["tests.recorded"]
 
 # Each of several processes has a testbed of its own.
 if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
