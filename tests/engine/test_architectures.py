@@ -20,7 +20,7 @@ from ftcluster_train.kernels import Optimizations
 from ftcluster_train.training.models import call_model
 from ftcluster_train.training.patch_model import patch_model
 from ftcluster_train.training.progress import ProgressLog
-from tests.engine.architectures import FEW, Kind, Size, kinds, make_kind, more_but
+from tests.engine.architectures import Kind, Size, kinds, make_kind
 from tests.engine.jobs import Run, make_job, make_samples, make_task_of, run
 from tests.engine.test_fast import enabled  # noqa: F401 - a fixture
 from tests.engine.test_gradients import errors, make_inputs, plain
@@ -91,7 +91,7 @@ def kernels_of_script(name: str, kind: Kind) -> list[str]:
     return fast.kernels_in_use(loss, model)
 
 
-@pytest.mark.parametrize("name", more_but(FEW, KINDS))
+@pytest.mark.parametrize("name", KINDS)
 def test_an_architecture(
     tmp_path: Path,
     world: World,
