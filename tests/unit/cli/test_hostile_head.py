@@ -34,8 +34,8 @@ class Head:
         python.write_text(
             "#!/bin/sh\n"
             f'for word; do [ -e {folder}/"$word" ] && cat {folder}/"$word"; last=$word; done\n'
-            f'case "$* {folder}"/* in\n'
-            f'*supervisor\\ start*/events*) cp {folder}/events "$last/events.jsonl";; esac; true\n'
+            f"[ -e {folder}/events ] || exit 0\n"
+            f'case "$*" in *supervisor\\ start*) cp {folder}/events "$last/events.jsonl";; esac\n'
         )
         python.chmod(0o755)
         inventory = folder / "hosts.yml"
