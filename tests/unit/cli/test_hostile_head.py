@@ -121,12 +121,8 @@ def test_damaged_events_and_escapes(head: Head, capsys: pytest.CaptureFixture[st
     assert [one.name for one in (head.folder / "outside").iterdir()] == ["kept"]
 
 
-def test_a_training_that_the_head_makes_up(
-    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_that_the_head_makes_up(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
     """Its events are of any kind and in any order; they go into no file but the run's record."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(head.folder / "state"))
-    remember(Cluster((head.folder / "hosts.yml",), cluster(replace(VM, prefix=str(head.prefix)))))
     outside = str(head.folder / "outside/kept")
     nasty = (outside, "../../outside/kept", "\x1b]0;title\x07\u202e", "a\nerror: b", "{{ 1 + 1 }}")
     events: list[Any] = [
