@@ -1,9 +1,10 @@
 """Models of many architectures with random weights, of any size."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
@@ -11,6 +12,14 @@ from tests.engine.jobs import CLASSES
 from tests.engine.models import MODEL_CLASSES
 
 VOCABULARY = 2003
+# of each kind of attention, norm and activation one
+FEW = ("minilm", "distilbert", "modernbert", "deberta-v2", "t5", "gpt2", "gemma2", "llama")
+
+
+def more_but(few: Iterable[str], names: Iterable[str]) -> list[Any]:
+    """The names, as parameters of tests that have the mark `more` but for a few."""
+    more = pytest.mark.more
+    return [name if name in few else pytest.param(name, marks=more) for name in names]
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ CADENCES: dict[str, dict[str, Any]] = {
                   "eval_steps": 1, "load_best_model_at_end": True, "save_total_limit": 1,
                   "metric_for_best_model": "eval_loss", "greater_is_better": True},
 }  # fmt: skip
+FEW_CADENCES = ("the last two", "the best and the last")
 COMMON = {
     "learning_rate": RATE, "lr_scheduler_type": "constant", "max_steps": STEPS, "logging_steps": 1,
 }  # fmt: skip
@@ -140,7 +141,13 @@ def with_labels(samples: Sequence[Sample]) -> list[Sample]:
     return [{**s, "labels": [-100, *s["input_ids"][1:]]} for s in samples]
 
 
-@pytest.mark.parametrize("settings", CADENCES.values(), ids=CADENCES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, id=name, marks=[] if name in FEW_CADENCES else [pytest.mark.more])
+        for name, settings in CADENCES.items()
+    ],
+)
 def test_checkpoints_are_those_of_transformers(
     tmp_path: Path, world: World, settings: dict[str, Any]
 ) -> None:

@@ -29,7 +29,7 @@ from ftcluster_train import fast, launcher
 from ftcluster_train.fast import functions, notices
 from ftcluster_train.kernels import linear
 from ftcluster_train.kernels.unread_rows import FIRST_TOKEN, MASKED_KEYS
-from tests.engine.architectures import make_kind
+from tests.engine.architectures import FEW, make_kind, more_but
 from tests.engine.jobs import make_job, make_task_of
 from tests.engine.test_gradients import (
     EVERYTHING,
@@ -47,6 +47,7 @@ from tests.programs import NODE_PATH
 
 TORCH_DROPOUT = functional.dropout
 STARTUP = Path(launcher.__file__).parent / "startup"
+FEWEST = ("minilm", "modernbert", "t5", "llama")
 REPLACED = [
     (functional, "dropout"), (functional, "scaled_dot_product_attention"),
     (functional, "cross_entropy"), (functional, "linear"), (functional, "gelu"),
@@ -55,7 +56,6 @@ REPLACED = [
     (activations.NewGELUActivation, "forward"), (activations.FastGELUActivation, "forward"),
     (PreTrainedModel, "post_init"),
 ]  # fmt: skip
-FEW_KINDS = ("minilm", "distilbert", "modernbert", "deberta-v2", "t5", "gpt2", "gemma2", "llama")
 BERT = {
     "model_type": "bert", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2,
     "num_attention_heads": 4, "intermediate_size": 64,
@@ -109,7 +109,7 @@ class Errors:
         return errors(self._gradients(bf16), self._exact)
 
 
-of_architectures = pytest.mark.parametrize("name", KINDS if EVERYTHING else FEW_KINDS)
+of_architectures = pytest.mark.parametrize("name", KINDS if EVERYTHING else more_but(FEWEST, FEW))
 
 
 @of_architectures

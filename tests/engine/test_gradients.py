@@ -26,7 +26,7 @@ from ftcluster_train.probe import cpu_flags
 from ftcluster_train.training.models import call_model
 from ftcluster_train.training.patch_model import patch_model
 from ftcluster_train.training.progress import ProgressLog
-from tests.engine.architectures import VOCABULARY, Kind, Size, kinds, make_kind
+from tests.engine.architectures import FEW, VOCABULARY, Kind, Size, kinds, make_kind, more_but
 from tests.engine.jobs import CLASSES, make_job, make_task_of
 
 TIMES, LEAST = 1.5, 0.01  # of the error of plain transformers in bf16, or this
@@ -47,14 +47,6 @@ DRAWS_OF = {"xlnet": 8 if EVERYTHING else 3, "t5": 8 if EVERYTHING else 4 if EMU
 LENGTH_OF = {"mamba": 16}  # tokens
 KINDS = kinds(Size(WIDTH, WIDTH // 64, LAYERS, window=64))
 Gradients = dict[str, torch.Tensor]
-
-
-CASES = [
-    (name, threads, side)
-    for name in KINDS
-    for threads in ((1, 2) if EVERYTHING else (1,))
-    for side in (("right", "left") if EVERYTHING else ("right",))
-]
 
 
 def make_inputs(
@@ -136,7 +128,10 @@ def set_threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-of_cases = pytest.mark.parametrize(("name", "threads", "side"), CASES)
+def of_cases(test: Any) -> Any:
+    cases = pytest.mark.parametrize("name", more_but(FEW, KINDS))(test)
+    cases = pytest.mark.parametrize("threads", (1, 2) if EVERYTHING else (1,))(cases)
+    return pytest.mark.parametrize("side", ("right", "left") if EVERYTHING else ("right",))(cases)
 
 
 @of_cases
