@@ -77,8 +77,8 @@ def main() -> int:
                         help="as an ordinary user")  # fmt: skip
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    if not options.command:
-        parser.error("which command?")
+    if not options.command or options.command[0].startswith("-"):
+        parser.error("which command? Options come before the Debian")
     try:
         require_root()
         require_tools()

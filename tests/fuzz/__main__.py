@@ -57,7 +57,11 @@ def main() -> int:
             found.add(kind)
             print(f"{name}: {said}\n  {data[:300]!r} ({len(data)} bytes)", flush=True)
         tried += 1
-    print(f"{tried} inputs to {len(names)} readers, seed {given.seed}: {len(found)} problems")
+    seconds = time.process_time()
+    print(
+        f"{tried} inputs to {len(names)} readers, seed {given.seed}, in {seconds / 60:.0f} minutes "
+        f"of CPU time: {len(found)} problems"
+    )
     return 1 if found else 0
 
 

@@ -379,6 +379,7 @@ HOST = {
 # a host's answer has more than what plans are made of
 ANSWER = {name: HOST.get(name, ANY[spec["type"]]) for name, spec in FACTS.items()} | {
     "machine": "x86_64", "numa": [], "cpu_quota": None, "prefix_refused": None,
+    "python_refused": None,
 }  # fmt: skip
 CLUSTER = {"hosts": [HOST]}
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

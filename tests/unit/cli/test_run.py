@@ -284,7 +284,9 @@ def test_the_exit_code_is_the_scripts(hosts: Hosts, capsys: pytest.CaptureFixtur
     result = json.loads(captured.out)
     assert (result["state"], result["exit_code"], result["world_size"]) == ("failed", 3, 2)
     # by the inventory's name of the host, not by its own
-    assert "failed: rank 1 on localhost: ended with exit code 3; it last said:\nodd" in captured.err
+    assert (
+        "failed: rank 1 on localhost: ended with exit code 3; it last said:\n  odd" in captured.err
+    )
 
 
 def test_a_run_that_could_not_be_started(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,13 @@ def test_a_name_with_a_nul_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
+def test_a_member_without_a_name_is_refused() -> None:
+    nameless = member("x")
+    nameless.filename = nameless.orig_filename = ""
+    with pytest.raises(ArchiveError, match="'' is not below the archive's folder"):
+        raise_for_members([nameless], 10**6)
+
+
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(ArchiveError) as caught:
         raise_for_members([member(f"../{number}") for number in range(7)], 10**6)

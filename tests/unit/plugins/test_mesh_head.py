@@ -7,7 +7,7 @@ import pytest
 from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import (
     known_hosts,
     merged,
-    recorded,
+    parsed,
     ssh_config,
     texts_of,
 )
@@ -90,11 +90,10 @@ def test_members_that_the_inventory_does_not_have_are_forgotten() -> None:
     assert merged([], [member("node2")], ["node1", "node2"]) == [member("node2")]
 
 
-def test_the_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    assert recorded(tmp_path) == {}
+def test_the_record_is_read_as_it_was_written() -> None:
+    assert parsed(None, MESH / "mesh.json") == {}
     text = texts_of([member("node2")], MESH, "10.0.0.1")["mesh.json"]
-    (tmp_path / "mesh.json").write_text(text)
-    assert recorded(tmp_path) == {"address": "10.0.0.1", "members": [member("node2")]}
+    assert parsed(text, MESH / "mesh.json") == {"address": "10.0.0.1", "members": [member("node2")]}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,6 @@ def test_the_record_is_read_as_it_was_written(tmp_path: Path) -> None:
      json.dumps({"members": [{**member("node2"), "port": "22"}]}),
      json.dumps({"members": [member("node2\nProxyCommand x")]})],
 )  # fmt: skip
-def test_a_damaged_record_is_named(tmp_path: Path, damaged: str) -> None:
-    (tmp_path / "mesh.json").write_text(damaged)
+def test_a_damaged_record_is_named(damaged: str) -> None:
     with pytest.raises(ValueError, match=r"mesh\.json is no record of the mesh: remove it"):
-        recorded(tmp_path)
+        parsed(damaged, MESH / "mesh.json")

@@ -69,7 +69,7 @@ def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) ->
     if len(members) > MAX_MEMBERS:
         raise ArchiveError(f"it has {len(members):,} files, more than {MAX_MEMBERS:,}")
     problems = []
-    files = {one.filename for one in members if not one.is_dir()}
+    files = {one.filename for one in members if not _is_dir(one)}
     seen: set[str] = set()
     for one in members:
         words = _problem(one)
@@ -118,7 +118,7 @@ def _problem(one: zipfile.ZipInfo) -> str:
 
 def _root(members: Sequence[zipfile.ZipInfo]) -> PurePosixPath:
     """The folder of the model."""
-    names = {PurePosixPath(one.filename) for one in members if not one.is_dir()}
+    names = {PurePosixPath(one.filename) for one in members if not _is_dir(one)}
     roots = [
         path.parent for path in names if path.name == CONFIG and path.with_name(WEIGHTS) in names
     ]
@@ -127,8 +127,12 @@ def _root(members: Sequence[zipfile.ZipInfo]) -> PurePosixPath:
     return roots[0]
 
 
+def _is_dir(one: zipfile.ZipInfo) -> bool:
+    return one.filename.endswith("/")  # ZipInfo's own fails of a name that is empty
+
+
 def _is_file_below(one: zipfile.ZipInfo, root: PurePosixPath) -> bool:
-    return not one.is_dir() and PurePosixPath(one.filename).is_relative_to(root)
+    return not _is_dir(one) and PurePosixPath(one.filename).is_relative_to(root)
 
 
 def _copy(archive: zipfile.ZipFile, one: zipfile.ZipInfo, target: Path) -> None:
