@@ -42,8 +42,10 @@ LAYERS = 2 if EVERYTHING else 1
 DRAWS = 2 if EVERYTHING else 1  # batches
 # where a batch's error is chance: a few tokens' scores make the gradients of XLNet's segments, and
 # cancel there; T5 has a ReLU
-DRAWS_OF = {"xlnet": 8 if EVERYTHING else 3, "t5": 8 if EVERYTHING else 3}
+DRAWS_OF = {"xlnet": 8 if EVERYTHING else 3, "t5": 8 if EVERYTHING or EMULATED else 3}
 LENGTH_OF = {"mamba": 16}  # tokens
+# in fp32: in batch 0 one sum before T5's ReLU is 0 but for rounding, and so its gradient is or is not
+SEED_OF = {"t5": 1}
 KINDS = kinds(Size(WIDTH, WIDTH // 64, LAYERS, window=64))
 Gradients = dict[str, torch.Tensor]
 
@@ -139,7 +141,8 @@ def test_gradients_in_fp32(
 ) -> None:
     set_threads(threads)
     model, task = make_kind(name, KINDS[name]), make_task_of(make_job(tmp_path, KINDS[name].task))
-    batch = make_inputs(KINDS[name], side, 0, LENGTH_OF.get(name, LENGTH), rows=2)
+    length, seed = LENGTH_OF.get(name, LENGTH), SEED_OF.get(name, 0)
+    batch = make_inputs(KINDS[name], side, seed, length, rows=2)
     exact = [plain(copy.deepcopy(model), task, batch, bf16=False)]
     found = errors([ours(model, task, batch, bf16=False)], exact)
     assert len(found) > 8
