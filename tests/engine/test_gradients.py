@@ -44,7 +44,7 @@ DRAWS = 2 if EVERYTHING else 1  # batches
 # cancel there; T5 has a ReLU
 DRAWS_OF = {"xlnet": 8 if EVERYTHING else 3, "t5": 8 if EVERYTHING or EMULATED else 3}
 LENGTH_OF = {"mamba": 16}  # tokens
-# in fp32: in batch 0 one sum before T5's ReLU is 0 but for rounding, and so its gradient is or is not
+# in fp32: a sum before T5's ReLU that is 0 but for rounding, as in batch 0, decides on gradients
 SEED_OF = {"t5": 1}
 KINDS = kinds(Size(WIDTH, WIDTH // 64, LAYERS, window=64))
 Gradients = dict[str, torch.Tensor]
