@@ -41,6 +41,8 @@ def _needed(item: pytest.Item) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if hasattr(terminalreporter.config, "workerinput"):
+        return  # the process that collects the results has them all
     skipped = [reason for _, reason in _skips(terminalreporter)]
     ended = [
         (report.nodeid, outcome)
