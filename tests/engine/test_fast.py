@@ -163,6 +163,7 @@ def test_cross_entropy(dtype: torch.dtype, reduction: str) -> None:
     assert torch.equal(again, gradient)
 
 
+@pytest.mark.needs("avx2", "compiler")
 @pytest.mark.usefixtures("enabled")
 def test_norms_and_activations_under_autocast() -> None:
     """Linear layers take what a norm has rounded, and gradients are torch's to rounding."""
@@ -197,6 +198,7 @@ def test_dropout_has_the_probability_that_was_asked_for(dtype: torch.dtype) -> N
     assert mean.item() == pytest.approx(1, abs=6 * 0.33 / (16 * 1024 * 1024) ** 0.5 + 1e-4)
 
 
+@pytest.mark.needs("avx2", "compiler")
 @pytest.mark.usefixtures("enabled")
 def test_modules_are_replaced_in_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_kind("llama", KINDS["llama"])
