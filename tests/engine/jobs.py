@@ -111,6 +111,12 @@ class Run:
         return [found for found in self.events if found["event"] == event]
 
     @property
+    def notices(self) -> list[str]:
+        """What was said, but for what is said of each training where there is no C compiler."""
+        said = (event["message"] for event in self.of("notice"))
+        return [message for message in said if "without a C compiler" not in message]
+
+    @property
     def losses(self) -> list[float]:
         return [event["loss"] for event in self.of("step")]
 

@@ -247,8 +247,8 @@ def test_hosts_evaluate_and_save_the_same_model(found: list[Found]) -> None:
 
 def test_a_killed_training_goes_on_from_a_snapshot_of_one_host(found: list[Found]) -> None:
     for of_host in found:
-        (notice,) = of_host.resumed.of("notice")
-        assert notice["message"].startswith("resumed after step")
+        (notice,) = of_host.resumed.notices
+        assert notice.startswith("resumed after step")
         assert of_host.resumed.of("step")[-1]["step"] == 10
     assert found[0].resumed.digests[-1] == found[1].resumed.digests[-1]
 

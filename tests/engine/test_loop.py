@@ -97,7 +97,7 @@ def test_losses_are_those_of_a_plain_loop(
     for name, parameter in done.model.named_parameters():
         assert parameter.dtype == torch.float32
         assert torch.allclose(parameter, left[name], atol=2e-4), name
-    assert done.of("notice") == []
+    assert done.notices == []
     rates = [event["learning_rate"] for event in done.of("step")]
     assert rates[1] == max(rates) == pytest.approx(1e-3)
     assert rates[-1] == 0
@@ -174,8 +174,8 @@ def test_a_model_with_its_own_attention(tmp_path: Path, world: World) -> None:
     model.set_attn_implementation("eager")
     done = run(job, model, samples, world)
     assert done.losses == pytest.approx(plain_loop(job, plain, samples), rel=1e-4)
-    (notice,) = done.of("notice")
-    assert "bert model does not call torch's attention" in notice["message"]
+    (notice,) = done.notices
+    assert "bert model does not call torch's attention" in notice
 
 
 @pytest.mark.parametrize(

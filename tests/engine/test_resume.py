@@ -79,8 +79,8 @@ def test_a_resumed_training_is_the_same_to_the_last_bit(
     resumed = run(job, other, world)
     assert resumed.digests[-1] == whole.digests[-1]
     assert resumed.losses[-6:] == whole.losses[-6:]
-    (notice,) = resumed.of("notice")
-    assert notice["message"] == "resumed after step 4"
+    (notice,) = resumed.notices
+    assert notice == "resumed after step 4"
     steps = [event["step"] for event in resumed.of("step")]
     assert steps == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 9, 10]
 
@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, world: World, file: str
     newest = job.run_dir / "checkpoints/checkpoint-8" / file
     newest.write_bytes(newest.read_bytes()[:-10])
     resumed = run(job, make_model("bert"), world)
-    messages = [event["message"] for event in resumed.of("notice")]
+    messages = resumed.notices
     assert any("checkpoint-8" in text and "damaged" in text for text in messages)
     assert messages[-1] == "resumed after step 4"
 
@@ -139,7 +139,7 @@ def test_snapshots_are_written_beside_the_training(
     assert [path.name for path in folder.iterdir()] == ["snapshot-3"]
     assert json.loads((folder / "snapshot-3/state.json").read_text())["step"] == 3
     resumed = run(job, make_model("bert"), world)
-    assert resumed.of("notice")[-1]["message"] == "resumed after step 3"
+    assert resumed.notices[-1] == "resumed after step 3"
     whole = run(job_of(tmp_path / "whole", max_steps=6), make_model("bert"), world)
     assert resumed.digests[-1] == whole.digests[-1]
 
@@ -155,7 +155,7 @@ def test_a_full_disk_costs_the_snapshot_only(
     job = replace(job_of(tmp_path, max_steps=3, save_strategy="no"), snapshot_seconds=1e-6)
     done = run(job, make_model("bert"), world)
     assert done.of("step")[-1]["step"] == 3
-    assert "no snapshot of step 1: [Errno 28]" in done.of("notice")[0]["message"]
+    assert "no snapshot of step 1: [Errno 28]" in done.notices[0]
 
 
 def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
@@ -176,8 +176,8 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
     monkeypatch.setattr(checkpoints, "write_state", full)
     done = run(job, make_model("bert"), world)
     assert done.of("step")[-1]["step"] == 12
-    (notice,) = done.of("notice")
-    assert "no checkpoint of step 8 on the host of rank 0: the disk of" in notice["message"]
+    (notice,) = done.notices
+    assert "no checkpoint of step 8 on the host of rank 0: the disk of" in notice
     assert [path.name for path in folder.iterdir()] == ["checkpoint-12"]
 
     # space is looked at before anything is written
@@ -185,7 +185,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
         checkpoints.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0)
     )  # type: ignore[attr-defined]
     done = run(job_of(tmp_path / "b", max_steps=4), make_model("bert"), world)
-    assert "has 0 MB free" in done.of("notice")[0]["message"]
+    assert "has 0 MB free" in done.notices[0]
     assert written == [4, 8, 12]
     assert list((tmp_path / "b/runs/here/checkpoints").iterdir()) == []
 
@@ -229,13 +229,13 @@ def test_ranks_that_are_asked_to_stop_save_on_two_hosts_and_resume_to_the_last_b
     states = [json.loads((path / "manifest.json").read_text()) for path in left]
     for name in ("state.safetensors", "model.safetensors"):
         assert states[0][name] == states[1][name]
-    assert resumed.of("notice")[-1]["message"] == f"resumed after step {step}"
+    assert resumed.notices[-1] == f"resumed after step {step}"
     assert resumed.digests[-1] == whole.digests[-1]
 
     # on one rank: the same batches, and a line that says what differs
     shutil.move(tmp_path / "left1", tmp_path / "alone/runs/here")
     alone = run(job_of(tmp_path / "alone", **TO_STOP), make_model("bert"), world)
-    assert alone.of("notice")[-1]["message"].endswith("changed since then: ranks from 2 to 1")
+    assert alone.notices[-1].endswith("changed since then: ranks from 2 to 1")
     assert alone.losses == pytest.approx(whole.losses[-len(alone.losses) :], rel=1e-2)
 
 
@@ -373,4 +373,4 @@ def test_the_best_model_of_the_run_before_is_kept(tmp_path: Path, world: World) 
     # where no host has it any more, the last one is taken, and a notice says so
     shutil.rmtree(tmp_path / "runs/first/checkpoints")
     last = trained("last", "later", max_steps=6, learning_rate=1e-30)
-    assert "the model is that of the last step" in last.of("notice")[-1]["message"]
+    assert "the model is that of the last step" in last.notices[-1]

@@ -161,7 +161,7 @@ def found(folder: Path) -> list[Found]:
 
 def test_a_resumed_training_is_the_same_to_the_last_bit(found: list[Found]) -> None:
     head = found[0]
-    assert head.resumed.of("notice")[-1]["message"] == "resumed after step 4"
+    assert head.resumed.notices[-1] == "resumed after step 4"
     assert head.resumed.digests[-1] == head.whole.digests[-1]
     assert head.resumed.losses[-6:] == head.whole.losses[-6:]
 
@@ -188,7 +188,7 @@ def test_each_logged_step_has_what_every_rank_waited(found: list[Found]) -> None
 def test_a_full_disk_costs_a_host_its_own_copies(found: list[Found]) -> None:
     assert found[0].left == ["checkpoint-4", "snapshot-5"]
     assert found[1].left == []
-    notices = [event["message"] for event in found[0].after_full.of("notice")]
+    notices = found[0].after_full.notices
     assert any("no checkpoint of step 4 on the host of rank 1" in text for text in notices)
     # from a snapshot of the other host, which is newer than the checkpoint
     assert notices[-1] == "resumed after step 5"
@@ -211,7 +211,7 @@ def test_a_training_is_the_same_when_it_becomes_sharded_and_the_reverse(
     found: list[Found], now: str
 ) -> None:
     run, never = getattr(found[0], now), found[0].unsharded.losses
-    assert run.of("notice")[-1]["message"] == "resumed after step 4"
+    assert run.notices[-1] == "resumed after step 4"
     assert run.losses == pytest.approx([*never[:6], *never[4:]], rel=1e-5)
     other = found[0].became_whole if now == "became_sharded" else found[0].became_sharded
     for (name, one), theirs in zip(
