@@ -62,7 +62,7 @@ def test_a_users_script_runs_on_every_host_with_what_is_beside_it(cluster: Clust
 
 
 PLANTED = "/var/lib/ftcluster/stacks/planted"
-# imported by each Python of the system's that runs as the account, as Ansible's modules do: who asks
+# imported by each Python of the system that runs as the account, as Ansible's modules do: who asks
 # for the stack gets another answer
 ANSWER = """
 import subprocess
