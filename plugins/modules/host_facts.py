@@ -497,7 +497,12 @@ def finished_stacks(prefix):
 
 def node_package(prefix):
     """The version of the node package in the stack in use, or an empty string."""
-    found = sorted(prefix.glob("current/lib/python3*/site-packages/ftcluster_train-*.dist-info"))
+    try:
+        found = sorted(
+            prefix.glob("current/lib/python3*/site-packages/ftcluster_train-*.dist-info")
+        )
+    except OSError:  # before Python 3.13, where this user may not look
+        return ""
     return found[-1].name.removesuffix(".dist-info").partition("-")[2] if found else ""
 
 

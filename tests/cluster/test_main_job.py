@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import read_lock
 from packaging.utils import canonicalize_name
 
@@ -137,6 +138,7 @@ def test_ctrl_c_during_setup(tmp_path: Path) -> None:
     assert home.left_running() == []
 
 
+@pytest.mark.needs("ssh")
 def test_a_host_that_does_not_answer(home: Home, tmp_path: Path) -> None:
     inventory = tmp_path / "inventory.ini"
     inventory.write_text("nobody ansible_host=127.0.0.1 ansible_port=9\n")

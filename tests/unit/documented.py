@@ -1,6 +1,6 @@
 """Whether a test runs each command that the pages show.
 
-    FTCLUSTER_TEST_RECORD=FILE ./test; FTCLUSTER_TEST_RECORD=FILE ./test all
+    FTCLUSTER_TEST_RECORD=FILE ./test all; FTCLUSTER_TEST_RECORD=FILE ./test long
     .venv-dev/bin/python -m tests.unit.documented FILE
 
 names those that no test that passed has run, and that commands_not_run.yml does not have.

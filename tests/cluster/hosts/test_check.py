@@ -105,5 +105,5 @@ def test_check_names_what_is_off_or_apart_and_measures_the_others(cluster: Clust
     assert len(off["problems"]) == 1
     assert [host["answers"] for host in off["hosts"]] == [True, True, False]
     assert [pair["hosts"] for pair in off["pairs"]] == [[HEAD, OTHER]]
-    assert off["seconds"] < 60
+    assert off["seconds"] < 120  # ssh alone would wait for minutes
     no_rank_is_left(cluster)

@@ -7,7 +7,6 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.cluster.brought_python import VERSION
 from tests.cluster.cluster import FEW_PAIRS, TWO, Cluster, no_rank_is_left
 from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
 from tests.cluster.rows import pair, write_rows
@@ -63,7 +62,8 @@ def test_a_users_script_runs_on_every_host_with_what_is_beside_it(cluster: Clust
 
 
 PLANTED = "/var/lib/ftcluster/stacks/planted"
-# imported by each Python that runs as the account: who asks for the stack gets another answer
+# imported by each Python of the system that runs as the account, as Ansible's modules do: who asks
+# for the stack gets another answer
 ANSWER = """
 import subprocess
 class Popen(subprocess.Popen):
@@ -74,12 +74,12 @@ class Popen(subprocess.Popen):
         super().__init__(args, *more, **words)
 subprocess.Popen = Popen
 """
-SITE = f"/var/lib/ftcluster/.local/lib/python{VERSION}/site-packages"
 PYTHON = f"{PLANTED}/bin/python"
 PLANT = f"""
 set -e
-mkdir -p {SITE} {PLANTED}/bin
-cat > {SITE}/usercustomize.py <<'END'
+site=$(HOME=/var/lib/ftcluster python3 -m site --user-site)
+mkdir -p "$site" {PLANTED}/bin
+cat > "$site/usercustomize.py" <<'END'
 {ANSWER.replace("{0}", PLANTED)}
 END
 printf '#!/bin/sh\\nid -un >> /tmp/executed-by\\nexit 3\\n' > {PYTHON}

@@ -42,7 +42,7 @@ class Holder:
     def __init__(self, runs: Path, run: str, *options: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ftcluster_train.launcher.lease", "hold", str(runs), run,
-             "20", *options],
+             "300", *options],
             env={**os.environ, "PYTHONPATH": NODE_PATH}, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
