@@ -148,6 +148,7 @@ RIGHTS: dict[str, Callable[[Path], None]] = {
     "pid": _pid,  # a process 1 of its own, with what processes share
     "pkill": lambda _: _run("pkill", "-0", "-U", str(os.getuid())),
     "root": _root,  # also as another user
+    "ssh": lambda _: _run("ssh", "-V"),
     "ssh-keygen": lambda folder: _run(
         "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")
     ),

@@ -272,9 +272,11 @@ def test_ranks_have_the_token_for_as_long_as_they_run(
 ) -> None:
     ssh_on_path(tmp_path, monkeypatch, HOSTS.format(folder=tmp_path))
     file = run_dir / "hub_token"
+    processes = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"
     launch(
-        run_dir, f"stat -c %a {file}; cat {file}; env; echo; ps -ef", token="hf_s3cret", hosts=NODES
-    )
+        run_dir, f"stat -c %a {file}; cat {file}; env; echo; {processes}", token="hf_s3cret",
+        hosts=NODES,
+    )  # fmt: skip
     assert until_end(run_dir)["state"] == "done"
     said = (run_dir / "ranks.log").read_text()
     assert said.startswith("600\nhf_s3cret")
