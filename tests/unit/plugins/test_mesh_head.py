@@ -54,6 +54,7 @@ def test_the_order_of_host_keys_does_not_matter() -> None:
     assert known_hosts([]) == ""
 
 
+@pytest.mark.needs("ssh-keygen")  # in a package with ssh
 def test_ssh_finds_port_user_and_key_by_name_and_by_address(tmp_path: Path) -> None:
     members = [member("node2", port=2222), member("node3", user="ops")]
     text = ssh_config(members, MESH, "127.0.0.1")
@@ -68,6 +69,7 @@ def test_ssh_finds_port_user_and_key_by_name_and_by_address(tmp_path: Path) -> N
     assert config_of("node3", tmp_path, text)["user"] == "ops"
 
 
+@pytest.mark.needs("ssh-keygen")  # in a package with ssh
 def test_ssh_asks_nothing_and_trusts_no_other_key(tmp_path: Path) -> None:
     found = config_of("node2", tmp_path, ssh_config([member("node2")], MESH, ""))
     expected = {
