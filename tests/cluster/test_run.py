@@ -73,7 +73,7 @@ def test_flags_of_the_old_recipes(machine: Machine) -> None:
         (
             ("3", "1"),
             3,
-            "rank 1 on localhost: ended with exit code 3; its last output:\nrank 1 is here",
+            "rank 1 on localhost: ended with exit code 3; its last output:\n  rank 1 is here",
         ),
         (("SIGKILL", "1"), 137, "rank 1 on localhost: was killed by signal 9 (SIGKILL)"),
     ],
