@@ -9,7 +9,7 @@ import yaml
 
 from tests.programs import ROOT
 
-pytestmark = pytest.mark.needs("root", "mount", "pid", "pkill")
+pytestmark = pytest.mark.needs("root", "mount", "pid")
 ACCOUNT = pwd.getpwnam("nobody")
 PLANT = """
 set -e
@@ -39,6 +39,10 @@ setpriv --reuid nobody --clear-groups sh -c '
   while :; do sleep 1; done
 ' > /dev/null 2>&1 &
 while [ ! -e /tmp/ready ]; do sleep 0.1; done
+# a host without procps
+for name in pgrep pkill; do
+  [ ! -e /usr/bin/$name ] || mount --bind /bin/false /usr/bin/$name
+done
 """
 LEFT = """
 find /tmp /var/tmp /dev/shm /var/spool /var/lib/systemd -mindepth 1 -not -type d -o -user nobody
