@@ -9,7 +9,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import (
     KEY,
     RECORD,
     merged,
-    parsed,
+    parse_mesh,
     texts_of,
     wrong_words,
 )
@@ -33,7 +33,7 @@ class ActionModule(ModuleUnlessSettled):
         if found is None or not all(key in found.places for key in keys):
             return None
         try:
-            before = parsed("\n".join(found.said.get("record", [])), f"{folder}/{RECORD}")
+            before = parse_mesh("\n".join(found.said.get("record", [])), f"{folder}/{RECORD}")
         except ValueError:
             return None  # the module says so
         address = arguments.get("address") or before.get("address", "")

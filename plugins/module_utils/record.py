@@ -11,7 +11,7 @@ MOST = 200_000  # characters: it is one of several facts in an event of Ansible,
 SECTIONS = ("drained", "all_reduce", "tunings")
 
 
-def parsed(text):
+def parse_record(text):
     """The sections of a record, each a mapping of named entries; empty ones of an empty text.
 
     Raises:

@@ -59,7 +59,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
 from ansible_collections.ftcluster.cluster.plugins.module_utils.record import (
     merged,
-    parsed,
+    parse_record,
     refuse_unmeasured,
     rendered,
 )
@@ -81,7 +81,7 @@ def settle(path, state, start, changes, check_mode):
         if before is not None and not check_mode:
             remove(path)
         return before is not None, ""
-    sections = merged(parsed(before or start), changes)
+    sections = merged(parse_record(before or start), changes)
     if before is None and not any(sections.values()):
         return False, ""
     text = rendered(sections)

@@ -181,7 +181,7 @@ def texts_of(members, folder, address):
     }
 
 
-def parsed(text, path):
+def parse_mesh(text, path):
     """What the text of mesh.json says of the mesh; empty where there is none.
 
     Raises:
@@ -243,7 +243,7 @@ def main():
     folder = Path(module.params["folder"])
     changed, diff = False, []
     try:
-        before = parsed(read_text(folder / RECORD), folder / RECORD)
+        before = parse_mesh(read_text(folder / RECORD), folder / RECORD)
         address = module.params["address"] or before.get("address", "")
         if not folder.is_dir():
             changed = True

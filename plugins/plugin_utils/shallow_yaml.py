@@ -39,7 +39,7 @@ def problem(what, place):
     return yaml.MarkedYAMLError(problem=what, problem_mark=place.start_mark)
 
 
-def parsed(text):
+def parse_yaml(text):
     """The value of a text.
 
     Raises:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.shallow_yaml import parsed
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.shallow_yaml import parse_yaml
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import Wanted
 
 # what installs the wheels and starts ranks, for stacks without a lock
@@ -26,7 +26,7 @@ def read_stacks(folder):
     """
     path = folder / "stacks.yml"
     try:
-        return parsed(path.read_text(encoding="utf-8"))
+        return parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise StacksError(f"{path}: {error}") from error
 
@@ -39,7 +39,7 @@ def read_advisories(folder):
     """
     path = folder / "advisories.yml"
     try:
-        return parsed(path.read_text(encoding="utf-8"))
+        return parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise StacksError(f"{path}: {error}") from error
 

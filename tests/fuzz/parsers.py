@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 from ansible_collections.ftcluster.cluster.plugins.module_utils.record import (
-    parsed as parsed_record,
+    parse_record,
 )
 from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import RETURN
-from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import parsed as parsed_mesh
+from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import parse_mesh
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import answers
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
     BundleError,
@@ -531,10 +531,10 @@ PARSERS = {
         (dumped([RUN_LISTED]),),
     ),
     "record of a cluster, on the head": Parser(
-        of_text(parsed_record), (dumped({"format": 1}),), (ValueError,)
+        of_text(parse_record), (dumped({"format": 1}),), (ValueError,)
     ),
     "record of the mesh": Parser(
-        of_text(lambda text: parsed_mesh(text, "mesh.json")), (dumped(MESH),), (ValueError,)
+        of_text(lambda text: parse_mesh(text, "mesh.json")), (dumped(MESH),), (ValueError,)
     ),
     "place of a file": Parser(of_text(place_of), (b"directory|root|root|755|2|/opt",)),
     "answers of a check": Parser(

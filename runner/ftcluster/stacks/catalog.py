@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import yaml
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.advisories import advisories_of
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.shallow_yaml import parsed
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.shallow_yaml import parse_yaml
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice import unverified
 from packaging.utils import canonicalize_name
 
@@ -142,7 +142,7 @@ def load_stacks(path: Path | None = None) -> dict[str, Stack]:
     known = load_advisories(files / "advisories.yml")
     path = path or files / "stacks.yml"
     try:
-        document = parsed(path.read_text(encoding="utf-8"))
+        document = parse_yaml(path.read_text(encoding="utf-8"))
         notes = {
             key: Note(note["text"], note["source"], tuple(note.get("explains", ())))
             for key, note in document["warnings"].items()
@@ -162,7 +162,7 @@ def load_advisories(path: Path) -> dict[str, Any]:
         StacksError: it cannot be read or is damaged.
     """
     try:
-        found: dict[str, Any] = parsed(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"))
         advisories_of({}, found["advisories"])
         str(found["looked_at"])
     except DAMAGED as error:

@@ -13,7 +13,7 @@ import pytest
 from ansible_collections.ftcluster.cluster.plugins.module_utils.record import (
     MOST,
     merged,
-    parsed,
+    parse_record,
     rendered,
 )
 from ansible_collections.ftcluster.cluster.plugins.modules import cluster_record
@@ -86,7 +86,7 @@ def test_bench_counts_more_on_the_same_hosts_with_the_same_stack() -> None:
         (replace(bench, hosts=THREE[:2]), SETUP),
         (replace(bench, stack="x"), SETUP),
     ):
-        found = known(rendered(merged(parsed(json.dumps(GOOD)), with_bench(measured))))
+        found = known(rendered(merged(parse_record(json.dumps(GOOD)), with_bench(measured))))
         assert found.facts.all_reduce
         assert found.facts.all_reduce.by == by
 
@@ -209,7 +209,7 @@ def test_the_module_changes_entries_and_keeps_the_rest(
     assert run(changes=two)["record"] == file.read_text().strip()
     assert oct(file.stat().st_mode & 0o777) == "0o644"
     assert not run(changes=two)["changed"]
-    assert list(parsed(run(changes=with_drained({"a": None}))["record"])["drained"]) == ["b"]
+    assert list(parse_record(run(changes=with_drained({"a": None}))["record"])["drained"]) == ["b"]
     wrong = {"all_reduce": {"setup": {"ms": {"gloo": "fast"}}}}
     assert "gloo" in run(changes=wrong)["msg"]
     assert "mapping" in run(changes={"all_reduce": {"setup": {"ms": ["fast"]}}})["msg"]
@@ -218,17 +218,17 @@ def test_the_module_changes_entries_and_keeps_the_rest(
     assert file.read_text() == "{"
     assert run(state="absent")["changed"]
     # a head that takes another one's place
-    assert list(parsed(run(start=json.dumps(GOOD))["record"])["drained"]) == ["xeon3"]
+    assert list(parse_record(run(start=json.dumps(GOOD))["record"])["drained"]) == ["xeon3"]
 
 
 def test_the_oldest_tunings_make_room() -> None:
-    sections = parsed(json.dumps(GOOD))
+    sections = parse_record(json.dumps(GOOD))
     big = {str(number): {"recipe": "x" * 30_000} for number in range(9)}
     text = rendered(merged(sections, {"tunings": big}))
     assert len(text) <= MOST
-    assert list(parsed(text)["tunings"])[-1] == "8"
-    assert "0" not in parsed(text)["tunings"]
-    assert parsed(text)["drained"] == GOOD["drained"]
+    assert list(parse_record(text)["tunings"])[-1] == "8"
+    assert "0" not in parse_record(text)["tunings"]
+    assert parse_record(text)["drained"] == GOOD["drained"]
     with pytest.raises(ValueError, match=str(MOST)):
         rendered({**sections, "drained": {"a": "x" * MOST}})
 

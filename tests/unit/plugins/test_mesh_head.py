@@ -7,7 +7,7 @@ import pytest
 from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import (
     known_hosts,
     merged,
-    parsed,
+    parse_mesh,
     ssh_config,
     texts_of,
 )
@@ -93,9 +93,12 @@ def test_members_that_the_inventory_does_not_have_are_forgotten() -> None:
 
 
 def test_the_record_is_read_as_it_was_written() -> None:
-    assert parsed(None, MESH / "mesh.json") == {}
+    assert parse_mesh(None, MESH / "mesh.json") == {}
     text = texts_of([member("node2")], MESH, "10.0.0.1")["mesh.json"]
-    assert parsed(text, MESH / "mesh.json") == {"address": "10.0.0.1", "members": [member("node2")]}
+    assert parse_mesh(text, MESH / "mesh.json") == {
+        "address": "10.0.0.1",
+        "members": [member("node2")],
+    }
 
 
 @pytest.mark.parametrize(
@@ -106,4 +109,4 @@ def test_the_record_is_read_as_it_was_written() -> None:
 )  # fmt: skip
 def test_a_damaged_record_is_named(damaged: str) -> None:
     with pytest.raises(ValueError, match=r"mesh\.json is no record of the mesh: remove it"):
-        parsed(damaged, MESH / "mesh.json")
+        parse_mesh(damaged, MESH / "mesh.json")
