@@ -8,13 +8,14 @@ import pytest
 from ftcluster.ansible.scratch import private_folder
 
 PROGRAM = """
-import signal
+import time
 from ftcluster.ansible.scratch import private_folder
 from ftcluster.ansible.signals import ended_in_order
 
 with ended_in_order(), private_folder() as folder:
     print(folder, flush=True)
-    signal.pause()
+    while True:
+        time.sleep(0.1)  # a signal before signal.pause() would be waited for without end
 """
 
 

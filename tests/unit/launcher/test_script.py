@@ -99,10 +99,10 @@ def started(folder: Path, script: str) -> "subprocess.Popen[str]":
 def test_signals_are_handed_on(tmp_path: Path) -> None:
     process = started(
         tmp_path,
-        "import signal, sys\n"
+        "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
         "print('ready', flush=True)\n"
-        "while True: signal.pause()",
+        "while True: time.sleep(0.1)",
     )
     assert process.stdout is not None
     while process.stdout.readline() != "ready\n":
