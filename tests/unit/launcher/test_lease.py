@@ -158,7 +158,7 @@ def test_a_restart_keeps_the_lease_or_takes_it_again(
     holders: list[Holder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", NODE_PATH)
-    before = set(holding(tmp_path))
+    before = {holder.process.pid for holder in holders}
 
     def owner_alone() -> int:
         """A process that has been forked is seen with the command of the one that forked it."""
@@ -184,7 +184,7 @@ def test_a_restart_keeps_the_lease_or_takes_it_again(
         assert leases.take(launch, Path(sys.prefix)) == []
     finally:
         leases.release()
-    assert set(holding(tmp_path)) == before
+    wait_for(lambda: set(holding(tmp_path)) == before)
 
 
 # --- supervisors
