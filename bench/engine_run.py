@@ -28,18 +28,18 @@ from transformers.utils import logging
 
 from ftcluster_common.job import Job, read_job
 from ftcluster_common.recipe import CausalLm
-from ftcluster_train.data.sampler import BatchSampler
-from ftcluster_train.data.token_store import Samples
-from ftcluster_train.distributed.world import World
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine.data.sampler import BatchSampler
+from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.evaluation import evaluate
+from ftcluster_train.engine.loop import train
+from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.rank import load
+from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.health.product_speed import product_shapes, weights_of
 from ftcluster_train.inputs import read_inputs, write_inputs
 from ftcluster_train.kernels import Optimizations
-from ftcluster_train.prepare import prepare
-from ftcluster_train.rank import load
-from ftcluster_train.tasks.base import Task
-from ftcluster_train.training.evaluation import evaluate
-from ftcluster_train.training.loop import train
-from ftcluster_train.training.progress import ProgressLog
-from ftcluster_train.verification.product_speed import product_shapes, weights_of
 
 TURNS = 7
 WARM_UP = 3  # steps that are not counted: their memory is new, and the kernel clears it

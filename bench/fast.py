@@ -37,7 +37,7 @@ from bench.engine import (
 )
 from ftcluster_common.launch import FAST_VARIABLE
 
-STARTUP = ROOT / "train/ftcluster_train/launcher/startup"
+STARTUP = ROOT / "train/ftcluster_train/host/startup"
 WORDS = (
     "--do_train", "--use_cpu", "--report_to", "none", "--save_strategy", "no",
     "--logging_strategy", "no", "--disable_tqdm", "true",

@@ -120,10 +120,10 @@ def train(bench: Bench, run_dir: Path, key: Run, way: tuple[str, ...]) -> Run:
         limit = f"tc qdisc add dev lo root tbf rate {rate} burst 1mb latency 500ms; "
     script = (
         f"ip link set lo up; {limit}"
-        f"mpirun -n {RANKS} {python} -m ftcluster_train.rank {run_dir} && cat /proc/net/dev"
+        f"mpirun -n {RANKS} {python} -m ftcluster_train.engine.rank {run_dir} && cat /proc/net/dev"
     )
     for command in (
-        [python, "-m", "ftcluster_train.prepare", str(run_dir)],
+        [python, "-m", "ftcluster_train.engine.prepare", str(run_dir)],
         ["unshare", "--net", "bash", "-c", script],
     ):
         run = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)

@@ -28,13 +28,13 @@ from bench.engine_run import WORLD, Clock
 from ftcluster.planning.memory import ModelSize, need
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import InstructionTuning, Recipe, Training
-from ftcluster_train.data.token_store import Samples, SampleWriter
+from ftcluster_train.engine.adapters import add_adapters
+from ftcluster_train.engine.data.token_store import Samples, SampleWriter
+from ftcluster_train.engine.loop import train
+from ftcluster_train.engine.models import load_model
+from ftcluster_train.engine.optim.flat_params import norm_parameters
+from ftcluster_train.engine.tasks.instruction_tuning import InstructionTuningTask
 from ftcluster_train.kernels.nf4 import shape_of
-from ftcluster_train.optim.flat_params import norm_parameters
-from ftcluster_train.tasks.instruction_tuning import InstructionTuningTask
-from ftcluster_train.training.adapters import add_adapters
-from ftcluster_train.training.loop import train
-from ftcluster_train.training.models import load_model
 
 STEPS = 2
 SHAPES: dict[str, dict[str, Any]] = {  # Llama 3's

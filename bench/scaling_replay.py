@@ -26,10 +26,10 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 import ftcluster_train.mpi  # registers impi
 from ftcluster_common.recipe import Training
-from ftcluster_train.distributed.world import gather_over_ranks, latency_of_collectives
-from ftcluster_train.optim.flat_step import FlatOptimizerStep
-from ftcluster_train.optim.local_step import LocalOptimizerStep
-from ftcluster_train.optim.sharded_step import ShardedOptimizerStep
+from ftcluster_train.comm.world import gather_over_ranks, latency_of_collectives
+from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
+from ftcluster_train.engine.optim.local_step import LocalOptimizerStep
+from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 
 assert ftcluster_train.mpi
 EMBEDDINGS = "distilbert.embeddings"

@@ -26,17 +26,17 @@ from bench.engine_run import WARM_UP, WORLD, Clock, products
 from ftcluster_common.data_files import TRAIN
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import InstructionTuning, Recipe, Training
-from ftcluster_train.data.packing import Piece
-from ftcluster_train.data.sampler import BatchSampler
-from ftcluster_train.data.token_store import Samples
-from ftcluster_train.data.train_tokenizer import train_tokenizer
+from ftcluster_train.engine.adapters import add_adapters, merge_adapters
+from ftcluster_train.engine.data.packing import Piece
+from ftcluster_train.engine.data.sampler import BatchSampler
+from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.train_tokenizer import train_tokenizer
+from ftcluster_train.engine.evaluation import evaluate
+from ftcluster_train.engine.loop import train
+from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.rank import load
+from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.inputs import Inputs, read_inputs, write_inputs
-from ftcluster_train.prepare import prepare
-from ftcluster_train.rank import load
-from ftcluster_train.tasks.base import Task
-from ftcluster_train.training.adapters import add_adapters, merge_adapters
-from ftcluster_train.training.evaluation import evaluate
-from ftcluster_train.training.loop import train
 
 ROWS, HELD_BACK = 4000, 100
 # of published models: SmolLM2-135M, Qwen2.5-0.5B; and one for training curves
@@ -176,7 +176,7 @@ def trl(job: Job, inputs: Inputs, clock: Clock) -> tuple[Any, list[int]]:
     from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer
 
-    from ftcluster_train.training.models import NF4, load_tokenizer
+    from ftcluster_train.engine.models import NF4, load_tokenizer
 
     recipe, training = job.recipe, job.recipe.training
     options: Any = recipe.options

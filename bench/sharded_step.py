@@ -21,14 +21,14 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from ftcluster_common.recipe import CausalLm, Recipe, Training
-from ftcluster_train.distributed.world import join_world, leave_world
+from ftcluster_train.comm.world import join_world, leave_world
+from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
+from ftcluster_train.engine.optim.optimizer_step import OptimizerStep
+from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
+from ftcluster_train.engine.patch_model import patch_model
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.tasks.causal_lm import CausalLmTask
 from ftcluster_train.kernels import Optimizations
-from ftcluster_train.optim.flat_step import FlatOptimizerStep
-from ftcluster_train.optim.optimizer_step import OptimizerStep
-from ftcluster_train.optim.sharded_step import ShardedOptimizerStep
-from ftcluster_train.tasks.causal_lm import CausalLmTask
-from ftcluster_train.training.patch_model import patch_model
-from ftcluster_train.training.progress import ProgressLog
 
 PARTS = ("forward", "backward", "optimizer")
 

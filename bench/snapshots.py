@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from ftcluster_common.job import Job
-from ftcluster_train.distributed.world import World
-from ftcluster_train.optim.state import State
-from ftcluster_train.training import resume
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine import resume
+from ftcluster_train.engine.optim.state import State
 
 PARAMETERS = 124_440_000
 

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from transformers.utils import logging
 
 from ftcluster_common.job import read_job
-from ftcluster_train.distributed.world import World
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine.loop import train
+from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.rank import load
 from ftcluster_train.inputs import read_inputs, write_inputs
-from ftcluster_train.prepare import prepare
-from ftcluster_train.rank import load
-from ftcluster_train.training.loop import train
-from ftcluster_train.training.progress import ProgressLog
 
 WORLD = World(rank=0, size=1, backend="gloo")
 

@@ -1,6 +1,6 @@
 """Files of data: the split that each belongs to, and their rows. Standard library only.
 
-Rows of Parquet are read in `ftcluster_train.data.sources`.
+Rows of Parquet are read in `ftcluster_train.engine.data.sources`.
 """
 
 import csv

@@ -18,7 +18,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     # that it prefers; [] for the kernel's default policy, null where that is not known)
     "placement": {"ranks": list},
     # how fast each rank computes the model's matrix products alone, by rank, and how many weights
-    # they have, see `ftcluster_train.verification.product_speed`
+    # they have, see `ftcluster_train.health.product_speed`
     "products": {"gflops": list, "weights": int},
     "start": {
         "world_size": int,
@@ -47,8 +47,8 @@ EVENTS: dict[str, dict[str, Any]] = {
     # with each step, of the `steps` since the ranks started: seconds without evaluation and
     # checkpoints; rank 0's tokens with padding, all ranks' without; seconds in which each rank was
     # blocked in collectives, those of them that the exchange itself took, and those in which each
-    # rank made batches, see `ftcluster_train.training.step_times`; bytes and collectives of rank 0,
-    # see `ftcluster_train.distributed.traffic`; seconds of a collective on one number
+    # rank made batches, see `ftcluster_train.engine.step_times`; bytes and collectives of rank 0,
+    # see `ftcluster_train.comm.traffic`; seconds of a collective on one number
     "communication": {
         "step": int,
         "steps": int,
@@ -88,7 +88,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     },
     # what rank 0 of a user's script prints, to stdout or stderr
     "output": {"rank": int, "stream": str, "text": str},
-    # of what guardians report also `step` and `cause`, see ftcluster_train.launcher.heartbeats
+    # of what guardians report also `step` and `cause`, see ftcluster_train.host.heartbeats
     "error": {"message": str, "hint": str, "host": str, "rank": int | None},
     # state: done, failed or stopped
     "end": {"state": str, "exit_code": int, "seconds": Number},

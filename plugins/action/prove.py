@@ -97,7 +97,7 @@ class ActionModule(ActionBase):
         request = {**self._task.args["request"], "ports": ports}
         places = [(host["name"], host["address"], int(host["ssh_port"])) for host in hosts]
         with Caller(places, ports) as caller:
-            program = f"{shlex.quote(self._task.args['python'])} -m ftcluster_train.verify"
+            program = f"{shlex.quote(self._task.args['python'])} -m ftcluster_train.health.verify"
             command = f"{BEGIN}; {environment_words(self)} {program}"
             done = execute(self, command, json.dumps(request).encode())
         done["stdout"] = done["stdout"].rpartition(MARK)[2].lstrip()

@@ -11,7 +11,7 @@ author: The ftcluster authors (@ftcluster)
 description: A row per host, with results of verify and facts of preflight.
 options:
   _input:
-    description: The document that C(python -m ftcluster_train.verify) prints.
+    description: The document that C(python -m ftcluster_train.health.verify) prints.
     type: dict
     required: true
   reached:

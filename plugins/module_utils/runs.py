@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Runs that use a stack: they hold a shared lock on its folder (launcher/stack_lock.py)."""
+"""Runs that use a stack: they hold a shared lock on its folder (host/stack_lock.py)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def words(stack, runs, holders=()):
         )
     who = f"the run{'s' * (len(runs) > 1)} {', '.join(runs)}" if runs else "a run"
     folder = stack.parents[1] / "runs"
-    stop = f"{as_owner(folder)}{stack}/bin/python -m ftcluster_train.supervisor stop {folder}/"
+    stop = f"{as_owner(folder)}{stack}/bin/python -m ftcluster_train.host.supervisor stop {folder}/"
     return (
         f"{who} use{'s' * (len(runs) < 2)} the stack {stack.name} here, which would be changed or "
         f"removed; wait for the end, or end it on the head: {stop}{runs[0] if runs else 'RUN'}"

@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 module: prove
 short_description: Runs verify on the head while the control node calls the hosts' ports
 description:
-  - Runs C(python -m ftcluster_train.verify) on the host, the head, with a request on its stdin.
+  - Runs C(python -m ftcluster_train.health.verify) on the head, with a request on its stdin.
   - Meanwhile the control node tries to connect to ports that the ranks open on each host, again and
     again, a second each at most. It is not one of the cluster, so the hosts' firewalls must not let
     it in. What comes in is told by the ranks.

@@ -65,7 +65,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-PROGRAM = "ftcluster_train/supervisor.py"
+PROGRAM = "ftcluster_train/host/supervisor.py"
 AT_START = ("*.pth", "*customize.py")  # what Python executes of site-packages before the program
 SECONDS = 90  # it looks twice, for at most 25 s, and starts a unit within 20 s
 
@@ -100,7 +100,7 @@ def stack_of(prefix):
 
 def command_of(stack, run_dir, user):
     """What root executes of a stack: nothing of the environment or of anybody's home."""
-    python = [str(stack / "bin/python"), "-I", "-B", "-m", "ftcluster_train.supervisor"]
+    python = [str(stack / "bin/python"), "-I", "-B", "-m", "ftcluster_train.host.supervisor"]
     return [*python, "start", str(run_dir), "--user", user]
 
 

@@ -77,7 +77,7 @@ def rank_of(network: str) -> int:
     """The process of the rank in a network."""
     for pid in processes(network):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if words[1:3] == [b"-m", b"ftcluster_train.rank"]:
+        if words[1:3] == [b"-m", b"ftcluster_train.engine.rank"]:
             return pid
     raise AssertionError(f"no rank in {network}")
 

@@ -23,7 +23,7 @@ os.environ |= {
 import pytest  # noqa: E402 - it has loaded none of them
 
 if TYPE_CHECKING:  # not at once, for xdist's first process has no use for torch
-    from ftcluster_train.distributed.world import World
+    from ftcluster_train.comm.world import World
 
 
 def pytest_unconfigure() -> None:
@@ -50,7 +50,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[World]":
     """This process as the only rank."""
     import torch.distributed as dist
 
-    from ftcluster_train.distributed.world import World
+    from ftcluster_train.comm.world import World
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting = tmp_path_factory.mktemp("world") / "meeting"
@@ -62,7 +62,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[World]":
 @pytest.fixture
 def one_world(world: "World", monkeypatch: pytest.MonkeyPatch) -> None:
     """What a rank that runs in this process joins."""
-    from ftcluster_train import rank
+    from ftcluster_train.engine import rank
 
     monkeypatch.setattr(rank, "join_world", lambda: world)
     monkeypatch.setattr(rank, "leave_world", lambda: None)

@@ -22,16 +22,16 @@ from ftcluster_common.recipe import (
     TextRanking,
     Training,
 )
-from ftcluster_train import rank
-from ftcluster_train.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.distributed.world import World
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine import rank
+from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
+from ftcluster_train.engine.loop import TrainResult, train
+from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.inputs import write_inputs
 from ftcluster_train.io.events import EventWriter
-from ftcluster_train.prepare import prepare
-from ftcluster_train.tasks.base import Task
-from ftcluster_train.tasks.registry import make_task
-from ftcluster_train.training.loop import TrainResult, train
-from ftcluster_train.training.progress import ProgressLog
 from tests.engine.models import SPECIAL, VOCABULARY, make_tokenizer
 
 CLASSES = 3

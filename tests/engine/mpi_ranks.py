@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import ftcluster_train.mpi  # noqa: F401 - registers the backend
-from ftcluster_train.distributed.mpi_progress import Channel
+from ftcluster_train.comm.mpi_progress import Channel
 
 RANK = int(os.environ.get("PMI_RANK") or os.environ["RANK"])
 SIZE = int(os.environ.get("PMI_SIZE") or os.environ["WORLD_SIZE"])

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.data.sampler import micro_batches, share_of_rank
-from ftcluster_train.distributed import pieces
+from ftcluster_train.comm import pieces
+from ftcluster_train.engine.data.sampler import micro_batches, share_of_rank
+from ftcluster_train.engine.optim import gradient_buckets, sharded_weights
+from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
+from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
+from ftcluster_train.engine.optim.state import State
 from ftcluster_train.kernels import residuals
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
-from ftcluster_train.optim import gradient_buckets, sharded_weights
-from ftcluster_train.optim.flat_step import FlatOptimizerStep
-from ftcluster_train.optim.sharded_step import ShardedOptimizerStep
-from ftcluster_train.optim.state import State
 from tests.engine.forks import start
 from tests.engine.models import VOCABULARY, make_model
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ftcluster_common.recipe import Training
+from ftcluster_train.engine.optim.adamw import AdamW
 from ftcluster_train.kernels import simd
-from ftcluster_train.optim.adamw import AdamW
 
 TRAINING = Training(learning_rate=1e-2)
 STEPS = 4

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import torch
 
-from ftcluster_train.data.token_store import Samples
-from ftcluster_train.tasks.registry import make_task
+from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.tasks.registry import make_task
 from tests.engine.models import LONGEST, make_tokenizer
 from tests.engine.runs import make_whole_job, questions, write_data
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from ftcluster_train import fast
-from ftcluster_train.distributed.world import World
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine.models import call_model
+from ftcluster_train.engine.patch_model import patch_model
+from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.fast import functions
 from ftcluster_train.kernels import Optimizations, simd
-from ftcluster_train.training.models import call_model
-from ftcluster_train.training.patch_model import patch_model
-from ftcluster_train.training.progress import ProgressLog
 from tests.engine.architectures import Kind, Size, kinds, make_kind
 from tests.engine.jobs import Run, make_job, make_samples, make_task_of, run
 from tests.engine.test_fast import enabled  # noqa: F401 - a fixture

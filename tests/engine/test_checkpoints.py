@@ -19,11 +19,11 @@ from transformers import (
 
 from ftcluster_common.job import Job
 from ftcluster_common.trained_model import read_trained
-from ftcluster_train.data.sampler import BatchSampler
-from ftcluster_train.data.token_store import Sample
-from ftcluster_train.distributed.world import World
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine.data.sampler import BatchSampler
+from ftcluster_train.engine.data.token_store import Sample
+from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
 from ftcluster_train.errors import TrainError
-from ftcluster_train.tasks.text_classification import TextClassificationTask
 from tests.engine.jobs import Run, make_job, make_samples, make_task_of, read_events, run
 from tests.engine.models import VOCABULARY, make_model
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftcluster_train.distributed.world import check_equal_on_ranks
+from ftcluster_train.comm.world import check_equal_on_ranks
+from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.errors import TrainError
-from ftcluster_train.optim.flat_params import FlatWeights
 from tests.engine.ranks import on_ranks
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from ftcluster_train.distributed.world import World
-from ftcluster_train.training.evaluation import evaluate
-from ftcluster_train.training.models import call_model
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine.evaluation import evaluate
+from ftcluster_train.engine.models import call_model
 from tests.engine.jobs import make_job, make_samples, make_task_of, write_samples
 from tests.engine.models import make_model
 

@@ -25,7 +25,7 @@ from transformers import (
     activations,
 )
 
-from ftcluster_train import fast, launcher
+from ftcluster_train import fast, host
 from ftcluster_train.fast import functions, notices
 from ftcluster_train.kernels import linear
 from ftcluster_train.kernels.unread_rows import FIRST_TOKEN, MASKED_KEYS
@@ -46,7 +46,7 @@ from tests.engine.test_gradients import (
 from tests.programs import NODE_PATH
 
 TORCH_DROPOUT = functional.dropout
-STARTUP = Path(launcher.__file__).parent / "startup"
+STARTUP = Path(host.__file__).parent / "startup"
 FEWEST = ("minilm", "modernbert", "t5", "llama")
 REPLACED = [
     (functional, "dropout"), (functional, "scaled_dot_product_attention"),

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftcluster_train.kernels import residuals
-from ftcluster_train.optim import gradient_buckets
-from ftcluster_train.optim.flat_params import FlatWeights
-from ftcluster_train.optim.gradient_buckets import (
+from ftcluster_train.engine.optim import gradient_buckets
+from ftcluster_train.engine.optim.flat_params import FlatWeights
+from ftcluster_train.engine.optim.gradient_buckets import (
     BUCKET,
     MEBIBYTE,
     GradientBuckets,
     bucket_slices,
 )
+from ftcluster_train.kernels import residuals
 from tests.engine.ranks import Case, Learned, learn, learn_all, on_ranks
 
 STEPS = 5

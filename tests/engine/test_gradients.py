@@ -19,13 +19,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from ftcluster_train.engine.models import call_model
+from ftcluster_train.engine.optim.flat_params import FlatWeights
+from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
+from ftcluster_train.engine.patch_model import patch_model
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.health.probe import cpu_flags
 from ftcluster_train.kernels import Optimizations
-from ftcluster_train.optim.flat_params import FlatWeights
-from ftcluster_train.optim.gradient_buckets import GradientBuckets
-from ftcluster_train.probe import cpu_flags
-from ftcluster_train.training.models import call_model
-from ftcluster_train.training.patch_model import patch_model
-from ftcluster_train.training.progress import ProgressLog
 from tests.engine.architectures import FEW, VOCABULARY, Kind, Size, kinds, make_kind, more_but
 from tests.engine.jobs import CLASSES, make_job, make_task_of
 

@@ -14,17 +14,17 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import SentenceSimilarity
-from ftcluster_train.data.sampler import micro_batches, share_of_rank
-from ftcluster_train.data.token_store import Sample
-from ftcluster_train.distributed.traffic import Traffic
-from ftcluster_train.distributed.world import World
+from ftcluster_train.comm.traffic import Traffic
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine.data.sampler import micro_batches, share_of_rank
+from ftcluster_train.engine.data.token_store import Sample
+from ftcluster_train.engine.models import call_model
+from ftcluster_train.engine.patch_model import patch_model
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.tasks import length_groups
+from ftcluster_train.engine.tasks.in_batch_negatives import Texts, ranking_loss
+from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.kernels import Optimizations
-from ftcluster_train.tasks import length_groups
-from ftcluster_train.tasks.in_batch_negatives import Texts, ranking_loss
-from ftcluster_train.tasks.registry import make_task
-from ftcluster_train.training.models import call_model
-from ftcluster_train.training.patch_model import patch_model
-from ftcluster_train.training.progress import ProgressLog
 from tests.engine.jobs import make_job, make_task_of, run
 from tests.engine.models import make_model, make_tokenizer
 from tests.engine.ranks import on_ranks

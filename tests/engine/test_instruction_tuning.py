@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ftcluster_common.job import EVALUATE, Job
-from ftcluster_train.data.token_store import Sample, Samples
-from ftcluster_train.distributed.world import World
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine.adapters import CONFIG, WEIGHTS
+from ftcluster_train.engine.data.token_store import Sample, Samples
+from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
-from ftcluster_train.prepare import prepare
-from ftcluster_train.training.adapters import CONFIG, WEIGHTS
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import make_job, make_task_of, result_of, run
 from tests.engine.models import CHAT, make_model, make_tokenizer

@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.data.sampler import share_of_rank
-from ftcluster_train.distributed import quantized
-from ftcluster_train.distributed.quantized import BLOCK, all_reduce_quantized, pack, unpack
-from ftcluster_train.distributed.world import World
+from ftcluster_train.comm import quantized
+from ftcluster_train.comm.quantized import BLOCK, all_reduce_quantized, pack, unpack
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine import loop
+from ftcluster_train.engine.data.sampler import share_of_rank
+from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
+from ftcluster_train.engine.optim.local_step import LocalOptimizerStep
+from ftcluster_train.engine.stopping import TrainingStopped
 from ftcluster_train.errors import TrainError
-from ftcluster_train.optim.flat_step import FlatOptimizerStep
-from ftcluster_train.optim.local_step import LocalOptimizerStep
-from ftcluster_train.training import loop
-from ftcluster_train.training.stopping import TrainingStopped
 from tests.engine.jobs import Run, make_job, make_samples
 from tests.engine.jobs import run as run_once
 from tests.engine.models import VOCABULARY, make_model

@@ -11,13 +11,13 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ftcluster_common.recipe import InstructionTuning
+from ftcluster_train.engine import models
+from ftcluster_train.engine.adapters import adapted_layers, add_adapters, linear_layers
+from ftcluster_train.engine.models import load_model
+from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.kernels.nf4 import dense
-from ftcluster_train.prepare import prepare
-from ftcluster_train.training import models
-from ftcluster_train.training.adapters import adapted_layers, add_adapters, linear_layers
-from ftcluster_train.training.models import load_model
 from tests.engine.drawn import unit
 from tests.engine.jobs import make_job, run_rank
 from tests.engine.models import VOCABULARY

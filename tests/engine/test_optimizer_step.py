@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 from ftcluster_common.recipe import Training
+from ftcluster_train.engine.optim.flat_step import NORM_BLOCK, FlatOptimizerStep, norm_of
 from ftcluster_train.kernels import residuals
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
-from ftcluster_train.optim.flat_step import NORM_BLOCK, FlatOptimizerStep, norm_of
 from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors
 
 FP32 = ROUNDOFF[torch.float32]

@@ -9,10 +9,10 @@ from typing import Any
 import datasets
 import pytest
 
-from ftcluster_train import prepare as prepare_module
-from ftcluster_train.data.token_store import Samples
-from ftcluster_train.prepare import prepare
-from ftcluster_train.tasks.text_classification import TextClassificationTask
+from ftcluster_train.engine import prepare as prepare_module
+from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
 from tests.engine.jobs import make_job
 from tests.engine.models import make_model, make_tokenizer
 

@@ -2,13 +2,13 @@
 
 import torch
 
+from ftcluster_train.health.probe import cpu_flags
 from ftcluster_train.kernels.private_torch import (
     has_linear_in_bf16,
     is_transformed,
     softmax_backward,
     version_of,
 )
-from ftcluster_train.probe import cpu_flags
 
 
 def test_the_gradient_of_softmax() -> None:

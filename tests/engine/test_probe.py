@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ftcluster_common.launch import Host
-from ftcluster_train.probe import Request, cpu_flags, examine, kernel_used
-from ftcluster_train.supervisor import free_port
-from ftcluster_train.verification.consistency import expected_kernel
+from ftcluster_train.health.consistency import expected_kernel
+from ftcluster_train.health.probe import Request, cpu_flags, examine, kernel_used
+from ftcluster_train.host.supervisor import free_port
 from tests.engine.forks import start
 
 

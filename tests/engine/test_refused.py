@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ftcluster_common.job import Job
-from ftcluster_train import rank
-from ftcluster_train.distributed.world import World
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine import rank
+from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.inputs import write_inputs
-from ftcluster_train.prepare import prepare
-from ftcluster_train.tasks.registry import make_task
 from tests.engine.models import make_tokenizer
 from tests.engine.runs import classes, make_whole_job, questions, write_data, write_model
 

@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import Recipe, TextClassification
-from ftcluster_train.distributed.world import World
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine import checkpoints, loop, resume
+from ftcluster_train.engine.optim.state import State
+from ftcluster_train.engine.stopping import TrainingStopped, listen
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io import fsync
-from ftcluster_train.optim.state import State
-from ftcluster_train.training import checkpoints, loop, resume
-from ftcluster_train.training.stopping import TrainingStopped, listen
 from tests.engine.jobs import Run, make_job, make_samples
 from tests.engine.jobs import run as run_once
 from tests.engine.models import make_model, make_tokenizer

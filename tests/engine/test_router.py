@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from ftcluster_train.engine.models import call_model
+from ftcluster_train.engine.patch_model import patch_model
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.kernels import Optimizations
-from ftcluster_train.tasks.base import Task
-from ftcluster_train.training.models import call_model
-from ftcluster_train.training.patch_model import patch_model
-from ftcluster_train.training.progress import ProgressLog
 from tests.engine.jobs import make_job, make_task_of
 from tests.engine.models import SIZES, VOCABULARY
 

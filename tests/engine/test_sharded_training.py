@@ -16,14 +16,14 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import Training
-from ftcluster_train.distributed.world import World, check_equal_on_ranks
+from ftcluster_train.comm.world import World, check_equal_on_ranks
+from ftcluster_train.engine import checkpoints, loop, resume
+from ftcluster_train.engine.checkpoints import Checkpoints
+from ftcluster_train.engine.optim import gradient_buckets
+from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step
+from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
+from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.errors import TrainError
-from ftcluster_train.optim import gradient_buckets
-from ftcluster_train.optim.optimizer_step import make_optimizer_step
-from ftcluster_train.optim.sharded_step import ShardedOptimizerStep
-from ftcluster_train.training import checkpoints, loop, resume
-from ftcluster_train.training.checkpoints import Checkpoints
-from ftcluster_train.training.progress import ProgressLog
 from tests.engine.jobs import Run, make_job, make_samples, make_task_of
 from tests.engine.jobs import run as run_once
 from tests.engine.models import make_model

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ftcluster_common.job import EVALUATE, PREDICT, Job
-from ftcluster_train.data.token_store import Samples
+from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
-from ftcluster_train.prepare import prepare
-from ftcluster_train.tasks.registry import make_task
 from tests.engine.jobs import result_of, write_samples
 from tests.engine.models import make_tokenizer
 from tests.engine.runs import WORDS, Row, make_whole_job, triplets, write_data, write_model

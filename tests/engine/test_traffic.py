@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.optim.flat_step import FlatOptimizerStep
-from ftcluster_train.optim.sharded_step import ShardedOptimizerStep
+from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
+from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from tests.engine.models import make_model
 from tests.engine.ranks import on_ranks
 

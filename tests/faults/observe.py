@@ -16,9 +16,9 @@ LISTENS = "0A"  # of a socket in /proc/net/tcp
 HOST = re.compile(rf"/{GROUP}/(node\d+)/")
 KINDS = {  # by the first word of the command line that is one of these
     "mpirun": "mpirun",
-    "ftcluster_train.supervisor": "supervisor",
-    "ftcluster_train.bind": "guardian",
-    "ftcluster_train.rank": "rank",
+    "ftcluster_train.host.supervisor": "supervisor",
+    "ftcluster_train.host.bind": "guardian",
+    "ftcluster_train.engine.rank": "rank",
     "mpiexec.hydra": "mpirun",
     "hydra_pmi_proxy": "proxy",
     "hydra_bstrap_proxy": "proxy",
@@ -69,7 +69,7 @@ def _process(folder: Path, run: str) -> Iterator[Process]:
         for pair in (folder / "environ").read_bytes().decode(errors="replace").split("\0")
         if "=" in pair
     )
-    supervises = "ftcluster_train.supervisor" in words and any(w.endswith(run) for w in words)
+    supervises = "ftcluster_train.host.supervisor" in words and any(w.endswith(run) for w in words)
     if variables.get("FTCLUSTER_RUN") != run and not supervises:
         return
     stat = (folder / "stat").read_text().rpartition(")")[2].split()

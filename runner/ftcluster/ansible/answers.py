@@ -190,7 +190,7 @@ def _jobs(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def _stack(value: Any) -> dict[str, Any]:
-    """What `ftcluster_train.launcher.stack_packages` prints."""
+    """What `ftcluster_train.host.stack_packages` prints."""
     forms = {
         "stack": r"\w[\w.-]{0,99}",
         "python": r"\d{1,2}\.\d{1,3}(\.\d{1,3})?",

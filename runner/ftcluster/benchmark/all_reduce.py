@@ -20,7 +20,7 @@ from ftcluster.stacks.catalog import load_stacks
 from ftcluster.user_script.command import Script
 from ftcluster_common.launch import CCL, IMPI, MPI
 
-MODULE = "ftcluster_train.bench_all_reduce"
+MODULE = "ftcluster_train.health.bench_all_reduce"
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}  # as in nccl-tests
 COPIES = 3  # of a size that a rank has at most: its own, gloo's or MPI's, and messages in flight
 RUNTIME = 300 * 10**6  # bytes of a rank without them: Python with torch

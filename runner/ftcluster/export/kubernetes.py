@@ -280,7 +280,8 @@ def _torchrun(*options: str) -> list[str]:
 def _rank_command(pods: Pods) -> list[str]:
     """What each rank is: bound to its cores first."""
     return [
-        PYTHON, "-m", "ftcluster_train.bind", PYTHON, "-m", "ftcluster_train.rank", pods.run_dir
+        PYTHON, "-m", "ftcluster_train.host.bind",
+        PYTHON, "-m", "ftcluster_train.engine.rank", pods.run_dir,
     ]  # fmt: skip
 
 
@@ -418,7 +419,7 @@ def _prepare(pods: Pods, common: Manifest) -> Manifest:
         "name": "prepare",
         "image": pods.image,
         "command": [
-            *PROCESS_ONE, PYTHON, "-m", "ftcluster_train.prepare", pods.run_dir,
+            *PROCESS_ONE, PYTHON, "-m", "ftcluster_train.engine.prepare", pods.run_dir,
             "--job", f"{JOB_FOLDER}/job.json",
         ],
         "env": env,

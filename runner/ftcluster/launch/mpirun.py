@@ -24,7 +24,7 @@ from ftcluster_common.launch import (
 )
 from ftcluster_common.network import PROVIDER_VARIABLE, network_variables
 
-FREE_PORT = "from ftcluster_train.supervisor import free_port; print(free_port())"
+FREE_PORT = "from ftcluster_train.host.supervisor import free_port; print(free_port())"
 SETVARS = "oneccl_bindings_for_pytorch/env/setvars.sh"  # what oneccl_bind_pt's libraries need
 
 
@@ -48,7 +48,7 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: s
 
     Args:
         program: what each rank becomes once it is bound; left out, the stack's Python with
-            `ftcluster_train.rank`.
+            `ftcluster_train.engine.rank`.
         slurm_job: the Slurm job that has the hosts; "" for none.
     """
     bin_dir, folder = stack_bin(plan), run_dir(plan, run)
@@ -79,8 +79,8 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: s
         "-machinefile", f"{folder}/hostfile",  # -f fills the first host, whatever its count says
         "-n", str(plan.world_size),
         "-prepend-pattern", label_pattern(run),
-        python, "-m", "ftcluster_train.bind",
-        *(program or (python, "-m", "ftcluster_train.rank", folder)),
+        python, "-m", "ftcluster_train.host.bind",
+        *(program or (python, "-m", "ftcluster_train.engine.rank", folder)),
     )  # fmt: skip
     hosts, idle = (
         tuple(Host(host.name, host.address) for host in some) for some in (plan.hosts, plan.spares)
@@ -100,7 +100,7 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: s
 
 
 def placement_text(plan: LaunchPlan) -> str:
-    """The placement of all ranks, which `ftcluster_train.bind` reads on the hosts.
+    """The placement of all ranks, which `ftcluster_train.host.bind` reads on the hosts.
 
     Hosts that are alike share an entry, because a variable has a limit (128 KiB, MAX_ARG_STRLEN):
 
@@ -168,7 +168,7 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
     ]
     if job is not None:
         training = launch.script_ranks is None
-        prepare = [f"{python} -m ftcluster_train.prepare {folder}"] if training else []
+        prepare = [f"{python} -m ftcluster_train.engine.prepare {folder}"] if training else []
         lines += [f"printf %s {shlex.quote(json.dumps(job))} > {folder}/job.json", *prepare]
         separate = () if launch.slurm_job else launch.hosts[1:] + launch.idle
         others = " ".join(shlex.quote(host.address) for host in separate)

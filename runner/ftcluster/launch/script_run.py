@@ -109,7 +109,7 @@ def render_script(
         fast: whether it is trained with our kernels.
     """
     program = (
-        f"{stack_bin(plan)}/python", "-m", "ftcluster_train.script", "run", run_dir(plan, run)
+        f"{stack_bin(plan)}/python", "-m", "ftcluster_train.host.script", "run", run_dir(plan, run)
     )  # fmt: skip
     launch = render(plan, run, program)
     token = rank_variables(run_dir(plan, run)) if hub_token else {}

@@ -97,8 +97,8 @@ class Processes(threading.Thread):
     """
 
     MARKS = (
-        "ansible-playbook", "ftcluster_train.prepare", "ftcluster_train.supervisor", "mpirun",
-        "hydra_pmi_proxy", "hydra_bstrap_proxy", "ftcluster_train.rank", "tell.py",
+        "ansible-playbook", "ftcluster_train.engine.prepare", "ftcluster_train.host.supervisor",
+        "mpirun", "hydra_pmi_proxy", "hydra_bstrap_proxy", "ftcluster_train.engine.rank", "tell.py",
     )  # fmt: skip
 
     def __init__(self, planted: Secrets) -> None:

@@ -136,7 +136,7 @@ def test_a_training_that_the_head_makes_up(head: Head, capsys: pytest.CaptureFix
     events += [{**EVENTS_SEEN["notice"], "ansible_facts": facts}, {**EVENTS_SEEN["end"], **facts}]
     lines = [one if isinstance(one, str) else json.dumps(one) for one in events]
     (head.folder / "events").write_text("\n".join(["x" * (5 << 20), *lines, ""]))
-    head.answers(**{"ftcluster_train.prepare": "\x1b[2J{{ 1 + 1 }}"})
+    head.answers(**{"ftcluster_train.engine.prepare": "\x1b[2J{{ 1 + 1 }}"})
     before = head.snapshot()
     code = main(["train", "quickstart"])
     shown = "".join(capsys.readouterr())

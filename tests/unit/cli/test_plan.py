@@ -47,7 +47,7 @@ def test_hosts_decisions_and_the_command(capsys: pytest.CaptureFixture[str]) -> 
     assert "# ranks on node1-node2: 2 (" in out
     assert "# precision: fp32 (set in recipe mrpc)" in out
     assert "job.json" in out
-    assert "ftcluster_train.prepare" in out
+    assert "ftcluster_train.engine.prepare" in out
     assert lines[-1].startswith("  /opt/ftcluster/current/bin/mpirun -machinefile ")
     assert not list(Path.cwd().glob("state/ftcluster/runs/*"))  # nothing is left behind
 

@@ -81,7 +81,7 @@ def test_arguments_of_the_script_are_not_in_those_of_mpirun(
     assert program(document)[1:] == ["train.py", "--key", "s3cret", ":"]
     assert "s3cret" not in json.dumps(document["launch"])
     run_dir = f"/opt/ftcluster/runs/{document['run']}"
-    assert document["launch"]["argv"][-3:] == ["ftcluster_train.script", "run", run_dir]
+    assert document["launch"]["argv"][-3:] == ["ftcluster_train.host.script", "run", run_dir]
 
 
 @pytest.fixture

@@ -14,7 +14,14 @@ PLACEMENT = {"kinds": [{"env": {"LD_PRELOAD": f"{LINK}/lib/libiomp5.so"}}]}
 def launch(folder: Path, script_ranks: int | None = None) -> Launch:
     return Launch(
         run_dir=str(folder),
-        argv=(f"{LINK}/bin/mpirun", "-n", "1", f"{LINK}/bin/python", "-m", "ftcluster_train.bind"),
+        argv=(
+            f"{LINK}/bin/mpirun",
+            "-n",
+            "1",
+            f"{LINK}/bin/python",
+            "-m",
+            "ftcluster_train.host.bind",
+        ),
         env={"FTCLUSTER_PLACEMENT": json.dumps(PLACEMENT), "OTHER": "/opt/ft/currently/x"},
         hostfile="10.0.0.1:1\n",
         hosts=(Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2")),
@@ -38,7 +45,14 @@ def test_a_launch_by_the_real_folder_of_its_stack(tmp_path: Path) -> None:
     real = Path("/opt/ft/stacks/native-1")
     found = launch(tmp_path).with_stack(real)
     python = f"{real}/bin/python"
-    assert found.argv == (f"{real}/bin/mpirun", "-n", "1", python, "-m", "ftcluster_train.bind")
+    assert found.argv == (
+        f"{real}/bin/mpirun",
+        "-n",
+        "1",
+        python,
+        "-m",
+        "ftcluster_train.host.bind",
+    )
     [kind] = json.loads(found.env["FTCLUSTER_PLACEMENT"])["kinds"]
     assert kind["env"]["LD_PRELOAD"] == f"{real}/lib/libiomp5.so"
     assert (found.env["OTHER"], found.stack) == ("/opt/ft/currently/x", str(real))

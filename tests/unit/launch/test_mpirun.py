@@ -10,7 +10,7 @@ from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
 from ftcluster_common.launch import Host, Launch
 from ftcluster_common.network import RdmaDevice
-from ftcluster_train.bind import find_place
+from ftcluster_train.host.bind import find_place
 from tests.unit.clusters import STACKS, VM, cluster, host, placed
 
 RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")
@@ -119,7 +119,8 @@ def test_another_program_is_bound_the_same_way() -> None:
     ours = render(decided, "r-1")
     other = render(decided, "r-1", ["/usr/bin/env", "x y"])
     assert other.argv[-5:] == (
-        "/opt/ftcluster/current/bin/python", "-m", "ftcluster_train.bind", "/usr/bin/env", "x y",
+        "/opt/ftcluster/current/bin/python", "-m", "ftcluster_train.host.bind",
+        "/usr/bin/env", "x y",
     )  # fmt: skip
     assert (ours.env, ours.hostfile) == (other.env, other.hostfile)
 
@@ -163,7 +164,7 @@ def test_what_is_pasted_does_what_it_says(tmp_path: Path) -> None:
     assert json.loads((run_dir / "job.json").read_text())["text"] == "it's {{ odd }}"
     assert (tmp_path / "ssh.in").read_text() == (run_dir / "job.json").read_text()
     prepared, to_host, port, started = heard.read_text().splitlines()
-    assert prepared == f"python: -m ftcluster_train.prepare {run_dir}"
+    assert prepared == f"python: -m ftcluster_train.engine.prepare {run_dir}"
     assert to_host.startswith(f"ssh: -F {prefix}/mesh/ssh_config n2 umask 077 && mkdir -p ")
     assert "free_port" in port
     assert started == f"mpirun: {' '.join(launch.argv[1:])}"

@@ -331,10 +331,10 @@ def test_the_launch_of_this_machine() -> None:
         "[r-1 %r] ",
         "/opt/ftcluster/current/bin/python",
         "-m",
-        "ftcluster_train.bind",
+        "ftcluster_train.host.bind",
         "/opt/ftcluster/current/bin/python",
         "-m",
-        "ftcluster_train.rank",
+        "ftcluster_train.engine.rank",
         "/opt/ftcluster/runs/r-1",
     )
     assert launch.hostfile == "127.0.0.1:2\n"

@@ -17,9 +17,9 @@ from typing import Any
 from ftcluster_train.fast import adamw, functions
 from ftcluster_train.fast.models import check_model, register_attention, replace_in_models
 from ftcluster_train.fast.modules import fuse_when_trained
+from ftcluster_train.host.after_import import after_import
 from ftcluster_train.kernels.in_use import kernels_in_use
 from ftcluster_train.kernels.unread_rows import leave_out_unread
-from ftcluster_train.launcher.after_import import after_import
 
 __all__ = ["enable", "kernels_in_use"]
 MODELS = "transformers.modeling_utils"  # a script may set what transformers reads at its import

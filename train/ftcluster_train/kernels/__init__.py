@@ -13,8 +13,9 @@ class Optimizations:
         activations: one loop for each, see `activations`; also RMSNorm and rotary positions, see
             `norm` and `rotary`.
         cross_entropy: no logits in fp32, see `linear_cross_entropy`.
-        bf16_weights: a bf16 copy of fp32 master weights, see `ftcluster_train.optim.flat_params`.
-        group_by_length: batches of similar length, see `ftcluster_train.data.sampler`.
+        bf16_weights: a bf16 copy of fp32 master weights, see
+            `ftcluster_train.engine.optim.flat_params`.
+        group_by_length: batches of similar length, see `ftcluster_train.engine.data.sampler`.
     """
 
     dropout: bool = True

@@ -1,0 +1,104 @@
+"""Which parts of a conversation are learned, with templates of several kinds."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from ftcluster_common.conversations import Conversation, Message
+from ftcluster_common.data_files import DataError
+from ftcluster_train.engine.data.chat_samples import (
+    LearnedText,
+    learned_texts,
+    learned_tokens,
+    plain_text,
+)
+
+SYSTEM: Message = {"role": "system", "content": "Be brief."}
+ASKS: Message = {"role": "user", "content": "Two and two?"}
+ANSWERS: Message = {"role": "assistant", "content": "Four."}
+THINKS: Message = {"role": "assistant", "content": "<think>2+2</think>Four."}
+THANKS: Message = {"role": "user", "content": "Thanks."}
+ENDS: Message = {"role": "assistant", "content": "Bye."}
+
+
+def chatml(messages: Sequence[Message], prompt: bool) -> str:
+    """As Qwen's."""
+    written = [f"<|{m['role']}|>{m['content']}<|end|>\n" for m in messages]
+    return "".join(written) + ("<|assistant|>" if prompt else "")
+
+
+def thinking(messages: Sequence[Message], prompt: bool) -> str:
+    """Thoughts are asked for, and those of answers before the last one are left out."""
+    last = len(messages) - 1
+    short = [
+        {**m, "content": m["content"].rpartition("</think>")[2] if i < last else m["content"]}
+        for i, m in enumerate(messages)
+    ]
+    return chatml(short, prompt) + ("<think>" if prompt else "")
+
+
+def learned(texts: Sequence[LearnedText]) -> list[list[str]]:
+    return [[text.text[start:end] for start, end in text.spans] for text in texts]
+
+
+def test_every_answer_of_a_conversation_is_learned() -> None:
+    conversation = Conversation([SYSTEM, ASKS, ANSWERS, THANKS, ENDS])
+    [text] = learned_texts(conversation, chatml)
+    assert text.text == chatml(conversation.messages, False)
+    assert learned([text]) == [["Four.<|end|>\n", "Bye.<|end|>\n"]]
+
+
+def test_of_a_prompt_with_answers_only_the_completion_is_learned() -> None:
+    conversation = Conversation([ASKS, ANSWERS, THANKS, ENDS], first=3)
+    assert learned(learned_texts(conversation, chatml)) == [["Bye.<|end|>\n"]]
+
+
+def test_an_answer_that_changes_once_others_follow_is_a_text_of_its_own() -> None:
+    texts = learned_texts(Conversation([ASKS, THINKS, THANKS, ENDS]), thinking)
+    assert learned(texts) == [["2+2</think>Four.<|end|>\n"], ["Bye.<|end|>\n"]]
+    assert texts[0].text.startswith("<|user|>Two and two?")
+    assert "<think>" not in texts[1].text
+
+
+def test_a_function_that_is_called() -> None:
+    calls: Message = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
+    found = learned_texts(Conversation([ASKS, calls, ANSWERS]), chatml)
+    assert learned(found) == [["None<|end|>\n", "Four.<|end|>\n"]]
+
+
+def drops(messages: Sequence[Message], prompt: bool) -> str:
+    return chatml([m for m in messages if m["role"] == "user"], prompt)
+
+
+def shortens(messages: Sequence[Message], prompt: bool) -> str:
+    return chatml([{**m, "content": m["content"][:3]} for m in messages], prompt)
+
+
+def counts(messages: Sequence[Message], prompt: bool) -> str:
+    return f"{len(messages)} messages\n" + chatml(messages, prompt)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (drops, "leaves out message 2, which is learned"),
+        (shortens, "leaves out message 2, which is learned"),
+        (counts, "does not tell where the message begins"),
+    ],
+)
+def test_templates_that_are_refused(template: object, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        learned_texts(Conversation([ASKS, ANSWERS]), template)  # type: ignore[arg-type]
+
+
+def test_without_a_template() -> None:
+    text = plain_text(Conversation([ASKS, ANSWERS], 1), "</s>")
+    assert text.text == "Two and two?Four.</s>"
+    assert learned([text]) == [["Four.</s>"]]
+
+
+def test_a_token_is_learned_where_it_begins_in_an_answer() -> None:
+    offsets = [(0, 0), (0, 3), (3, 6), (6, 8), (8, 9), (9, 12)]
+    assert learned_tokens(offsets, [(4, 8), (9, 12)]) == [3, 5]
+    assert learned_tokens(offsets[1:], [(0, 6)]) == [1]  # nothing predicts the first token
+    assert learned_tokens(offsets, []) == []

@@ -1,0 +1,95 @@
+import math
+
+import pytest
+
+from ftcluster_train.engine.metrics import squad
+from ftcluster_train.engine.metrics.glue import (
+    accuracy,
+    default_metrics,
+    f1,
+    matthews,
+    measure,
+    pearson,
+    perplexity,
+    ranks,
+    spearman,
+)
+
+
+def test_accuracy_and_f1_of_a_known_table() -> None:
+    predictions, labels = [1, 1, 1, 0, 0], [1, 1, 0, 1, 0]
+    assert accuracy(predictions, labels) == pytest.approx(0.6)
+    assert f1(predictions, labels) == pytest.approx(2 / 3)
+
+
+def test_f1_without_any_positive_is_zero() -> None:
+    assert f1([0], [0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "value"),  # the values are those of scikit-learn 1.7
+    [
+        ([1, 0, 1, 1], [1, 1, 1, 0], -0.3333333333333333),
+        ([0, 0, 1, 2, 2, 2], [0, 0, 1, 1, 2, 2], 0.7833494518006403),
+        ([1, 0, 1], [1, 0, 1], 1.0),
+        ([1, 1, 1], [1, 0, 1], 0.0),  # always the same class: not defined
+    ],
+)
+def test_matthews(predictions: list[int], labels: list[int], value: float) -> None:
+    assert matthews(predictions, labels) == pytest.approx(value)
+
+
+def test_correlations_with_ties() -> None:
+    x = [4.2, 0.5, 3.1, 2.0, 5.0, 2.0, 1.5]
+    y = [4.0, 1.0, 3.0, 2.5, 4.75, 1.0, 2.5]
+    assert pearson(x, y) == pytest.approx(0.9094172768277455)  # scipy 1.16
+    assert spearman(x, y) == pytest.approx(0.8807710121010887)
+    assert pearson([1.0, 1.0], [0.0, 2.0]) == 0.0
+    assert ranks([10.0, 30.0, 10.0, 20.0]) == [1.5, 4.0, 1.5, 3.0]
+
+
+def test_what_is_measured_where_the_recipe_does_not_say() -> None:
+    assert default_metrics(2) == ("accuracy", "f1")
+    assert default_metrics(3) == ("accuracy",)
+    assert default_metrics(None) == ("pearson", "spearman")
+    assert measure(("accuracy",), [2, 0], [2, 1]) == {"accuracy": 0.5}
+
+
+def test_perplexity_is_a_number_whatever_the_loss() -> None:
+    assert perplexity(math.log(50257)) == pytest.approx(50257)
+    assert math.isfinite(perplexity(1e6))
+
+
+@pytest.mark.parametrize(
+    ("answer", "normal"),
+    [
+        ("The  Eiffel-Tower!", "eiffeltower"),
+        ("an A. the\tÉtat", "état"),
+        ("«the» x's", "« » xs"),  # only ASCII's punctuation, as in SQuAD's script
+        ("theatre", "theatre"),
+    ],
+)
+def test_answers_are_normalised_as_in_squads_script(answer: str, normal: str) -> None:
+    assert squad.normalise(answer) == normal
+
+
+def test_the_best_of_several_true_answers_counts() -> None:
+    true = ["in October 1973", "October", "1973"]
+    assert squad.exact_match("the 1973.", true) == 1.0
+    assert squad.exact_match("1974", true) == 0.0
+    assert squad.f1("October 1973", true) == pytest.approx(0.8)  # P 1, R 2/3
+    assert squad.f1("to be to be", ["be be quick"]) == pytest.approx(4 / 7)  # bags of words
+
+
+def test_squad_1_in_percent() -> None:
+    found = squad.score(["a cat", "no"], [["cat"], ["yes", "oh yes"]], unanswerable=False)
+    assert found == {"exact_match": 50.0, "f1": 50.0}
+
+
+def test_squad_2_tells_questions_without_an_answer_apart() -> None:
+    answers, true = ["cat", "", "", "dog"], [["cat"], [], ["owl"], []]
+    assert squad.score(answers, true, unanswerable=True) == {
+        "exact_match": 50.0, "f1": 50.0, "HasAns_exact": 50.0, "HasAns_f1": 50.0,
+        "NoAns_exact": 50.0, "NoAns_f1": 50.0,
+    }  # fmt: skip
+    assert "NoAns_f1" not in squad.score(["cat"], [["cat"]], unanswerable=True)

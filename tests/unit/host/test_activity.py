@@ -1,0 +1,122 @@
+"""What processes do, from the kernel."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from ftcluster_train.host.activity import activity, descendants, sockets_of, tcp_bytes
+from tests.programs import wait_for
+
+# a child that a thread has started, which starts one itself
+TREE = (
+    "import subprocess, sys, threading, time\n"
+    "work = [sys.executable, '-c', sys.argv[1]]\n"
+    "threading.Thread(target=lambda: subprocess.run(work)).start()\n"
+)
+
+
+def tree(work: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", TREE, work], start_new_session=True)
+
+
+def test_the_whole_tree_counts() -> None:
+    other = tree("import time\nwhile time.process_time() < 0.5: pass")
+    try:
+        wait_for(lambda: any(pid != other.pid for pid in descendants(os.getpid())))
+        wait_for(lambda: activity(os.getpid(), ())["cpu"] >= 0.5)
+        before = activity(os.getpid(), ())["cpu"]
+        wait_for(lambda: descendants(os.getpid()) == [other.pid])  # the work has ended
+        assert activity(os.getpid(), ())["cpu"] >= before
+    finally:
+        os.killpg(other.pid, signal.SIGKILL)
+        other.wait()
+
+
+def test_a_stop_is_that_of_a_main_process() -> None:
+    other = tree("import time; time.sleep(60)")
+    try:
+        wait_for(lambda: len(descendants(os.getpid())) == 2)
+        (work,) = set(descendants(os.getpid())) - {other.pid}
+        os.kill(work, signal.SIGSTOP)
+        wait_for(lambda: activity(os.getpid(), (other.pid, work))["state"] == "T")
+        wait_for(lambda: activity(os.getpid(), (other.pid,))["state"] == "S")
+    finally:
+        os.killpg(other.pid, signal.SIGKILL)
+        other.wait()
+    assert activity(os.getpid(), ()) == {}
+
+
+THREAD = (
+    "import threading, time\n"
+    "def work():\n"
+    "    while True: pass\n"
+    "threading.Thread(target=work, daemon=True).start()\n"
+    "threading.Event().wait()\n"
+)
+
+
+def test_a_thread_that_others_leave_no_cpu_is_not_idle() -> None:
+    other = subprocess.Popen([sys.executable, "-c", THREAD], start_new_session=True)
+    try:
+        wait_for(lambda: len(list(Path(f"/proc/{other.pid}/task").iterdir())) == 2)
+        # as if they had used no CPU time since
+        starved = {"cpu": 1e9, "wire": 0}
+        wait_for(lambda: activity(os.getpid(), (other.pid,), starved)["state"] == "R")
+    finally:
+        os.killpg(other.pid, signal.SIGKILL)
+        other.wait()
+
+
+# vfork: its parent is in state D until the child executes, and that waits for the FIFO
+ASLEEP = (
+    "import os, sys\n"
+    "opens = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)\n"
+    "while True:\n"
+    "    os.waitpid(os.posix_spawn('/bin/true', ['true'], {}, file_actions=[opens]), 0)\n"
+)
+
+
+def test_an_uninterruptible_sleep_is_one_until_the_process_wakes_up(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    other = subprocess.Popen([sys.executable, "-c", ASLEEP, fifo], start_new_session=True)
+    try:
+        wait_for(lambda: activity(os.getpid(), (other.pid,))["sleep"])
+        first = activity(os.getpid(), (other.pid,))["sleep"]
+        assert first[0] == other.pid
+        assert activity(os.getpid(), (other.pid,))["sleep"] == first
+        assert activity(os.getpid(), ())["sleep"] is None  # none of its main processes
+        os.close(os.open(fifo, os.O_WRONLY))
+        wait_for(lambda: activity(os.getpid(), (other.pid,))["sleep"] not in (None, first))
+    finally:
+        os.killpg(other.pid, signal.SIGKILL)
+        other.wait()
+
+
+def test_bytes_on_the_wire_are_those_of_the_processes_own_connections() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+        inodes = sockets_of([os.getpid()])
+        assert os.fstat(ours.fileno()).st_ino in inodes
+        sender = {os.fstat(ours.fileno()).st_ino}
+        sent, idle = tcp_bytes(sender), tcp_bytes({os.fstat(listener.fileno()).st_ino})
+        ours.sendall(b"x" * 50_000)
+        wait_for(lambda: tcp_bytes(sender) - sent >= 50_000)
+        assert tcp_bytes({os.fstat(listener.fileno()).st_ino}) == idle
+        assert tcp_bytes(set()) == 0
+        other = tree("import time; time.sleep(60)")
+        try:
+            wait_for(lambda: len(descendants(os.getpid())) == 2)
+            before = activity(os.getpid(), ())
+            assert activity(os.getpid(), (), {**before, "wire": -1})["wire"] == before["wire"]
+            # it is not looked at while they compute
+            assert activity(os.getpid(), (), {"cpu": before["cpu"] - 1, "wire": -1})["wire"] == -1
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)
+            other.wait()
+        ours.close()
+        theirs.close()

@@ -1,0 +1,288 @@
+"""One run a host: real processes contend for real locks; shell scripts stand in for mpirun, ssh."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster_common.launch import Host, Launch
+from ftcluster_train.host import host_leases, lease
+from tests.programs import NODE_PATH, wait_for
+from tests.unit.host.test_supervisor import (
+    NODES,
+    errors,
+    events,
+    launch,
+    processes_of,
+    ssh_on_path,
+    supervisor,
+    until_end,
+)
+
+NAME = "quickstart-20260131-101500-7f3a"
+# a host of its own, with a folder of its own for runs, whose stack is the head's
+SSH = (
+    "mkdir -p {folder}/$3\n"
+    'exec sh -c "$(printf %s "$4" | sed s,{folder},{folder}/$3,g)"'
+)  # fmt: skip
+
+
+class Holder:
+    """A process that holds a lease, as a supervisor starts it."""
+
+    def __init__(self, runs: Path, run: str, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ftcluster_train.host.lease", "hold", str(runs), run,
+             "300", *options],
+            env={**os.environ, "PYTHONPATH": NODE_PATH}, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def ask(self) -> str:
+        assert self.process.stdout
+        self.say("ask")
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def holders(tmp_path: Path) -> Iterator[list[Holder]]:
+    found = [Holder(tmp_path, NAME), Holder(tmp_path, "other")]
+    yield found
+    for one in found:
+        one.end()
+
+
+def test_the_kernel_frees_what_a_killed_owner_held(holders: list[Holder], tmp_path: Path) -> None:
+    first, second = holders
+    assert lease.look(tmp_path) == ""
+    assert first.ask() == first.ask() == "held"
+    assert lease.look(tmp_path).startswith(f"run {NAME} is using it (since ")
+    assert re.fullmatch(rf"taken run {NAME} is using it \(since \d\d:\d\d UTC\)", second.ask())
+    assert (tmp_path / ".lease").stat().st_mode & 0o027 == 0
+    first.process.kill()
+    first.process.wait()
+    assert lease.look(tmp_path) == ""
+    assert second.ask() == "held"
+    assert lease.look(tmp_path).startswith("run other is using it")
+
+
+def test_a_lease_lasts_as_long_as_processes_of_the_run(
+    holders: list[Holder], tmp_path: Path
+) -> None:
+    run = f"run-{os.getpid()}-{time.monotonic_ns()}"
+    owner = Holder(tmp_path, run)
+    rank = subprocess.Popen(["sleep", "60"], env={**os.environ, "FTCLUSTER_RUN": run})
+    try:
+        assert owner.ask() == "held"
+        owner.process.send_signal(signal.SIGTERM)  # its supervisor decides
+        assert owner.process.stdin
+        owner.process.stdin.close()
+        assert holders[1].ask().startswith(f"taken run {run} ")
+        restarted = Holder(tmp_path, run)
+        restarted.say("ask")
+        time.sleep(2 * lease.LOOK_SECONDS)  # the run waits for its own ranks longer than for others
+        rank.kill()
+        assert restarted.process.stdout
+        assert restarted.process.stdout.readline() == "held\n"
+        restarted.end()
+    finally:
+        rank.kill()
+        rank.wait()
+        owner.process.wait(10)
+
+
+def test_a_supervisor_that_is_silent_is_gone(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ftcluster_train.host.lease", "hold", str(tmp_path), NAME,
+         "0.3"],
+        env={**os.environ, "PYTHONPATH": NODE_PATH}, stdin=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.wait(10) == 0
+    process.communicate()
+
+
+def test_a_run_that_shares_takes_the_lease_once_it_is_free(
+    holders: list[Holder], tmp_path: Path
+) -> None:
+    sharing = Holder(tmp_path, "sharing", "--share")
+    try:
+        assert holders[0].ask() == "held"
+        assert sharing.ask().startswith("taken ")
+        holders[0].end()
+        sharing.say("")
+        wait_for(lambda: "sharing" in lease.look(tmp_path))
+    finally:
+        sharing.end()
+
+
+def test_who_has_it_is_said_with_the_day(tmp_path: Path) -> None:
+    path = tmp_path / ".lease"
+    path.write_text("other 1700000000\n")
+    descriptor = os.open(path, os.O_RDONLY)
+    assert lease.holder(descriptor) == "run other is using it (since 2023-11-14 22:13 UTC)"
+    path.write_text("")
+    assert lease.holder(descriptor) == "another run is using it"
+    os.close(descriptor)
+
+
+def holding(runs: Path) -> list[int]:
+    """Process ids of those that hold the lease or try to."""
+    mark = b"\0".join((b"ftcluster_train.host.lease", b"hold", bytes(runs), b""))
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            if mark in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_a_restart_keeps_the_lease_or_takes_it_again(
+    holders: list[Holder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", NODE_PATH)
+    before = {holder.process.pid for holder in holders}
+
+    def owner_alone() -> int:
+        """A process that has been forked is seen with the command of the one that forked it."""
+        wait_for(lambda: len(set(holding(tmp_path)) - before) == 1)
+        [owner] = set(holding(tmp_path)) - before
+        return owner
+
+    launch = Launch(str(tmp_path / "run"), (), {}, "", tuple(NODES[:1]), "", "", timeout_seconds=3)
+    leases = host_leases.Leases(share=False)
+    try:
+        assert leases.take(launch, Path(sys.prefix)) == []
+        owner = owner_alone()
+        assert leases.take(launch, Path(sys.prefix)) == []
+        assert owner_alone() == owner
+        os.kill(owner, signal.SIGKILL)
+        wait_for(lambda: lease.look(tmp_path) == "")
+        assert leases.take(launch, Path(sys.prefix)) == []
+        assert holders[1].ask().startswith("taken run run is using it")
+        owner = owner_alone()
+        os.kill(owner, signal.SIGSTOP)
+        [refusal] = leases.take(launch, Path(sys.prefix))
+        assert "no answer within 1.5 s" in refusal.reason
+        assert leases.take(launch, Path(sys.prefix)) == []
+    finally:
+        leases.release()
+    wait_for(lambda: set(holding(tmp_path)) == before)
+
+
+# --- supervisors
+
+
+def launched(folder: Path, name: str, script: str, **more: Any) -> Path:
+    """Have a supervisor launch a shell script as a run of a cluster; returns the run's folder."""
+    run_dir = folder / f"{name}-{os.getpid()}-{time.monotonic_ns()}"
+    run_dir.mkdir()
+    launch(run_dir, script, **{"hosts": [Host("head", "127.0.0.1")], **more})
+    return run_dir
+
+
+def phases(run_dir: Path) -> str:
+    return "; ".join(str(event["doing"]) for event in events(run_dir) if event["event"] == "phase")
+
+
+def test_a_second_run_is_refused_by_name_and_one_that_shares_is_not(tmp_path: Path) -> None:
+    first = launched(tmp_path, "first", "sleep 60")
+    wait_for(lambda: "starting" in phases(first))
+    second = launched(tmp_path, "second", f"touch {tmp_path}/started")
+    end = until_end(second)
+    assert (end["state"], end["exit_code"]) == ("failed", 1)
+    [error] = errors(second)
+    assert str(error["message"]).startswith(f"head: run {first.name} is using it (since ")
+    assert "--wait" in str(error["hint"])
+    assert not (tmp_path / "started").exists()
+    third = launched(tmp_path, "third", f"touch {tmp_path}/started", share_hosts=True)
+    assert until_end(third)["state"] == "done"
+    assert (tmp_path / "started").exists()
+    assert supervisor("stop", first).stdout.strip() == "stopped"
+    fourth = launched(tmp_path, "fourth", "true")  # at once
+    assert until_end(fourth)["state"] == "done"
+
+
+def test_runs_that_wait_go_on_one_after_the_other_or_are_stopped(tmp_path: Path) -> None:
+    alone = f"mkdir {tmp_path}/busy && sleep 0.5 && rmdir {tmp_path}/busy"
+    first = launched(tmp_path, "first", "sleep 60")
+    wait_for(lambda: "starting" in phases(first))
+    waiting = [launched(tmp_path, f"waiting{n}", alone, wait=True) for n in range(2)]
+    waiting.insert(0, launched(tmp_path, "interrupted", alone, restarts=1))
+    for one in waiting:
+        wait_for(lambda run=one: f"waiting: head: run {first.name} is using it" in phases(run))
+    assert supervisor("stop", waiting[2]).stdout.strip() == "stopped"
+    assert until_end(waiting[2])["state"] == "stopped"
+    os.kill(int((first / "supervisor.pid").read_text()), signal.SIGKILL)
+    for one in waiting[:2]:
+        assert until_end(one)["state"] == "done"
+    assert processes_of(first.name) == []
+
+
+def test_another_host_is_refused_by_its_name_and_the_head_is_free_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh_on_path(tmp_path, monkeypatch, SSH.format(folder=tmp_path))
+    (tmp_path / NODES[2].address).mkdir()
+    other = Holder(tmp_path / NODES[2].address, NAME)
+    try:
+        assert other.ask() == "held"
+        refused = launched(tmp_path, "refused", "true", hosts=NODES)
+        assert until_end(refused)["state"] == "failed"
+        [error] = errors(refused)
+        assert error["host"] == "node3"
+        assert str(error["message"]).startswith(f"node3: run {NAME} is using it (since ")
+        waits = launched(tmp_path, "waits", f"cat {tmp_path}/*/.lease", wait=True, hosts=NODES)
+        wait_for(lambda: "waiting: node3" in phases(waits))
+        wait_for(lambda: lease.look(tmp_path) == "")
+    finally:
+        other.end()
+    assert until_end(waits)["state"] == "done"
+    assert (waits / "ranks.log").read_text().count(waits.name) == 2
+    for folder in (tmp_path, *(tmp_path / host.address for host in NODES[1:])):
+        assert lease.look(folder) == ""
+
+
+def test_a_spare_is_taken_with_the_hosts_and_kept_but_not_needed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", NODE_PATH)
+    ssh_on_path(tmp_path, monkeypatch, SSH.format(folder=tmp_path))
+    (tmp_path / NODES[2].address).mkdir()
+    launch = Launch(
+        str(tmp_path / "run"), (), {}, "", tuple(NODES[:2]), "/ssh_config", "",
+        idle=(NODES[2],), spares=1,
+    )  # fmt: skip
+    other = Holder(tmp_path / NODES[2].address, NAME)
+    leases = host_leases.Leases(share=False)
+    try:
+        assert other.ask() == "held"
+        [refusal] = leases.take(launch, Path(sys.prefix))
+        assert (refusal.host, refusal.in_use) == (NODES[2], True)
+        assert leases.take(replace(launch, restarts=1), Path(sys.prefix)) == []
+        leases.release()
+        other.end()
+        leases = host_leases.Leases(share=False)
+        for restarts in range(2):
+            assert leases.take(replace(launch, restarts=restarts), Path(sys.prefix)) == []
+            assert "run run is using it" in lease.look(tmp_path / NODES[2].address)
+    finally:
+        leases.release()
+        other.end()

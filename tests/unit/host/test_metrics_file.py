@@ -1,0 +1,189 @@
+"""The file with a run's numbers for Prometheus, and the dashboard that reads it."""
+
+import json
+import os
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families as prometheus_text
+
+from ftcluster_common.launch import Host, Launch
+from ftcluster_train.host.metrics_file import (
+    GAUGES,
+    KEPT_SECONDS,
+    MetricsFile,
+    RunNumbers,
+    samples,
+    text_of,
+)
+from ftcluster_train.io.events import EventWriter
+from tests.programs import ROOT
+
+LAUNCH = Launch(
+    run_dir="/opt/ftcluster/runs/mrpc-1", argv=("mpirun",), env={},
+    hostfile="10.0.0.1:1\n10.0.0.2:1\n",
+    hosts=(Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2")), ssh_config="", stack="/s",
+)  # fmt: skip
+START: dict[str, Any] = {
+    "event": "start", "time": 1010.0, "world_size": 2, "threads_per_rank": 4, "precision": "bf16",
+    "ipex": False, "backend": "impi", "steps": 100, "epochs": 1.0,
+    "train_samples": 800, "parameters": 5,
+}  # fmt: skip
+EVENTS: list[dict[str, Any]] = [
+    {"event": "phase", "time": 1000.0, "doing": "starting the ranks"},
+    {"event": "placement", "time": 1005.0, "ranks": []},
+    START,
+    {
+        "event": "step", "time": 1030.0, "step": 10, "epoch": 0.1, "loss": 0.5, "grad_norm": 1.0,
+        "learning_rate": 1e-4, "samples_per_second": 8.0, "train_seconds": 10.0,
+        "remaining_seconds": 90.0,
+    },
+    {
+        "event": "communication", "time": 1030.0, "step": 10, "steps": 10,
+        "train_seconds": 10.0, "tokens": 5, "waited_seconds": [1.0, 5.0],
+        "input_seconds": [0.5, 0.5], "transfer_seconds": 1.0, "useful_tokens": 9, "sent_bytes": 4e7,
+        "collectives": 10, "latency_seconds": 0.0,
+    },
+]  # fmt: skip
+
+
+def numbers(*more: dict[str, Any]) -> RunNumbers:
+    found = RunNumbers()
+    for event in (*EVENTS, *more):
+        found.add(event)
+    return found
+
+
+def values(found: RunNumbers, now: float = 1040.0) -> dict[tuple[str, ...], float]:
+    rows = samples(found, LAUNCH, "mrpc", now)
+    return {(name, *map(str, labels.values())): value for name, labels, value in rows}
+
+
+def test_the_numbers_of_a_run() -> None:
+    found = values(numbers())
+    assert found["ftcluster_step",] == 10
+    assert found["ftcluster_steps",] == 100
+    assert found["ftcluster_eta_seconds",] == 90
+    assert found["ftcluster_samples_per_second",] == 8
+    assert found["ftcluster_goodput_ratio",] == 10 / 40
+    assert found["ftcluster_sent_bytes_per_step",] == 4e6
+    assert found["ftcluster_communication_ratio",] == pytest.approx(0.1)
+    assert found["ftcluster_wait_ratio", "0", "node1"] == 0
+    assert found["ftcluster_wait_ratio", "1", "node2"] == pytest.approx(0.4)
+    # rank 0 works 9 of 10 s, rank 1 works 5
+    assert found["ftcluster_straggler_score", "0", "node1"] == pytest.approx(9 / 7)
+    assert found["ftcluster_straggler_score", "1", "node2"] == pytest.approx(5 / 7)
+    assert found["ftcluster_run_state", "running"] == 1
+    assert found["ftcluster_restart_count",] == 0
+
+
+def test_after_a_restart_the_ranks_count_from_zero() -> None:
+    again = [
+        {"event": "restart", "time": 1031.0, "restart": 1, "max_restarts": 3, "message": "killed"},
+        {**EVENTS[1], "time": 1033.0},
+        {**START, "time": 1034.0},
+        {
+            **EVENTS[4],
+            "time": 1040.0,
+            "step": 8,
+            "steps": 3,
+            "train_seconds": 3.0,
+            "sent_bytes": 1.2e7,
+        },
+    ]
+    found = values(numbers(*again))
+    assert found["ftcluster_restart_count",] == 1
+    assert found["ftcluster_sent_bytes_per_step",] == 4e6  # of 3 steps
+
+
+def test_what_the_run_before_has_trained_is_not_in_the_goodput() -> None:
+    found = RunNumbers()
+    for event in EVENTS:
+        more = 500.0 if event["event"] == "step" else 0.0
+        found.add({**event, "train_seconds": event.get("train_seconds", 0.0) + more})
+    assert values(found)["ftcluster_goodput_ratio",] == 10 / 40
+
+
+def test_the_end_of_a_run() -> None:
+    end = {"event": "end", "time": 1050.0, "state": "done", "exit_code": 0, "seconds": 50.0}
+    found = values(numbers(end), now=9999.0)
+    assert found["ftcluster_run_state", "done"] == 1
+    assert found["ftcluster_run_state", "running"] == 0
+    assert found["ftcluster_eta_seconds",] == 0
+    assert found["ftcluster_goodput_ratio",] == 10 / 50
+
+
+@pytest.mark.parametrize("read", [open_metrics, prometheus_text])
+def test_both_formats_of_prometheus_read_it(read: Any) -> None:
+    text = text_of('a"\\\nb', samples(numbers(), LAUNCH, "mrpc", 1040.0))
+    families = {one.name: one for one in read(text)}
+    for name, family in families.items():
+        about, labels = GAUGES[name]
+        assert (family.type, family.documentation) == ("gauge", about)
+        for sample in family.samples:
+            assert sample.labels.keys() == {"run", *labels}
+            assert sample.labels["run"] == 'a"\\\nb'
+            assert sample.timestamp is None  # node_exporter refuses them
+    assert families.keys() == GAUGES.keys() - {"ftcluster_checkpoint_step"}
+
+
+def test_a_file_is_written_as_a_whole_beside_the_runs(tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "mrpc-1"
+    run_dir.mkdir(parents=True)
+    (run_dir / "job.json").write_text('{"recipe": {"name": "mrpc"}}')
+    writer = EventWriter(run_dir)
+    file = MetricsFile(run_dir)
+    launch = replace(LAUNCH, run_dir=str(run_dir))
+    file.write(launch)  # before the first event
+    writer.write("start", **{k: v for k, v in START.items() if k not in ("event", "time")})
+    writer.write("output", rank=0, stream="stdout", text="a script's")
+    with (run_dir / "events.jsonl").open("a") as events:
+        events.write('{"event": "st')  # being written
+    file.write(launch, step=7)
+    text = (tmp_path / "metrics/mrpc-1.prom").read_text()
+    assert 'ftcluster_step{run="mrpc-1"} 7\n' in text
+    assert 'recipe="mrpc",backend="impi",precision="bf16"} 1\n' in text
+    assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["mrpc-1.prom"]
+    before = file.path.stat().st_mtime_ns
+    file.tick(launch, 8)
+    assert file.path.stat().st_mtime_ns == before  # it was just written
+
+
+def test_files_of_runs_before_go(tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    old, other = (tmp_path / "metrics" / name for name in ("old.prom", "other.prom"))
+    for path in (old, other):
+        path.touch()
+    long_ago = time.time() - KEPT_SECONDS - 1
+    os.utime(old, (long_ago, long_ago))
+    (tmp_path / "runs/r").mkdir(parents=True)
+    MetricsFile(tmp_path / "runs/r")
+    assert not old.exists()
+    assert other.exists()
+
+
+def test_a_folder_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "r"
+    run_dir.mkdir(parents=True)
+    (tmp_path / "metrics").write_text("a file")
+    MetricsFile(run_dir).write(LAUNCH)
+
+
+def test_the_dashboard_shows_what_is_written() -> None:
+    dashboard = json.loads((ROOT / "docs/grafana-dashboard.json").read_text())
+    expressions = [
+        target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())
+    ]
+    queries = [one["query"]["query"] for one in dashboard["templating"]["list"][1:]]
+    used = set(re.findall(r"ftcluster_\w+", " ".join([*expressions, *queries])))
+    assert used <= GAUGES.keys()
+    assert GAUGES.keys() - used == set()
+    labels = set(re.findall(r"\{\{(\w+)\}\}", json.dumps(dashboard)))
+    assert labels <= {"run", *(label for _, names in GAUGES.values() for label in names)}
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    assert all(place["x"] + place["w"] <= 24 for place in places)

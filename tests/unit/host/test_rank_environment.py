@@ -1,0 +1,91 @@
+"""What mpirun and its ranks get of the head's environment."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ftcluster_common.launch import RENDEZVOUS_PORTS
+from ftcluster_train.host.rank_environment import rank_environment, without_credentials
+from tests.programs import NODE_PATH
+
+
+def test_the_environment_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("HF_HOME", "/cache")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    found = rank_environment({"OMP_NUM_THREADS": "4"}, "/stack")
+    assert "AWS_SECRET_ACCESS_KEY" not in found
+    assert found["HF_HOME"] == "/cache"
+    assert found["MLFLOW_TRACKING_URI"] == "http://tracking:5000"
+    assert found["PATH"].startswith("/stack/bin:")
+    assert int(found["MASTER_PORT"]) in RENDEZVOUS_PORTS
+
+
+def test_credentials_of_this_host_are_not_sent_to_others() -> None:
+    environment = {
+        "HF_TOKEN": "a", "HF_HOME": "/b", "HF_TOKEN_PATH": "/c", "MLFLOW_TRACKING_PASSWORD": "d",
+        "MLFLOW_TRACKING_URI": "e", "https_proxy": "http://me:f@proxy", "http_proxy": "http://g",
+    }  # fmt: skip
+    argv = ["/stack/bin/mpirun", "-n", "2", "python"]
+    assert without_credentials(argv, environment, {"OMP_NUM_THREADS": "1"}) == [
+        "/stack/bin/mpirun", "-genvexcl", "HF_TOKEN,MLFLOW_TRACKING_PASSWORD,https_proxy",
+        "-n", "2", "python",
+    ]  # fmt: skip
+    assert without_credentials(argv, {"HF_HOME": "/b"}, {}) == argv
+    # an empty one of the launch, which hides those of the hosts, has to get there
+    assert without_credentials(argv, {"HF_TOKEN": ""}, {"HF_TOKEN": ""}) == argv
+
+
+HELD = """
+import json, os, pwd, signal, socket
+from ftcluster_common.launch import MPI_PORTS, RENDEZVOUS_PORTS
+from ftcluster_train.errors import TrainError
+from ftcluster_train.host import rank_environment
+
+sockets = []
+
+def hold(ports):
+    told, tell = os.pipe()
+    if os.fork():
+        os.close(tell)
+        assert os.read(told, 1) == b"x"
+        return
+    os.setuid(pwd.getpwnam("nobody").pw_uid)
+    for port in ports:
+        sockets.append(socket.create_server(("", port)))
+    os.write(tell, b"x")
+    signal.pause()
+
+def said():
+    try:
+        return rank_environment.rank_environment({}, "/stack")["MASTER_PORT"]
+    except TrainError as error:
+        return str(error)
+
+found = []
+hold(RENDEZVOUS_PORTS[:-1])
+found.append(said())
+hold(RENDEZVOUS_PORTS[-1:])
+found.append(said())
+rank_environment.RENDEZVOUS_PORTS = range(29500, 29501)
+hold(MPI_PORTS)
+found.append(said())
+print(json.dumps(found))
+"""  # with the first process of their namespace all others end
+
+
+@pytest.mark.needs("root", "network", "pid")
+def test_ports_that_another_user_holds_are_left_out_or_named() -> None:
+    done = subprocess.run(
+        ["unshare", "--net", "--pid", "--fork", "--kill-child", sys.executable, "-c", HELD],
+        env=os.environ | {"PYTHONPATH": NODE_PATH}, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    one_left, none_left, no_mpi = json.loads(done.stdout)
+    assert one_left == str(RENDEZVOUS_PORTS[-1])
+    assert "from 29550 to 29599 is free" in none_left
+    assert "users listen at 50: nobody" in none_left
+    assert "from 29600 to 29799 is free" in no_mpi
+    assert "users listen at 200: nobody, and mpirun needs one" in no_mpi

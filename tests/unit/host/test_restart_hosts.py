@@ -1,0 +1,144 @@
+"""Which hosts a restart uses, and the launch on them."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ftcluster_common.launch import Host, Launch
+from ftcluster_train.host import supervisor
+from ftcluster_train.host.host_leases import Leases
+from ftcluster_train.host.metrics_file import MetricsFile
+from ftcluster_train.host.monitors import Ending
+from ftcluster_train.host.rank_launch import HostsRefused, Run
+from ftcluster_train.host.restart_hosts import change_notice, hosts_of_restart
+from ftcluster_train.host.ssh_check import Refusal
+from ftcluster_train.host.stop_request import StopRequest
+from ftcluster_train.io.events import EventWriter
+from tests.unit.host.test_supervisor import NODES, launch, notices, ssh_on_path, until_end
+
+HOSTS = tuple(Host(f"node{number}", f"10.0.0.{number}") for number in range(5))
+PLACEMENT = {"kinds": [{"ranks": [1, 2]}, {"ranks": [1]}], "hosts": [[0, 2], [1, 1]]}
+LAUNCH = Launch(
+    run_dir="/r",
+    argv=("mpirun", "-n", "5", "x"),
+    env={"FTCLUSTER_PLACEMENT": json.dumps({**PLACEMENT, "idle": [[0, 1]]})},
+    hostfile="10.0.0.0:2\n10.0.0.1:2\n10.0.0.2:1\n",
+    hosts=HOSTS[:3],
+    ssh_config="",
+    stack="/s",
+    script_ranks=5,
+    idle=HOSTS[3:4],
+    spares=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "idle", "lost", "min_nodes", "expected"),
+    [
+        ("012", "", "", 0, "012"),
+        ("012", "34", "", 0, "012"),  # spares stay idle
+        ("012", "34", "2", 0, "013"),
+        ("012", "34", "1", 2, "032"),  # the others keep their ranks; before one is left out
+        ("012", "34", "12", 0, "034"),
+        ("013", "42", "1", 0, "043"),  # the second loss
+        ("013", "2", "1", 0, "023"),  # what was lost first is back
+        ("012", "3", "23", 0, ""),  # too few
+        ("012", "3", "23", 2, "01"),
+        ("012", "3", "12", 2, "03"),
+        ("012", "3", "123", 2, ""),
+        ("012", "3", "0", 1, ""),  # no other host has the head's part
+        ("01", "2", "", 2, "012"),  # what was left out is back
+        ("01", "2", "2", 2, "01"),
+        ("02", "1", "2", 1, "01"),
+        ("02", "1", "2", 0, ""),  # of 3
+    ],
+)
+def test_hosts_of_a_restart(
+    hosts: str, idle: str, lost: str, min_nodes: int, expected: str
+) -> None:
+    """`idle` are spares but for those that an earlier restart has left out: `hosts` were 3."""
+    chosen, others, gone, wanted = (
+        tuple(HOSTS[int(number)] for number in numbers) for numbers in (hosts, idle, lost, expected)
+    )
+    spares = len(hosts) + len(idle) - 3
+    launch = replace(LAUNCH, hosts=chosen, idle=others, spares=spares, min_nodes=min_nodes)
+    assert hosts_of_restart(launch, gone) == (wanted or None)
+
+
+def test_the_notice_of_other_hosts() -> None:
+    assert change_notice(HOSTS[:3], HOSTS[:2]) == "continuing without node2"
+    assert change_notice(HOSTS[:2], HOSTS[:3]) == "using node2 again"
+    assert change_notice(HOSTS[:2], HOSTS[:2]) == ""
+    assert change_notice(HOSTS[:2], (HOSTS[0], HOSTS[3])) == "using node3 in place of node1"
+
+
+def test_a_launch_on_other_hosts() -> None:
+    moved = LAUNCH.on((HOSTS[0], HOSTS[1], HOSTS[3]))
+    assert moved.argv == ("mpirun", "-n", "6", "x")
+    assert moved.hostfile == "10.0.0.0:2\n10.0.0.1:2\n10.0.0.3:2\n"
+    placement = json.loads(moved.env["FTCLUSTER_PLACEMENT"])
+    assert (placement["hosts"], placement["idle"]) == ([[0, 3]], [[1, 1]])
+    assert moved.script_ranks == len(moved.rank_hosts) == 6
+    assert (moved.nodes, moved.idle) == (3, HOSTS[2:3])
+    fewer = moved.on(HOSTS[:2])
+    assert fewer.argv == ("mpirun", "-n", "4", "x")
+    assert (fewer.nodes, fewer.idle) == (3, (HOSTS[2], HOSTS[3]))
+    back = fewer.on(HOSTS[:3])
+    assert back.hostfile == LAUNCH.hostfile
+    assert json.loads(back.env["FTCLUSTER_PLACEMENT"])["kinds"] == PLACEMENT["kinds"]
+    assert replace(back, env=LAUNCH.env) == LAUNCH
+
+
+def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start ends with the loss of a worker; the hosts that are off do not answer."""
+    off: set[Host] = set()
+    tried: list[str] = []
+    announced: list[str] = []
+    after = [{HOSTS[1]}, {HOSTS[3]}, {HOSTS[1], HOSTS[3]}]  # off after each start
+
+    def run_ranks(launch: Launch, _run: Run, notice: str = "") -> Ending:
+        tried.append("".join(host.name[-1] for host in launch.hosts))
+        if refused := [Refusal(host, "off", True) for host in launch.hosts if host in off]:
+            raise HostsRefused(refused)
+        announced.append(notice)
+        assert supervisor.read_launch(tmp_path).hosts == launch.hosts
+        if not after:
+            return Ending("done", 0, [])
+        off.clear()
+        off.update(after.pop(0))
+        return Ending("failed", 1, [supervisor._killed(launch)], restartable=True)
+
+    monkeypatch.setattr(supervisor, "run_ranks", run_ranks)
+    launch = replace(LAUNCH, run_dir=str(tmp_path), max_restarts=3, min_nodes=2)
+    supervisor._write(launch)
+    run = Run(Leases(share=False), EventWriter(tmp_path), "", StopRequest(), MetricsFile(tmp_path))
+    began = time.monotonic()
+    assert supervisor.run_with_restarts(launch, run, again=False).state == "done"
+    assert time.monotonic() - began < supervisor.HOST_RETRY_SECONDS  # nothing was waited for
+    assert tried == ["012", "012", "032", "032", "012", "012", "032", "02"]
+    assert announced == [
+        "",
+        "using node3 in place of node1",
+        "using node1 in place of node3",
+        "continuing without node1",
+    ]
+
+
+def test_a_restart_without_a_host_says_so(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = tmp_path / "off"
+    ssh = f"while read -r _; do [ -e {off} ] && exit 255; echo held; done"
+    ssh_on_path(tmp_path, monkeypatch, ssh)
+    placement = {"kinds": [{"ranks": [1]}], "hosts": [[0, 2]]}
+    launch(
+        run_dir, f'[ "$2" = 1 ] || {{ touch {off}; kill -9 $$; }}', hosts=NODES[:2], min_nodes=1,
+        max_restarts=1, env={"FTCLUSTER_PLACEMENT": json.dumps(placement)},
+    )  # fmt: skip
+    assert until_end(run_dir)["state"] == "done"
+    assert notices(run_dir)[1:] == ["continuing without node2"]

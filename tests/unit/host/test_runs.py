@@ -1,0 +1,185 @@
+"""What a head says of its runs."""
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ftcluster_train.host.runs import find_jobs, list_runs, read_run, remove_runs
+from ftcluster_train.io.events import EventWriter, has_ended, read_events
+
+RUN = "quickstart-20260131-101500-7f3a"
+
+
+def make_run(folder: Path, run: str, *events: dict[str, object]) -> Path:
+    path = folder / run
+    path.mkdir(parents=True)
+    (path / "job.json").write_text(json.dumps({"recipe": {"name": "quickstart"}}))
+    hosts = [{"name": "node0", "address": "10.0.0.1"}, {"name": "node1", "address": "10.0.0.2"}]
+    (path / "launch.json").write_text(
+        json.dumps(
+            {"hosts": hosts, "hostfile": "10.0.0.1:2\n10.0.0.2:1\n", "started_by": "ops on b"}
+        )
+    )
+    lines = [json.dumps({"time": 100.0 + number, **event}) for number, event in enumerate(events)]
+    (path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    return path
+
+
+START = {"event": "start", "steps": 50}
+STEP = {"event": "step", "step": 20}
+RESULT = {"event": "result", "model": "/m"}
+END = {"event": "end", "state": "done"}
+
+
+def test_an_ended_run(tmp_path: Path) -> None:
+    make_run(tmp_path, RUN, START, STEP, {"event": "checkpoint", "folder": "/c"}, RESULT, END)
+    (run,) = list_runs(tmp_path)
+    assert run.checkpoint == "/c"
+    assert (run.run, run.state, run.recipe) == (RUN, "done", "quickstart")
+    assert (run.hosts, run.ranks, run.started_by) == (("node0", "node1"), 3, "ops on b")
+    assert (run.step, run.steps, run.started, run.seconds, run.model) == (20, 50, 100.0, 4.0, "/m")
+
+
+def test_a_run_without_an_end_is_running_only_if_it_has_processes(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    make_run(runs, RUN, START, STEP)
+    assert [run.state for run in list_runs(runs)] == ["failed"]
+    rank = subprocess.Popen(["sleep", "60"], env={**os.environ, "FTCLUSTER_RUN": RUN})
+    try:
+        time.sleep(0.1)
+        (run,) = list_runs(runs)
+        assert run.state == "running"
+        assert run.seconds > 1000
+        assert remove_runs(runs, [RUN]) == []
+    finally:
+        rank.kill()
+        rank.wait()
+    assert remove_runs(runs, [RUN, "unknown", "../runs"]) == [RUN]
+    assert list_runs(runs) == []
+
+
+def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:
+    make_run(tmp_path, "old-20250101-000000-aaaa", {**START, "time": 5.0}, {**END, "time": 6.0})
+    new = make_run(tmp_path, RUN, START)
+    (new / "job.json").write_text("{")
+    (new / "launch.json").write_text("[]")
+    (tmp_path / ".hidden.removed").mkdir()
+    (tmp_path / "empty").mkdir()
+    runs = {run.run: run for run in list_runs(tmp_path)}
+    assert list(runs) == ["empty", RUN, "old-20250101-000000-aaaa"]
+    assert (runs[RUN].recipe, runs[RUN].hosts) == ("quickstart", ())
+
+
+@pytest.mark.parametrize("steps", [0, 10, 5000])
+def test_both_ends_of_a_long_file_are_read(tmp_path: Path, steps: int) -> None:
+    events = [{**STEP, "step": number, "more": "x" * 100} for number in range(steps)]
+    path = make_run(tmp_path, RUN, START, *events, END)
+    found = read_events(path)
+    assert (found[0]["event"], found[-1]["event"]) == ("start", "end")
+    if steps:
+        assert [one["step"] for one in found if one["event"] == "step"][-1] == steps - 1
+    assert len(found) == len({json.dumps(one) for one in found})
+    with (path / "events.jsonl").open("a") as file:
+        file.write('{"event": "st')
+    assert read_events(path) == found
+
+
+def test_jobs_are_found_by_the_beginning_of_their_ids(tmp_path: Path) -> None:
+    for run in ("a-1", "a-12", "b-1"):
+        make_run(tmp_path, run)
+    job = {"recipe": {"name": "quickstart"}, "saved": False}
+    assert find_jobs(tmp_path, "a") == {"a-1": job, "a-12": job}
+    assert find_jobs(tmp_path, "a-1") == {"a-1": job}
+    assert find_jobs(tmp_path, "c") == find_jobs(tmp_path / "none", "a") == {}
+
+
+def test_a_job_says_whether_it_or_one_that_it_continues_has_saved_a_state(tmp_path: Path) -> None:
+    make_run(tmp_path, "a-1")
+    state = tmp_path / "a-1/snapshots/state-7"
+    state.mkdir(parents=True)
+    assert not find_jobs(tmp_path, "a-1")["a-1"]["saved"]  # it was not completed
+    (state / "manifest.json").touch()
+    assert find_jobs(tmp_path, "a-1")["a-1"]["saved"]
+    (make_run(tmp_path, "a-2") / "job.json").write_text(json.dumps({"resume": ["a-1"]}))
+    assert find_jobs(tmp_path, "a-2")["a-2"]["saved"]
+    (tmp_path / "a-2/job.json").write_text(json.dumps({"resume": 5}))
+    assert not find_jobs(tmp_path, "a-2")["a-2"]["saved"]
+
+
+def test_a_run_of_a_slurm_job_may_be_on_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, programs = tmp_path / "runs", tmp_path / "bin"
+    (runs / "r-1").mkdir(parents=True)
+    (runs / "r-1/launch.json").write_text(json.dumps({"slurm_job": "12"}))
+    assert [one.state for one in list_runs(runs)] == ["failed"]  # there is no squeue
+    programs.mkdir()
+    (programs / "squeue").write_text('#!/bin/sh\n[ "$3" = --jobs=12 ] && echo RUNNING\n')
+    (programs / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    assert [one.state for one in list_runs(runs)] == ["running"]
+    assert remove_runs(runs, ["r-1"]) == []
+    EventWriter(runs / "r-1").write("end", state="stopped", exit_code=143, seconds=1.0)
+    assert [one.state for one in list_runs(runs)] == ["stopped"]
+    assert remove_runs(runs, ["r-1"]) == ["r-1"]
+
+
+FINISH = {"state": "done", "exit_code": 0, "seconds": 1.0}
+
+
+def test_an_event_after_a_torn_line_begins_on_its_own(tmp_path: Path) -> None:
+    events = EventWriter(tmp_path)
+    events.write("phase", doing="x")
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(file.read_bytes() + b'{"event": "st')
+    assert not has_ended(tmp_path)
+    events.write("end", **FINISH)
+    assert has_ended(tmp_path)
+    assert [event["event"] for event in read_events(tmp_path)] == ["phase", "end"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"no json", b"[" * 50_000, b'{"event": "end"', b'{"event": "step", "time": "x"}',
+        b'{"event": "start", "time": NaN, "steps": []}', b"\xff\xfe", b"{}", b"\x85\x0c",
+    ],
+)  # fmt: skip
+def test_an_end_is_found_beside_damaged_lines(tmp_path: Path, line: bytes) -> None:
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(line + b"\n")
+    EventWriter(tmp_path).write("end", **FINISH)
+    file.write_bytes(file.read_bytes() + line + b"\n" + line)
+    assert has_ended(tmp_path)
+    assert read_run(tmp_path, False).state == "done"
+
+
+def test_an_end_that_is_torn_is_none(tmp_path: Path) -> None:
+    EventWriter(tmp_path).write("end", **FINISH)
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert not has_ended(tmp_path)
+
+
+def test_the_end_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    EventWriter(tmp_path).write("phase", doing="x")
+    assert synced == []
+    EventWriter(tmp_path).write("end", **FINISH)
+    assert len(synced) == 1
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["[1]", '{"hosts": 1}', '{"hosts": [1]}', '{"hostfile": 1}', '{"hostfile": "a b:c"}'],
+)
+def test_a_damaged_run_hides_no_other(tmp_path: Path, document: str) -> None:
+    for name in ("a-1", "b-1", "no run", "..."):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a-1" / "launch.json").write_text(document)
+    assert sorted(one.run for one in list_runs(tmp_path)) == ["a-1", "b-1"]

@@ -1,0 +1,106 @@
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ftcluster_common.launch import Host
+from ftcluster_train.host.ssh_check import Refusal, refusals, same_stack
+
+CHANGED = """\
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!
+Host key verification failed.\r
+"""
+# It behaves as the file that is named after the address says, and writes down how it was called.
+SSH = """\
+#!/bin/sh
+here=$(dirname "$0")
+echo "$@" >> "$here/calls"
+[ ! -e "$here/$3.slow" ] || exec sleep 20
+[ -e "$here/$3" ] || exit 0
+cat "$here/$3" >&2
+exit 255
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an `ssh` on PATH that reaches everything unless a file there says more."""
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def hosts(count: int) -> list[Host]:
+    return [Host(f"node{n}", f"10.0.0.{n}") for n in range(1, count + 1)]
+
+
+def test_hosts_that_answer_are_no_problems(ssh: Path) -> None:
+    assert refusals(hosts(3), "/opt/mesh/ssh_config") == []
+    assert sorted((ssh / "calls").read_text().splitlines()) == [
+        f"-F /opt/mesh/ssh_config 10.0.0.{n} true" for n in (1, 2, 3)
+    ]
+
+
+def test_a_banner_in_another_encoding_is_no_failure_of_its_own(ssh: Path) -> None:
+    words = "Zugriff verweigert für Unbefugte".encode("latin-1")
+    (ssh / "10.0.0.1").write_bytes(words + b"\nConnection closed \xff\n")
+    (refusal,) = refusals(hosts(1), "c")
+    assert refusal.reason == "ssh from the head fails: Connection closed \N{REPLACEMENT CHARACTER}"
+
+
+def test_all_hosts_that_fail_come_together_in_their_order(ssh: Path) -> None:
+    refused = "ssh: connect to host 10.0.0.3 port 22: Connection refused"
+    (ssh / "10.0.0.1").write_text(CHANGED)
+    (ssh / "10.0.0.2.slow").touch()
+    (ssh / "10.0.0.3").write_text(f"Warning: something else\n{refused}\r\n")
+    (ssh / "10.0.0.4").write_text("\n \n")
+    everyone = hosts(5)
+    changed, late, *others = refusals(everyone, "c", limit_seconds=0.5)
+    assert changed.host == everyone[0]
+    assert "its host key has changed" in changed.reason
+    assert "run ftcluster setup" in changed.reason
+    assert (late.host, "0.5 s" in late.reason) == (everyone[1], True)
+    assert others == [
+        Refusal(everyone[2], f"ssh from the head fails: {refused}", True),
+        Refusal(everyone[3], "ssh from the head fails: without output", True),
+    ]
+
+
+def test_a_stack_that_is_not_there_is_told_by_its_name(tmp_path: Path) -> None:
+    stack = tmp_path / "sta cks" / "native-1"
+    (stack / "bin").mkdir(parents=True)
+
+    def there() -> tuple[int, str]:
+        command = ["sh", "-c", same_stack(stack)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr
+
+    assert there() == (0, "")
+    (stack / "bin").rmdir()
+    code, said = there()
+    assert code == 1
+    assert "it does not have native-1, the stack in use on the head: run ftcluster setup" in said
+
+
+def test_another_node_package_is_told(tmp_path: Path) -> None:
+    stack = tmp_path / "native-1"
+    (stack / "bin").mkdir(parents=True)
+    (stack / "wheels-node_agent.json").write_text('{"ours": "1"}')
+    command = ["sh", "-c", same_stack(stack)]
+    assert subprocess.run(command, check=False).returncode == 0
+    (stack / "wheels-node_agent.json").write_text('{"ours": "2"}')
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "its node package differs from the head's: run ftcluster setup" in done.stderr
+
+
+def test_a_head_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert refusals(hosts(1), "c") == [
+        Refusal(hosts(1)[0], "the head has no ssh; install an SSH client there", True)
+    ]

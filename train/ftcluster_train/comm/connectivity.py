@@ -1,0 +1,118 @@
+"""Which hosts reach which by TCP, before a collective would wait for those that do not.
+
+gloo connects every rank with every other one. A firewall between two hosts makes all ranks wait for
+minutes, and no message says for which host.
+
+    python -m ftcluster_train.comm.connectivity ADDRESS PORT    try to connect
+"""
+
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+CONNECT_SECONDS = 3.0
+WAIT_SECONDS = 60.0  # other ranks may still be importing torch from a cold disk
+PARALLEL = 32
+BACKLOG = 4096  # strangers may connect as well; net.core.somaxconn is a limit of it
+
+
+def check_connections(store: Any, rank: int, addresses: Sequence[str]) -> list[list[int]]:
+    """For each rank the ranks that it cannot connect to; the same answer on every rank.
+
+    Each rank listens at a port that the kernel chooses, as gloo does, and connects to all others.
+    """
+    everyone = range(len(addresses))
+    with listen(addresses[rank], 0, len(addresses)) as listener:
+        store.set(f"port/{rank}", str(listener.getsockname()[1]))
+        ports = {other: int(port) for other, port in _read_all(store, "port", everyone).items()}
+        others = [other for other in ports if other != rank]
+        with ThreadPoolExecutor(max_workers=PARALLEL) as pool:
+            errors = pool.map(
+                lambda other: connection_error(addresses[other], ports[other]), others
+            )
+            reached = {other for other, error in zip(others, errors, strict=True) if not error}
+        unreached = [other for other in everyone if other != rank and other not in reached]
+        store.set(f"unreached/{rank}", json.dumps(unreached))
+        answers = _read_all(store, "unreached", everyone)
+    return [
+        json.loads(answers[one])
+        if one in answers
+        else [other for other in everyone if other != one]
+        for one in everyone
+    ]
+
+
+def connected_ranks(unreached: Sequence[Sequence[int]]) -> list[int]:
+    """Rank 0 and others that all reach each other; ranks with most gaps are left out.
+
+    >>> connected_ranks([[], [2], [1], []])
+    [0, 1, 3]
+    """
+    gaps = unconnected_pairs(unreached)
+    ranks = list(range(len(unreached)))
+    while gaps:
+        counts = {one: sum(one in gap for gap in gaps) for one in ranks if one != 0}
+        worst = max(counts, key=lambda one: (counts[one], one))
+        ranks.remove(worst)
+        gaps = {gap for gap in gaps if worst not in gap}
+    return ranks
+
+
+def unconnected_pairs(unreached: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
+    """Pairs of ranks of which one does not reach the other, lower rank first."""
+    return {
+        (min(one, other), max(one, other))
+        for one, others in enumerate(unreached)
+        for other in others
+    }
+
+
+def connection_error(address: str, port: int) -> str:
+    """Why a TCP connection fails, or "" if it succeeds."""
+    try:
+        with socket.create_connection((address, port), timeout=CONNECT_SECONDS):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+
+
+def listen(address: str, port: int, callers: int) -> socket.socket:
+    """Listen at this host's address, or at all of them if it has another one (NAT).
+
+    The kernel completes connections, so nothing needs to accept them.
+    """
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(
+            found[4][:2], family=found[0], backlog=max(callers + 1, BACKLOG)
+        )
+    except OSError:
+        return socket.create_server(("", port), backlog=max(callers + 1, BACKLOG))
+
+
+def _read_all(store: Any, key: str, ranks: Sequence[int]) -> dict[int, str]:
+    """What each rank has stored under a key, without ranks that stored nothing in time."""
+    keys = [f"{key}/{rank}" for rank in ranks]
+    try:
+        store.wait(keys, timedelta(seconds=WAIT_SECONDS))
+        present = list(ranks)
+    except RuntimeError:  # torch's DistStoreError is one
+        present = [rank for rank in ranks if store.check([keys[rank]])]
+    return {rank: store.get(keys[rank]).decode() for rank in present}
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    address, port = sys.argv[1], int(sys.argv[2])
+    error = connection_error(address, port)
+    if error:
+        print(f"no TCP connection to the head at {address}, port {port}: {error}", file=sys.stderr)
+    return 1 if error else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

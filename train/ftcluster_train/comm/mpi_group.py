@@ -1,0 +1,485 @@
+"""torch.distributed's process group over MPI.
+
+Every collective is a nonblocking one of MPI, so that several are in flight while the caller
+computes. Reductions are MPI's own, in the tensor's type; everything else moves bytes.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ftcluster_common.launch import IMPI
+from ftcluster_train.comm import mpi_job
+from ftcluster_train.comm.mpi_library import MPI
+from ftcluster_train.comm.mpi_progress import Operation
+from ftcluster_train.comm.mpi_types import (
+    AVG,
+    DTYPES,
+    KINDS,
+    as_bytes,
+    as_elements,
+    as_parts,
+    kind_of,
+    operator_of,
+)
+from ftcluster_train.comm.mpi_work import MpiWork
+
+SEGMENT = 8 << 20  # bytes: larger all-reduces leave the caches (64 MiB: 68 ms in one, 11 in eight)
+LEAVE = "nothing, it has left the group"
+CALLS = [
+    LEAVE, "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter",
+    "reduce_scatter", "all_to_all", "barrier",
+]  # fmt: skip
+
+Tensors = Sequence[torch.Tensor]
+Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # destination, source
+
+
+class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """The ranks of a group; methods as torch calls them.
+
+    Tensors may have any layout: those that are not contiguous are copied.
+
+    Args:
+        timeout: of an operation, unless its call has another one.
+
+    Raises:
+        DistBackendError: see `mpi_job.open_channel`.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._own, self._ranks, self._timeout = rank, size, timeout
+        self._channel = mpi_job.open_channel(store, rank, size, timeout, describe)
+        self._name = self._description = ""
+        self._together: list[MpiWork] | None = None  # called since `_start_coalescing`
+        mpi_job.leave_at_exit(self._channel, self._leave)
+
+    def getBackendName(self) -> str:
+        return IMPI
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, text: str) -> None:
+        self._description = text
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def shutdown(self) -> None:
+        """Leave the group without waiting for the others; destroy_process_group calls it."""
+        mpi_job.leave(self._channel)
+
+    abort = shutdown
+
+    def _leave(self) -> Operation:
+        return self._operation(LEAVE, lambda _: None, (), signature(LEAVE)).operations[0]
+
+    def _start_coalescing(self, _: torch.device) -> None:
+        self._together = []
+
+    def _end_coalescing(self, _: torch.device) -> MpiWork:
+        works, self._together = self._together or [], None
+        return MpiWork.joined(works)
+
+    # reductions
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> MpiWork:
+        opts = opts or dist.AllreduceOptions()
+        return MpiWork.joined([self._all_reduce(tensor, opts) for tensor in tensors])
+
+    allreduce_coalesced = allreduce
+
+    def _all_reduce(self, tensor: torch.Tensor, opts: Any) -> MpiWork:
+        data, kind = contiguous(tensor), kind_of(opts.reduceOp)
+        op = operator_of(kind, data.dtype)
+        return self._operation(
+            "all_reduce",
+            lambda comm: (
+                comm.Iallreduce(MPI.IN_PLACE, as_elements(part), op)
+                for part in data.view(-1).split(SEGMENT // data.element_size())
+            ),
+            [tensor],
+            signature("all_reduce", data, kind),
+            [(tensor, data)],
+            opts,
+            divide=data if kind == AVG else None,
+        )
+
+    def reduce(self, tensors: Tensors, opts: Any) -> MpiWork:
+        (tensor,), root = tensors, opts.rootRank
+        data, kind = contiguous(tensor), kind_of(opts.reduceOp)
+        op = operator_of(kind, data.dtype)
+        here = self._own == root
+        return self._operation(
+            "reduce",
+            lambda comm: comm.Ireduce(
+                MPI.IN_PLACE if here else as_elements(data),
+                as_elements(data) if here else None,
+                op,
+                root,
+            ),
+            [tensor],
+            signature("reduce", data, kind, root),
+            [(tensor, data)] if here else [],
+            opts,
+            divide=data if kind == AVG and here else None,
+        )
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
+    ) -> MpiWork:
+        opts = opts or dist.ReduceScatterOptions()
+        require_equal(
+            "input", source.numel(), "output's times the ranks", output.numel() * self._ranks
+        )
+        data, kind = contiguous(source), kind_of(opts.reduceOp)
+        result = apart_from(data, output)
+        op = operator_of(kind, data.dtype)
+        return self._operation(
+            "reduce_scatter",
+            lambda comm: comm.Ireduce_scatter_block(as_elements(data), as_elements(result), op),
+            [output],
+            signature("reduce_scatter", result, kind),
+            [(output, result)],
+            opts,
+            divide=result if kind == AVG else None,
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter(
+        self, outputs: Tensors, sources: Sequence[Tensors], opts: Any = None
+    ) -> MpiWork:
+        pairs = zip(outputs, sources, strict=True)
+        return MpiWork.joined(
+            [self.reduce_scatter_single(output, flat(parts), opts) for output, parts in pairs]
+        )
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, sources: Tensors, opts: Any = None
+    ) -> MpiWork:
+        pairs = zip(outputs, sources, strict=True)
+        return MpiWork.joined([self.reduce_scatter_single(*pair, opts) for pair in pairs])
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # moves
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> MpiWork:
+        (tensor,), root = tensors, opts.rootRank if opts else 0
+        data = contiguous(tensor)
+        return self._operation(
+            "broadcast",
+            lambda comm: comm.Ibcast(as_bytes(data), root),
+            [tensor],
+            signature("broadcast", data, root=root),
+            [(tensor, data)],
+            opts,
+        )
+
+    def all_gather_single(
+        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
+    ) -> MpiWork:
+        require_equal(
+            "output", output.numel(), "input's times the ranks", source.numel() * self._ranks
+        )
+        result = empty_for(output)
+        return self._all_gather(result, source, [output], [(output, result)], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, sources: Tensors, opts: Any = None
+    ) -> MpiWork:
+        pairs = zip(outputs, sources, strict=True)
+        return MpiWork.joined([self.all_gather_single(*pair, opts) for pair in pairs])
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather(self, outputs: Sequence[Tensors], sources: Tensors, opts: Any = None) -> MpiWork:
+        works = []
+        for tensors, source in zip(outputs, sources, strict=True):
+            result = source.new_empty(self._ranks, source.numel())
+            works.append(
+                self._all_gather(result, source, tensors, unflatten(tensors, result), opts)
+            )
+        return MpiWork.joined(works)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Tensors], sources: Tensors, opts: Any = None
+    ) -> MpiWork:  # a list of tensors for each rank
+        return self.allgather(list(zip(*outputs, strict=True)), sources, opts)
+
+    def _all_gather(
+        self,
+        result: torch.Tensor,
+        source: torch.Tensor,
+        outputs: Tensors,
+        copies: Copies,
+        opts: Any,
+    ) -> MpiWork:
+        data = contiguous(source)
+        own = data.data_ptr() == result.data_ptr() + self._own * data.nbytes  # FSDP does so
+        return self._operation(
+            "all_gather",
+            lambda comm: comm.Iallgather(MPI.IN_PLACE if own else as_bytes(data), as_bytes(result)),
+            outputs,
+            signature("all_gather", data),
+            copies,
+            opts,
+        )
+
+    def gather(self, outputs: Sequence[Tensors], sources: Tensors, opts: Any) -> MpiWork:
+        (source,), root = sources, opts.rootRank
+        data, here = contiguous(source), self._own == root
+        tensors = outputs[0] if here else ()
+        result = source.new_empty(self._ranks, source.numel()) if here else None
+        return self._operation(
+            "gather",
+            lambda comm: comm.Igather(
+                as_bytes(data), None if result is None else as_bytes(result), root
+            ),
+            tensors,
+            signature("gather", data, root=root),
+            [] if result is None else unflatten(tensors, result),
+            opts,
+        )
+
+    def scatter(self, outputs: Tensors, sources: Sequence[Tensors], opts: Any) -> MpiWork:
+        (output,), root = outputs, opts.rootRank
+        result, data = empty_for(output), flat(sources[0]) if self._own == root else None
+        return self._operation(
+            "scatter",
+            lambda comm: comm.Iscatter(
+                None if data is None else as_bytes(data), as_bytes(result), root
+            ),
+            [output],
+            signature("scatter", result, root=root),
+            [(output, result)],
+            opts,
+        )
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> MpiWork:
+        """Splits are rows; without them every rank gets the same number."""
+        data = contiguous(source)
+        result = apart_from(data, output)
+        sends = elements_of(source, input_splits, self._ranks)
+        receives = elements_of(output, output_splits, self._ranks)
+        return self._all_to_all(result, data, receives, sends, [output], [(output, result)], opts)
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> MpiWork:
+        receives = [tensor.numel() for tensor in outputs]
+        sends = [tensor.numel() for tensor in sources]
+        result = outputs[0].new_empty(sum(receives))
+        copies = unflatten(outputs, result.split(receives))
+        return self._all_to_all(result, flat(sources), receives, sends, outputs, copies, opts)
+
+    def _all_to_all(
+        self,
+        result: torch.Tensor,
+        data: torch.Tensor,
+        receives: list[int],
+        sends: list[int],
+        outputs: Tensors,
+        copies: Copies,
+        opts: Any,
+    ) -> MpiWork:
+        return self._operation(
+            "all_to_all",
+            lambda comm: comm.Ialltoallv(as_parts(data, sends), as_parts(result, receives)),
+            outputs,
+            (*signature("all_to_all", data)[:2], -1, -1, -1),
+            copies,
+            opts,
+            splits=(*sends, *receives),
+        )
+
+    def barrier(self, opts: Any = None) -> MpiWork:
+        return self._operation("barrier", lambda _: None, (), signature("barrier"), (), opts)
+
+    # messages between two ranks
+
+    def send(self, tensors: Tensors, rank: int, tag: int) -> MpiWork:
+        (tensor,) = tensors
+        data = contiguous(tensor)
+        name = f"send to rank {rank}"
+        return self._operation(name, lambda comm: comm.Isend(as_bytes(data), rank, tag), [tensor])
+
+    def recv(self, tensors: Tensors, rank: int, tag: int) -> MpiWork:
+        (tensor,) = tensors
+        data = empty_for(tensor)
+        return self._operation(
+            f"recv from rank {rank}" if rank != MPI.ANY_SOURCE else "recv from any rank",
+            lambda comm: comm.Irecv(as_bytes(data), rank, tag),
+            [tensor],
+            copies=[(tensor, data)],
+        )
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> MpiWork:
+        return self.recv(tensors, MPI.ANY_SOURCE, tag)
+
+    def _operation(
+        self,
+        name: str,
+        start: Callable[[MPI.Intracomm], Iterator[MPI.Request] | MPI.Request | None],
+        outputs: Tensors,
+        values: tuple[int, ...] = (),
+        copies: Copies = (),
+        opts: Any = None,
+        splits: tuple[int, ...] = (),
+        divide: torch.Tensor | None = None,
+    ) -> MpiWork:
+        """Hand an operation to the thread that makes all calls of MPI.
+
+        Args:
+            values: its signature.
+            copies: to be made when it is complete; none where both are the same tensor.
+            divide: by the number of ranks, when it is complete.
+        """
+
+        def finish() -> None:
+            if divide is not None:
+                mode = None if divide.is_floating_point() or divide.is_complex() else "trunc"
+                divide.div_(self._ranks, rounding_mode=mode)
+            for target, data in copies:
+                if target is not data:
+                    target.copy_(data.view(target.shape))
+
+        def begin() -> Iterator[MPI.Request]:
+            requests = start(self._channel.comm)
+            if isinstance(requests, Iterator):
+                yield from requests
+            elif requests:
+                yield requests
+
+        limit = getattr(opts, "timeout", None)
+        seconds = (limit if limit and limit > timedelta(0) else self._timeout).total_seconds()
+        one = Operation(
+            describe(values) if values else name,
+            begin,
+            finish,
+            values,
+            splits,
+            deadline=time.monotonic() + seconds,
+        )
+        mpi_job.progress().submit(self._channel, one)
+        work = MpiWork([one], outputs)
+        if self._together is not None:
+            self._together.append(work)
+        return work
+
+
+def signature(
+    call: str, data: torch.Tensor | None = None, kind: Any = None, root: int = -1
+) -> tuple[int, ...]:
+    """What has to be the same on all ranks."""
+    return (
+        CALLS.index(call),
+        -1 if data is None else DTYPES.index(data.dtype),
+        0 if data is None else data.numel(),
+        -1 if kind is None else KINDS.index(kind),
+        root,
+    )
+
+
+def describe(values: Sequence[int]) -> str:
+    """The text for a signature.
+
+    >>> describe(signature("all_reduce", torch.zeros(3), dist.ReduceOp.SUM))
+    'all_reduce (sum) of 3 float32'
+    """
+    call, dtype, elements, kind, root = values
+    text = CALLS[call]
+    if kind >= 0:
+        text += f" ({KINDS[kind].name.lower()})"
+    if dtype >= 0:
+        number = f"{elements} " if elements >= 0 else ""
+        text += f" of {number}{str(DTYPES[dtype]).removeprefix('torch.')}"
+    if root >= 0:
+        text += f", root {root}"
+    return text
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of it, that MPI can read.
+
+    Raises:
+        ValueError: it is not a dense tensor in the memory of a CPU.
+    """
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise ValueError(
+            f"this backend moves dense CPU tensors, not {tensor.layout} on {tensor.device}"
+        )
+    return tensor.detach().contiguous()
+
+
+def empty_for(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if MPI can write into it, else one that is copied into it."""
+    return (
+        tensor.detach()
+        if tensor.is_contiguous()
+        else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    )
+
+
+def apart_from(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """As `empty_for`, in other memory than `data`."""
+    shared = tensor.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
+    return torch.empty_like(tensor) if shared else empty_for(tensor)
+
+
+def flat(tensors: Tensors) -> torch.Tensor:
+    """All elements one after the other."""
+    return torch.cat([contiguous(tensor).view(-1) for tensor in tensors])
+
+
+def unflatten(
+    tensors: Tensors, parts: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The copies from the parts of a flat tensor into others."""
+    return list(zip(tensors, parts, strict=True))
+
+
+def elements_of(tensor: torch.Tensor, rows: Sequence[int], ranks: int) -> list[int]:
+    """The elements of each rank's part.
+
+    Raises:
+        ValueError: the parts are not the tensor.
+    """
+    have = tensor.shape[0] if tensor.dim() else 1
+    if not rows:
+        if have % ranks:
+            raise ValueError(f"{have} rows are not divisible by {ranks} ranks")
+        rows = [have // ranks] * ranks
+    if len(rows) != ranks or sum(rows) != have:
+        raise ValueError(f"the splits {list(rows)} are not {ranks} parts of {have} rows")
+    row = tensor.numel() // have if have else 0
+    return [count * row for count in rows]
+
+
+def require_equal(what: str, elements: int, other: str, expected: int) -> None:
+    """Compare numbers of elements.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if elements != expected:
+        raise ValueError(f"the {what} has {elements} elements, the {other} are {expected}")

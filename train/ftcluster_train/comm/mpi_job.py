@@ -1,0 +1,184 @@
+"""The MPI job that this process belongs to: start, communicators, end."""
+
+import atexit
+import importlib.metadata
+import json
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ftcluster_train.comm.mpi_library import MPI
+from ftcluster_train.comm.mpi_progress import Channel, Operation, Progress
+
+# of each rank: 8 ranks took 6 MB for all-reduces of 100 MB (Intel MPI 2021.18)
+SHARED_BYTES = 2 << 20
+PRINT_SECONDS = 1.0  # for ranks that were told that this one has left
+
+_progress: Progress | None = None
+_lock = threading.Lock()
+_open: dict[Channel, Callable[[], Operation]] = {}  # groups, and what leaves them
+_left: list[Operation] = []
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank of a group.
+
+    Attributes:
+        number: in MPI's world.
+        world: size of MPI's world.
+        versions: of what has to be the same on all hosts.
+    """
+
+    number: int
+    world: int
+    host: str
+    versions: dict[str, str]
+
+
+def progress() -> Progress:
+    """The thread that makes all calls of MPI, after MPI has been initialized."""
+    global _progress
+    with _lock:
+        if not _progress:
+            if not MPI.Is_initialized():
+                check_shared_memory(int(os.environ.get("MPI_LOCALNRANKS", "1")))
+                MPI.Init_thread(MPI.THREAD_MULTIPLE)
+                atexit.register(finalize)
+            _progress = Progress()
+        return _progress
+
+
+def check_shared_memory(ranks: int, folder: str = "/dev/shm") -> None:
+    """Make sure that Intel MPI's ranks of this host have the shared memory that they need.
+
+    Without it they would be killed by SIGBUS, some time later.
+
+    Raises:
+        DistBackendError: they have not.
+    """
+    free, needed = shutil.disk_usage(folder).free, ranks * SHARED_BYTES
+    if ranks > 1 and free < needed:
+        raise dist.DistBackendError(
+            f"{socket.gethostname()} is out of shared memory: {folder} has {free / 1e6:.1f} MB "
+            f"free, and MPI takes up to {needed / 1e6:.0f} MB for {ranks} ranks. Delete what "
+            "nobody uses there, make it larger (docker run --shm-size), or use the backend gloo"
+        )
+
+
+def open_channel(
+    store: dist.Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    describe: Callable[[Sequence[int]], str],
+) -> Channel:
+    """A communicator for the ranks of a group; all of them call it.
+
+    Raises:
+        DistBackendError: a rank does not come in time, was not started by mpirun, or has other
+            versions than the others.
+    """
+    thread = progress()
+    members = meet(store, rank, size, timeout)
+    check(members)
+
+    def make() -> Channel:
+        group = MPI.COMM_WORLD.Get_group().Incl([member.number for member in members])
+        comm = MPI.COMM_WORLD.Create_group(group)
+        hosts = [member.host for member in members]
+        return Channel(comm, hosts, describe, store)
+
+    return thread.call(make)
+
+
+def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> list[Member]:
+    """All members of a group, by rank."""
+    world = MPI.COMM_WORLD
+    packages = ("torch", "mpi4py", "ftcluster-train")
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    versions["MPI"] = MPI.Get_library_version().split("\n")[0].strip("\0 ")
+    own = Member(world.rank, world.size, socket.gethostname(), versions)
+    store.set(f"member/{rank}", json.dumps(asdict(own)))
+    keys = [f"member/{other}" for other in range(size)]
+    try:
+        store.wait(keys, timeout)
+    except RuntimeError as error:  # torch's DistStoreError is one
+        absent = [str(other) for other in range(size) if not store.check([keys[other]])]
+        raise dist.DistBackendError(
+            f"ranks {', '.join(absent)} did not make the group within "
+            f"{timeout.total_seconds():.0f} s"
+        ) from error
+    return [Member(**json.loads(store.get(key))) for key in keys]
+
+
+def check(members: Sequence[Member]) -> None:
+    """Make sure that MPI connects the members, and that they understand each other.
+
+    Raises:
+        DistBackendError: it does not, or they have other versions.
+    """
+    if len({member.number for member in members}) < len(members):
+        raise dist.DistBackendError(
+            "mpirun did not start these ranks, so MPI does not connect them: use ftcluster run, or "
+            "mpirun instead of torchrun; or the backend gloo"
+        )
+    first = members[0]
+    different = [
+        f"rank {rank} ({member.host}) has {name} {member.versions[name]}"
+        for rank, member in enumerate(members)
+        for name in first.versions
+        if member.versions[name] != first.versions[name]
+    ]
+    if different:
+        have = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+        raise dist.DistBackendError(
+            f"the hosts have different stacks: rank 0 ({first.host}) has {have}; "
+            f"{'; '.join(different)}. Set them up together: ftcluster setup"
+        )
+
+
+def leave_at_exit(channel: Channel, call: Callable[[], Operation]) -> None:
+    """Remember a group.
+
+    Args:
+        call: tells the others that this rank leaves it.
+    """
+    _open[channel] = call
+
+
+def leave(channel: Channel) -> None:
+    """Leave a group; no effect where this rank has left it."""
+    if channel in _open:
+        _left.append(_open.pop(channel)())
+
+
+def abandon() -> None:
+    """End this process without waiting for the other ranks: mpirun ends them."""
+    atexit.unregister(finalize)
+
+
+def finalize() -> None:
+    """Leave all groups and MPI, once all their ranks do so.
+
+    A rank that fails does not: it would wait for others that wait for it. mpirun ends them when it
+    is gone.
+    """
+    if hasattr(sys, "last_value"):  # an exception has ended the program
+        return
+    for channel in list(_open):
+        leave(channel)
+    for operation in _left:
+        operation.done.wait()
+    if any(operation.error for operation in _left):
+        time.sleep(PRINT_SECONDS)  # mpirun ends the others when this one ends
+    else:
+        progress().call(MPI.Finalize)

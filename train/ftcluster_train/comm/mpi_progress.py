@@ -1,0 +1,352 @@
+"""Collectives in flight over MPI: one thread makes all calls of MPI.
+
+The collectives of a group start in the order in which they were called. Before data moves, the
+ranks compare what they have called by a small all-gather: a difference is an error on each of them
+and not a hang, and no rank polls at full speed for another one that still computes.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ftcluster_train.comm.mpi_library import MPI
+from ftcluster_train.comm.mpi_types import as_bytes
+
+# Seconds between two looks at what is in flight: they double up to LONGEST, and in a long wait are
+# a part of it up to PATIENT: a rank that waits for a hung one must not seem to compute (see
+# host.heartbeats.IDLE_CPU). A look takes 0.1 ms, on a slow or busy CPU several times that.
+SHORTEST, LONGEST, PATIENT, PART_OF_WAIT = 20e-6, 500e-6, 50e-3, 0.02
+# A transfer's look that takes longer has moved data, so the next one follows at once; after a long
+# pause the caches are cold.
+MOVED, MOVED_COLD = 15e-6, 150e-6
+TOLD_AFTER = 2.0  # seconds after which a rank that waits tells the others so
+ANSWER_SECONDS = 3.0  # for the store, when an operation has timed out
+
+Result = TypeVar("Result")
+
+
+@dataclass(eq=False)
+class Operation:
+    """One call of torch.distributed.
+
+    Attributes:
+        name: of torch's function, with what it is called on, for messages.
+        start: starts the transfers, if any, each when the one before is complete.
+        finish: called when the transfer is complete.
+        signature: what has to be the same on all ranks; empty for a message between two ranks.
+        splits: for all-to-all, the elements for each rank and those from each.
+        deadline: of time.monotonic(); infinite: none.
+        number: of this call among the group's; 0 for a message between two ranks.
+        source: the rank that a message came from.
+        done: set when it is complete or has failed with `error`.
+    """
+
+    name: str
+    start: Callable[[], Iterator[MPI.Request]]
+    finish: Callable[[], None]
+    signature: tuple[int, ...] = ()
+    splits: tuple[int, ...] = ()
+    deadline: float = float("inf")
+    number: int = 0
+    error: Exception | None = None
+    source: int = -1
+    done: threading.Event = field(default_factory=threading.Event)
+    called: float = field(default_factory=time.monotonic)
+    told: bool = False
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def end(self, error: Exception | None = None) -> None:
+        """Complete it, or let it fail."""
+        with self._lock:
+            self.error = error
+            self.done.set()
+        for callback in self.callbacks:
+            callback()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once it is done, at once if it is."""
+        with self._lock:
+            if not self.done.is_set():
+                self.callbacks.append(callback)
+                return
+        callback()
+
+
+class Transfer:
+    """An operation whose data moves."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self._requests = operation.start()
+        self._request: MPI.Request | None = None
+        self._status = MPI.Status()
+
+    def advance(self) -> bool:
+        """Whether everything has moved."""
+        while self._request is None or self._request.Test(self._status):
+            if self._request is not None:
+                self.operation.source = self._status.source
+            self._request = next(self._requests, None)
+            if self._request is None:
+                return True
+        return False
+
+
+class Channel:
+    """The operations of one group.
+
+    Args:
+        hosts: of each rank.
+        describe: the text for a signature.
+        store: where ranks tell that they are waiting.
+
+    Attributes:
+        moving: operations whose transfer has started.
+        broken: why no operation of this group can succeed any more.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        hosts: Sequence[str],
+        describe: Callable[[Sequence[int]], str],
+        store: dist.Store,
+    ) -> None:
+        self.comm, self._agreements = comm, comm.Dup()
+        self.broken: Exception | None = None
+        self.queue: deque[Operation] = deque()  # collectives; the first one is agreed upon
+        self._messages: deque[Operation] = deque()  # between two ranks: they wait for no collective
+        self._hosts, self._describe, self._store = hosts, describe, store
+        self.moving: list[Transfer] = []
+        self._agreement: Iterator[None] | None = None
+        self._agreed_on: deque[Operation] = deque()
+        self._collective: Transfer | None = None  # the one of `moving` that is no message
+        self._calls = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self.queue or self._agreed_on or self._messages or self.moving)
+
+    def add(self, operation: Operation) -> None:
+        """Put an operation behind those that were called before."""
+        if operation.signature:
+            self._calls += 1
+            operation.number = self._calls
+            self.queue.append(operation)
+        else:
+            self._messages.append(operation)
+
+    def advance(self) -> None:
+        """Look once at all that is in flight."""
+        try:
+            if self.broken:
+                raise self.broken
+            while self._messages:
+                self.moving.append(Transfer(self._messages.popleft()))
+            while self.queue and self._agreed():
+                self._agreed_on.append(self.queue.popleft())
+            self._advance_moving()
+            while self._agreed_on and not self._collective:  # one at a time: the same order on all
+                self._collective = Transfer(self._agreed_on.popleft())
+                self.moving.append(self._collective)
+                self._advance_moving()
+            now = time.monotonic()
+            for one in self._all():
+                if not one.told and now > one.called + TOLD_AFTER:
+                    self._tell(one)
+                if now > one.deadline:
+                    raise self._timed_out(one)
+        except Exception as error:
+            self._break(error)
+
+    def _advance_moving(self) -> None:
+        for transfer in list(self.moving):
+            one = transfer.operation
+            try:
+                complete = transfer.advance()
+            except MPI.Exception as error:
+                raise dist.DistBackendError(f"{one.name}: {error}") from error
+            if complete:
+                with torch.inference_mode():  # the caller's tensors may be of that mode
+                    one.finish()
+                self.moving.remove(transfer)
+                if transfer is self._collective:
+                    self._collective = None
+                one.end()
+
+    def _agreed(self) -> bool:
+        """Whether all ranks have called the first operation of the queue."""
+        self._agreement = self._agreement or self._agree(self.queue[0])
+        try:
+            next(self._agreement)
+        except StopIteration:
+            self._agreement = None
+            return True
+        except ValueError as error:  # the same on all ranks: the next call may be right
+            self._agreement = None
+            self.queue.popleft().end(dist.DistBackendError(str(error)))
+        return False
+
+    def _agree(self, one: Operation) -> Iterator[None]:
+        """Yields until all ranks have called the same.
+
+        Raises:
+            ValueError: they have called different things.
+        """
+        for compare, values in ((self._compare, one.signature), (self._compare_splits, one.splits)):
+            if values:
+                own = torch.tensor(values)
+                table = torch.empty(self.comm.size, len(values), dtype=own.dtype)
+                request = self._agreements.Iallgather(as_bytes(own), as_bytes(table))
+                while not request.Test():
+                    yield
+                compare(one, table.tolist())
+
+    def _compare(self, one: Operation, table: list[list[int]]) -> None:
+        by_call: dict[tuple[int, ...], list[int]] = {}
+        for rank, values in enumerate(table):
+            by_call.setdefault(tuple(values), []).append(rank)
+        if len(by_call) > 1:
+            calls = "; ".join(
+                f"{self._names(ranks)}: {self._describe(values)}"
+                for values, ranks in by_call.items()
+            )
+            raise ValueError(f"the ranks differ in call {one.number} of their group: {calls}")
+
+    def _compare_splits(self, one: Operation, table: list[list[int]]) -> None:
+        size = self.comm.size
+        for sender, row in enumerate(table):
+            for receiver in range(size):
+                sent, expected = row[receiver], table[receiver][size + sender]
+                if sent != expected:
+                    raise ValueError(
+                        f"{one.name}: {self._names([sender])} sends {sent} elements to "
+                        f"{self._names([receiver])}, which expects {expected}"
+                    )
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        hosts = ", ".join(dict.fromkeys(self._hosts[rank] for rank in ranks))
+        what = "rank" if len(ranks) == 1 else "ranks"
+        return f"{what} {', '.join(map(str, ranks))} ({hosts})"
+
+    def _tell(self, one: Operation) -> None:
+        one.told = True
+        if one.signature:
+            self._store.set(self._key(one, self.comm.rank), "")
+
+    def _key(self, one: Operation, rank: int) -> str:
+        return f"waits/{one.number}/{rank}"
+
+    def _timed_out(self, one: Operation) -> dist.DistBackendError:
+        seconds = time.monotonic() - one.called
+        text = (
+            f"{one.name} is not complete after {seconds:.0f} s on {self._names([self.comm.rank])}"
+        )
+        if not one.signature:
+            return dist.DistBackendError(text)
+        self._tell(one)
+        absent: list[int] = []
+
+        def ask() -> None:
+            ranks = range(self.comm.size)
+            absent.extend(r for r in ranks if not self._store.check([self._key(one, r)]))
+
+        time.sleep(TOLD_AFTER)  # the others' time is over a little later
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(ANSWER_SECONDS)  # the store is on a host that may be silent
+        if asking.is_alive():
+            return dist.DistBackendError(f"{text}; the host of the rendezvous does not answer")
+        if not absent:
+            return dist.DistBackendError(f"{text}; every rank waits in it")
+        return dist.DistBackendError(
+            f"{text}: {self._names(absent)} did not call it, or no longer answers"
+        )
+
+    def _all(self) -> list[Operation]:
+        moving = (transfer.operation for transfer in self.moving)
+        return [*moving, *self._agreed_on, *self._messages, *self.queue]
+
+    def _break(self, error: Exception) -> None:
+        self.broken, self._agreement = error, None
+        failed = self._all()
+        for operations in (self.moving, self._messages, self._agreed_on, self.queue):
+            operations.clear()
+        for one in failed:
+            one.end(error)
+
+
+class Progress:
+    """The thread that makes all calls of MPI."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._new: list[tuple[Channel, Operation]] = []
+        self._calls: list[Callable[[], None]] = []
+        threading.Thread(target=self._run, name="mpi", daemon=True).start()
+
+    def submit(self, channel: Channel, operation: Operation) -> None:
+        """Add an operation to those of its group."""
+        with self._changed:
+            self._new.append((channel, operation))
+            self._changed.notify()
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """What a function returns or raises that is called in the thread."""
+        answer: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(function())
+            except Exception as error:
+                answer.set_exception(error)
+
+        with self._changed:
+            self._calls.append(run)
+            self._changed.notify()
+        return answer.result()
+
+    def _run(self) -> None:
+        active: list[Channel] = []
+        pause, moved = SHORTEST, time.perf_counter()  # when anything last moved
+        while True:
+            with self._changed:
+                while not (self._new or self._calls or active):
+                    self._changed.wait()
+                new, self._new = self._new, []
+                calls, self._calls = self._calls, []
+            for call in calls:
+                call()
+            for channel, operation in new:
+                channel.add(operation)
+                if channel not in active:
+                    active.append(channel)
+            began = time.perf_counter()
+            for channel in active:
+                channel.advance()
+            active = [channel for channel in active if channel.active]
+            now = time.perf_counter()
+            long = MOVED if pause < LONGEST else MOVED_COLD
+            if new or (now - began > long and any(channel.moving for channel in active)):
+                pause, moved = SHORTEST, now
+            else:
+                self._sleep(max(pause, min((now - moved) * PART_OF_WAIT, PATIENT)))
+                pause = min(2 * pause, LONGEST)
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait; a long wait ends when something is submitted."""
+        if seconds <= LONGEST:
+            time.sleep(seconds)
+            return
+        with self._changed:
+            if not (self._new or self._calls):
+                self._changed.wait(seconds)

@@ -1,0 +1,242 @@
+"""The process group of a run, and collectives on plain data."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ftcluster_common.launch import BACKEND_VARIABLE, CCL, IMPI, own_rank, own_size
+from ftcluster_common.timeouts import timeouts_of
+from ftcluster_train.comm import mpi_backend, oneccl
+from ftcluster_train.comm.connectivity import listen
+from ftcluster_train.errors import TrainError
+
+DEFAULT_PORT = 29500  # torch's own, for a launch without the supervisor, which takes a free one
+SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all processes of the run.
+
+    Attributes:
+        rank: 0 is on the head.
+    """
+
+    rank: int
+    size: int
+    backend: str
+
+
+def join_world() -> World:
+    """Make the process group; rank and size are those of `bind`, or of Hydra without it.
+
+    Raises:
+        TrainError: this process was not started by mpirun or torchrun, or the backend cannot be
+            loaded.
+    """
+    try:
+        rank, size = own_rank(os.environ), own_size(os.environ)
+    except KeyError:
+        raise TrainError("PMI_RANK is not set", "start the ranks with mpirun") from None
+    backend = os.environ.get(BACKEND_VARIABLE, "gloo")
+    if backend == CCL:
+        oneccl.register()
+    elif backend == IMPI:
+        mpi_backend.register()
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    port = int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
+    # else gloo uses the interface that the hostname resolves to, often the loopback
+    interface = interface_towards(host)
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    timeouts = timeouts_of(os.environ)
+    dist.init_process_group(
+        backend,
+        store=_store(host, port, rank, size, timedelta(seconds=timeouts.join)),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeouts.collective),
+    )
+    return World(rank=rank, size=size, backend=backend)
+
+
+def _store(host: str, port: int, rank: int, size: int, limit: timedelta) -> dist.Store:
+    """The store that all ranks share: torchrun's where it has one, else that of rank 0."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return open_store(host, port, rank, size, limit)
+    store = dist.TCPStore(host, port, size, is_master=False, timeout=limit, wait_for_workers=False)
+    # it outlives the ranks: what those before a restart have left there is not for these
+    return dist.PrefixStore(f"ftcluster/{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+
+
+def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> dist.TCPStore:
+    """The store that all ranks share; rank 0 listens, at this address only.
+
+    torch would listen at all addresses of the host, and the store has no authentication.
+
+    Args:
+        host: rank 0's address.
+        limit: how long a rank waits for a key.
+
+    Raises:
+        TrainError: another program has taken the port.
+    """
+    try:
+        descriptor = listen(host, port, size).detach() if rank == 0 else None
+    except OSError as error:
+        raise TrainError(
+            f"torch's rendezvous cannot listen at {host}, port {port}: {error.strerror}",
+            f"find out who does: ss -ltnp 'sport = :{port}'. A new start takes another port",
+            restartable=True,
+        ) from None
+    return dist.TCPStore(
+        host, port, size, is_master=rank == 0, timeout=limit, wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )  # fmt: skip
+
+
+def interface_towards(host: str) -> str:
+    """The network interface of the route to `host`, or "".
+
+    Connecting a UDP socket sends nothing, but the kernel chooses a source address.
+    """
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, DEFAULT_PORT))
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == own:
+                    return name
+    return ""
+
+
+def host_led(rank: int) -> int | None:
+    """The number of this rank's host where it is the first rank there; None where it is not."""
+    if "LOCAL_RANK" not in os.environ:  # not started by `bind`: one host
+        return 0 if rank == 0 else None
+    return int(os.environ["GROUP_RANK"]) if os.environ["LOCAL_RANK"] == "0" else None
+
+
+def folder_led(rank: int, shared: bool) -> int | None:
+    """The number of the run's folder that this rank writes to; None where another one does.
+
+    Args:
+        shared: whether all hosts have the same folder; else each has one.
+    """
+    if shared:
+        return 0 if rank == 0 else None
+    return host_led(rank)
+
+
+def leave_world() -> None:
+    """Destroy the process group."""
+    dist.destroy_process_group()
+
+
+def abandon_world() -> None:
+    """End without the other ranks, which may wait for this one."""
+    if dist.is_initialized() and dist.get_backend() == IMPI:
+        from ftcluster_train.comm.mpi_job import abandon  # loads MPI
+
+        abandon()
+
+
+def least_over_ranks(values: list[float]) -> list[float]:
+    """The element-wise minimum over all ranks, the same on every rank."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MIN)
+    result: list[float] = tensor.tolist()
+    return result
+
+
+def sum_over_ranks(values: list[float]) -> list[float]:
+    """The element-wise sum over all ranks, the same on every rank."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor)
+    result: list[float] = tensor.tolist()
+    return result
+
+
+def latency_of_collectives() -> float:
+    """Seconds of an all-reduce of one number: the median of five, a mean over the ranks."""
+    times = []
+    for _ in range(6):
+        began = time.perf_counter()
+        sum_over_ranks([0.0])
+        times.append(time.perf_counter() - began)
+    own = statistics.median(times[1:])  # the ranks have waited for each other in the first one
+    return sum_over_ranks([own])[0] / float(dist.get_world_size())
+
+
+def gather_over_ranks(value: Any) -> list[Any]:
+    """The value of each rank, by rank, the same on every rank.
+
+    As JSON: all_gather_object unpickles, and so executes, what an attacker on the network sends.
+
+    Args:
+        value: plain data; tuples become lists.
+    """
+    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(own)]))
+    longest = max(map(int, sizes))
+    padded = torch.nn.functional.pad(own, (0, longest - len(own)))
+    texts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(texts, padded)
+    pairs = zip(texts, sizes, strict=True)
+    return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in pairs]
+
+
+def differing_ranks(values: Sequence[str]) -> tuple[list[int], list[int]]:
+    """The ranks whose value differs from the most frequent one (or rank 0's), and the others.
+
+    >>> differing_ranks(["a", "b", "b"])
+    ([0], [1, 2])
+    """
+    usual = max(values, key=values.count)
+    ranks = range(len(values))
+    return [r for r in ranks if values[r] != usual], [r for r in ranks if values[r] == usual]
+
+
+def check_equal_on_ranks(digest: str, step: int, what: str = "parameters") -> None:
+    """Compare a hash of each rank's parameters or gradients after `step`.
+
+    Raises:
+        TrainError: the ranks have diverged.
+    """
+    different, others = differing_ranks(gather_over_ranks(digest))
+    if different:
+        raise TrainError(
+            f"after step {step} the {what} of ranks {different} differ from those of ranks "
+            f"{others}",
+            "the all-reduce of gradients failed; nothing was saved",
+        )
+
+
+def check_equal_samples(digest: str) -> None:
+    """Compare a hash of each rank's samples, which each host has tokenised itself.
+
+    Raises:
+        TrainError: they differ.
+    """
+    different, others = differing_ranks(gather_over_ranks(digest))
+    if different:
+        raise TrainError(
+            f"ranks {different} have other samples than ranks {others}: their hosts have other "
+            "data or another tokenizer with the same name",
+            "use folders for model and data, which are copied to all hosts: --data DIR --model DIR",
+        )

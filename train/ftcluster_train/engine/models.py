@@ -1,0 +1,232 @@
+"""Loads a model: its configuration, its tokenizer, its weights."""
+
+import difflib
+import errno
+import importlib.util
+import inspect
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ftcluster_common.recipe import BY_TYPE, Recipe
+from ftcluster_train.engine.compat import dtype_keyword
+from ftcluster_train.engine.optim.flat_params import norm_parameters
+from ftcluster_train.engine.tasks.model_limits import POSITIONS_BEHIND_PADDING
+from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.kernels.nf4 import in_nf4
+
+# what QLoRA's paper trains with; blocks have 64 weights
+NF4 = BitsAndBytesConfig(
+    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+)
+
+
+def call_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
+    """Call a model with those of `inputs` that it takes.
+
+    BERT's tokenizer makes token types for DistilBERT too, which transformers 4 rejects.
+    """
+    accepted = _parameter_names(type(model).forward)
+    return model(**{n: value for n, value in inputs.items() if accepted is None or n in accepted})
+
+
+@cache
+def _parameter_names(function: Callable[..., Any]) -> frozenset[str] | None:
+    """None, if a function takes any keyword."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return frozenset(parameters)
+
+
+def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder.
+
+    Raises:
+        TrainError: it cannot be loaded.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # from_pretrained raises whatever its many readers raise
+        raise TrainError(f"the tokenizer of {folder} cannot be loaded: {error}") from error
+
+
+def load_config(
+    recipe: Recipe, model: str, tokenizer: PreTrainedTokenizerBase, **settings: Any
+) -> PretrainedConfig:
+    """The model's configuration with the recipe's overrides.
+
+    From scratch, its vocabulary size and special tokens are the tokenizer's.
+
+    Args:
+        model: a folder, or `config:TYPE`.
+        settings: further fields; the recipe's overrides take precedence.
+
+    Raises:
+        TrainError: it cannot be loaded, or has no field that the recipe overrides.
+    """
+    plain = _config(model)
+    for name in recipe.config_overrides:
+        if not hasattr(plain, name):
+            nearest = difflib.get_close_matches(name, plain.to_dict(), n=1)
+            guess = f"did you mean {nearest[0]}?" if nearest else ""
+            kind = f"the configuration of a {plain.model_type} model"
+            raise TrainError(f"config_overrides.{name} is not a field of {kind}", guess)
+    if recipe.from_scratch:
+        settings = {
+            "vocab_size": len(tokenizer),
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            **settings,
+        }
+    # a classifier looks for the last token before the padding
+    padding = getattr(plain, "pad_token_id", None)
+    behind = plain.model_type in POSITIONS_BEHIND_PADDING and not recipe.from_scratch
+    if behind and padding != tokenizer.pad_token_id:
+        raise TrainError(
+            f"the tokenizer pads with token {tokenizer.pad_token_id}, but the positions of "
+            f"{recipe.model} start behind its padding token {padding}",
+            "use the model's own tokenizer: tokenizer=DIR",
+        )
+    settings["pad_token_id"] = tokenizer.pad_token_id
+    return _config(model, **{**settings, **recipe.config_overrides})
+
+
+def _config(model: str, **changes: Any) -> PretrainedConfig:
+    try:
+        if model.startswith(BY_TYPE):
+            return AutoConfig.for_model(model.removeprefix(BY_TYPE), **changes)
+        return AutoConfig.from_pretrained(model, trust_remote_code=False, **changes)
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise TrainError(
+                f"{model} is a model with code of its own, which is not run",
+                f"use a model of a type that transformers {transformers.__version__} has",
+            ) from error
+        raise TrainError(
+            f"the configuration of {model} cannot be loaded: {first_line(error)}"
+        ) from error
+
+
+def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
+    """Make sure that a model's weights can be loaded as the recipe says.
+
+    Raises:
+        TrainError: they are to be quantized and bitsandbytes is not installed, or they have been.
+    """
+    if recipe.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
+        raise TrainError(
+            f"load_in_4bit needs the package bitsandbytes, which {socket.gethostname()} lacks",
+            "set the cluster up again: ftcluster setup",
+        )
+    found = getattr(config, "quantization_config", None) or {}
+    if isinstance(found, dict) and found.get("quant_method") == "bitsandbytes":
+        raise TrainError(
+            f"the weights of {recipe.model} are quantized by bitsandbytes already",
+            "use the model that they were made of, with load_in_4bit=true",
+        )
+
+
+def load_model(
+    model_class: Any, recipe: Recipe, model: str, config: PretrainedConfig, whole: bool = False,
+    dtype: torch.dtype = torch.float32, in_4bit: bool = False,
+) -> PreTrainedModel:  # fmt: skip
+    """The model, with its own weights or, from scratch, random ones.
+
+    Args:
+        model: a folder, or `config:TYPE`.
+        whole: whether it needs all weights; else a new head gets random ones.
+        dtype: of the weights, but for norms, which are in fp32.
+        in_4bit: whether its linear layers are quantized to NF4, one by one while they are loaded.
+
+    Raises:
+        TrainError: it cannot be loaded, lacks weights, or transformers has no such model for the
+            task.
+    """
+    keyword: dict[str, Any] = {dtype_keyword(transformers.__version__): dtype}
+    if in_4bit:
+        # as it is imported it warns that it lacks a kernel for inference
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+        keyword["quantization_config"] = NF4
+    try:
+        if recipe.from_scratch:
+            return model_class.from_config(config, **keyword)
+        loaded, info = model_class.from_pretrained(
+            model, config=config, output_loading_info=True, **keyword
+        )
+    except Exception as error:  # from_pretrained raises whatever its many readers raise
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
+        if "Unrecognized configuration class" in str(error):
+            raise TrainError(
+                f"{recipe.model} is a {config.model_type} model, which transformers "
+                f"{transformers.__version__} does not have for {recipe.task}"
+            ) from error
+        raise TrainError(f"{model} cannot be loaded: {error}") from error
+    missing = sorted(info["missing_keys"])
+    if whole and missing:
+        raise TrainError(
+            f"{recipe.model} is not trained for {recipe.task}: it has no weights {missing[0]}",
+            "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
+        )
+    if in_4bit:
+        _with_plain_layers(loaded)
+    if dtype != torch.float32:
+        for parameter in norm_parameters(loaded):
+            parameter.data = parameter.data.float()
+    return loaded
+
+
+def _with_plain_layers(model: PreTrainedModel) -> None:
+    """Replace bitsandbytes' linear layers by torch's, for whose weights see `kernels.nf4`."""
+    for name, layer in list(model.named_modules()):
+        # a layer of GPT-2 has the other order of inputs and outputs, and gets no adapters
+        if not (hasattr(layer, "source_cls") and layer.source_cls is nn.Linear):
+            continue
+        with torch.device("meta"):
+            plain = nn.Linear(layer.in_features, layer.out_features, bias=False)
+        plain.weight = in_nf4(layer.weight.data, layer.weight.quant_state)
+        plain.bias = layer.bias
+        model.set_submodule(name, plain)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            # a view of its file, of which the pages of all weights would stay in memory
+            parameter.data = parameter.data.clone()
+    model.hf_quantizer.remove_quantization_config(model)  # it would be saved with a merged model
+
+
+def check_tokens(known: int, largest_token: int, tokenizer: str) -> None:
+    """Make sure that a model has an embedding for each token of the data.
+
+    Args:
+        known: how many it has.
+
+    Raises:
+        TrainError: the tokenizer belongs to another model.
+    """
+    if largest_token >= known:
+        raise TrainError(
+            f"the data have token {largest_token}, the model knows tokens 0 to {known - 1}: "
+            f"the tokenizer {tokenizer} belongs to another model"
+        )
+
+
+def has_tokenizer(folder: str) -> bool:
+    """Whether a model's folder has a tokenizer of its own."""
+    files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
+    return any(any(Path(folder).glob(name)) for name in files)

@@ -1,0 +1,271 @@
+"""A model's gradients in one flat tensor, all-reduced in buckets during the backward pass."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ftcluster_train.comm.pieces import Bf16AllReduces, all_gather
+from ftcluster_train.comm.traffic import Traffic
+from ftcluster_train.engine.optim.flat_params import FlatWeights
+from ftcluster_train.kernels import simd
+
+EXTRA = 2  # numbers that are summed with the gradients
+MEBIBYTE = 1 << 18  # elements in fp32
+BUCKET = 25 * MEBIBYTE  # elements, as many as in torch's DDP
+TABLE = 1 << 20  # elements of an embedding from which on its rows have an exchange of their own
+
+
+class GradientBuckets:
+    """Sums gradients over micro-batches and ranks, in fp32.
+
+    A hook adds each parameter's gradient to `flat` as soon as the backward pass has it, while it is
+    still in the cache, and frees it. In the last backward pass of a step each bucket is reduced
+    when it is complete, in the same order on every rank. A parameter's `row_gradients`, pairs of
+    row numbers and fp32 gradients, are added with its gradient, or at the end if it has no other.
+
+    A large embedding that is used for nothing else has gradients of the rows of its batch only. Of
+    such a table the ranks send each other these rows, unless they are more bytes than all of them
+    would be in an all-reduce. All ranks add them in the same order.
+
+    Attributes:
+        flat: shape (elements,), fp32, laid out as the master weights.
+        extra: shape (EXTRA,), numbers that are summed with the gradients; set them before the
+            backward pass.
+        traffic: of the gradients.
+
+    Args:
+        world_size: ranks of the group.
+        bf16: whether gradients are sent in bf16; in the group of all ranks only.
+        group: default: all ranks.
+        bucket_mb: of a bucket in fp32, MiB; default: 25.
+    """
+
+    def __init__(
+        self, weights: FlatWeights, world_size: int, bf16: bool = False,
+        group: dist.ProcessGroup | None = None, bucket_mb: int | None = None,
+    ) -> None:  # fmt: skip
+        elements = weights.layout.elements
+        self._all = torch.zeros(elements + EXTRA)
+        self.flat, self.extra = self._all[:elements], self._all[elements:]
+        self.traffic = Traffic()
+        self._world_size, self._group = world_size, group
+        self._bucket_mb = bucket_mb
+        self._slices = weights.layout.slices
+        self._bf16 = Bf16AllReduces() if bf16 and world_size > 1 else None
+        self._tables = {  # in the same order on every rank
+            p: place
+            for p, place in self._slices.items()
+            if world_size > 1 and p in weights.tables and p.numel() >= TABLE
+        }
+        apart = list(self._tables.values())
+        self.buckets = [
+            part
+            for bucket in bucket_slices(weights.layout.decayed, len(self._all), bucket_mb)
+            for part in without(bucket, apart)
+        ]
+        self._buckets_of = {
+            parameter: [
+                number
+                for number, bucket in enumerate(self.buckets)
+                if bucket.start < place.stop and place.start < bucket.stop
+            ]
+            for parameter, place in self._slices.items()
+        }
+        self._parameters_in = [0] * len(self.buckets)
+        for numbers in self._buckets_of.values():
+            for number in numbers:
+                self._parameters_in[number] += 1
+        self._seen: set[torch.nn.Parameter] = set()  # have a gradient in this step
+        self._filled: dict[torch.nn.Parameter, list[torch.Tensor]] = {}  # the rest of `flat` is 0
+        self._waits: list[Callable[[], Any]] = []  # for the buckets that were sent
+        self._missing: list[int] = []  # parameters that each bucket waits for; empty: do not send
+        for parameter in self._slices:
+            parameter.row_gradients = []
+            parameter.register_post_accumulate_grad_hook(self._add_gradient)
+
+    def start_backward(self, last: bool) -> None:
+        """Call before each backward pass; `last` is the last one of an optimizer step."""
+        self._missing = list(self._parameters_in) if last else []
+
+    def wait(self) -> torch.Tensor:
+        """The sum over all ranks, which is `flat`; call after the last backward pass of a step."""
+        for parameter in self._slices.keys() - self._seen:
+            self._clear(parameter)  # no loss depends on it, or only on some rows
+            if parameter not in self._tables:
+                self._add_rows(parameter)
+        self._missing = [0] * len(self.buckets)
+        self._send_complete_buckets()
+        if self._tables:
+            self._sum_tables()
+        self._seen.clear()
+        with self.traffic:
+            for wait in self._waits:
+                wait()
+        self._waits.clear()
+        return self.flat
+
+    def _add_gradient(self, parameter: torch.nn.Parameter) -> None:
+        if parameter in self._tables and parameter.grad is None:
+            return  # it has `row_gradients`
+        flat, grad = self._flat(parameter), parameter.grad
+        if grad is None:
+            if parameter not in self._seen:
+                self._clear(parameter)
+        else:
+            self._filled.pop(parameter, None)
+            if parameter in self._seen:
+                flat.add_(grad)
+            elif _is_large_bf16(grad):
+                simd.widen(grad, flat)
+            else:
+                flat.copy_(grad)
+        self._seen.add(parameter)
+        parameter.grad = None
+        self._add_rows(parameter)
+        if self._missing:
+            for bucket in self._buckets_of[parameter]:
+                self._missing[bucket] -= 1
+            self._send_complete_buckets()
+
+    def _sum_tables(self) -> None:
+        """Sum those by rows that have no other gradients on any rank; all-reduce the others."""
+        own = [None if table in self._seen else joined(table) for table in self._tables]
+        counts = torch.empty(self._world_size, len(own), dtype=torch.int64)
+        lengths = torch.tensor([-1 if rows is None else len(rows[0]) for rows in own])
+        self.traffic.add(counts.nbytes, self._world_size)
+        with self.traffic:
+            all_gather(counts.view(-1), lengths, self._group)
+        for table, found, of_ranks in zip(self._tables, own, counts.T.tolist(), strict=True):
+            flat = self._flat(table)
+            if found and min(of_ranks) >= 0 and max(of_ranks) * self._world_size < 2 * len(table):
+                self._exchange_rows(table, *found, of_ranks)
+                continue
+            self._filled.pop(table, None)
+            if found:
+                flat.index_add_(0, *found)
+            else:
+                self._add_rows(table)
+            for part in bucket_slices(flat.numel(), flat.numel(), self._bucket_mb):
+                self._waits.append(self._start_all_reduce(flat.view(-1)[part]))
+
+    def _exchange_rows(
+        self,
+        table: torch.nn.Parameter,
+        rows: torch.Tensor,
+        values: torch.Tensor,
+        counts: Sequence[int],
+    ) -> None:
+        """Add the rows of all ranks to a table's gradient, which is 0.
+
+        Args:
+            counts: of rows, by rank.
+        """
+        most, ranks, width = max(*counts, 1), self._world_size, table.shape[1]
+        padded = torch.zeros(most, dtype=rows.dtype)
+        padded[: len(rows)] = rows
+        wire = torch.zeros(most, width, dtype=torch.bfloat16 if self._bf16 else values.dtype)
+        wire[: len(rows)] = values
+        all_rows, all_values = padded.new_empty(ranks * most), wire.new_empty(ranks * most, width)
+        self.traffic.add(all_rows.nbytes, ranks)
+        self.traffic.add(all_values.nbytes, ranks)
+        with self.traffic:
+            all_gather(all_rows, padded, self._group)
+            all_gather(all_values.view(-1), wire.view(-1), self._group)
+        parts = zip(all_rows.split(most), all_values.split(most), counts, strict=True)
+        for of_rank, gradients, count in parts:
+            self._add(table, of_rank[:count], gradients[:count].float())
+
+    def _add_rows(self, parameter: torch.nn.Parameter) -> None:
+        for rows, gradients in parameter.row_gradients:
+            self._add(parameter, rows, gradients)
+        parameter.row_gradients.clear()
+
+    def _add(
+        self, parameter: torch.nn.Parameter, rows: torch.Tensor, gradients: torch.Tensor
+    ) -> None:
+        self._flat(parameter).index_add_(0, rows, gradients)
+        if parameter in self._filled:
+            self._filled[parameter].append(rows)
+
+    def _clear(self, parameter: torch.nn.Parameter) -> None:
+        """Make a gradient 0, by its rows where no others were filled since the last time."""
+        if parameter in self._filled:
+            for rows in self._filled[parameter]:
+                self._flat(parameter).index_fill_(0, rows, 0)
+        else:
+            self._flat(parameter).zero_()
+        if self._world_size == 1 or parameter in self._tables:  # no all-reduce fills other rows
+            self._filled[parameter] = []
+
+    def _flat(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        return self.flat[self._slices[parameter]].view(parameter.shape)
+
+    def _send_complete_buckets(self) -> None:
+        while self._world_size > 1 and len(self._waits) < len(self.buckets):
+            number = len(self._waits)
+            if self._missing[number]:
+                break
+            self._waits.append(self._start_all_reduce(self._all[self.buckets[number]]))
+
+    def _start_all_reduce(self, bucket: torch.Tensor) -> Callable[[], Any]:
+        """Returns what waits for it."""
+        if self._bf16:
+            for _ in range(2):
+                self.traffic.add(bucket.nbytes // 2, self._world_size)
+            return self._bf16.start(bucket).result
+        self.traffic.add(bucket.nbytes, self._world_size, passes=2)
+        return dist.all_reduce(bucket, group=self._group, async_op=True).wait  # type: ignore[no-any-return]
+
+
+def _is_large_bf16(grad: torch.Tensor) -> bool:
+    few = grad.numel() <= simd.FEW_ELEMENTS
+    return grad.dtype == torch.bfloat16 and grad.is_contiguous() and not few and simd.is_available()
+
+
+def joined(table: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `row_gradients` of all micro-batches, each row once; they are no longer the table's."""
+    every = [(torch.empty(0, dtype=torch.int64), torch.empty(0, table.shape[1]))]
+    every += table.row_gradients
+    table.row_gradients.clear()
+    if len(every) == 2:
+        return every[1]
+    numbers = torch.cat([rows for rows, _ in every])
+    rows, places = torch.unique(numbers, return_inverse=True)
+    sums = torch.zeros(len(rows), table.shape[1])
+    return rows, sums.index_add_(0, places, torch.cat([values for _, values in every]))
+
+
+def without(whole: slice, holes: Sequence[slice]) -> Iterator[slice]:
+    """What is left of a slice.
+
+    >>> list(without(slice(0, 10), [slice(4, 6), slice(8, 20)]))
+    [slice(0, 4, None), slice(6, 8, None)]
+    """
+    start = whole.start
+    for hole in sorted(holes, key=lambda one: int(one.start)):
+        if hole.start >= whole.stop or hole.stop <= start:
+            continue
+        if hole.start > start:
+            yield slice(start, hole.start)
+        start = hole.stop
+    if start < whole.stop:
+        yield slice(start, whole.stop)
+
+
+def bucket_slices(
+    decayed: int, end: int, bucket_mb: int | None = None, multiple: int = 1
+) -> list[slice]:
+    """In the order in which they fill: the backward pass starts with the last layers.
+
+    Biases and norms come last, because every layer has some.
+
+    Args:
+        bucket_mb: the most that one has in fp32, MiB; default: 25.
+        multiple: of which each has its length, where `decayed` and `end` are multiples of it.
+    """
+    most = bucket_mb * MEBIBYTE if bucket_mb else BUCKET
+    size = max(most // multiple, 1) * multiple
+    matrices = [slice(b, min(b + size, decayed)) for b in range(0, decayed, size)]
+    return matrices[::-1] + [slice(b, min(b + size, end)) for b in range(decayed, end, size)]

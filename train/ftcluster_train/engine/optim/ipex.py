@@ -1,0 +1,139 @@
+"""Intel Extension for PyTorch (IPEX), where the stack has it and the plan asks for it.
+
+Used on model and optimizer as transformers' Trainer did with `--use_ipex` (4.55 still has it, 4.57
+no longer). Tested with IPEX 2.8.0, also on a CPU of another vendor.
+"""
+
+import hashlib
+import importlib
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from ftcluster_common.recipe import Training
+from ftcluster_train.comm.pieces import all_reduce_bf16
+from ftcluster_train.comm.traffic import Traffic
+from ftcluster_train.engine.optim.flat_params import Arriving
+from ftcluster_train.engine.optim.gradient_buckets import EXTRA
+from ftcluster_train.errors import TrainError
+
+HINT = "train without it: training.use_ipex=false; the stacks that have it: ftcluster stacks"
+
+
+def load_ipex() -> Any:
+    """The module intel_extension_for_pytorch.
+
+    Raises:
+        TrainError: it is not installed, or does not load with this torch or on this CPU.
+    """
+    try:
+        return importlib.import_module("intel_extension_for_pytorch")
+    # it exits on a CPU without AVX2, and raises AttributeError with another version of torch
+    except (Exception, SystemExit) as error:
+        raise TrainError(
+            f"IPEX (intel_extension_for_pytorch) cannot be imported with torch "
+            f"{torch.__version__}: {error}",
+            HINT,
+        ) from error
+
+
+class IpexOptimizerStep:
+    """`ipex.optimize` at level O1 and torch's AdamW; methods as in OptimizerStep.
+
+    With bf16 the layers get bf16 copies of their weights, packed for oneDNN, and the optimizer
+    updates the fp32 ones. IPEX does not fuse AdamW on CPUs (2.8.0, optim/_optimizer_utils.py), so
+    its step remains torch's.
+
+    Args:
+        model: in fp32; it is changed in place, and in training mode afterwards.
+
+    Raises:
+        TrainError: IPEX cannot be imported, or has no bf16 kernels for this CPU.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        adamw: torch.optim.Optimizer,
+        training: Training,
+        bf16: bool,
+        world_size: int,
+    ) -> None:
+        ipex = load_ipex()
+        model.train()  # IPEX takes an optimizer only with a model in training mode
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        try:
+            self._model, self.adamw = ipex.optimize(
+                model, optimizer=adamw, dtype=dtype, level="O1", inplace=True
+            )
+        except AssertionError as error:  # how IPEX reports what it does not support
+            raise TrainError(f"IPEX cannot optimize this model here: {error}", HINT) from error
+        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
+        self._max_norm, self._world_size = training.max_grad_norm, world_size
+        self._all_reduce = all_reduce_bf16 if training.gradient_dtype == "bf16" else dist.all_reduce
+        self._sent_bytes = 2 if training.gradient_dtype == "bf16" else 4
+        self._norm = 0.0
+        self.extra, self.traffic = torch.zeros(EXTRA), Traffic()
+        self.arriving = Arriving()
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - reduced in `step`
+        loss.backward()
+
+    def step(self) -> float:
+        for parameter in self._parameters:
+            if parameter.grad is None:  # this rank had no sample, or no loss depends on it
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if self._world_size > 1:
+            shared = [*gradients, self.extra]
+            flat = torch.cat([tensor.flatten() for tensor in shared])
+            self.traffic.add(self._sent_bytes * len(flat), self._world_size, passes=2)
+            with self.traffic:
+                self._all_reduce(flat)
+            parts = flat.split([tensor.numel() for tensor in shared])
+            for gradient, part in zip(shared, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm or math.inf)
+        if norm.isfinite():
+            self.adamw.step()
+        self.adamw.zero_grad()
+        self._norm = float(norm)
+        return self._norm
+
+    def synchronize(self) -> None:
+        pass
+
+    def digest(self) -> str:
+        """SHA-256 of the fp32 weights, not of the packed copies that IPEX's layers run on."""
+        digest = hashlib.sha256()
+        saved = self._model.state_dict()
+        for name, _ in self._model.named_parameters():
+            if name in saved:  # IPEX's layers have some of their own
+                digest.update(saved[name].contiguous().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def gradients_digest(self) -> str:
+        """Their norm: the gradients themselves are gone after the step."""
+        return self._norm.hex()
+
+    def state(self) -> None:
+        """None: IPEX keeps packed copies of the weights, so such a run cannot be resumed."""
+
+    def state_loaded(self, step: int) -> None:
+        """Never called, because there is no state."""
+
+    def detach(self, wanted: bool = True) -> PreTrainedModel:  # noqa: ARG002 - all ranks may
+        """Another model with the same weights.
+
+        IPEX's `state_dict` has fp32 weights in their usual layout; its layers have not, and
+        `save_pretrained` would write down their bf16 as the model's dtype.
+        """
+        plain = type(self._model)(self._model.config)
+        plain.load_state_dict(self._model.state_dict())
+        return plain
+
+    def attach(self) -> None:
+        """Nothing to undo: `detach` made a copy."""

@@ -1,0 +1,220 @@
+"""A model's weights in the dtype that it runs in, and in fp32 this rank's pieces of them."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from ftcluster_train.comm.pieces import start_all_gather
+from ftcluster_train.comm.traffic import Traffic
+from ftcluster_train.engine.optim.flat_params import (
+    ALIGNMENT,
+    Arriving,
+    FlatLayout,
+    ModelWeights,
+    add_buffers,
+)
+from ftcluster_train.engine.optim.gradient_buckets import bucket_slices
+from ftcluster_train.engine.optim.state import Part, gather_memory
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A part of the flat weights, of which each rank has an equal piece.
+
+    Attributes:
+        place: in the flat tensor.
+        length: elements without the padding at its end.
+        own: the place of this rank's piece.
+        parameters: those that are in it, at least with a part.
+        has_norms: whether the model reads some of it in fp32.
+        bf16_gradients: whether torch computes all of its gradients in bf16.
+    """
+
+    place: slice
+    length: int
+    own: slice
+    parameters: tuple[torch.nn.Parameter, ...]
+    has_norms: bool
+    bf16_gradients: bool
+
+
+class ShardedWeights(ModelWeights):
+    """All weights in the dtype that the model runs in, and this rank's pieces of them in fp32.
+
+    The optimizer updates `masters`; `start_gather` rounds them for the model. Embeddings read
+    rounded weights.
+
+    Attributes:
+        arriving: those that are gathered.
+        buckets: in the order in which the backward pass fills them.
+        masters: this rank's piece of each bucket, fp32; where the model runs in fp32, views into
+            `model_weights`.
+        traffic: of weights and gradients.
+
+    Args:
+        bucket_mb: the most that a bucket has in fp32, MiB; default: 25.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, dtype: torch.dtype, bucket_mb: int | None = None
+    ) -> None:
+        self.traffic = Traffic()
+        multiple = ALIGNMENT * dist.get_world_size()
+        super().__init__(model, dtype, FlatLayout(model, multiple))
+        fp32 = dtype == torch.float32
+        layout = self.layout
+        embeddings = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+        self.buckets: list[Bucket] = []
+        for place in bucket_slices(layout.decayed, layout.elements, bucket_mb, multiple):
+            group = int(place.start >= layout.decayed)
+            end = layout.groups[group].start + layout.lengths[group]
+            piece = (place.stop - place.start) // dist.get_world_size()
+            start = place.start + piece * dist.get_rank()
+            inside = [p for p, of in layout.slices.items() if len_of(overlap(of, place))]
+            norms = [p in self.norms for p in inside]
+            exact = not fp32 and not any(norms) and embeddings.isdisjoint(inside)
+            self.buckets.append(
+                Bucket(place, min(place.stop, end) - place.start, slice(start, start + piece),
+                       tuple(inside), any(norms), exact)
+            )  # fmt: skip
+        self.masters = [
+            self.model_weights[bucket.own] if fp32 else torch.zeros(len_of(bucket.own))
+            for bucket in self.buckets
+        ]
+        self.arriving = Arriving()
+        self._gathers: dict[int, tuple[dist.Work, torch.Tensor]] = {}  # by the bucket's number
+        self.buckets_of: dict[torch.nn.Parameter, list[int]] = {p: [] for p in layout.slices}
+        for number, bucket in enumerate(self.buckets):
+            for parameter in bucket.parameters:
+                self.buckets_of[parameter].append(number)
+        for parameter, place in layout.slices.items():
+            data = parameter.data.flatten()
+            self.model_weights[place] = data
+            for number in self.buckets_of[parameter]:
+                own = self.buckets[number].own
+                common = overlap(place, own)
+                self.masters[number][moved(common, own)] = data[moved(common, place)]
+            if parameter in self.norms:
+                self.fp32_weights[parameter] = (
+                    self.model_weights[place].view(parameter.shape) if fp32 else parameter.data
+                )
+            self.attach_parameter(parameter)  # frees the memory that it had
+        self.attach()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def start_gather(self) -> None:
+        """Begin to send the fp32 weights of all ranks to the model, after each optimizer step.
+
+        The forward pass goes on meanwhile: those that it needs first are sent first.
+        """
+        for number in reversed(range(len(self.buckets))):
+            bucket, master = self.buckets[number], self.masters[number]
+            fp32 = bucket.has_norms and self.model_weights.dtype != torch.float32
+            whole = torch.empty(len_of(bucket.place)) if fp32 else self.model_weights[bucket.place]
+            piece = master if fp32 else self.model_weights[bucket.own].copy_(master)
+            self.traffic.add(whole.nbytes, dist.get_world_size())
+            self._gathers[number] = start_all_gather(whole, piece), whole
+        self.arriving.update({p: partial(self._wait_for, p) for p in self.buckets_of})
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _wait_for(self, parameter: torch.nn.Parameter) -> None:
+        del self.arriving[parameter]
+        for number in self.buckets_of[parameter]:
+            if number in self._gathers:
+                work, whole = self._gathers.pop(number)
+                with self.traffic:
+                    work.wait()
+                bucket = self.buckets[number]
+                if whole.dtype != self.model_weights.dtype:
+                    self._model_weights_of(bucket).copy_(whole[: bucket.length])
+                    for weights, place in self._norms_in(bucket):
+                        weights.copy_(whole[place])
+
+    def whole_buckets(self) -> Iterator[tuple[Bucket, torch.Tensor]]:
+        """Each bucket with its fp32 weights, in the order of the flat tensor; a collective.
+
+        The weights are valid until the next ones.
+        """
+        parts = [
+            Part(master, bucket.length, sharded=True)
+            for bucket, master in zip(self.buckets, self.masters, strict=True)
+        ]
+        memory = gather_memory(parts)
+        for number in self.flat_order:
+            yield self.buckets[number], parts[number].whole(memory)
+
+    @property
+    def flat_order(self) -> list[int]:
+        """Numbers of the buckets, by their places."""
+        return sorted(range(len(self.buckets)), key=lambda n: int(self.buckets[n].place.start))
+
+    def digest(self) -> str:
+        """SHA-256 of all fp32 weights and of the buffers that are saved with the model.
+
+        It is another one on a rank whose model does not run on these weights.
+        """
+        self.arriving.wait()
+        digest = hashlib.sha256()
+        for bucket, whole in self.whole_buckets():
+            digest.update(whole.numpy())
+            rounded = whole.to(self.model_weights.dtype)
+            if not torch.equal(self._model_weights_of(bucket), rounded) or not all(
+                torch.equal(weights, whole[place]) for weights, place in self._norms_in(bucket)
+            ):
+                digest.update(b"the model runs on other weights")
+        add_buffers(digest, self.saved_buffers)
+        return digest.hexdigest()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def detach(self, wanted: bool) -> None:
+        """Give the parameters tensors of their own, in fp32, where they are wanted; a collective.
+
+        No effect where they have them.
+        """
+        if not self.attached:
+            return
+        self.arriving.wait()
+        slices = self.layout.slices if wanted else {}
+        weights = {parameter: torch.empty(parameter.shape) for parameter in slices}
+        for bucket, whole in self.whole_buckets():
+            for parameter in bucket.parameters if wanted else ():
+                place = slices[parameter]
+                common = overlap(place, bucket.place)
+                flat = weights[parameter].view(-1)
+                flat[moved(common, place)] = whole[moved(common, bucket.place)]
+        if wanted:
+            self.give(weights)
+        self.attached = False
+
+    def _model_weights_of(self, bucket: Bucket) -> torch.Tensor:
+        """What the model runs on, without padding."""
+        return self.model_weights[bucket.place][: bucket.length]
+
+    def _norms_in(self, bucket: Bucket) -> Iterator[tuple[torch.Tensor, slice]]:
+        """The fp32 weights of norms that are in a bucket, and their places there."""
+        for parameter in bucket.parameters:
+            if parameter in self.norms:
+                place = self.layout.slices[parameter]
+                common = overlap(place, bucket.place)
+                flat = self.fp32_weights[parameter].view(-1)
+                yield flat[moved(common, place)], moved(common, bucket.place)
+
+
+def overlap(one: slice, other: slice) -> slice:
+    """What two slices have in common; of no length if that is nothing."""
+    start = max(one.start, other.start)
+    return slice(start, max(start, min(one.stop, other.stop)))
+
+
+def moved(part: slice, whole: slice) -> slice:
+    """A part of a slice, counted from where that begins."""
+    return slice(part.start - whole.start, part.stop - whole.start)
+
+
+def len_of(one: slice) -> int:
+    """Number of elements."""
+    return int(one.stop - one.start)

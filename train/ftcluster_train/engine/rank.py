@@ -1,0 +1,244 @@
+"""One rank of a run: `mpirun ... python -m ftcluster_train.engine.rank RUN_DIR`."""
+
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # collections are a quarter of the CPU time of the imports below
+
+import errno
+import logging
+import os
+import shutil
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from torch.distributed import DistBackendError
+from transformers import PreTrainedModel, set_seed
+from transformers.utils import logging as transformers_logging
+
+from ftcluster_common.cpu_list import format_cpus
+from ftcluster_common.data_files import TRAIN
+from ftcluster_common.given_files import GivenFileError
+from ftcluster_common.job import Job, read_job
+from ftcluster_common.launch import own_rank
+from ftcluster_common.recipe import DecoderTuning
+from ftcluster_train.comm.world import (
+    abandon_world,
+    check_equal_samples,
+    gather_over_ranks,
+    host_led,
+    join_world,
+    leave_world,
+)
+from ftcluster_train.engine.adapters import add_adapters, merge_adapters, saved_parameters
+from ftcluster_train.engine.checkpoints import check_space, save_model
+from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.evaluation import run_on_sets
+from ftcluster_train.engine.loop import train
+from ftcluster_train.engine.models import check_tokens, load_config, load_model, load_tokenizer
+from ftcluster_train.engine.optim.ipex import load_ipex
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.stopping import TrainingStopped, listen
+from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.engine.tasks.registry import make_task
+from ftcluster_train.engine.trackers import make_trackers
+from ftcluster_train.errors import STOPPED_LINE, TrainError, error_line
+from ftcluster_train.health.product_speed import product_gflops, product_shapes, weights_of
+from ftcluster_train.host.affinity import memory_nodes
+from ftcluster_train.inputs import Inputs, read_inputs
+from ftcluster_train.io import python_stacks
+from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.rank_status import report
+from ftcluster_train.kernels.nf4 import dtype_of, shape_of
+
+DOING = {"evaluate": "evaluating", "predict": "predicting"}
+
+
+def run(job: Job) -> None:
+    """Load, then train and save, evaluate or predict; every rank calls it with the same job.
+
+    Raises:
+        TrainError: something that a user can fix.
+        TrainingStopped: a rank was asked to stop.
+    """
+    stop_asked = listen()
+    inputs = read_inputs(job.run_dir)
+    if job.ipex:
+        load_ipex()  # before anything that takes time
+    world = join_world()
+    events = EventWriter(job.run_dir) if world.rank == 0 else None
+    write_placement(events)
+    report(0, "loading")
+    if events:
+        events.write("phase", doing="loading model and data")
+        for notice in inputs.notices:
+            events.write("notice", message=notice)
+    task, model, samples = load(job, inputs)
+    check_equal_samples("".join(split.about["sha256"] for split in samples.values()))
+    largest = max(split.about["largest"]["input_ids"] for split in samples.values())
+    known = model.get_input_embeddings().num_embeddings
+    check_tokens(known, largest, job.recipe.tokenizer or job.recipe.model)
+    task.check_model(model)
+    if job.purpose != "train":
+        if events:
+            events.write(
+                "phase", doing=f"{DOING[job.purpose]} {sum(map(len, samples.values()))} samples"
+            )
+        result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
+        if events:
+            events.write("result", **result)
+        leave_world()
+        return
+    options = job.recipe.options
+    if isinstance(options, DecoderTuning) and options.lora_r is not None:
+        set_seed(job.recipe.training.seed)
+        add_adapters(model, options)
+    train_set = samples.pop(TRAIN)
+    length = sum(train_set.lengths("input_ids")) / len(train_set)
+    write_products(events, job, model, length, world.size)
+    trackers = None
+    if events:
+        merged = isinstance(options, DecoderTuning) and options.merge_adapters
+        saved = model.parameters() if merged else saved_parameters(model)
+        check_space(job.run_dir, sum(shape_of(p).numel() * dtype_of(p).itemsize for p in saved))
+        trackers = make_trackers(
+            job.recipe.training,
+            job.run_dir,
+            job.run,
+            lambda text: events.write("notice", message=text),
+        )
+    try:
+        log = ProgressLog(events, trackers)
+        done, trained = train(
+            job, task, model, train_set, samples, world, log, stop_asked=stop_asked
+        )
+    finally:
+        if trackers:
+            trackers.close(failed=sys.exc_info()[0] is not None)
+    if events:
+        events.write("phase", doing="saving the model")
+        folder = job.run_dir / "model"
+        if merged:
+            merge_adapters(trained)
+        save_model(trained, task, folder)
+        events.write(
+            "result",
+            model=str(folder),
+            metrics=done.metrics,
+            samples_per_second=done.samples_per_second,
+            train_seconds=done.train_seconds,
+            world_size=world.size,
+        )
+    gather_over_ranks("saved")  # until then a restart needs the snapshots
+    if host_led(world.rank) is not None:
+        for run in job.run_dirs:
+            shutil.rmtree(run / "snapshots", ignore_errors=True)
+    leave_world()
+
+
+def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Samples]]:
+    """The task, the model and the samples of each split."""
+    recipe, tokenizer = job.recipe, load_tokenizer(inputs.tokenizer)
+    folders = [path for path in sorted(Path(inputs.samples).iterdir()) if path.is_dir()]
+    samples = {folder.name: Samples(folder) for folder in folders}
+    if job.purpose != "train":
+        config = load_config(recipe, inputs.model, tokenizer)
+        task = make_task(recipe, tokenizer, job.purpose, config)
+        model = load_model(task.model_class, recipe, inputs.model, config, whole=task.has_head)
+        return task, model, samples
+    task = make_task(recipe, tokenizer)
+    task.columns = samples[TRAIN].about.get("columns", {})
+    settings = task.model_settings(samples[TRAIN])
+    config = load_config(recipe, inputs.model, tokenizer, **settings)
+    set_seed(recipe.training.seed)  # random weights of a new classifier, or of the whole model
+    frozen = recipe.lora_r is not None and job.precision == "bf16"
+    dtype = torch.bfloat16 if frozen else torch.float32
+    model = load_model(
+        task.model_class, recipe, inputs.model, config, dtype=dtype, in_4bit=recipe.load_in_4bit
+    )
+    return task, model, samples
+
+
+def write_placement(events: EventWriter | None) -> None:
+    """Log on rank 0 where each rank runs; every rank calls it."""
+    own = {
+        "host": socket.gethostname(),
+        "cpus": format_cpus(os.sched_getaffinity(0)),
+        "memory_nodes": memory_nodes(),
+        "threads": torch.get_num_threads(),
+    }
+    ranks = [{"rank": rank, **place} for rank, place in enumerate(gather_over_ranks(own))]
+    if events:
+        events.write("placement", ranks=ranks)
+
+
+def write_products(
+    events: EventWriter | None, job: Job, model: PreTrainedModel, length: float, ranks: int
+) -> None:
+    """Log on rank 0 how fast each rank's matrix products are; all ranks measure at once.
+
+    Args:
+        length: tokens of a sample, a mean.
+        ranks: of the run.
+    """
+    shapes, recipe = product_shapes(model), job.recipe
+    parts = ranks * recipe.training.gradient_accumulation_steps
+    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+    own = product_gflops(shapes, round(length * recipe.batch_size / parts), dtype)
+    gflops = gather_over_ranks(own)
+    if events:
+        events.write("products", gflops=gflops, weights=weights_of(shapes))
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    gc.freeze()  # what was imported stays
+    gc.enable()
+    logging.captureWarnings(True)
+    transformers_logging.disable_progress_bar()
+    python_stacks.write_on_signal()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    run_dir = Path(sys.argv[1])
+    try:
+        run(read_job(run_dir))
+    except TrainingStopped:
+        if own_rank(os.environ) == 0:
+            print(STOPPED_LINE, flush=True)
+        leave_world()
+    except TrainError as error:
+        print(error_line(error), flush=True)
+        abandon_world()
+        return 1
+    except GivenFileError as error:
+        print(error_line(TrainError(str(error), "start it again as a new run")), flush=True)
+        abandon_world()
+        return 1
+    except DistBackendError as error:  # of the backend over MPI; it names rank, host and call
+        traceback.print_exc()
+        hint = "if it happens again, train with gloo: training.ddp_backend=gloo"
+        print(error_line(TrainError(str(error), hint, restartable=True)), flush=True)
+        abandon_world()
+        return 1
+    except OSError as error:
+        traceback.print_exc()
+        abandon_world()
+        if error.errno == errno.ENOSPC:
+            print(error_line(disk_full(run_dir)), flush=True)
+        return 1
+    return 0
+
+
+def disk_full(folder: Path) -> TrainError:
+    """The error for a disk without space for the run."""
+    free = shutil.disk_usage(folder).free
+    return TrainError(
+        f"the disk of {folder} is full ({free / 1e6:.0f} MB free)",
+        "free some space there; ftcluster keeps each run in a folder beside it",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

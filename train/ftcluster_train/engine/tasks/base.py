@@ -1,0 +1,276 @@
+"""What a task implements for the preparation of data and for the training loop."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ftcluster_common.data_files import TRAIN, VALIDATION
+from ftcluster_common.job import Purpose
+from ftcluster_common.recipe import Recipe
+from ftcluster_train.comm.traffic import Traffic
+from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
+from ftcluster_train.engine.data.sources import Rows, load_rows
+from ftcluster_train.engine.data.token_store import Sample, Samples, token_kind
+from ftcluster_train.errors import TrainError
+from ftcluster_train.kernels.function_overrides import FunctionOverrides
+
+ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
+TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # which the model gets
+
+
+class Batch(NamedTuple):
+    """Samples as tensors.
+
+    Attributes:
+        inputs: the model's arguments.
+        targets: for the loss.
+    """
+
+    inputs: dict[str, Any]
+    targets: dict[str, torch.Tensor]
+
+
+# a forward pass of some samples: the model's outputs, and the batch's targets
+Forward = Callable[[Sequence[Sample]], tuple[Any, dict[str, torch.Tensor]]]
+
+# what `predictions` gives for each sample of a set; every rank calls it, and gets all of them
+Predict = Callable[[Samples], list[Any]]
+
+
+class Task(ABC):
+    """One task.
+
+    `encode` runs once per host and writes raw data as token samples; the training loop of each rank
+    reads them and calls the other methods.
+
+    Args:
+        purpose: what it is for.
+        trained: the configuration of the model that is evaluated or predicts.
+
+    Attributes:
+        model_class: transformers' AutoModelFor... class.
+        validation_splits: the sets that are evaluated.
+        large_vocabulary: whether the loss is over the whole vocabulary.
+        has_head: whether a model needs weights of its own for the task.
+        group_by_length: whether batches may have samples of similar length.
+        columns: fields of the recipe with the columns that were found by their names in the data
+            that the model is trained on.
+    """
+
+    model_class: Any
+    large_vocabulary = False
+    has_head = True
+    group_by_length = True
+    validation_splits: tuple[str, ...] = (VALIDATION,)
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokenizer: PreTrainedTokenizerBase,
+        purpose: Purpose = "train",
+        trained: PretrainedConfig | None = None,
+    ) -> None:
+        self.recipe = recipe
+        self.tokenizer = tokenizer
+        self.purpose = purpose
+        self.trained = trained
+        self.columns: Mapping[str, Any] = {}
+
+    @abstractmethod
+    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+        """Write the samples of each set into `folder`/SET; of a set to predict also its rows.
+
+        Args:
+            longest: tokens that the model takes at most, or None.
+
+        Returns:
+            Notices for the user, one line each: what was truncated or left out.
+
+        Raises:
+            TrainError: the data are not as the task needs them.
+        """
+
+    def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
+        """Fields of the model's configuration that depend on the data."""
+        return {}
+
+    def check_model(self, model: PreTrainedModel) -> None:  # noqa: B027 - optional
+        """Make sure that a loaded model can be trained for this task.
+
+        Raises:
+            TrainError: it cannot.
+        """
+
+    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:  # noqa: ARG002
+        """Make `loss` compute from hidden states instead of logits, if it can.
+
+        Returns:
+            The weight of the layer that has to return its input in training, or None.
+        """
+        return None
+
+    def see_start(  # noqa: B027 - optional
+        self, sets: Sequence[Samples], predict: Predict
+    ) -> None:
+        """Keep what `loss` needs of the model as it is before the first step.
+
+        Args:
+            sets: all that it is trained or evaluated on.
+        """
+
+    def weights(self, samples: Samples) -> list[int] | None:  # noqa: ARG002
+        """How much each sample counts in a step's loss, which is a mean; None: all the same."""
+        return None
+
+    def evaluation_kernels(self, model: PreTrainedModel) -> FunctionOverrides:  # noqa: ARG002
+        """The context of forward passes without gradients."""
+        return FunctionOverrides()
+
+    @abstractmethod
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        """Samples as tensors of shape (len(samples), tokens of the longest one)."""
+
+    def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The sum of the samples' losses, a scalar in fp32."""
+        raise NotImplementedError  # of tasks with `losses` of their own
+
+    def losses(
+        self,
+        parts: Sequence[Sequence[Sample]],
+        forward: Forward,
+        traffic: Traffic,  # noqa: ARG002 - of losses over all ranks
+    ) -> Iterator[tuple[torch.Tensor, bool]]:
+        """The loss of each part of this rank's share of a batch, and whether it is the last one.
+
+        Each is meant for a backward pass before the next one is asked for. A rank without a sample
+        has no part.
+
+        Args:
+            traffic: counts what the loss itself sends to other ranks.
+        """
+        for number, part in enumerate(parts, start=1):
+            yield self.loss(*forward(part)), number == len(parts)
+
+    def write_files(self, model: PreTrainedModel, folder: Path) -> None:  # noqa: B027 - optional
+        """Write what other programs need besides model and tokenizer into a saved model."""
+
+    @abstractmethod
+    def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
+        """For each sample what `score` needs of the model's outputs, as plain data for JSON."""
+
+    @abstractmethod
+    def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
+        """The metrics of a set, from its predictions in the order of its samples."""
+
+    def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
+        """What is predicted for each row of a set, from the predictions of its samples."""
+        raise NotImplementedError  # of tasks that predict nothing of a row
+
+    def sets(self, data: str) -> dict[str, Rows]:
+        """The rows of each set that the task reads.
+
+        Raises:
+            TrainError: they cannot be loaded, or the data do not have them.
+        """
+        found = load_rows(data, self.recipe.data_config)
+        return choose_sets(found, self.purpose, self.validation_splits, data)
+
+    def with_validation(
+        self, sets: Mapping[str, Rows], classes: Callable[[], Sequence[Hashable]], percent: float
+    ) -> tuple[dict[str, Rows], list[str]]:
+        """Sets for a training, with one for validation where there is none, and a notice of it.
+
+        Args:
+            classes: of each row of the training set.
+        """
+        if self.purpose != "train" or len(sets) > 1:
+            return dict(sets), []
+        seed = self.recipe.training.data_seed
+        rows = sets[TRAIN]
+        drawn = draw_rows(classes(), percent, SEED if seed is None else seed)
+        notice = f"validation: {len(drawn)} rows, {percent:g} % of train"
+        return {TRAIN: Part(rows, drawn, False), VALIDATION: Part(rows, drawn, True)}, [notice]
+
+    def keep_rows(self, sets: Mapping[str, Rows], folder: Path) -> None:
+        """Write the rows to predict, for `answers` to be added."""
+        if PREDICTED in sets:
+            with (folder / ROWS_FILE).open("w", encoding="utf-8") as file:
+                for row in sets[PREDICTED]:
+                    file.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
+
+    def limit_length(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
+        """The recipe's length of a sample, or the model's limit with a notice."""
+        if longest is None or wanted <= longest:
+            return wanted, []
+        return longest, [f"{field} is {longest} instead of {wanted}, the model's limit"]
+
+    def tokenize(
+        self, texts: Sequence[list[str]], limit: int
+    ) -> tuple[dict[str, list[list[int]]], int]:
+        """The tokens of texts or pairs of them, and how many were truncated.
+
+        Args:
+            texts: one or two lists.
+            limit: tokens of a text or a pair, with special ones.
+        """
+        columns = dict(self.tokenizer(*texts))
+        long = [i for i, ids in enumerate(columns["input_ids"]) if len(ids) > limit]
+        if long:
+            again = [[column[i] for i in long] for column in texts]
+            shorter = self.tokenizer(*again, truncation=True, max_length=limit)
+            for name, column in columns.items():
+                for i, values in zip(long, shorter[name], strict=True):
+                    column[i] = values
+        return columns, len(long)
+
+    def token_kinds(self) -> dict[str, str]:
+        """The tokenizer's columns that the model gets, and the array type of each."""
+        kind = token_kind(len(self.tokenizer))
+        return {
+            name: kind for name in TOKENIZER_COLUMNS if name in self.tokenizer.model_input_names
+        }
+
+    def check_padding(self) -> None:
+        """Make sure that samples can be padded, if need be with the end-of-text token.
+
+        Raises:
+            TrainError: the tokenizer has neither token.
+        """
+        tokenizer = self.tokenizer
+        if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+            raise TrainError(
+                f"the tokenizer of {self.recipe.tokenizer or self.recipe.model} has neither a "
+                "padding token nor an end-of-text token",
+                "use one that has: tokenizer=DIR",
+            )
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+
+    def pad(self, samples: Sequence[Sample], side: str = "right") -> dict[str, torch.Tensor]:
+        """The tokenizer's columns, padded to the longest sample, and attention_mask."""
+        fill = {
+            "input_ids": self.tokenizer.pad_token_id,
+            "token_type_ids": self.tokenizer.pad_token_type_id,
+        }
+        columns = {
+            name: [s[name] for s in samples] for name in TOKENIZER_COLUMNS if name in samples[0]
+        }
+        masks = [[1] * len(ids) for ids in columns["input_ids"]]
+        padded = {name: _rectangle(rows, fill[name], side) for name, rows in columns.items()}
+        return {**padded, "attention_mask": _rectangle(masks, 0, side)}
+
+
+def _rectangle(rows: Sequence[Sequence[int]], fill: int, side: str) -> torch.Tensor:
+    longest = max(map(len, rows))
+    padding = ([fill] * (longest - len(row)) for row in rows)
+    return torch.tensor(
+        [
+            [*pad, *row] if side == "left" else [*row, *pad]
+            for row, pad in zip(rows, padding, strict=True)
+        ]
+    )

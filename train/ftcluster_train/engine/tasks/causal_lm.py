@@ -1,0 +1,152 @@
+"""Causal language models: texts packed into blocks of one length."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from ftcluster_common.data_files import TRAIN, VALIDATION
+from ftcluster_common.job import EVALUATE
+from ftcluster_common.recipe import CausalLm, Recipe
+from ftcluster_train.engine.data.packing import PIECE, Packer, Piece
+from ftcluster_train.engine.data.sources import BATCH_ROWS, load_texts
+from ftcluster_train.engine.data.token_store import (
+    Sample,
+    Samples,
+    SampleWriter,
+    move_tail,
+    token_kind,
+)
+from ftcluster_train.engine.metrics.glue import perplexity
+from ftcluster_train.engine.tasks.base import Batch, Task
+from ftcluster_train.errors import TrainError
+from ftcluster_train.kernels.linear_cross_entropy import find_head, linear_cross_entropy
+
+
+class CausalLmTask(Task):
+    """Cross entropy of each block's tokens but the first, as in run_clm."""
+
+    model_class = AutoModelForCausalLM
+    large_vocabulary = True
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
+        super().__init__(recipe, tokenizer, *others)
+        assert isinstance(recipe.options, CausalLm)
+        self.options = recipe.options
+        self._smoothing = recipe.training.label_smoothing_factor
+        self._head: torch.Tensor | None = None
+        self._router_coefficient = 0.0
+
+    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+        block, notices = self.limit_length(self.options.block_size, "block_size", longest)
+        texts = load_texts(data, self.recipe.data_config, self.options)
+        if self.purpose == EVALUATE:
+            texts = {VALIDATION: texts.get(VALIDATION, texts[TRAIN])}
+        for split, pieces in texts.items():
+            self._encode_split(pieces, split, block, folder / split)
+        if VALIDATION not in texts:
+            blocks = len(Samples(folder / "train"))
+            percent = self.options.validation_split_percentage
+            moved = max(1, round(blocks * percent / 100))
+            if moved == blocks:
+                raise TrainError(
+                    f"the texts fill one block of {block} tokens; training needs one and "
+                    "validation another",
+                    "add text, or use smaller blocks: block_size=128",
+                )
+            move_tail(folder / "train", folder / "validation", moved)
+            notices.append(f"validation: the last {moved} of {blocks} blocks")
+        return notices
+
+    def _encode_split(self, texts: Iterable[Piece], split: str, block: int, folder: Path) -> None:
+        writer = SampleWriter(folder, {"input_ids": token_kind(len(self.tokenizer))})
+        packer = Packer(block)
+        for tokens in self._tokens(texts):
+            for ids in packer.add(tokens):
+                writer.add({"input_ids": ids})
+        if not len(writer):
+            raise TrainError(
+                f"the texts of {split} have {len(packer.left)} tokens, fewer than one block of "
+                f"{block}",
+                "add text, or use smaller blocks: block_size=128",
+            )
+        writer.close()
+
+    def _tokens(self, texts: Iterable[Piece]) -> Iterator[list[int]]:
+        """The tokens of each piece; the end-of-text token follows the last one of a text."""
+        end = self.tokenizer.eos_token_id
+        for batch in _batches(texts):
+            encoded = self.tokenizer([piece.text for piece in batch], add_special_tokens=False)
+            for piece, ids in zip(batch, encoded["input_ids"], strict=True):
+                yield [*ids, end] if piece.last and end is not None else ids
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Reject encoders: they see the token to predict, so their loss is near 0."""
+        if getattr(model.config, "output_router_logits", False):
+            self._router_coefficient = model.config.router_aux_loss_coef
+        model.eval()
+        tokens = torch.tensor([[0, 1, 2, 1], [0, 1, 2, 3]])  # differ in the last one only
+        one, other = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+        if not torch.allclose(one, other, rtol=1e-3, atol=1e-4):
+            raise TrainError(
+                f"{self.recipe.model} is a {model.config.model_type} model, which reads a text in "
+                "both directions, so it sees the tokens that it should predict",
+                "use a decoder, such as gpt2; for an encoder: config_overrides.is_decoder=true",
+            )
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        # blocks are full: no padding, no mask
+        tokens = torch.tensor([sample["input_ids"] for sample in samples])
+        return Batch({"input_ids": tokens, "use_cache": False}, {"tokens": tokens})
+
+    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
+        self._head = None if self._smoothing else find_head(model)
+        return self._head
+
+    def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The mean over each block's tokens, summed over the blocks.
+
+        With output_router_logits a mixture of experts adds its router's loss, as in transformers.
+        """
+        logits, tokens = outputs.logits[:, :-1].flatten(0, 1), targets["tokens"][:, 1:]
+        if self._head is not None:  # the model returned hidden states, see use_fused_loss
+            total = linear_cross_entropy(logits, self._head, tokens.flatten())
+        else:
+            total = cross_entropy(
+                logits.float(), tokens.flatten(), reduction="sum", label_smoothing=self._smoothing
+            )
+        loss: torch.Tensor = total / tokens.shape[1]
+        if self._router_coefficient:
+            loss = loss + self._router_coefficient * outputs.aux_loss * len(tokens)
+        return loss
+
+    def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
+        """The mean loss of each block; one block at a time, because logits in fp32 are large."""
+        losses = []
+        for logits, sample in zip(outputs.logits, samples, strict=True):
+            tokens = torch.tensor(sample["input_ids"][1:])
+            loss = cross_entropy(logits[:-1].float(), tokens, label_smoothing=self._smoothing)
+            losses.append(loss.item())
+        return losses
+
+    def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
+        loss = sum(predictions) / len(samples)
+        return {"loss": loss, "perplexity": perplexity(loss)}
+
+
+def _batches(texts: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces in batches of limited number and length."""
+    batch: list[Piece] = []
+    length = 0
+    for piece in texts:
+        batch.append(piece)
+        length += len(piece.text)
+        if len(batch) == BATCH_ROWS or length >= 4 * PIECE:
+            yield batch
+            batch, length = [], 0
+    if batch:
+        yield batch

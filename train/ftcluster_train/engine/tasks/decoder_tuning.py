@@ -1,0 +1,237 @@
+"""What tasks have in common that train a decoder with conversations."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from ftcluster_common.conversations import Conversation, Message
+from ftcluster_common.data_files import DataError
+from ftcluster_common.recipe import DecoderTuning, Recipe
+from ftcluster_train.engine.data.chat_samples import (
+    LearnedText,
+    learned_texts,
+    learned_tokens,
+    plain_text,
+)
+from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows
+from ftcluster_train.engine.data.token_store import Sample, SampleWriter
+from ftcluster_train.engine.tasks.base import Batch, Task
+from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.kernels.attention import Attention, torch_attention
+from ftcluster_train.kernels.documents import document_mask
+from ftcluster_train.kernels.function_overrides import FunctionOverrides
+from ftcluster_train.kernels.linear_cross_entropy import find_head
+
+
+class DecoderTuningTask(Task):
+    """Computes the loss of the answers' tokens.
+
+    A sample has the tokens of its documents, one after the other; a batch likewise those of its
+    samples, in one row without padding. `kernels.attention` keeps the documents apart.
+    """
+
+    model_class = AutoModelForCausalLM
+    large_vocabulary = True
+    has_head = True
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
+        super().__init__(recipe, tokenizer, *others)
+        assert isinstance(recipe.options, DecoderTuning)
+        self.tuning = recipe.options
+        self.smoothing = recipe.training.label_smoothing_factor
+        self.head: torch.Tensor | None = None
+
+    # data
+
+    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+        self._check_tokenizer()
+        limit, notices = self.limit_length(self.tuning.max_length, "max_length", longest)
+        sets, drawn = self.sets(data), list[str]()
+        if self.purpose == "train" and len(sets) == 1:
+            [(_, rows)] = sets.items()
+            percent = self.tuning.validation_split_percentage
+            sets, drawn = self.with_validation(sets, lambda: [0 for _ in rows], percent)
+        for split, rows in sets.items():
+            notices += self.encode_split(rows, split, limit, folder / split)
+        return [*notices, *drawn]
+
+    def _check_tokenizer(self) -> None:
+        tokenizer, name = self.tokenizer, self.recipe.tokenizer or self.recipe.model
+        if not tokenizer.is_fast:
+            raise TrainError(
+                f"the tokenizer of {name} does not tell which text a token is, so it is not known "
+                "which tokens belong to an answer",
+                "use one with a tokenizer.json: tokenizer=DIR",
+            )
+        if self.tuning.chat_template and not tokenizer.chat_template:
+            raise TrainError(
+                f"{name} has no chat template",
+                "use a model or a tokenizer that has one (tokenizer=DIR); prompts and completions "
+                "are also learned without one: chat_template=false",
+            )
+        if not self.tuning.chat_template and tokenizer.eos_token is None:
+            raise TrainError(
+                f"the tokenizer of {name} has no end-of-text token, which ends a completion",
+                "use one that has: tokenizer=DIR",
+            )
+
+    @abstractmethod
+    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+        """Write the samples of a set; returns notices."""
+
+    def close_split(
+        self, writer: SampleWriter, split: str, limit: int, *, count: int, cut: int, left_out: int
+    ) -> list[str]:
+        """The notices of a set of `count` samples, of which some were truncated or left out.
+
+        Raises:
+            TrainError: none was written.
+        """
+        if not len(writer):
+            raise TrainError(
+                f"the data have no samples in {split}"
+                + (f": all answers are behind the first {limit} tokens" if count else ""),
+                "use longer samples: max_length=N" if count else "",
+            )
+        writer.close()
+        notices = []
+        if cut:
+            notices.append(f"{split}: {cut} of {count} samples were truncated to {limit} tokens")
+        if left_out:
+            notices.append(
+                f"{split}: {left_out} of {count} samples were left out, because their answers are "
+                f"behind the first {limit} tokens"
+            )
+        return notices
+
+    def tokens_of(self, texts: Iterator[LearnedText]) -> Iterator[tuple[list[int], list[int]]]:
+        """The tokens of each text, and the numbers of those that are learned."""
+        template = self.tuning.chat_template
+        while batch := list(islice(texts, BATCH_ROWS)):
+            encoded = self.tokenizer(
+                [text.text for text in batch],
+                add_special_tokens=not template,  # a template writes them
+                return_offsets_mapping=True,
+            )
+            columns = (encoded["input_ids"], encoded["offset_mapping"])
+            for text, tokens, offsets in zip(batch, *columns, strict=True):
+                yield tokens, learned_tokens(offsets, text.spans)
+
+    def texts_of(self, row: int, split: str, conversation: Conversation) -> list[LearnedText]:
+        """The texts of a conversation.
+
+        Args:
+            row: from 1, for errors.
+
+        Raises:
+            TrainError: its chat template does not write it so that answers are found.
+        """
+        try:
+            if self.tuning.chat_template:
+                return learned_texts(conversation, self._render(conversation))
+            return [plain_text(conversation, self.tokenizer.eos_token)]
+        except DataError as error:
+            raise TrainError(f"row {row} of {split}: {error}") from error
+        except (TemplateError, TypeError, KeyError) as error:  # a template may raise any
+            what = f"the chat template refuses it: {first_line(error)}"
+            raise TrainError(f"row {row} of {split}: {what}") from error
+
+    def _render(self, conversation: Conversation) -> Any:
+        def render(messages: Sequence[Message], prompt: bool) -> str:
+            text: str = self.tokenizer.apply_chat_template(
+                list(messages),
+                tools=conversation.tools,
+                add_generation_prompt=prompt,
+                tokenize=False,
+            )
+            return text
+
+        return render
+
+    # model
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Make sure that it is a decoder in which documents of a row can be kept apart.
+
+        Raises:
+            TrainError: it is not.
+        """
+        config = model.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+        if window and "sliding_attention" in kinds and self.tuning.max_length > window:
+            raise TrainError(
+                f"{self.recipe.model} attends to the last {window} tokens only, and samples may "
+                f"have {self.tuning.max_length}",
+                f"use shorter ones: max_length={window}",
+            )
+        model.eval()
+        known = model.get_input_embeddings().num_embeddings
+        one, other = [1 % known, 2 % known, 3 % known], [4 % known, 5 % known]
+        samples: list[Sample] = [
+            {"input_ids": tokens, "targets": [1], "documents": [len(tokens)]}
+            for tokens in (one, other, [one[0], *other])
+        ]
+        bf16 = model.get_input_embeddings().weight.dtype == torch.bfloat16
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            with self._kernels(None):
+                together = model(**_in_one_row(samples[:2]).inputs).logits[0]
+                alone = [model(**_in_one_row([one]).inputs).logits[0] for one in samples]
+            with FunctionOverrides():
+                tokens = torch.tensor([samples[2]["input_ids"]])
+                plain = model(input_ids=tokens, use_cache=False).logits[0]
+        if not _alike(together, torch.cat(alone[:2])) or not _alike(plain, alone[2]):
+            raise TrainError(
+                f"{self.recipe.model} is a {model.config.model_type} model, which is no decoder, "
+                "or whose attention is not torch's: conversations in a row cannot be kept apart",
+                "use a decoder of the kind of Llama, Qwen or GPT-2",
+            )
+
+    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
+        self.head = None if self.smoothing else find_head(model)
+        return self.head
+
+    def evaluation_kernels(self, model: PreTrainedModel) -> FunctionOverrides:
+        if self.purpose != "train" and self.head is None:
+            self.head = find_head(model)  # in training `use_fused_loss` has looked for it
+        return self._kernels(self.head)
+
+    def _kernels(self, head: torch.Tensor | None) -> FunctionOverrides:
+        return FunctionOverrides({torch_attention: Attention(with_dropout=False)}, head)
+
+    # a batch
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        """All samples in one row; targets are the learned tokens and the places before them."""
+        return _in_one_row(samples)
+
+
+def _in_one_row(samples: Sequence[Sample]) -> Batch:
+    tokens: list[int] = []
+    lengths: list[int] = []
+    places: list[int] = []
+    for sample in samples:
+        places += [len(tokens) + target - 1 for target in sample["targets"]]
+        tokens += sample["input_ids"]
+        lengths += sample["documents"]
+    row, before = torch.tensor(tokens), torch.tensor(places)
+    inputs = {
+        "input_ids": row.unsqueeze(0),
+        "position_ids": torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0),
+        "attention_mask": document_mask(lengths),
+        "use_cache": False,
+    }
+    return Batch(inputs, {"tokens": row[before + 1], "places": before})
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether logits differ by no more than roundings."""
+    allowed = 1e-3 if one.dtype == torch.float32 else 0.03
+    return bool((one.float() - other.float()).norm() <= allowed * other.float().norm())

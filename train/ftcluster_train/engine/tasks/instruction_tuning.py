@@ -1,0 +1,97 @@
+"""Instruction tuning: a decoder learns the answers of conversations, and nothing of the rest."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from ftcluster_common.conversations import conversation_columns, read_conversation
+from ftcluster_common.recipe import InstructionTuning
+from ftcluster_train.engine.data.chat_samples import LearnedText
+from ftcluster_train.engine.data.packing import DocumentPacker
+from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
+from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.metrics.glue import perplexity
+from ftcluster_train.engine.tasks.decoder_tuning import DecoderTuningTask
+from ftcluster_train.kernels.linear_cross_entropy import linear_cross_entropy
+
+
+class InstructionTuningTask(DecoderTuningTask):
+    """Cross entropy of the answers' tokens, the mean over those of all ranks' samples."""
+
+    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+        """Write the samples of a set; returns notices."""
+        kinds = {
+            "input_ids": token_kind(len(self.tokenizer)), "targets": "i", "documents": "i"
+        }  # fmt: skip
+        writer = SampleWriter(folder, kinds)
+        packer = DocumentPacker[Sample](limit)
+        assert isinstance(self.tuning, InstructionTuning)
+        packs = self.tuning.packing and self.purpose == "train"
+        count = cut = unlearned = 0
+        for tokens, targets in self.tokens_of(self._texts(rows, split)):
+            count += 1
+            kept = [target for target in targets if target < limit]
+            if len(tokens) > limit:
+                unlearned += not kept
+                cut += bool(kept)
+            if not kept:
+                continue
+            document = {"input_ids": tokens[:limit], "targets": kept}
+            size = min(len(tokens), limit)
+            for bin_ in packer.add(document, size) if packs else ([document],):
+                writer.add(_joined(bin_))
+        for bin_ in packer.close():
+            writer.add(_joined(bin_))
+        notices = self.close_split(writer, split, limit, count=count, cut=cut, left_out=unlearned)
+        if packs:
+            notices.append(f"{split}: {count - unlearned} conversations in {len(writer)} samples")
+        return notices
+
+    def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
+        assert isinstance(self.tuning, InstructionTuning)
+        tuning = self.tuning
+        columns = find_columns(rows, split, lambda found: conversation_columns(tuning, found))
+        conversations = read_rows(
+            rows, split, lambda row: read_conversation(row, columns, tuning.chat_template)
+        )
+        for number, conversation in enumerate(conversations, start=1):
+            yield from self.texts_of(number, split, conversation)
+
+    def weights(self, samples: Samples) -> list[int] | None:
+        return samples.lengths("targets")
+
+    def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The sum over the learned tokens."""
+        return self._loss(outputs.logits[0, targets["places"]], targets["tokens"], self.smoothing)
+
+    def _loss(self, logits: torch.Tensor, tokens: torch.Tensor, smoothing: float) -> torch.Tensor:
+        if self.head is not None:  # the model returned hidden states, see use_fused_loss
+            return linear_cross_entropy(logits, self.head, tokens)
+        return cross_entropy(logits.float(), tokens, reduction="sum", label_smoothing=smoothing)
+
+    def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
+        """Of each sample the sum of its learned tokens' losses, and their number."""
+        targets = self.collate(samples).targets
+        counts = [len(sample["targets"]) for sample in samples]
+        rows = zip(targets["places"].split(counts), targets["tokens"].split(counts), strict=True)
+        losses = [self._loss(outputs.logits[0, places], tokens, 0.0) for places, tokens in rows]
+        return [(loss.item(), count) for loss, count in zip(losses, counts, strict=True)]
+
+    def score(self, predictions: Sequence[Any], _samples: Samples) -> dict[str, float]:
+        losses, counts = zip(*predictions, strict=True)
+        loss = sum(losses) / sum(counts)
+        return {"loss": loss, "perplexity": perplexity(loss)}
+
+
+def _joined(documents: Sequence[Sample]) -> Sample:
+    """Documents as one sample."""
+    joined: Sample = {"input_ids": [], "targets": [], "documents": []}
+    for document in documents:
+        start = len(joined["input_ids"])
+        joined["targets"] += [start + target for target in document["targets"]]
+        joined["input_ids"] += document["input_ids"]
+        joined["documents"].append(len(document["input_ids"]))
+    return joined

@@ -1,0 +1,142 @@
+"""Preference tuning: a decoder learns which of two answers is the better one (DPO)."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy, logsigmoid
+from transformers import PreTrainedModel
+
+from ftcluster_common.conversations import preference_columns, read_preference
+from ftcluster_common.recipe import PreferenceTuning, Recipe
+from ftcluster_train.engine.data.chat_samples import LearnedText
+from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
+from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.tasks.base import Batch, Predict
+from ftcluster_train.engine.tasks.decoder_tuning import DecoderTuningTask
+from ftcluster_train.errors import TrainError
+from ftcluster_train.kernels.linear_cross_entropy import find_head, token_losses
+
+
+class PreferenceTuningTask(DecoderTuningTask):
+    """Direct preference optimization (Rafailov et al. 2023, equation 7).
+
+    The loss of a pair is -log sigmoid(beta * (c - r)), where c and r are by how much the chosen and
+    the rejected answer have become more likely than they were for the model that the training began
+    with. A sample has two documents: the conversation with the chosen answer, and that with the
+    rejected one. `see_start` computes once how likely they were, so that model is not kept.
+    """
+
+    def __init__(self, recipe: Recipe, tokenizer: Any, *others: Any) -> None:
+        super().__init__(recipe, tokenizer, *others)
+        assert isinstance(recipe.options, PreferenceTuning)
+        self.options = recipe.options
+        # by a sample's number: the logarithms of both answers' probabilities at the start
+        self._start: dict[int, tuple[float, float]] = {}
+        self._written = 0  # samples of all sets
+
+    # data
+
+    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+        token = token_kind(len(self.tokenizer))
+        kinds = {"input_ids": token, "targets": "i", "documents": "i", "counts": "i", "number": "i"}
+        writer = SampleWriter(folder, kinds)
+        count = cut = 0
+        answers = self.tokens_of(self._texts(rows, split))
+        for pair in zip(answers, answers, strict=True):  # each takes one of two
+            count += 1
+            learned = [[target for target in targets if target < limit] for _, targets in pair]
+            if not all(learned):
+                continue
+            documents = [tokens[:limit] for tokens, _ in pair]
+            cut += any(len(tokens) > limit for tokens, _ in pair)
+            chosen, rejected = documents
+            writer.add(
+                {
+                    "input_ids": chosen + rejected,
+                    "targets": learned[0] + [len(chosen) + target for target in learned[1]],
+                    "documents": [len(chosen), len(rejected)],
+                    "counts": [len(one) for one in learned],
+                    "number": [self._written],
+                }
+            )
+            self._written += 1
+        left_out = count - len(writer)
+        return self.close_split(writer, split, limit, count=count, cut=cut, left_out=left_out)
+
+    def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
+        """Those of the chosen and of the rejected answer, by turns."""
+        columns = find_columns(rows, split, lambda found: preference_columns(self.options, found))
+        template = self.options.chat_template
+        pairs = read_rows(rows, split, lambda row: read_preference(row, columns, template))
+        for number, pair in enumerate(pairs, start=1):
+            for conversation in pair:
+                texts = self.texts_of(number, split, conversation)
+                if len(texts) > 1:
+                    raise TrainError(
+                        f"row {number} of {split}: the chat template writes a message of the "
+                        "answer in another way once others follow it",
+                        "use answers of one message",
+                    )
+                yield texts[0]
+
+    # model
+
+    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
+        self.head = find_head(model)  # label smoothing is of pairs here, not of tokens
+        return self.head
+
+    def see_start(self, sets: Sequence[Samples], predict: Predict) -> None:
+        for samples in sets:
+            for sample, found in zip(samples, predict(samples), strict=True):
+                self._start[sample["number"][0]] = tuple(found)
+
+    # a batch
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        inputs, targets = super().collate(samples)
+        start = [self._start.get(sample["number"][0], (0.0, 0.0)) for sample in samples]
+        counts = [count for sample in samples for count in sample["counts"]]
+        return Batch(
+            inputs, {**targets, "counts": torch.tensor(counts), "start": torch.tensor(start)}
+        )
+
+    def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The sum over the pairs."""
+        gains = self._log_probabilities(outputs, targets) - targets["start"]
+        return self._losses(gains[:, 0] - gains[:, 1]).sum()
+
+    def _losses(self, margins: torch.Tensor) -> torch.Tensor:
+        preferred = -logsigmoid(self.options.beta * margins)
+        if not self.smoothing:
+            return preferred
+        other = -logsigmoid(-self.options.beta * margins)
+        return (1 - self.smoothing) * preferred + self.smoothing * other
+
+    def _log_probabilities(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Of both answers of each pair, shape (pairs, 2)."""
+        logits, tokens = outputs.logits[0, targets["places"]], targets["tokens"]
+        if self.head is not None:  # the model returned hidden states, see use_fused_loss
+            losses = token_losses(logits, self.head, tokens)
+        else:
+            losses = cross_entropy(logits.float(), tokens, reduction="none")
+        answers = losses.split(targets["counts"].tolist())
+        return -torch.stack([one.sum() for one in answers]).view(-1, 2)
+
+    def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
+        """Of each pair the logarithms of both answers' probabilities."""
+        found: list[Any] = self._log_probabilities(outputs, self.collate(samples).targets).tolist()
+        return found
+
+    def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
+        """The loss, how many answers are preferred as they should be, and by how much."""
+        start = torch.tensor([self._start[sample["number"][0]] for sample in samples])
+        gains = torch.tensor(predictions) - start
+        margins = gains[:, 0] - gains[:, 1]
+        return {
+            "loss": self._losses(margins).mean().item(),
+            "accuracy": (margins > 0).float().mean().item(),
+            "margin": self.options.beta * statistics.fmean(margins.tolist()),
+        }

@@ -1,0 +1,33 @@
+"""Tasks by their name in a recipe."""
+
+from ftcluster_common.job import Purpose
+from ftcluster_common.recipe import Recipe
+from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.engine.tasks.causal_lm import CausalLmTask
+from ftcluster_train.engine.tasks.instruction_tuning import InstructionTuningTask
+from ftcluster_train.engine.tasks.preference_tuning import PreferenceTuningTask
+from ftcluster_train.engine.tasks.question_answering import QuestionAnsweringTask
+from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
+from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
+from ftcluster_train.engine.tasks.text_ranking import TextRankingTask
+
+_TASKS: dict[str, type[Task]] = {
+    "text-classification": TextClassificationTask,
+    "question-answering": QuestionAnsweringTask,
+    "causal-lm": CausalLmTask,
+    "sentence-similarity": SentenceSimilarityTask,
+    "text-ranking": TextRankingTask,
+    "instruction-tuning": InstructionTuningTask,
+    "preference-tuning": PreferenceTuningTask,
+}
+
+
+def make_task(
+    recipe: Recipe, tokenizer: object, purpose: Purpose = "train", trained: object = None
+) -> Task:
+    """The recipe's task with the model's tokenizer; further arguments are those of a task.
+
+    Raises:
+        TrainError: the task cannot use the tokenizer.
+    """
+    return _TASKS[recipe.task](recipe, tokenizer, purpose, trained)

@@ -1,0 +1,52 @@
+"""The packages that report_to needs on the host of rank 0.
+
+    python -m ftcluster_train.engine.tracker_packages NAME...
+
+Prints what is missing and what to do, and exits with 1. Standard library only.
+"""
+
+import importlib.util
+import socket
+import sys
+from collections.abc import Iterable
+
+from ftcluster_train.errors import TrainError
+
+PACKAGES = {"tensorboard": "tensorboard", "trackio": "trackio", "mlflow": "mlflow-skinny"}
+
+
+def check_packages(names: Iterable[str]) -> None:
+    """Make sure that the package of each tracker is installed.
+
+    Raises:
+        TrainError: one is not.
+    """
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise missing(name, f"No module named '{name}'")
+
+
+def missing(name: str, why: object) -> TrainError:
+    """What to do where the package of a tracker is not installed."""
+    host, package = socket.gethostname(), PACKAGES[name]
+    stack = "" if name == "mlflow" else "or on all hosts: ftcluster setup --stack native-trackers; "
+    return TrainError(
+        f"report_to: {name} needs the package {package}, which is not installed on {host}: {why}",
+        f"install it on {host}: {sys.executable} -m pip install {package}; {stack}"
+        "or train without: training.report_to=none",
+    )
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    try:
+        check_packages(sys.argv[1:])
+    except TrainError as error:
+        print(error.message)
+        print(error.hint)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""Compares what verify's ranks report about their hosts. Pure functions only."""
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from ftcluster_common.finding import Finding
+from ftcluster_common.launch import CLUSTER_PORTS, Host
+from ftcluster_train.comm.connectivity import unconnected_pairs
+from ftcluster_train.health.host_firewalls import HostFirewall, advice
+from ftcluster_train.health.outliers import relative_speeds
+
+SHOWN = ("torch", "transformers", "ftcluster-train")
+# those of training, which the role firewall opens
+PORTS = (
+    f"{CLUSTER_PORTS.start}-{CLUSTER_PORTS.stop - 1} and the hosts' local ports "
+    "(32768-60999 unless sysctl says otherwise)"
+)
+SETUP = "run ftcluster setup"
+FLUSHED = (
+    "; the rules of setup that close them (/etc/ftcluster/firewall.nft) are not loaded any more: "
+    "something has removed them, such as nft flush ruleset"
+)
+# CPU flags, best first, and how oneDNN names the kernels that it should use with them
+KERNELS = (
+    ("amx_bf16", "amx"),
+    ("avx512_bf16", "avx512_core_bf16"),
+    ("avx512f", "avx512_core"),
+    ("avx2", "avx2"),
+)
+
+Answer = Mapping[str, Any]  # of one rank, see `probe`
+
+
+def find_problems(
+    hosts: Sequence[Host],
+    answers: Sequence[Answer],
+    firewalls: Mapping[str, HostFirewall] = MappingProxyType({}),
+) -> list[Finding]:
+    """Everything that prevents a training.
+
+    Args:
+        firewalls: of those hosts where a known program manages one.
+    """
+    problems = []
+    for answer in answers:
+        host = hosts[answer["rank"]]
+        if answer["error"]:
+            what = f"its rank failed: {answer['error']}"
+            problems.append(Finding(host.name, what, "see the other hosts as well", "launch"))
+        if not answer.get("has_address", True):
+            what = f"{answer['hostname']} answers at {host.address}, but does not have this address"
+            hint = "set ftcluster_address=ADDRESS in the inventory"
+            problems.append(Finding(host.name, what, hint, "network"))
+        if not answer.get("sum_right", True):
+            what = "an all-reduce over all hosts gave a wrong sum"
+            problems.append(Finding(host.name, what, "do not train on it", "result"))
+        expected = expected_kernel(answer.get("flags", ()))
+        if expected and expected not in answer.get("kernel", expected):
+            what = (
+                f"its CPU has {expected}, but oneDNN computed with "
+                f"{answer['kernel'] or 'no kernel of its own'}"
+            )
+            hint = "see ONEDNN_MAX_CPU_ISA on the host"
+            problems.append(Finding(host.name, what, hint, "kernel"))
+    problems += unconnected_hosts(hosts, answers, firewalls)
+    complete = [answer for answer in answers if "packages" in answer]
+    for answer in complete[1:]:
+        problems += package_differences(hosts, complete[0], answer)
+    return problems
+
+
+def unconnected_hosts(
+    hosts: Sequence[Host], answers: Sequence[Answer], firewalls: Mapping[str, HostFirewall]
+) -> list[Finding]:
+    """Pairs of hosts that cannot connect to each other."""
+    unreached: list[list[int]] = next(
+        (answer["unreached"] for answer in answers if "unreached" in answer), []
+    )
+    return [
+        Finding(
+            hosts[one].name,
+            f"no TCP connection between it and {hosts[other].name}",
+            "; ".join(
+                (
+                    f"let them connect to each other by TCP, ports {PORTS} (firewall, security "
+                    "group, switch)",
+                    *advice((hosts[one], hosts[other]), hosts, firewalls),
+                )
+            ),
+            "network",
+        )
+        for one, other in sorted(unconnected_pairs(unreached))
+    ]
+
+
+def package_differences(hosts: Sequence[Host], first: Answer, other: Answer) -> list[Finding]:
+    """Packages of one host whose versions differ from the first host's."""
+    one, another = first["packages"], other["packages"]
+    found = [
+        f"{name} {another.get(name, 'missing')} instead of {one.get(name, 'none')}"
+        for name in sorted(one.keys() | another.keys())
+        if one.get(name) != another.get(name)
+    ]
+    if not found:
+        return []
+    what = f"differs from {hosts[first['rank']].name}: {', '.join(found)}"
+    return [Finding(hosts[other["rank"]].name, what, SETUP, "packages")]
+
+
+def expected_kernel(flags: Sequence[str]) -> str:
+    """Part of the name of the kernel that oneDNN should use on a CPU with these flags, or ""."""
+    return next((kernel for flag, kernel in KERNELS if flag in flags), "")
+
+
+def open_to_outsiders(
+    hosts: Sequence[Host], answers: Sequence[Answer], guarded: Collection[str] = ()
+) -> list[Finding]:
+    """Hosts whose ports accept connections from outside the cluster.
+
+    Args:
+        guarded: names of those on which setup has written rules that close the ports.
+    """
+    inside = {host.address for host in hosts}
+    ports_of: dict[tuple[str, str], list[str]] = {}  # by outsider and host
+    for answer in answers:
+        for port, addresses in answer.get("calls", {}).get("came", {}).items():
+            for outsider in set(addresses) - inside:
+                ports_of.setdefault((outsider, hosts[answer["rank"]].name), []).append(port)
+    return [
+        Finding(
+            name,
+            f"TCP ports of training are open to {outsider}, which is not in the cluster: it "
+            f"reached {' and '.join(ports)}{FLUSHED if name in guarded else ''}",
+            "run ftcluster setup again, which loads them; if they vanish again, find out who "
+            "flushes them"
+            if name in guarded
+            else f"have the network or the hosts' firewall close the ports {PORTS} to all but the "
+            "cluster; with root ftcluster setup does",
+            "firewall",
+        )
+        for (outsider, name), ports in sorted(ports_of.items(), key=lambda item: item[0][0])
+    ]
+
+
+def host_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """One row for each host that answered."""
+    found: list[dict[str, Any]] = [
+        {
+            "name": hosts[answer["rank"]].name,
+            "address": hosts[answer["rank"]].address,
+            "hostname": answer.get("hostname", ""),
+            "python": answer.get("python", ""),
+            "kernel": answer.get("kernel", ""),
+            "versions": {name: answer.get("packages", {}).get(name, "") for name in SHOWN},
+            "interface": answer.get("interface", ""),
+            "interface_mbits": answer.get("interface_mbits"),
+            "speed": answer.get("speed"),
+            "calls": answer.get("calls"),
+        }
+        for answer in answers
+    ]
+    relative = relative_speeds(found)
+    for row in found:
+        if row["speed"]:
+            row["speed"] = {**row["speed"], "relative": relative[row["name"]]}
+    return found
+
+
+def link_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """One row for each pair that was measured, in the hosts' order."""
+    links = [link for answer in answers for link in answer.get("links", [])]
+    return [
+        {
+            "hosts": [hosts[rank].name for rank in link["ranks"]],
+            "latency_us": link["latency_us"],
+            "mb_per_second": link["mb_per_second"],
+        }
+        for link in sorted(links, key=lambda link: link["ranks"])
+    ]
+
+
+def without_impi(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+    """Hosts on which the backend over Intel MPI failed, so that training uses gloo."""
+    return [
+        Finding(
+            hosts[answer["rank"]].name,
+            f"the backend impi fails there, so gloo is used: {answer['impi_error']}",
+            "gloo takes twice as long; set all hosts up together: ftcluster setup",
+            "backend",
+        )
+        for answer in answers
+        if answer.get("impi_error")
+    ]
+
+
+def busy_hosts(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+    """Hosts on which another run was running during the measurement."""
+    return [
+        Finding(
+            hosts[answer["rank"]].name,
+            f"{', '.join(answer['busy'])} is running on it, so what was measured is too low",
+            "measure again when it has ended",
+            "busy",
+        )
+        for answer in answers
+        if answer.get("busy")
+    ]

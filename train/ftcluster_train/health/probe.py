@@ -1,0 +1,360 @@
+"""One rank of verify: examines its host and its connections to the others.
+
+    mpirun ... python -m ftcluster_train.health.probe
+
+Reads its request from the environment. Prints one JSON document in pieces and exits with 0, also
+after an error: if a rank fails, mpirun ends the others before they have printed theirs.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import timedelta
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ftcluster_common.launch import GLOO, IMPI, Host
+from ftcluster_common.network import (
+    PROVIDER_VARIABLE,
+    HostNetwork,
+    choose_provider,
+    network_variables,
+)
+from ftcluster_train.comm.connectivity import (
+    WAIT_SECONDS,
+    check_connections,
+    connected_ranks,
+)
+from ftcluster_train.errors import first_line
+from ftcluster_train.health.consistency import KERNELS
+from ftcluster_train.health.host_firewalls import HostFirewall
+from ftcluster_train.health.matmul_benchmark import measure_speed
+from ftcluster_train.health.memory_benchmark import measure_disk, measure_memory
+from ftcluster_train.health.open_ports import accept_connections
+from ftcluster_train.host.processes import run_of
+from ftcluster_train.io.cpu import cpuinfo_field
+
+REQUEST_VARIABLE = "FTCLUSTER_PROBE_REQUEST"
+RUN_PREFIX = "verify-"  # of the run's id, which all of its processes have in their environment
+LIMIT_SECONDS = 180  # torch is imported from a cold disk the first time
+COLLECTIVE_SECONDS = 30
+MARK = "FTCLUSTER-VERIFY"
+PIECE = 3000  # of one line: the kernel does not mix writes of up to 4096 bytes to a pipe
+PRODUCT = 256  # rows and columns of the product whose kernel is examined
+TIMED_BYTES = 4 << 20
+TIMED_REPEATS = 5
+PRINT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to check.
+
+    Attributes:
+        hosts: all hosts, the head first.
+        cores: physical cores by host name, as far as known.
+        mbits: nominal speeds of network interfaces by host and interface, those that are known.
+            Links are measured where there are any, also without `measure`.
+        networks: the facts that HostNetwork is made of by host name, as far as known.
+        ports: by host name, the ports that the control node tries meanwhile.
+        firewall: whether a host whose ports it reaches is a problem.
+        firewalls: by host name, what manages the firewall of a host, as far as known.
+        folder: where runs are, whose disk is measured; "": it is not.
+        guarded: the hosts that have rules of setup which close these ports, loaded or not.
+    """
+
+    hosts: tuple[Host, ...]
+    ssh_config: str
+    interface: str
+    measure: bool = False
+    cores: dict[str, int] = field(default_factory=dict)
+    mbits: dict[str, dict[str, int]] = field(default_factory=dict)
+    networks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ports: dict[str, list[int]] = field(default_factory=dict)
+    firewall: bool = False
+    firewalls: dict[str, HostFirewall] = field(default_factory=dict)
+    folder: str = ""
+    guarded: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, text: str) -> "Request":
+        """From JSON; what only a later version of the control node knows is left out."""
+        known = {one.name for one in fields(cls)}
+        data = {key: value for key, value in json.loads(text).items() if key in known}
+        firewalls = {
+            name: HostFirewall(one["program"], tuple(one["ports"]))
+            for name, one in data.get("firewalls", {}).items()
+        }
+        hosts = tuple(Host(**host) for host in data["hosts"])
+        guarded = tuple(data.get("guarded", ()))
+        return cls(**{**data, "hosts": hosts, "firewalls": firewalls, "guarded": guarded})
+
+
+def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
+    """Fill the answer step by step, so that an error leaves what is known so far."""
+    addresses = [host.address for host in request.hosts]
+    cores = request.cores.get(request.hosts[rank].name, 0)
+    answer |= describe_host(addresses[rank])
+    bf16 = not {"amx_bf16", "avx512_bf16"}.isdisjoint(answer["flags"])
+    answer["kernel"] = kernel_used(bf16)
+
+    import torch.distributed as dist
+
+    from ftcluster_train.comm.world import open_store
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    limit = timedelta(seconds=WAIT_SECONDS)
+    store = open_store(address, port, rank, len(addresses), limit)
+    answer["unreached"] = check_connections(store, rank, addresses)
+    members = connected_ranks(answer["unreached"])
+    if rank not in members:
+        answer["speed"] = measure_host(request.folder, cores, bf16) if request.measure else None
+        return
+    answer |= join_group(
+        dist.PrefixStore("members", store), address, members.index(rank), len(members)
+    )
+    answer["interface_mbits"] = request.mbits.get(request.hosts[rank].name, {}).get(
+        answer["interface"]
+    )
+    if request.measure:
+        dist.barrier()  # all hosts compute at the same time, as in training
+        answer["speed"] = measure_host(request.folder, cores, bf16)
+    if request.measure or any(request.mbits.values()):
+        from ftcluster_train.health.network_benchmark import measure_links
+
+        dist.barrier()
+        answer["links"] = [
+            {**asdict(link), "ranks": [members[end] for end in link.ranks]}
+            for link in measure_links(members.index(rank), range(len(members)))
+        ]
+    if 1 < len(members) == len(addresses):  # MPI waits for every rank that mpirun has started
+        os.environ.update(mpi_variables(request, rank, answer["interface"]))
+        answer["backends"] = {GLOO: answer["all_reduce_ms"], **time_impi(answer)}
+    dist.barrier()  # until here the others need the store, which the head has
+    dist.destroy_process_group()
+
+
+def measure_host(folder: str, cores: int, bf16: bool) -> dict[str, Any]:
+    """What this host computes, copies and writes a second, and what may have slowed it down."""
+    return {
+        **measure_speed(cores, bf16),
+        "memory_gb_per_second": measure_memory(cores),
+        "disk_mb_per_second": measure_disk(Path(folder)) if folder else None,
+    }
+
+
+def networks_of(request: Request, interface: str = "") -> list[HostNetwork]:
+    """What each host has for MPI; those whose facts are not known have this interface alone."""
+    return [
+        HostNetwork.from_dict(request.networks[host.name])
+        if host.name in request.networks
+        else HostNetwork(interface)
+        for host in request.hosts
+    ]
+
+
+def mpi_variables(request: Request, rank: int, interface: str) -> dict[str, str]:
+    """Variables that make MPI use the same network as in a run."""
+    networks = networks_of(request, interface)
+    provider = choose_provider(networks)
+    return {PROVIDER_VARIABLE: provider, **network_variables(provider, networks[rank])}
+
+
+def describe_host(address: str) -> dict[str, Any]:
+    """This host, as far as known without torch."""
+    return {
+        "hostname": socket.gethostname(),
+        "has_address": has_address(address),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "packages": dict(map(name_and_version, distributions())),
+        "flags": cpu_flags(),
+        "busy": other_runs(),
+    }
+
+
+def name_and_version(package: Distribution) -> tuple[str, str]:
+    """A package's name in lower case and its version.
+
+    Only the head of its METADATA is parsed: importlib.metadata would parse the whole page about the
+    package, once for each field.
+    """
+    head = (package.read_text("METADATA") or "").partition("\n\n")[0]
+    fields = dict(line.partition(": ")[::2] for line in head.splitlines())
+    return fields["Name"].lower(), fields["Version"]
+
+
+def join_group(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
+    """Make a process group as training does, and check a sum over it."""
+    import torch.distributed as dist
+
+    from ftcluster_train.comm.world import interface_towards, sum_over_ranks
+
+    interface = interface_towards(head)
+    # else gloo uses the interface that the hostname resolves to, often the loopback
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    limit = timedelta(seconds=COLLECTIVE_SECONDS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    found = sum_over_ranks([float(rank + 1), 0.5])
+    return {
+        "interface": interface,
+        "sum_right": found == [size * (size + 1) / 2, 0.5 * size],
+        "all_reduce_ms": time_all_reduce(None) if size > 1 else None,
+    }
+
+
+def cpu_flags() -> list[str]:
+    """The flags of KERNELS that this CPU has."""
+    flags = cpuinfo_field("flags").split()
+    return [flag for flag, _ in KERNELS if flag in flags]
+
+
+def other_runs(processes: Path = Path("/proc")) -> list[str]:
+    """Ids of other runs on this host, of processes whose environment this user may read."""
+    found = set()
+    for folder in processes.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found.add(run_of(folder))
+    return sorted(run for run in found if run and not run.startswith(RUN_PREFIX))
+
+
+def kernel_used(bf16: bool) -> str:
+    """oneDNN's name, from its log, for the kernel of a matrix product as in a training step."""
+    import torch
+
+    matrix = torch.ones(PRODUCT, PRODUCT)
+    verbose = torch.backends.mkldnn.verbose
+    with captured_output() as log, verbose(torch.backends.mkldnn.VERBOSE_ON):
+        if bf16:
+            matrix = matrix.bfloat16()
+            matrix @ matrix
+        else:  # MKL computes fp32 products, oneDNN convolutions; on one thread wide ones only
+            torch.nn.functional.conv1d(matrix[None], matrix[:, :, None].repeat(1, 1, 3))
+    text = log.read_text(errors="replace")
+    log.unlink()
+    return kernel_of(text)
+
+
+@contextlib.contextmanager
+def captured_output() -> Iterator[Path]:
+    """Redirect file descriptor 1 to a file: oneDNN prints its log from C."""
+    descriptor, name = tempfile.mkstemp(prefix="ftcluster-onednn-")
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(descriptor, 1)
+    try:
+        yield Path(name)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(descriptor)
+
+
+def kernel_of(log: str) -> str:
+    """The kernel of the last execution in oneDNN's log, or ""; copies to other layouts aside."""
+    fields = [line.split(",") for line in log.splitlines() if ",primitive,exec,cpu," in line]
+    names = [words[6] for words in fields if len(words) > 6 and words[5] != "reorder"]
+    return names[-1] if names else ""
+
+
+def time_all_reduce(group: Any) -> float:
+    """Median milliseconds of an all-reduce of TIMED_BYTES in fp32; None: the default group."""
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.zeros(TIMED_BYTES // 4)
+    times = []
+    for _ in range(TIMED_REPEATS):
+        dist.barrier()
+        began = time.perf_counter()
+        dist.all_reduce(tensor, group=group)
+        times.append((time.perf_counter() - began) * 1000)
+    return median(times)
+
+
+def time_impi(answer: dict[str, Any]) -> dict[str, float]:
+    """The same over the backend impi, where all ranks can use it; else the answer says why not."""
+    import torch.distributed as dist
+
+    from ftcluster_train.comm.mpi_backend import register
+    from ftcluster_train.comm.world import gather_over_ranks
+
+    register()
+    times = {}
+    limit = timedelta(seconds=COLLECTIVE_SECONDS)
+    try:
+        times[IMPI] = time_all_reduce(dist.new_group(backend=IMPI, timeout=limit))
+    except Exception as error:
+        answer["impi_error"] = first_line(error)
+    return times if all(gather_over_ranks(bool(times))) else {}
+
+
+def has_address(address: str) -> bool:
+    """Whether an interface of this host has the address, which may be a name."""
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(*found[:3]) as probe:
+            probe.bind(found[4])
+    except OSError:
+        return False
+    return True
+
+
+def pieces(rank: int, answer: dict[str, Any]) -> list[str]:
+    """An answer as lines for `read_answers`."""
+    text = json.dumps(answer)
+    parts = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+    return [f"{MARK} {rank} {number} {len(parts)} {part}\n" for number, part in enumerate(parts)]
+
+
+def read_answers(lines: Sequence[str]) -> list[dict[str, Any]]:
+    """The complete answers in the output of mpirun, sorted by rank."""
+    found: dict[int, dict[int, str]] = {}
+    counts = {}
+    for line in lines:
+        _, mark, text = line.partition(f"{MARK} ")
+        words = text.rstrip("\n").split(" ", 3) if mark else []
+        if len(words) == 4 and all(word.isdecimal() for word in words[:3]):
+            rank, number, counts[rank] = int(words[0]), int(words[1]), int(words[2])
+            found.setdefault(rank, {})[number] = words[3]
+    answers = []
+    for rank, parts in sorted(found.items()):
+        if len(parts) == counts[rank]:
+            with contextlib.suppress(ValueError, RecursionError):
+                answers.append(json.loads("".join(parts[number] for number in sorted(parts))))
+    return answers
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    signal.alarm(LIMIT_SECONDS)  # if other ranks never answer, this process still ends
+    gc.disable()  # collections in between are a tenth to a fifth of the import of torch
+    rank = int(os.environ["PMI_RANK"])
+    answer: dict[str, Any] = {"rank": rank, "error": ""}
+    request = Request.read(os.environ[REQUEST_VARIABLE])
+    try:
+        ports = request.ports.get(request.hosts[rank].name, [])
+        with accept_connections(ports) as connections:
+            examine(request, rank, answer)
+    except Exception as error:
+        answer["error"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    answer["calls"] = asdict(connections)
+    for line in pieces(rank, answer):
+        sys.stdout.write(line)
+        sys.stdout.flush()  # one write each, so that the lines of several ranks do not mix
+    if IMPI not in answer.get("backends", [IMPI]):  # mpirun ends the others when one ends
+        time.sleep(PRINT_SECONDS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Checks that hosts can train together: `python -m ftcluster_train.health.verify < request.json`.
+
+Runs on the head. Connects to every host over SSH, starts one rank on each with the stack's own
+mpirun, and compares their answers: addresses, versions, the instructions of their matrix products,
+and a sum over all of them. On request it also measures how fast each host computes and each pair of
+hosts communicates. A host that fails is reported, and the others go on without it. Prints one JSON
+document; exits with 1 if there are problems.
+"""
+
+import json
+import secrets
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.finding import Finding
+from ftcluster_common.launch import MPI_VARIABLES, RUN_VARIABLE, mesh_variables
+from ftcluster_common.network import TCP, choose_provider
+from ftcluster_train.comm.connectivity import listen
+from ftcluster_train.errors import TrainError
+from ftcluster_train.health.consistency import (
+    PORTS,
+    SETUP,
+    busy_hosts,
+    find_problems,
+    host_rows,
+    link_rows,
+    open_to_outsiders,
+    without_impi,
+)
+from ftcluster_train.health.host_firewalls import advice
+from ftcluster_train.health.outliers import (
+    slow_hosts,
+    slow_links,
+    slow_memory_and_disks,
+)
+from ftcluster_train.health.probe import (
+    LIMIT_SECONDS,
+    MARK,
+    REQUEST_VARIABLE,
+    RUN_PREFIX,
+    Request,
+    networks_of,
+    read_answers,
+)
+from ftcluster_train.host.processes import end_group, kill_rest
+from ftcluster_train.host.rank_environment import (
+    free_port,
+    rank_environment,
+    without_credentials,
+)
+from ftcluster_train.host.ssh_check import refusals
+
+LAST_LINES = 12
+
+
+@dataclass
+class Report:
+    """The result, printed as JSON.
+
+    Attributes:
+        hosts: a row for each host that answered: name, address, hostname, python, versions, kernel,
+            speed (None if not measured), interface, interface_mbits, calls (see
+            `open_ports.IncomingConnections`).
+        problems: none if the hosts can train together.
+        warnings: what makes them slower than they could be.
+        packages: number of packages, which are the same on every host.
+        all_reduce_ms: median time of an all-reduce of 4 MiB over all hosts by gloo, None for one
+            host.
+        backends: this time by backend.
+        links: a row for each pair that was measured: hosts, latency_us, mb_per_second.
+    """
+
+    hosts: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)
+    packages: int = 0
+    all_reduce_ms: float | None = None
+    backends: dict[str, float] = field(default_factory=dict)
+    links: list[dict[str, Any]] = field(default_factory=list)
+
+
+def verify(request: Request) -> Report:
+    """Check all hosts that can be reached."""
+    report = Report()
+    if request.ssh_config:
+        report.problems = unreachable_hosts(request)
+        failed = {problem.host for problem in report.problems}
+        reachable = tuple(host for host in request.hosts if host.name not in failed)
+        request = replace(request, hosts=reachable)
+    answers, problems = launch(request)
+    open_hosts = open_to_outsiders(request.hosts, answers, request.guarded)
+    report.problems += problems + find_problems(request.hosts, answers, request.firewalls)
+    report.problems += open_hosts if request.firewall else []
+    report.hosts = host_rows(request.hosts, answers)
+    report.links = link_rows(request.hosts, answers)
+    mbits = {row["name"]: row["interface_mbits"] for row in report.hosts}
+    report.warnings = [
+        *([] if request.firewall else open_hosts),
+        *(busy_hosts(request.hosts, answers) if request.measure or report.links else []),
+        *slow_hosts(report.hosts),
+        *slow_memory_and_disks(report.hosts),
+        *slow_links(report.links, mbits),
+        *without_impi(request.hosts, answers),
+    ]
+    if answers and not report.problems:
+        report.packages = len(answers[0]["packages"])
+    report.all_reduce_ms = next((answer.get("all_reduce_ms") for answer in answers), None)
+    report.backends = next((answer.get("backends", {}) for answer in answers), {})
+    return report
+
+
+def unreachable_hosts(request: Request) -> list[Finding]:
+    """Hosts that the head does not reach, or that do not reach the head.
+
+    mpirun and the ranks connect to ports of the head. If a firewall dropped their packets, all
+    would wait, so each host tries it before.
+    """
+    head, *others = request.hosts
+    port = free_port()
+    with listen(head.address, port, len(others)):
+        module = "ftcluster_train.comm.connectivity"
+        call = [sys.executable, "-B", "-m", module, head.address, str(port)]
+        refused = refusals(others, request.ssh_config, shlex.join(call))
+    return [
+        Finding(
+            refusal.host.name,
+            f"at {refusal.host.address}: {refusal.reason}",
+            _ssh_hint(refusal.reason)
+            if refusal.by_ssh
+            else "; ".join(
+                (
+                    f"let it connect to the head by TCP, ports {PORTS}",
+                    *advice((head,), request.hosts, request.firewalls),
+                    f"if it has no stack, {SETUP}",
+                )
+            ),
+            "ssh" if refusal.by_ssh else "network",
+        )
+        for refusal in refused
+    ]
+
+
+def _ssh_hint(reason: str) -> str:
+    if "Permission denied" in reason:  # it answers, so it is on
+        return (
+            "if its sshd_config has AllowUsers or AllowGroups, add the account; else ftcluster "
+            "setup renews the SSH mesh"
+        )
+    return "check that it is on and that the head reaches it; ftcluster setup renews the SSH mesh"
+
+
+def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
+    """Start one rank on each host; returns their answers, in the hosts' order, and problems."""
+    bin_dir = Path(sys.executable).parent
+    run = RUN_PREFIX + secrets.token_hex(4)
+    with tempfile.TemporaryDirectory(prefix="ftcluster-") as scratch:
+        machinefile = Path(scratch) / "machinefile"
+        machinefile.write_text("".join(f"{host.address}:1\n" for host in request.hosts))
+        argv = [
+            str(bin_dir / "mpirun"), "-machinefile", str(machinefile),
+            "-n", str(len(request.hosts)),
+            sys.executable, "-m", "ftcluster_train.health.probe",
+        ]  # fmt: skip
+        environment = rank_environment(
+            {
+                RUN_VARIABLE: run,
+                REQUEST_VARIABLE: json.dumps(asdict(request)),
+                "MASTER_ADDR": request.hosts[0].address,
+                "OMP_NUM_THREADS": "1",
+                **MPI_VARIABLES,
+                "PYTHONPYCACHEPREFIX": sys.pycache_prefix or "",
+                "PYTHONDONTWRITEBYTECODE": "1" if sys.dont_write_bytecode else "",
+                **mesh_variables(request.ssh_config, request.interface),
+            },
+            str(bin_dir.parent),
+        )
+        process = subprocess.Popen(
+            without_credentials(argv, environment, {}), env=environment,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=LIMIT_SECONDS)
+            late = False
+        except subprocess.TimeoutExpired:
+            end_group(process)
+            output, late = process.communicate()[0], True
+        finally:
+            kill_rest(run)
+    lines = output.decode(errors="replace").splitlines()
+    answers = read_answers(lines)
+    silent = sorted(set(range(len(request.hosts))) - {answer["rank"] for answer in answers})
+    what = (
+        f"its rank gave no answer {f'within {LIMIT_SECONDS} s' if late else 'before mpirun ended'}"
+    )
+    printed = [line for line in lines if line.strip() and MARK not in line][-LAST_LINES:]
+    provider = choose_provider(networks_of(request))
+    hint = ""
+    if provider != TCP:
+        hint = f"if MPI fails with {provider}, set ftcluster_network_provider=tcp in the inventory"
+    problems = [Finding(request.hosts[rank].name, what, hint, "launch") for rank in silent]
+    if problems:  # mpirun's output belongs to all of them
+        output_of_mpirun = "\n".join([f"{what}; mpirun said:", *printed])
+        problems[0] = replace(problems[0], what=output_of_mpirun)
+    return answers, problems
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    request = Request.read(sys.stdin.read())
+    try:
+        report = verify(request)
+    except TrainError as error:  # this host, the head, has no port left
+        finding = Finding(request.hosts[0].name, error.message, error.hint, "network")
+        report = Report(problems=[finding])
+    print(json.dumps(asdict(report)))
+    return 1 if report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""Takes mpirun's output stream apart: a log for each rank, and what the supervisor needs of it.
+
+mpirun reads the ranks' output in pieces, and puts a label in front of each piece and of each line
+in it, so that labels also occur in the middle of lines, and pieces of several ranks in one line
+(MPICH's Hydra, which Intel MPI's mpirun is made from, does so for -l and -prepend-pattern alike;
+seen with Intel MPI 2021.18). The label has the run's id, so a script's own `[1] ` is not mistaken
+for one. Standard library only.
+"""
+
+import codecs
+import itertools
+import json
+import re
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from ftcluster_train.errors import MARKER, read_error_line
+from ftcluster_train.host.rank_logs import append
+
+Stream = Literal["stdout", "stderr"]
+
+END_MARKER = "FTCLUSTER-RANK "
+MARKERS = (END_MARKER.encode(), MARKER.encode())
+FLUSH_SECONDS = 0.2  # rank 0's output is handed on this often, not write by write
+FLUSH_CHARACTERS = 65536
+LAST_BYTES = 8192  # kept of each rank for `last_lines`
+LAST_LINES = 15
+# mpirun's message about a rank that was killed together with the process that started it
+BANNER = re.compile(r"RANK (\d+) PID \d+ RUNNING AT (\S+)\s+=\s+KILLED BY SIGNAL: (\d+)")
+# of faulthandler, which writes the main thread last; what waits in the backend impi is torch's call
+FRAME = re.compile(
+    r'Current thread .*\n(?:  File ".+/(?:threading|mpi_work)\.py", .+\n)*'
+    r'  File "(.+)", line (\d+) in (.+)'
+)
+
+
+@dataclass(frozen=True)
+class PythonFrame:
+    """A line of a Python program."""
+
+    path: str
+    line: int
+    function: str
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether it is in a collective of torch."""
+        return "/torch/distributed/" in self.path
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank's script ended.
+
+    Attributes:
+        host: the host's own name.
+        code: its exit code; 128+n after signal n.
+        signal: the signal's name, or "".
+    """
+
+    rank: int
+    host: str
+    code: int
+    signal: str = ""
+
+    def line(self) -> str:
+        """One line of a rank's output, which `RankOutput` takes out again."""
+        return f"{END_MARKER}{json.dumps(asdict(self))}\n"
+
+    @property
+    def description(self) -> str:
+        """Exit code or signal, for a message."""
+        if self.signal:
+            return f"was killed by signal {self.code - 128} ({self.signal})"
+        return f"ended with exit code {self.code}"
+
+
+class Splitter:
+    """Separates the output of the ranks, however it was cut into pieces."""
+
+    def __init__(self, run: str) -> None:
+        self._head = f"[{run} ".encode()
+        self._label = re.compile(re.escape(self._head) + rb"(\d{1,8})\] ")
+        self._rank: int | None = None
+        self._held = b""
+
+    def feed(self, data: bytes) -> list[tuple[int | None, bytes]]:
+        """(rank, text) in order; rank None is mpirun itself. What may be half a label is held."""
+        data = self._held + data
+        pieces: list[tuple[int | None, bytes]] = []
+        at = 0
+        for label in self._label.finditer(data):
+            self._take(data[at : label.start()], pieces)
+            self._rank = int(label[1])
+            at = label.end()
+        end = len(data) - self._half_a_label(data[at:])
+        self._take(data[at:end], pieces)
+        self._held = data[end:]
+        return pieces
+
+    def close(self) -> list[tuple[int | None, bytes]]:
+        """What was held for the rest of a label."""
+        pieces: list[tuple[int | None, bytes]] = []
+        self._take(self._held, pieces)
+        self._held = b""
+        return pieces
+
+    def _take(self, text: bytes, pieces: list[tuple[int | None, bytes]]) -> None:
+        line_end = text.find(b"\n") + 1
+        if self._rank is not None and line_end:
+            # the next line of a rank has a label of its own
+            pieces.append((self._rank, text[:line_end]))
+            self._rank, text = None, text[line_end:]
+        if text:
+            pieces.append((self._rank, text))
+
+    def _half_a_label(self, text: bytes) -> int:
+        """How many bytes at the end of the text may be the beginning of a label."""
+        part = text[text.rfind(b"[") :] if b"[" in text else b""
+        number = part.removeprefix(self._head)
+        begun = part.startswith(self._head) and re.fullmatch(rb"\d{0,8}(\d\])?", number)
+        return len(part) if begun or self._head.startswith(part) else 0
+
+
+class MarkedLines:
+    """Takes the lines for the supervisor out of a rank's output."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, data: bytes) -> tuple[bytes, list[str]]:
+        """The rank's other output, and whole lines for the supervisor."""
+        data = self._held + data
+        own, lines = b"", []
+        while True:
+            found = [at for marker in MARKERS if (at := data.find(marker)) >= 0]
+            start = min(found, default=-1)
+            end = data.find(b"\n", start) + 1 if found else 0
+            if not end:
+                break
+            own += data[:start]
+            lines.append(data[start:end].decode(errors="replace"))
+            data = data[end:]
+        keep = len(data) - start if found else max(_overlap(data, marker) for marker in MARKERS)
+        cut = len(data) - keep
+        self._held = data[cut:]
+        return own + data[:cut], lines
+
+    def close(self) -> bytes:
+        """What was held for the rest of a line."""
+        held, self._held = self._held, b""
+        return held
+
+
+def _overlap(text: bytes, marker: bytes) -> int:
+    """How many bytes at the end of the text are the beginning of the marker."""
+    for count in range(min(len(marker) - 1, len(text)), 0, -1):
+        if text.endswith(marker[:count]):
+            return count
+    return 0
+
+
+def read_end(line: str) -> RankEnd | None:
+    """The inverse of `RankEnd.line`; None for any other line."""
+    _, marker, text = line.partition(END_MARKER)
+    try:
+        return RankEnd(**json.loads(text)) if marker else None
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+class RankOutput:
+    """Writes each rank's output to logs/rank-N.log, and hands on that of rank 0 to `write`."""
+
+    def __init__(
+        self,
+        logs: Path,
+        run: str,
+        write: Callable[[Stream, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ends: list[RankEnd] = []
+        self.errors: list[dict[str, object]] = []
+        self._logs = logs
+        self._write = write
+        self._clock = clock
+        self._splitters: dict[Stream, Splitter] = {
+            "stdout": Splitter(run),
+            "stderr": Splitter(run),
+        }
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders: dict[Stream, codecs.IncrementalDecoder] = {
+            "stdout": decoder("replace"),
+            "stderr": decoder("replace"),
+        }
+        self._marked: dict[tuple[int | None, Stream], MarkedLines] = {}
+        self._last: dict[int | None, bytes] = {}
+        self._pending: list[tuple[Stream, str]] = []
+        self._flushed = clock()
+        logs.mkdir(exist_ok=True)
+
+    @property
+    def failure(self) -> RankEnd | None:
+        """The rank that failed first."""
+        return next((end for end in self.ends if end.code), None)
+
+    @property
+    def heard(self) -> list[int]:
+        """The ranks that have written something."""
+        return sorted(rank for rank in self._last if rank is not None)
+
+    def feed(self, stream: Stream, data: bytes) -> None:
+        """Take a piece of mpirun's output."""
+        self._take(stream, self._splitters[stream].feed(data))
+
+    def flush(self, at_once: bool = False) -> None:
+        """Hand on rank 0's output, unless that was done a moment ago."""
+        now = self._clock()
+        size = sum(len(text) for _, text in self._pending)
+        due = at_once or now - self._flushed >= FLUSH_SECONDS or size >= FLUSH_CHARACTERS
+        if not due or not self._pending:
+            return
+        self._flushed = now
+        for stream, group in itertools.groupby(self._pending, key=lambda piece: piece[0]):
+            text = "".join(text for _, text in group)
+            for start in range(0, len(text), FLUSH_CHARACTERS):
+                self._write(stream, text[start : start + FLUSH_CHARACTERS])
+        self._pending = []
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        for stream, splitter in self._splitters.items():
+            self._take(stream, splitter.close())
+        for (rank, stream), marked in self._marked.items():
+            self._log(rank, stream, marked.close())
+        for stream, decoder in self._decoders.items():
+            rest = decoder.decode(b"", final=True)
+            if rest:
+                self._pending.append((stream, rest))
+        self.flush(at_once=True)
+
+    def last_lines(self, rank: int | None) -> str:
+        """The last lines of a rank, or of mpirun itself; of a progress bar its last state."""
+        text = self._last.get(rank, b"").decode(errors="replace")
+        lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+        return "\n".join([line.rstrip() for line in lines if line.strip()][-LAST_LINES:])
+
+    def python_frame(self, rank: int) -> PythonFrame | None:
+        """Where a rank's script was when it last wrote its Python stacks."""
+        found = FRAME.search(self._last.get(rank, b"").decode(errors="replace"))
+        return PythonFrame(found[1], int(found[2]), found[3]) if found else None
+
+    def killed(self) -> RankEnd | None:
+        """A rank that mpirun reports as killed by a signal."""
+        found = BANNER.search(self._last.get(None, b"").decode(errors="replace"))
+        if not found:
+            return None
+        number = int(found[3])
+        return RankEnd(int(found[1]), found[2], 128 + number, signal_name(number))
+
+    def _take(self, stream: Stream, pieces: list[tuple[int | None, bytes]]) -> None:
+        gathered: dict[int | None, bytes] = {}
+        for rank, data in pieces:
+            gathered[rank] = gathered.get(rank, b"") + data
+        for rank, data in gathered.items():
+            own, lines = self._marked.setdefault((rank, stream), MarkedLines()).feed(data)
+            self._log(rank, stream, own)
+            self.ends += filter(None, map(read_end, lines))
+            self.errors += filter(None, map(read_error_line, lines))
+
+    def _log(self, rank: int | None, stream: Stream, data: bytes) -> None:
+        if not data:
+            return
+        self._last[rank] = (self._last.get(rank, b"") + data)[-LAST_BYTES:]
+        name = "mpirun.log" if rank is None else f"rank-{rank}.log"
+        append(self._logs / name, data)
+        if rank == 0:
+            self._pending.append((stream, self._decoders[stream].decode(data)))
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; a real-time signal has only a number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,268 @@
+"""One start of a run's ranks with mpirun, watched until the last process has ended.
+
+Standard library only: the supervisor uses it.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from ftcluster_common.launch import GUARD_FILE, RESTART_VARIABLE, RUN_VARIABLE, Launch
+from ftcluster_train.comm import oneccl
+from ftcluster_train.host import processes
+from ftcluster_train.host.guardian import ADDRESS, SECRET
+from ftcluster_train.host.heartbeats import Heartbeats, RankLife, Trouble
+from ftcluster_train.host.host_leases import Leases
+from ftcluster_train.host.hub_token import give
+from ftcluster_train.host.metrics_file import MetricsFile
+from ftcluster_train.host.monitors import Ending, Watch, watch_of
+from ftcluster_train.host.mpi_output import Stream
+from ftcluster_train.host.rank_environment import (
+    free_port,
+    host_path,
+    rank_environment,
+    without_credentials,
+)
+from ftcluster_train.host.slow_hosts import SlowHostWatch
+from ftcluster_train.host.ssh_check import Refusal
+from ftcluster_train.host.stack_lock import hold_stack, own_stack
+from ftcluster_train.host.stop_request import EXIT_CODE, Stopped, StopRequest
+from ftcluster_train.io.events import EventWriter
+
+PAUSE_SECONDS = 0.2
+
+
+class HostsRefused(Exception):
+    """Hosts on which no rank can be started."""
+
+    def __init__(self, refused: list[Refusal]) -> None:
+        super().__init__()
+        self.refused = refused
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all starts of a run's ranks have in common.
+
+    Attributes:
+        hub_token: for the Hub; "" for none.
+    """
+
+    leases: Leases
+    events: EventWriter
+    hub_token: str
+    request: StopRequest
+    metrics: MetricsFile
+
+
+def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
+    """Start mpirun and wait until nothing of the run is left on this host.
+
+    Args:
+        notice: for users, once the hosts are known to answer; "" for none.
+
+    Raises:
+        HostsRefused, TrainError: no rank was started.
+        Stopped: no rank was started.
+    """
+    request, events = run.request, run.events
+    request.holding, request.saving = False, None
+    request.check()
+    stack = own_stack()
+    hold_stack(stack)
+    launch = launch.with_stack(stack)
+    if launch.ssh_config:
+        events.write("phase", doing="checking that the head reaches the other hosts")
+
+    def waiting(words: str) -> None:
+        events.write("phase", doing=f"waiting: {words}")
+
+    # a run that has begun is not lost to another one; with idle hosts it may have the choice
+    patient = launch.wait or (launch.restarts > 0 and not launch.idle)
+    if not launch.slurm_job:  # Slurm has given the hosts to the job
+        _refuse(run.leases.take(launch, stack, waiting if patient else None))
+    if notice:
+        events.write("notice", message=notice)
+    sourced = oneccl.variables_for(launch.env, host_path())
+    beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
+    environment = rank_environment(launch.variables, launch.stack, sourced)
+    environment[RESTART_VARIABLE] = str(launch.restarts)
+    environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
+    if run.hub_token:
+        _refuse(give(run.hub_token, launch))
+    watch = watch_of(launch, events)
+    ending, heard_out = Ending("failed", 1, []), False
+    events.write("phase", doing="starting the ranks")
+    own = os.getpid()
+    process = subprocess.Popen(
+        without_credentials(launch.argv, environment, launch.env),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if launch.script_ranks is None else subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: processes.end_with_parent(parent=own),
+    )
+    try:
+        request.saving = beats if launch.script_ranks is None else None
+        request.grace_seconds = launch.grace_seconds
+        request.repeated = bool(launch.slurm_job)  # Slurm signals every process, several times
+        slow = SlowHostWatch(Path(launch.run_dir), events, beats.lives)
+
+        def each_look(step: int) -> None:
+            run.metrics.tick(launch, step)
+            slow.tick()
+
+        trouble = _read(process, watch, beats, request, each_look)
+        heard_out = True
+        code = process.wait()
+        # whatever became of mpirun after its ranks had ended well
+        ending = watch.ending(0 if beats.all_done else code)
+        if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
+            errors = [dict(vars(one)) for one in watch.blame(trouble)]
+            ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
+        if request.asked and ending.state == "failed":
+            ending = replace(ending, state="stopped", exit_code=EXIT_CODE, restartable=False)
+    except Stopped:
+        ending = Ending("stopped", EXIT_CODE, [])
+    finally:
+        request.holding = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        beats.close()  # guardians that are left end their ranks, on every host
+        processes.end_group(process)
+        if ending.state != "done":
+            processes.wait_for_end(launch.run)
+        processes.kill_rest(launch.run)
+        if not heard_out:
+            _read_rest(process, watch)
+    return ending
+
+
+def _refuse(refused: list[Refusal]) -> None:
+    if refused:
+        raise HostsRefused(refused)
+
+
+def listen_for_guardians(launch: Launch) -> Heartbeats:
+    """The supervisor's end of the connections to the ranks' guardians.
+
+    Raises:
+        TrainError: no port is free.
+    """
+    secret = (Path(launch.run_dir) / GUARD_FILE).read_text(encoding="ascii").strip()
+    return Heartbeats(
+        launch.hosts[0].address, free_port(), secret, launch.rank_hosts, time.monotonic(),
+        launch.timeouts, launch.hang_seconds,
+    )  # fmt: skip
+
+
+def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife]) -> list[Trouble]:
+    """Whether mpirun was killed, and not because a rank had ended.
+
+    mpirun is a script of a shell, which reports so how mpiexec.hydra has ended; after the end of a
+    rank by a signal that has another exit code.
+    """
+    code = process.poll()
+    if code not in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(one.exit for one in lives):
+        return []
+    step = max(one.step for one in lives)
+    message = f"mpirun was killed by signal 9 (SIGKILL) at step {step}"
+    return [Trouble(lives[0].host, None, step, "signal", message)]
+
+
+def _find_trouble(process: "subprocess.Popen[bytes]", beats: Heartbeats) -> list[Trouble]:
+    """What is wrong with mpirun, else with its ranks, which are then ended by their guardians."""
+    trouble = beats.trouble(time.monotonic())
+    if trouble:  # mpirun's end is also that of the guardians
+        time.sleep(PAUSE_SECONDS)
+    trouble = launcher_gone(process, beats.lives) or trouble
+    if any(one.cause == "hung" for one in trouble):
+        beats.send(b"stack\n")
+        time.sleep(PAUSE_SECONDS)  # they are written before SIGTERM comes
+    if trouble:
+        beats.send(b"end\n")
+    return trouble
+
+
+def _read(
+    process: "subprocess.Popen[bytes]",
+    watch: Watch,
+    beats: Heartbeats,
+    request: StopRequest,
+    on_step: Callable[[int], None],
+) -> list[Trouble]:
+    """Hand mpirun's output to the watch until it ends; returns why the ranks had to be ended.
+
+    After a rank's failure, the others get some time to report theirs before they are ended. Errors
+    that ranks report themselves say more than their exit codes.
+    """
+
+    def end_ranks(_number: int, _frame: FrameType | None) -> None:
+        if process.poll() is None and not asked:
+            asked.append(True)
+            beats.send(b"end\n")  # SIGTERM would have a training's ranks stop at their next step
+            processes.signal_group(process, signal.SIGTERM)
+            signal.setitimer(signal.ITIMER_REAL, processes.GRACE_SECONDS)
+        else:
+            processes.kill_rest(os.environ[RUN_VARIABLE])
+
+    asked: list[bool] = []
+    trouble: list[Trouble] = []
+    armed = False
+    signal.signal(signal.SIGALRM, end_ranks)
+    with selectors.DefaultSelector() as selector:
+        for name, pipe in _pipes(process):
+            selector.register(pipe, selectors.EVENT_READ, name)
+        while selector.get_map():
+            for key, _ in selector.select(PAUSE_SECONDS):
+                if data := os.read(key.fd, 65536):
+                    watch.feed(key.data, data)
+                else:
+                    selector.unregister(key.fileobj)
+            watch.pause()
+            request.check()
+            beats.poll(time.monotonic())
+            on_step(max(life.step for life in beats.lives))
+            if not (watch.over or trouble):
+                trouble = _find_trouble(process, beats)
+            if beats.all_done:  # mpirun may be stopped
+                processes.signal_group(process, signal.SIGCONT)
+            silent = any(one.cause in ("host", "stopped") for one in trouble)
+            if (watch.over or trouble) and not armed:
+                armed = True
+                delay = PAUSE_SECONDS if trouble else processes.GRACE_SECONDS / 2
+                signal.setitimer(signal.ITIMER_REAL, delay)
+            elif silent and beats.all_gone(time.monotonic()):
+                processes.kill_rest(os.environ[RUN_VARIABLE])  # mpirun would wait
+    watch.close()
+    if not (watch.over or trouble) and process.wait() != 0:  # between two looks
+        for _ in range(3):  # who has connected, what it has said, and that it has hung up
+            beats.poll(time.monotonic())
+        trouble = launcher_gone(process, beats.lives) or beats.trouble(time.monotonic())
+    return trouble
+
+
+def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
+    """Hand over what mpirun had written before it was ended."""
+    for name, pipe in _pipes(process):
+        os.set_blocking(pipe.fileno(), False)
+        with contextlib.suppress(BlockingIOError):  # another process has it open
+            while data := os.read(pipe.fileno(), 65536):
+                watch.feed(name, data)
+    watch.close()
+
+
+def _pipes(process: "subprocess.Popen[bytes]") -> Iterator[tuple[Stream, IO[bytes]]]:
+    """mpirun's output; of a training stdout has all of it."""
+    if process.stdout:
+        yield "stdout", process.stdout
+    if process.stderr:
+        yield "stderr", process.stderr

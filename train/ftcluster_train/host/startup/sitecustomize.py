@@ -1,0 +1,64 @@
+"""Imported by Python at the start of a user's script, whose folder is first on PYTHONPATH then.
+
+The packages of its own requirements come behind those of the stack, see `layer`. With `--fast` our
+kernels replace torch's functions once the script has imported torch, see `ftcluster_train.fast`.
+
+The store of torch's rendezvous listens at the head's address only, see `store_address`.
+
+A script that hangs is asked for its Python stacks, see `python_stacks`.
+
+gloo's threads get time to finish at the end of the script. A thread of torch's gloo backend
+releases the tensors of the last collective a moment after that has returned, and needs the GIL for
+it. If Python is ending by then, the thread aborts the process ("terminate called without an active
+exception"), and a script that was successful ends with SIGABRT. Seen with torch 2.13.0: up to every
+third rank that had one core (pytorch pull request 179291 has another case).
+"""
+
+import atexit
+import contextlib
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+from ftcluster_common.launch import FAST_VARIABLE
+from ftcluster_train.host.after_import import after_import
+from ftcluster_train.host.layer import add_layer
+from ftcluster_train.host.store_address import RENDEZVOUS, listen_at_one_address
+from ftcluster_train.io import python_stacks
+
+SETTLE_SECONDS = 0.3
+THREADS = ("pt_gloo_runloop",)  # their name in torch
+
+
+def _settle() -> None:
+    """Sleep where there are such threads, so that they get the GIL."""
+    names = Path("/proc/self/task").glob("*/comm")
+    with contextlib.suppress(OSError):  # a thread has ended
+        if any(name.read_text().strip() in THREADS for name in names):
+            time.sleep(SETTLE_SECONDS)
+
+
+def _import_next() -> None:
+    """Import the sitecustomize that this one has replaced, if there is one."""
+    here = str(Path(__file__).parent)
+    sys.path[:] = [folder for folder in sys.path if folder != here]
+    own = sys.modules.pop("sitecustomize", None)
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("sitecustomize")
+    if own is not None:
+        sys.modules.setdefault("sitecustomize", own)
+
+
+def _enable_fast() -> None:
+    importlib.import_module("ftcluster_train.fast").enable()
+
+
+add_layer()
+if os.environ.get(FAST_VARIABLE):
+    after_import("torch", _enable_fast)
+after_import(RENDEZVOUS, listen_at_one_address)
+python_stacks.write_on_signal()
+atexit.register(_settle)  # handlers run in reverse order, so this is the last
+_import_next()

@@ -1,0 +1,349 @@
+"""Runs one mpirun on the head, outlives the control node's connection, and ends what it started.
+
+    M=ftcluster_train.host.supervisor
+    python -m $M start RUN_DIR          launch, in the background
+    python -m $M supervise RUN_DIR      launch, in the foreground
+    python -m $M stop RUN_DIR           end the run, print whether it ran
+    python -m $M stop RUN_DIR --force   the same, without its supervisor
+    python -m $M sweep RUN_DIR          kill what is left of it on this host
+
+`start` does nothing where the run has a supervisor or has ended. For root, `start RUN_DIR --user
+NAME` is that of an account; it exits with NO_UNIT where it cannot be a unit of systemd. One that
+follows a killed supervisor restarts the ranks.
+
+Standard library only: it starts at once and does not depend on what it watches.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.given_files import GivenFileError
+from ftcluster_common.launch import (
+    LAUNCH_FILE,
+    RUN_VARIABLE,
+    SLURM_VARIABLE,
+    Host,
+    Launch,
+    read_launch,
+)
+from ftcluster_train.errors import TrainError
+from ftcluster_train.host import background, lease, processes
+from ftcluster_train.host.background import PID_FILE, STOP_FILE
+from ftcluster_train.host.host_leases import Leases
+from ftcluster_train.host.hub_token import left_here, take_back, take_token, token_file
+from ftcluster_train.host.metrics_file import MetricsFile
+from ftcluster_train.host.monitors import Ending
+from ftcluster_train.host.processes import kill_rest
+from ftcluster_train.host.rank_environment import free_port as free_port  # for --dry-run's text
+from ftcluster_train.host.rank_launch import HostsRefused, Run, run_ranks
+from ftcluster_train.host.restart_hosts import change_notice, hosts_of_restart
+from ftcluster_train.host.ssh_check import Refusal
+from ftcluster_train.host.stop_request import EXIT_CODE, Stopped, StopRequest
+from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
+from ftcluster_train.io.fsync import write_atomically
+
+HOST_RETRY_SECONDS = 5.0
+NO_UNIT = 3  # exit code of `start`
+SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of a process that looks
+
+
+def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
+    """Launch, wait, report and clean up; returns mpirun's exit code.
+
+    Args:
+        run_dir: has launch.json, and gets the token for the Hub that the hosts get, or none.
+        request: takes the signals that end the run.
+        again: whether the run had a supervisor that was killed.
+    """
+    events = EventWriter(run_dir)
+    launch = read_launch(run_dir)
+    os.environ[RUN_VARIABLE] = launch.run  # what this process starts belongs to the run
+    leases, metrics = Leases(launch.share_hosts), MetricsFile(run_dir)
+    try:
+        if (run_dir / STOP_FILE).exists():
+            raise Stopped
+        run = Run(leases, events, take_token(launch, request), request, metrics)
+        ending = run_with_restarts(launch, run, again)
+    except Stopped:  # while no rank was running
+        kill_rest(launch.run)
+        ending = Ending("stopped", EXIT_CODE, [])
+    except TrainError as error:
+        head = launch.hosts[0].name
+        fields = {"message": error.message, "hint": error.hint, "host": head, "rank": None}
+        ending = Ending("failed", 1, [fields])
+    except HostsRefused as error:
+        ending = Ending("failed", 1, [_not_started(refusal) for refusal in error.refused])
+    finally:
+        request.holding = True
+        forget_token(run_dir)  # also after an unexpected error
+        leases.release()
+    for message in {str(error["message"]): error for error in ending.errors}.values():
+        events.write("error", **message)
+    events.write("end", state=ending.state, exit_code=ending.exit_code, seconds=ending.seconds)
+    metrics.write(read_launch(run_dir))
+    return ending.exit_code
+
+
+def run_with_restarts(launch: Launch, run: Run, again: bool) -> Ending:
+    """Start the ranks again after a failure that is not the program's own, as often as allowed.
+
+    A training resumes by itself from its newest checkpoint or snapshot. A spare takes the place of
+    a host that was lost; where none is left it is left out, if the launch allows that, or awaited.
+
+    Raises:
+        HostsRefused, TrainError, Stopped: no rank was started at all.
+    """
+    began = time.monotonic()
+    if again:
+        began -= seconds_since_first(Path(launch.run_dir))
+        processes.kill_all(launch.run)
+        ending = Ending("failed", 1, [_killed(launch)], restartable=True)
+    else:
+        ending = run_ranks(launch, run)
+    while ending.restartable and launch.restarts < launch.max_restarts:
+        launch = replace(launch, restarts=launch.restarts + 1)
+        _write(launch)
+        why = "; ".join(map(_where_and_what, ending.errors))
+        run.events.write(
+            "restart", restart=launch.restarts, max_restarts=launch.max_restarts, message=why
+        )
+        started = _restart(launch, run)
+        if started is None:
+            break  # the cause of the first failure is the run's
+        launch, ending = started
+    return replace(ending, seconds=round(time.monotonic() - began, 2))
+
+
+def _where_and_what(error: dict[str, Any]) -> str:
+    rank = "" if error["rank"] is None else f"rank {error['rank']} on "
+    return f"{rank}{error['host']}: {error['message']}"
+
+
+def _restart(launch: Launch, run: Run) -> tuple[Launch, Ending] | None:
+    """Start the ranks again, on the hosts that answer; None where these are too few.
+
+    Returns:
+        The launch on those hosts, and how it ended.
+    """
+    deadline = time.monotonic() + launch.timeouts.host_return
+    before = launch.hosts
+    lost: set[Host] = set()
+    while True:
+        hosts = hosts_of_restart(launch, lost)
+        if hosts is None:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(HOST_RETRY_SECONDS)
+            lost.clear()  # they may be back
+            continue
+        if hosts != launch.hosts:
+            launch = launch.on(hosts)
+            _write(launch)
+        try:
+            return launch, run_ranks(launch, run, change_notice(before, hosts))
+        except HostsRefused as error:
+            lost |= {refusal.host for refusal in error.refused}
+
+
+def _write(launch: Launch) -> None:
+    """Write the files of a launch anew, for mpirun and for a supervisor that follows this one."""
+    write_atomically(Path(launch.hostfile_path), launch.hostfile)
+    folder = Path(launch.run_dir)
+    write_atomically(folder / LAUNCH_FILE, json.dumps(launch.to_dict()) + "\n")
+
+
+def _killed(launch: Launch) -> dict[str, Any]:
+    """The fields of an event `error`."""
+    host = launch.hosts[0].name
+    hint = (
+        "the kernel kills processes when memory is short: dmesg; one that is stopped (SIGSTOP) is "
+        f"killed after {background.WATCHDOG_SECONDS:g} s; else ask who did"
+    )
+    return {"message": "the supervisor was killed", "hint": hint, "host": host, "rank": None}
+
+
+def _not_started(refusal: Refusal) -> dict[str, str | None]:
+    """The fields of an event `error`."""
+    host = refusal.host
+    if refusal.in_use:
+        message, hint = f"{host.name}: {refusal.reason}", lease.HINT
+    else:
+        message, hint = f"{host.name} ({host.address}): {refusal.reason}", "no rank was started"
+    return {"message": message, "hint": hint, "host": host.name, "rank": None}
+
+
+def forget_token(run_dir: Path) -> None:
+    """Remove the run's token for the Hub, where it has one, from all hosts."""
+    if left_here(run_dir):
+        take_back(read_launch(run_dir))
+
+
+def start(run_dir: Path, user: str) -> int:
+    """Have the run supervised, unless it is or has ended; returns the exit code.
+
+    Args:
+        run_dir: the run's folder.
+        user: the account, where root starts it, which reads nothing in that folder; else "".
+
+    Raises:
+        TrainError: the account's files cannot be read.
+    """
+    before = background.as_account(user, lambda: look(run_dir))
+    if before not in (SUPERVISED, UNSUPERVISED):
+        return before
+    if before == UNSUPERVISED:
+        try:
+            background.start_unit(run_dir, user)
+        except background.NoUnit as error:
+            if user:
+                return NO_UNIT
+            if background.detach():
+                os._exit(become(run_dir, str(error)))
+    if background.as_account(user, lambda: int(not background.wait_for_supervisor(run_dir))):
+        print(f"the supervisor does not start: {run_dir}/supervisor.log", file=sys.stderr)
+        return 1
+    return 0
+
+
+def look(run_dir: Path) -> int:
+    """Returns SUPERVISED, UNSUPERVISED, or 1 after saying why it cannot be supervised here."""
+    if background.is_supervised(run_dir):
+        return SUPERVISED
+    if elsewhere := slurm_elsewhere(run_dir):
+        print(elsewhere, file=sys.stderr)
+        return 1
+    return UNSUPERVISED
+
+
+def slurm_elsewhere(run_dir: Path) -> str:
+    """Where the supervisor of a Slurm job's run is, if not on this node; else ""."""
+    if not (run_dir / LAUNCH_FILE).exists() or not (launch := read_launch(run_dir)).slurm_job:
+        return ""
+    here = (os.environ.get(SLURM_VARIABLE), os.environ.get("SLURMD_NODENAME"))
+    if here == (launch.slurm_job, launch.hosts[0].name):
+        return ""
+    step = f"srun --jobid={launch.slurm_job} --overlap --nodes=1 --nodelist={launch.hosts[0].name}"
+    return (
+        f"{launch.run} is a run of Slurm job {launch.slurm_job}; follow it by {step} --pty "
+        f"ftcluster attach {launch.run}, or stop it by scancel {launch.slurm_job}"
+    )
+
+
+def become(run_dir: Path, no_unit: str = "") -> int:
+    """Be the run's supervisor; returns the exit code.
+
+    Args:
+        run_dir: the run's folder.
+        no_unit: why it is no unit of systemd, where that can be changed.
+    """
+    again = background.become_supervisor(run_dir)
+    background.feed_watchdog()
+    request = StopRequest()
+    write_atomically(run_dir / PID_FILE, f"{os.getpid()}\n")
+    try:
+        if no_unit and not again:
+            background.say_why_no_unit(run_dir, no_unit)
+        return supervise(run_dir, request, again)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def stop(run_dir: Path) -> str:
+    """End a run; returns "stopped", or "not running" where there is none."""
+    if has_ended(run_dir):
+        return "not running"
+    if elsewhere := slurm_elsewhere(run_dir):
+        raise SystemExit(elsewhere)
+    (run_dir / STOP_FILE).touch()  # for one that is just being started
+    seen = time.monotonic() if (run_dir / PID_FILE).exists() else float("-inf")
+    grace = read_launch(run_dir).grace_seconds if (run_dir / LAUNCH_FILE).exists() else 0.0
+    deadline = time.monotonic() + grace + 3 * processes.GRACE_SECONDS
+    asked = None
+    while time.monotonic() < deadline:
+        pid = background.supervisor_of(run_dir)
+        if pid is None and has_ended(run_dir):
+            return "stopped"
+        if pid is None and time.monotonic() - seen > background.BACK_SECONDS:
+            return "not running"
+        if pid is not None:
+            seen = time.monotonic()
+        if pid is not None and pid != asked:
+            asked = pid
+            _signal(pid, signal.SIGTERM)
+        if pid is not None and background.is_stopped(pid):
+            _signal(pid, signal.SIGCONT)
+        time.sleep(0.1)
+    raise SystemExit(f"the supervisor (process {asked}) does not end")
+
+
+def force_stop(run_dir: Path) -> str:
+    """End a run whose supervisor does not, and mark it as stopped; returns as `stop` does."""
+    if has_ended(run_dir):
+        return "not running"
+    if elsewhere := slurm_elsewhere(run_dir):
+        raise SystemExit(elsewhere)
+    (run_dir / STOP_FILE).touch()  # what starts it again ends the run
+    deadline = time.monotonic() + background.BACK_SECONDS
+    killed = None
+    while time.monotonic() < deadline and not has_ended(run_dir):
+        pid = background.supervisor_of(run_dir)
+        if pid is not None and killed is None:
+            killed = pid
+            _signal(pid, signal.SIGKILL)
+        time.sleep(0.1)
+    processes.kill_all(run_dir.name)
+    if not has_ended(run_dir):  # nothing has started it again, or that one is as bad
+        if (pid := background.supervisor_of(run_dir)) is not None:
+            _signal(pid, signal.SIGKILL)
+        seconds = round(seconds_since_first(run_dir), 2)
+        EventWriter(run_dir).write("end", state="stopped", exit_code=EXIT_CODE, seconds=seconds)
+    if (run_dir / LAUNCH_FILE).exists():
+        MetricsFile(run_dir).write(read_launch(run_dir))
+    return "stopped"
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    try:
+        return run_verb(*sys.argv[1:])
+    except TrainError as error:
+        raise SystemExit(error.message) from None
+    except PermissionError as error:
+        raise SystemExit(f"{error.filename}: {error.strerror}; its owner may") from None
+    except GivenFileError as error:
+        owner = "; its owner may" if isinstance(error.__cause__, PermissionError) else ""
+        raise SystemExit(f"{error}{owner}") from None
+
+
+def run_verb(verb: str, folder: str, *options: str) -> int:
+    """Do what the command line says; returns the exit code."""
+    run_dir = Path(folder)
+    if verb == "start":
+        return start(run_dir, options[1] if options[:1] == ("--user",) else "")
+    if verb == "supervise":
+        return become(run_dir)
+    if verb == "sweep":
+        print(f"ended {len(kill_rest(run_dir.name))}")
+        token_file(run_dir).unlink(missing_ok=True)
+    else:
+        print(force_stop(run_dir) if options == ("--force",) else stop(run_dir))
+        forget_token(run_dir)  # where the supervisor was killed
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
