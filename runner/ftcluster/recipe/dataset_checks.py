@@ -51,7 +51,7 @@ from ftcluster_common.recipe import (
 )
 
 MAX_PROBLEMS = 10  # of a file
-WHOLE = re.compile(r"-?\d+")
+WHOLE = re.compile(r"-?\d+(\.0*)?")
 PARQUET_MARK = b"PAR1"  # its first bytes
 
 CheckRow = Callable[[Row], str]  # returns the problem, or ""
@@ -210,7 +210,8 @@ def _classification_problem(texts: Sequence[str], column: str, number: bool, row
         return "" if _is_number(label) else f"{column} is {label!r}, not a number"
     if isinstance(label, bool) or (isinstance(label, str) and label.strip()):
         return ""  # the name of a class
-    if not isinstance(label, int) or label < 0:
+    whole = isinstance(label, int) or (isinstance(label, float) and label.is_integer())
+    if not whole or label < 0:
         return f"{column} is {label!r}, not a class: a word, or a number (0, 1, ...)"
     return ""
 

@@ -21,6 +21,7 @@ from ftcluster_common.data_files import (
     files_of,
     texts_of,
 )
+from ftcluster_common.given_files import parse_json
 from ftcluster_common.recipe import GENERATED, CausalLm
 from ftcluster_train.engine.data.download import WITH_TOKEN
 from ftcluster_train.engine.data.packing import Piece, pieces
@@ -49,6 +50,18 @@ class ParquetRows:
                         yield from batch.to_pylist()
             except (ArrowException, OSError) as error:
                 raise DataError(f"{path}: {first_line(error)}") from error
+
+    def class_names(self, column: str) -> list[str]:
+        """The names of a column's classes, where `datasets` wrote them into the files."""
+        from pyarrow import ArrowException, parquet
+
+        try:
+            metadata = parquet.read_schema(self.paths[0]).metadata or {}
+            features = parse_json(metadata[b"huggingface"].decode())["info"]["features"]
+            names = features[column]["names"]
+        except (ArrowException, OSError, ValueError, LookupError, TypeError):
+            return []
+        return [*map(str, names)] if isinstance(names, list) else []
 
 
 def load_rows(data: str, config: str | None) -> dict[str, Rows]:
@@ -117,7 +130,9 @@ def dataset_version(name: str, config: str | None) -> dict[str, list[str]]:
 
 
 def class_names(rows: Rows, label: str) -> list[str]:
-    """The names of a column's classes, if rows come from the Hub and have them."""
+    """The names of a column's classes, where the data have them: on the Hub and in Parquet."""
+    if isinstance(rows, ParquetRows):
+        return rows.class_names(label)
     kind = getattr(rows, "features", {}).get(label)
     return list(getattr(kind, "names", None) or ())
 

@@ -21,6 +21,7 @@ from ftcluster_train.engine.tasks.labels import (
     ClassLabels,
     count_classes,
     find_labels,
+    number_labels,
     read_number,
 )
 from ftcluster_train.errors import TrainError
@@ -94,10 +95,11 @@ class TextClassificationTask(Task):
             return ClassLabels(numbers, self.recipe.model)
         if self.options.regression or self.purpose == PREDICT or names:
             return ClassLabels({})
-        found = find_labels(self._values(rows, column), column)
-        if found.numbers and self.trained:
+        words = find_labels(self._values(rows, column), column)
+        numbers = number_labels(words)
+        if self.trained and (numbers or {*words} <= self.trained.label2id.keys()):
             return ClassLabels(self.trained.label2id, self.recipe.model)
-        return found
+        return ClassLabels(numbers)
 
     def _classes(self, rows: Rows, column: str) -> list[Hashable]:
         """The class of each row; the same for all of a regression."""
