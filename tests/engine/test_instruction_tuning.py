@@ -203,7 +203,7 @@ def quantized(folder: Path) -> str:
         (with_code, {}, "is a model with code of its own, which is not run"),
         (write_chat_model, {"lora_r": 4, "lora_target_modules": ("q_proj", "c_attn", "lm_head")},
          "this llama model has no linear layer c_attn, lm_head; it has down_proj, gate_proj"),
-        (quantized, {"lora_r": 4, "load_in_4bit": True}, "are quantized by bitsandbytes already"),
+        (quantized, {"lora_r": 4, "load_in_4bit": True}, r"are quantized already \(bitsandbytes\)"),
     ],
     ids=["dropping", "refusing", "without", "with code", "targets", "quantized"],
 )  # fmt: skip

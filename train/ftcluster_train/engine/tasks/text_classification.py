@@ -176,7 +176,8 @@ class TextClassificationTask(Task):
         return Batch(inputs, {"labels": self._targets(samples)})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self._losses(outputs.logits, targets["labels"]).sum()
+        smoothing = self.recipe.training.label_smoothing_factor
+        return self._losses(outputs.logits, targets["labels"], smoothing).sum()
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """For each sample its number or class, its loss, and the probability of the class."""
@@ -210,11 +211,12 @@ class TextClassificationTask(Task):
         kind = torch.float32 if self.options.regression else torch.int64
         return torch.tensor([sample["label"][0] for sample in samples], dtype=kind)
 
-    def _losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _losses(
+        self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
+    ) -> torch.Tensor:
         """Of each sample, in fp32."""
         if self.options.regression:
             return mse_loss(logits.float().squeeze(-1), labels, reduction="none")
-        smoothing = self.recipe.training.label_smoothing_factor
         return cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
 
 
