@@ -197,13 +197,13 @@ def quantized(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("write", "options", "said"),
     [
-        (dropping, {}, "row 1 of train: the chat template leaves out message 2"),
+        (dropping, {}, "row 1 of train: the chat template leaves out message 1, of the role user"),
         (refusing, {}, "row 1 of train: the chat template refuses it: no system here"),
         (without, {}, "has no chat template"),
         (with_code, {}, "is a model with code of its own, which is not run"),
         (write_chat_model, {"lora_r": 4, "lora_target_modules": ("q_proj", "c_attn", "lm_head")},
          "this llama model has no linear layer c_attn, lm_head; it has down_proj, gate_proj"),
-        (quantized, {"lora_r": 4, "load_in_4bit": True}, r"are quantized already \(bitsandbytes\)"),
+        (quantized, {"lora_r": 4, "load_in_4bit": True}, "are quantized already (bitsandbytes)"),
     ],
     ids=["dropping", "refusing", "without", "with code", "targets", "quantized"],
 )  # fmt: skip
