@@ -135,6 +135,8 @@ def learned_tokens(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
 
     >>> learned_tokens([(0, 0), (0, 2), (2, 5), (5, 6), (6, 9)], [(2, 6)])
     [2, 3]
+    >>> learned_tokens([(0, 2), (5, 5), (5, 6), (8, 8), (8, 9)], [(2, 6)])
+    [1, 2]
     """
     found = _tokens_in(offsets, spans)
     return [number for number in found if number]
@@ -144,9 +146,11 @@ def _tokens_in(offsets: Sequence[Span], spans: Sequence[Span]) -> Iterator[int]:
     remaining = iter(spans)
     span = next(remaining, None)
     for number, (start, end) in enumerate(offsets):
-        while span and start >= span[1]:
+        # of spaces some tokenizers leave nothing but where they end (trim_offsets)
+        first = start if start < end else start - 1
+        while span and first >= span[1]:
             span = next(remaining, None)
         if span is None:
             return
-        if span[0] <= start < end:
+        if span[0] <= first:
             yield number
