@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ftcluster_train.kernels.linear import MANY_ROWS
+from ftcluster_train.patching.registry import ObjectPatch
+
 # model types in which only masked attention mixes tokens, and whose classifier looks at the first
 FIRST_TOKEN = (
     "albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta",
@@ -28,7 +31,6 @@ PADDED = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 KEYS_AND_VALUES = {"key", "value", "k_lin", "v_lin"}
 # in the last layer; DeBERTa's query is that of positions as well
 OF_ALL_TOKENS = {*KEYS_AND_VALUES, "Wqkv", "query_proj", "key_proj", "value_proj"}
-MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
 
 
 class _Rows:
@@ -65,22 +67,28 @@ def rows_read(input: torch.Tensor) -> torch.Tensor | None:
     return _rows.read if _rows is not None and input.shape[:-1] == _rows.shape else None
 
 
-def leave_out_unread(model: nn.Module) -> None:
-    """Have a model not compute it in training, if it is one of these encoders."""
+def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
+    """The model itself, if it is one of these encoders."""
     config: Any = getattr(model, "config", None)
-    kind = getattr(config, "model_type", "")
-    classifies = _looks_at_first_token(model)
-    if not classifies and kind not in MASKED_KEYS:
-        return
+    known = _looks_at_first_token(model) or getattr(config, "model_type", "") in MASKED_KEYS
+    if known and _begin not in model._forward_pre_hooks.values():
+        yield model
+
+
+def _skip_rows(model: nn.Module) -> None:
+    """Have it not compute them in training."""
     model.register_forward_pre_hook(_begin, with_kwargs=True)
     model.register_forward_hook(_end, always_call=True)
-    if not classifies:
+    if not _looks_at_first_token(model):
         for name, layer in model.named_modules():
             if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in KEYS_AND_VALUES:
                 _set_around(layer, _read_real)
-    elif kind not in SHARED_LAYERS:
+    elif getattr(model.config, "model_type", "") not in SHARED_LAYERS:
         for layer in _behind_last_attention(model):
             _set_around(layer, _read_last)
+
+
+SKIPPED_ROWS = ObjectPatch(_skips_rows, _skip_rows)
 
 
 def _looks_at_first_token(model: nn.Module) -> bool:
