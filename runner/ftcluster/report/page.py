@@ -24,7 +24,7 @@ SHOWN = ("batch_size", "training.learning_rate", "training.seed")  # and those t
 
 
 def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | None = None) -> str:
-    """The page.
+    """Render the page.
 
     Args:
         files: of each run, in the order of the page.
@@ -54,7 +54,7 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
 
 
 def percent(share: float) -> str:
-    """A part of 1.
+    """Format a part of 1.
 
     >>> percent(0.1234), percent(0.004)
     ('12 %', '0.4 %')
