@@ -56,8 +56,8 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
 def percent(share: float) -> str:
     """Format a part of 1.
 
-    >>> percent(0.1234), percent(0.004)
-    ('12 %', '0.4 %')
+    >>> percent(0.1234), percent(0.0834), percent(0.004), percent(0)
+    ('12 %', '8.3 %', '0.4 %', '0 %')
     """
     return f"{100 * share:.{1 if 0.0005 <= share < 0.1 else 0}f} %"
 
