@@ -50,7 +50,7 @@ class Mode:
 
     @property
     def name(self) -> str:
-        """As `--modes` takes it.
+        """The mode's name, as `--modes` takes it.
 
         >>> Mode("impi", "bf16", "sharded").name
         'impi-bf16-sharded'
@@ -85,13 +85,13 @@ class Exchanged:
     most: float
 
     def __call__(self, hosts: int) -> float:
-        """Bytes."""
+        """Return S for a number of hosts, in bytes."""
         return min(self.base + self.per_host * hosts, self.most)
 
 
 @dataclass(frozen=True)
 class Model:
-    """What was fitted; the units and letters are those of this module's docstring.
+    """The fitted model; units and letters are those of this module's docstring.
 
     Attributes:
         compute: c.
@@ -108,7 +108,7 @@ class Model:
     exchanged: Mapping[Mode, Exchanged]
 
     def seconds(self, mode: Mode, hosts: int) -> float:
-        """T(hosts)."""
+        """Return T(hosts): the seconds of a step on so many hosts."""
         if hosts == 1:
             return self.compute
         fixed = self.fixed.get((mode.backend, mode.optimizer), 0.0)
@@ -123,7 +123,7 @@ class Model:
 
 
 def messages(mode: Mode, hosts: int) -> float:
-    """L(hosts).
+    """Return L(hosts): the messages of a collective that wait for each other.
 
     >>> messages(Mode("gloo", "fp32", "whole"), 8), messages(Mode("impi", "fp32", "whole"), 8)
     (7.0, 3.0)

@@ -101,7 +101,7 @@ def _by_use(options: Options, found: Sequence[str], answered: bool) -> Columns:
 
 
 def columns_line(columns: Columns) -> str:
-    """What is read of the data, in a line.
+    """List the columns that are read, and those that are not, in a line.
 
     >>> columns_line({"text": ("title", "body"), "label": ("team",), UNREAD: ("id",)})
     'columns: title, body (text), team (label); not read: id'

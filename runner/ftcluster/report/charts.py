@@ -31,7 +31,7 @@ CELLS, CELL = 16, 20  # cores in a row, and pixels of one
 
 
 def curve(rows: Rows, x: str, y: str, x_title: str, y_title: str, zero: bool = False) -> Chart:
-    """A line a run.
+    """Draw a line for each run.
 
     Args:
         rows: with the fields x, y and run.
@@ -99,7 +99,7 @@ def shares(rows: Rows, parts: Mapping[str, str], x_title: str, percent: bool = F
 
 
 def time_line(rows: Rows, marks: Rows) -> Chart:
-    """What each run did when, in minutes since its start.
+    """Draw what each run did when, in minutes since its start.
 
     Args:
         rows: with the fields run, doing, began and ended.

@@ -24,7 +24,7 @@ SHOWN = ("batch_size", "training.learning_rate", "training.seed")  # and those t
 
 
 def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | None = None) -> str:
-    """The page.
+    """Render the page.
 
     Args:
         files: of each run, in the order of the page.
@@ -54,10 +54,10 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
 
 
 def percent(share: float) -> str:
-    """A part of 1.
+    """Format a part of 1.
 
-    >>> percent(0.1234), percent(0.004)
-    ('12 %', '0.4 %')
+    >>> percent(0.1234), percent(0.0834), percent(0.004), percent(0)
+    ('12 %', '8.3 %', '0.4 %', '0 %')
     """
     return f"{100 * share:.{1 if 0.0005 <= share < 0.1 else 0}f} %"
 

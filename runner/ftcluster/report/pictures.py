@@ -50,7 +50,7 @@ class HostPlace:
 
 
 def places(runs: Sequence[RunPage]) -> Iterator[HostPlace]:
-    """What ran where; hosts that are alike are drawn once."""
+    """Draw which ranks ran where; hosts that are alike are drawn once."""
     alike: dict[str, list[tuple[RunPage, str, Mapping[str, Any], list[Mapping[str, Any]]]]] = {}
     for run in runs:
         facts = {host["name"]: host for host in run.record.get("facts", ())}
@@ -92,7 +92,7 @@ def _cores(kind: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], title: s
 
 
 def _about(kind: Mapping[str, Any]) -> str:
-    """What a host is; "" without its facts."""
+    """Describe a host; "" without its facts."""
     if not kind:
         return ""
     memory = f"{kind['memory_bytes'] / 2**30:.0f} GiB"
@@ -109,12 +109,12 @@ def _rank_text(rank: Mapping[str, Any], place: int, several: bool) -> str:
 
 
 def picture(title: str, chart: alt.TopLevelMixin, note: str = "") -> Picture:
-    """A picture of a chart."""
+    """Render a chart with its title."""
     return Picture(title, Markup(svg_of(chart, title)), note)
 
 
 def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
-    """How the runs went: curves and a time line."""
+    """Draw how the runs went: curves and a time line."""
     losses = _rows(runs, lambda run: [(one["step"], one["loss"]) for one in run.history.steps])
     if losses:
         yield picture("Loss", charts.curve(losses, "x", "y", "step", "training loss"))
@@ -154,7 +154,7 @@ def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
 
 
 def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
-    """How fast the runs were, and why."""
+    """Draw how fast the runs were, and why."""
     over_time = _rows(
         runs, lambda run: [((at - run.history.began) / 60, y) for at, y in run.history.speeds]
     )
@@ -223,7 +223,7 @@ def _rows(runs: Sequence[RunPage], points: Any) -> list[Mapping[str, Any]]:
 
 
 def _bars(runs: Sequence[RunPage]) -> Iterator[tuple[RunPage, Interval, str, list[RankTimes]]]:
-    """What has a bar: each rank, or each host where ranks are many; with its times."""
+    """Find what has a bar: each rank, or each host where ranks are many; with its times."""
     many = sum(len(run.hosts) for run in runs) > MANY
     for run in runs:
         if not run.whole or len(run.hosts) != len(run.whole.ranks):
@@ -238,7 +238,7 @@ def _bars(runs: Sequence[RunPage]) -> Iterator[tuple[RunPage, Interval, str, lis
 
 
 def growth(runs: Sequence[RunPage], bench: Mapping[str, Any] | None) -> Iterator[Picture]:
-    """How samples per second grow with hosts: the runs of a recipe, and `bench scaling`."""
+    """Draw samples per second by number of hosts: the runs of a recipe, and `bench scaling`."""
     for recipe in dict.fromkeys(run.recipe for run in runs):
         alike = [run for run in runs if run.recipe == recipe and run.speed and run.hosts]
         if not alike:

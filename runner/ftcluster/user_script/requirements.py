@@ -26,7 +26,7 @@ _ALWAYS = {"--only-binary", "--require-hashes"}  # what is so anyway
 
 @dataclass(frozen=True)
 class Line:
-    """A package of a file.
+    """A line of a requirements file, about one package.
 
     Attributes:
         where: file:line.
@@ -45,7 +45,7 @@ class Line:
         return str(canonicalize_name(self.requirement.name))
 
     def is_for(self, python: str) -> bool:
-        """Whether hosts with this Python get it."""
+        """Return whether hosts with this Python get the package."""
         marker = self.requirement.marker
         return marker is None or marker.evaluate(linux_environment(python))
 

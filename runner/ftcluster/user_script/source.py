@@ -1,4 +1,4 @@
-"""What a script's source uses, read without running it.
+"""Imports and arguments in a script's source, read without running it.
 
 Its own modules are read as well, because that is where scripts define their arguments.
 """
@@ -49,7 +49,7 @@ class Argument:
 
 @dataclass
 class Source:
-    """What a script and its own modules use.
+    """The imports, flags and arguments of a script and its own modules.
 
     Attributes:
         imports: the imports of modules that are not its own.
