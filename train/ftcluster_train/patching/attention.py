@@ -10,8 +10,10 @@ import torch
 from torch.nn import functional
 
 from ftcluster_common.kernel_limits import ATTENTION_TOKENS
+from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.attention import NO_MASK, attention, masked
 from ftcluster_train.kernels.documents import join_documents, layout_of, split_row
+from ftcluster_train.kernels.dropout import MOST
 from ftcluster_train.patching.registry import FunctionPatch
 
 DTYPES = {torch.bfloat16, torch.float32}
@@ -37,8 +39,8 @@ class Attention:
         max_length: tokens; longer sequences go to torch's function. 0: all of them, and nothing is
             said.
         exact_dropout: whether the probability of dropout is the one asked for.
-        any_length_with_dropout: whether with dropout there is no longest one; with it torch's
-            function keeps the whole matrix as well, in fp32.
+        longer_with_dropout: whether with dropout only the loop in C limits the length; with it
+            torch's function keeps the whole matrix as well, in fp32.
     """
 
     def __init__(
@@ -46,9 +48,9 @@ class Attention:
         with_dropout: bool,
         max_length: int = ATTENTION_TOKENS,
         exact_dropout: bool = False,
-        any_length_with_dropout: bool = False,
+        longer_with_dropout: bool = False,
     ) -> None:
-        self._any_length_with_dropout = any_length_with_dropout
+        self._longer_with_dropout = longer_with_dropout
         self._with_dropout, self._max_length = with_dropout, max_length
         self._exact_dropout = exact_dropout
         # all layers of a model get the same mask: what was made from the last one is kept
@@ -74,6 +76,8 @@ class Attention:
         p = self._p(dropout_p)
         if not p and not (trained and torch.is_grad_enabled()):
             return ""
+        if not self._max_length or p > MOST or not simd.is_available():
+            return ""
         lengths = query.shape[-2], key.shape[-2]
         if _is_documents(attn_mask):
             lengths, attn_mask, is_causal = (int(attn_mask.max()),) * 2, None, True
@@ -92,10 +96,8 @@ class Attention:
             why_not = f"a mask of {attn_mask.ndim} dimensions"
         elif is_causal and lengths[0] != lengths[1]:
             why_not = "causal attention with more keys than queries"
-        elif max(lengths) > self._max_length and not (p and self._any_length_with_dropout):
-            why_not = f"more than {self._max_length} tokens"
-        if not self._max_length:
-            return ""
+        elif max(lengths) > self._longest(p):
+            why_not = f"more than {self._longest(p)} tokens"
         return f"attention with {why_not} is left to torch" if why_not else None
 
     def _kernel(
@@ -149,6 +151,9 @@ class Attention:
             dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
         )  # fmt: skip
         return output
+
+    def _longest(self, p: float) -> int:
+        return simd.LONGEST if p and self._longer_with_dropout else self._max_length
 
     def _p(self, dropout_p: float) -> float:
         return dropout_p if self._with_dropout else 0.0

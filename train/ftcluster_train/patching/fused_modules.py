@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.activations import TORCH, activate
-from ftcluster_train.kernels.rms_norm import rms_norm
+from ftcluster_train.kernels.norm import rms_norm
 from ftcluster_train.patching.registry import ObjectPatch, computes_same
 
 # classes of transformers.activations; both are the tanh approximation of GELU, in eight passes
@@ -130,6 +131,8 @@ def _activation_of(module: nn.Module) -> str | None:
 
 def _rms_norms(model: nn.Module) -> Iterator[RmsNorm]:
     """Those whose class is called so, and that compute the same: some add 1 to the weight."""
+    if not simd.is_available():
+        return
     for module in _unpatched(model):
         epsilon = next((getattr(module, name) for name in EPSILONS if hasattr(module, name)), None)
         if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):

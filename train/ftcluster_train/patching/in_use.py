@@ -10,7 +10,6 @@ from ftcluster_train.patching.fused_modules import TanhGelu, tanh_gelu
 # by the name of a function in the graph of a loss
 NODES = {
     "_AttentionBackward": "attention",
-    "_DropoutAgainBackward": "dropout",
     "_DropoutBackward": "dropout",
     "_LinearCrossEntropyBackward": "cross_entropy",
     "_CrossEntropyBackward": "cross_entropy",
@@ -18,7 +17,6 @@ NODES = {
     "_LowRankLinearBackward": "low_rank",
     "_ActivationBackward": "activations",
     "_NormBackward": "norm",
-    "_RmsNormBackward": "norm",
     "_RotaryBackward": "rotary",
 }
 

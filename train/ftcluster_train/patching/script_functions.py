@@ -157,7 +157,7 @@ SCRIPT_FUNCTIONS = (
     _of_plain_tensors(_noting_fp32(EXACT_DROPOUT)),
     _of_plain_tensors(
         _noting_fp32(
-            Attention(with_dropout=True, exact_dropout=True, any_length_with_dropout=True).patch()
+            Attention(with_dropout=True, exact_dropout=True, longer_with_dropout=True).patch()
         )
     ),
     _of_plain_tensors(
