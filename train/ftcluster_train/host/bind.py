@@ -32,7 +32,7 @@ from ftcluster_train.host.affinity import (
 from ftcluster_train.host.guardian import ADDRESS, execute, guard
 from ftcluster_train.host.hydra_socket import close_inherited_listeners
 from ftcluster_train.host.stack_lock import hold_stack, own_stack
-from ftcluster_train.io.permissions import GROUP_READS
+from ftcluster_train.io.fsync import GROUP_READS
 
 
 def guarded(program: list[str], rank: int) -> int:
