@@ -13,7 +13,7 @@ from typing import Any
 
 from ftcluster.export.commented_yaml import dump
 from ftcluster.export.pods import STACK, VOLUME, Resources
-from ftcluster.launch.mpirun import placement_text
+from ftcluster.launch.mpirun import launch_host, stack_link
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster_common.job import Job
 from ftcluster_common.launch import (
@@ -24,6 +24,7 @@ from ftcluster_common.launch import (
     PLACEMENT_VARIABLE,
     RUN_VARIABLE,
     label_pattern,
+    rank_placement,
 )
 from ftcluster_common.network import PROVIDER_VARIABLE
 from ftcluster_common.recipe import Recipe
@@ -288,7 +289,8 @@ def _rank_command(pods: Pods) -> list[str]:
 def _environment(pods: Pods) -> dict[str, str]:
     """Variables of the ranks."""
     plan = pods.plan
-    placement = json.loads(placement_text(plan))
+    hosts = [launch_host(plan, host) for host in plan.hosts]
+    placement = rank_placement(hosts, stack_link(plan))
     [kind] = placement["kinds"]
     of_host = kind.pop("env")
     kind["env"] = {}  # they are in the manifest itself, where one sees them
