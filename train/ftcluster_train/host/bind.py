@@ -2,7 +2,7 @@
 
     python -m ftcluster_train.host.bind PROGRAM ARGUMENTS ...
 
-The plan of all ranks is in FTCLUSTER_PLACEMENT (`ftcluster.launch.mpirun.placement_text` writes
+The plan of all ranks is in FTCLUSTER_PLACEMENT (`ftcluster_common.launch.rank_placement` makes
 it), the rank in PMI_RANK or torchrun's variables. Each host's masks are computed here, on the host,
 within what this process may use now. Where that fails, as in a container without the capability, a
 line on stderr says so and the rank runs all the same.
