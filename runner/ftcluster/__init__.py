@@ -1,1 +1,5 @@
-"""The control node's side of ftcluster: command line, playbooks, plan, launch and progress."""
+"""From an Ansible inventory of bare Xeon hosts to a fine-tuned Hugging Face model."""
+
+import logging
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -2,13 +2,14 @@
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 
 class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP while it is entered.
+    """Counts SIGINT, SIGTERM and SIGHUP while it is entered, in the main thread.
 
     Attributes:
         count: how many have come.
@@ -26,6 +27,8 @@ class Interrupts:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is not threading.main_thread():
+            return self  # Python gives signals to the main thread alone
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # nohup: the end of the terminal is to mean nothing

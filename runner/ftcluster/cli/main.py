@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -143,6 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     143 where the run was stopped elsewhere, 141 where nobody reads the result any more.
     """
     leave_process_one()  # as the command of a container
+    if logging.lastResort:  # to stderr, as plain lines
+        logging.getLogger("ftcluster").addHandler(logging.lastResort)
     with standard_streams():
         code = 0
         try:

@@ -29,7 +29,7 @@ from ftcluster.launch.record import (
 )
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import plan
-from ftcluster.progress.view import View
+from ftcluster.progress.view import TerminalView, View
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.run_state import RunState
 from tests.unit.clusters import STACKS, cluster, host
@@ -38,7 +38,7 @@ RUN = "quickstart-20260131-101500-7f3a"
 PLACE = Place((Path("hosts.ini"),), ("head", "node1"), "ftcluster", "/opt/ftcluster", ("-u", "me"))
 
 
-class Said(View):
+class Said(TerminalView):
     """Keeps what it is asked to say."""
 
     def __init__(self) -> None:

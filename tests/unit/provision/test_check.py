@@ -49,7 +49,7 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     monkeypatch.setattr(
         collecting,
         "address",
-        lambda paths, _: (Inventory(paths, ("a", "b"), ("a", "b")), {}),
+        lambda paths, *_: (Inventory(paths, ("a", "b"), ("a", "b")), {}),
     )
     return prepare
 
