@@ -79,11 +79,12 @@ def _by_use(options: Options, found: Sequence[str], answered: bool) -> Columns:
                 "query": (pair.query,),
                 "positive": (pair.positive,),
                 "negative": pair.negatives,
+                "label": (pair.label,) if pair.label else (),
             }
         case SentenceSimilarity():
             uses = {"text": (embedded_column(options, found),)}
         case TextRanking():
-            (query, text, negatives), label = ranking_columns(options, found, answered)
+            (query, text, negatives, _), label = ranking_columns(options, found, answered)
             uses = {"query": (query,), "text": (text,), "negative": negatives}
             uses["label"] = (label,) if label else ()
         case InstructionTuning():

@@ -197,6 +197,12 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
         f"{folder} is not a Hugging Face model folder",
         "save_pretrained of the model and of the tokenizer writes these files",
     )
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else "?"
+        raise InputError(
+            f"the weights of {folder} are quantized already ({method})",
+            "use the model that they were made of; adapters can be trained with load_in_4bit=true",
+        )
     kind = config.get("model_type")
     decodes = {**config, **recipe.config_overrides}.get("is_decoder")
     decoder = isinstance(recipe.options, CausalLm | DecoderTuning)

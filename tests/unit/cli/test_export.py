@@ -46,7 +46,6 @@ def k8s(
         "--nodes 3",
         f"mrpc --image x --name {'a' * 41}",
         "mrpc --image x training.ddp_backend=impi",
-        "mrpc --image x --kind mpijob training.ddp_backend=gloo",
         "mrpc --image x --min-nodes 3",
         "unknown --image=",
         "mrpc --image x --facts missing.json",
@@ -115,8 +114,8 @@ def test_a_folder_with_manifests_and_what_the_image_is_built_from(
     assert code == 0
     assert out.splitlines() == sorted(out.splitlines(), key=lambda line: "/image/" in line)
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    names = ["Dockerfile", "known-hosts", "requirements.txt", "ssh_config", "sshd_config"]
-    assert files == {"pytorchjob.yaml", *(f"image/{name}" for name in (*names, wheel.name))}
+    names = ("Dockerfile", "requirements.txt", wheel.name)
+    assert files == {"pytorchjob.yaml", *(f"image/{name}" for name in names)}
     assert (folder / "pytorchjob.yaml").read_text() == text
     assert (folder / "image" / wheel.name).read_bytes() == wheel.read_bytes()
     lock = (folder / "image/requirements.txt").read_text()

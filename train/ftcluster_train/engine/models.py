@@ -126,6 +126,8 @@ def _config(model: str, **changes: Any) -> PretrainedConfig:
 def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
     """Make sure that a model's weights can be loaded as the recipe says.
 
+    What is quantized already cannot be trained, and would be saved without its scales.
+
     Raises:
         TrainError: they are to be quantized and bitsandbytes is not installed, or they have been.
     """
@@ -134,11 +136,11 @@ def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
             f"load_in_4bit needs the package bitsandbytes, which {socket.gethostname()} lacks",
             "set the cluster up again: ftcluster setup",
         )
-    found = getattr(config, "quantization_config", None) or {}
-    if isinstance(found, dict) and found.get("quant_method") == "bitsandbytes":
+    if found := getattr(config, "quantization_config", None):
+        kind = found.get("quant_method") if isinstance(found, dict) else type(found).__name__
         raise TrainError(
-            f"the weights of {recipe.model} are quantized by bitsandbytes already",
-            "use the model that they were made of, with load_in_4bit=true",
+            f"the weights of {recipe.model} are quantized already ({kind})",
+            "use the model that they were made of; adapters can be trained with load_in_4bit=true",
         )
 
 

@@ -10,11 +10,11 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ftcluster_common.data_files import TRAIN, VALIDATION
-from ftcluster_common.job import Purpose
+from ftcluster_common.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
-from ftcluster_train.engine.data.sources import Rows, load_rows
+from ftcluster_train.engine.data.sources import Rows, check_rows, load_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, token_kind
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.function_overrides import FunctionOverrides
@@ -178,7 +178,10 @@ class Task(ABC):
             TrainError: they cannot be loaded, or the data do not have them.
         """
         found = load_rows(data, self.recipe.data_config)
-        return choose_sets(found, self.purpose, self.validation_splits, data)
+        sets = choose_sets(found, self.purpose, self.validation_splits, data)
+        for split, rows in sets.items():
+            check_rows(rows, split, self.recipe.options, self.purpose != PREDICT)
+        return sets
 
     def with_validation(
         self, sets: Mapping[str, Rows], classes: Callable[[], Sequence[Hashable]], percent: float

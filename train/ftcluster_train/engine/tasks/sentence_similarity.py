@@ -94,7 +94,7 @@ class SentenceSimilarityTask(Task):
                         "texts": list(map(_number_of, row)),
                     }
                 )
-        query, positive, negatives = _columns_of(rows, self.options, split)
+        query, positive, negatives, _ = _columns_of(rows, self.options, split)
         read = {"query_column": query, "positive_column": positive, "negative_columns": negatives}
         return _close(writer, split, cut, columns=read)
 
