@@ -48,11 +48,6 @@ def memory_dir() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a path or argument is UTF-8; other bytes are surrogates (PEP 383)."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
 def plain_name(text: str) -> str:
     """A name of at most 40 letters, digits, dots, dashes and underscores.
 

@@ -54,7 +54,7 @@ def test_the_list_has_what_pages_show_and_each_once() -> None:
     ("argv", "ran"),
     [
         (["/a/.venv/bin/ftcluster", "setup", "i.ini", "--check"], {"setup", "setup --check"}),
-        (["python", "-c", "from ftcluster.cli.main import main", "ps"], {"ps"}),
+        (["python", "-c", "from ftcluster.cli.main import main", "ps"], {"ps"})
         (["nsenter", "/a/.venv/bin/ftcluster", "setup", "--prune"], {"setup", "setup --prune"}),
         (["ftcluster", "run", "--fast", "--", "train.py", "--nodes"], {"run", "run --fast"}),
         (["sh", "-c", "cd x && bin/ftcluster export slurm -o job.sh; ls"],

@@ -12,7 +12,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -64,12 +64,14 @@ class Run(ABC):
     Attributes:
         id: its name, see `new_run_id`.
         playbook: the collection's playbook that launches and follows it.
+        command: what asks for it, for its record.
     """
 
     id: str
     cluster: Cluster
     plan: LaunchPlan
     launch: Launch
+    command: tuple[str, ...] = field(default=(), kw_only=True)
 
     playbook: ClassVar[str]
 
@@ -383,6 +385,7 @@ def _record(run: Run) -> dict[str, Any]:
     stack = stack_of(facts, load_stacks())
     return {
         "kind": run.playbook,
+        "command": list(run.command),
         "inventories": [str(path.absolute()) for path in run.cluster.inventories],
         "options": run.cluster.options,
         "slurm_job": run.cluster.slurm_job,

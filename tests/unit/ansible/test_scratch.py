@@ -10,7 +10,7 @@ from ftcluster.ansible.scratch import private_folder
 PROGRAM = """
 import time
 from ftcluster.ansible.scratch import private_folder
-from ftcluster.ansible.signals import ended_in_order
+from ftcluster.cli.process import ended_in_order
 
 with ended_in_order(), private_folder() as folder:
     print(folder, flush=True)
