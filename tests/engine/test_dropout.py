@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.dropout import CHUNK, LANES, LEVELS, drop_of, dropout, make_mask
+from ftcluster_train.kernels.dropout import CHUNK, LANES, LEVELS, drop_of, make_mask
+from ftcluster_train.patching.functions import DROPOUT
 from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors
 
+dropout = DROPOUT.function()
 # standard deviations: one in 10^9 of all cases is beyond
 SIGMAS = 6
 rates = st.floats(0, 1, exclude_min=True, exclude_max=True) | st.sampled_from(

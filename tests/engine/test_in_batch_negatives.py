@@ -19,12 +19,11 @@ from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import micro_batches, share_of_rank
 from ftcluster_train.engine.data.token_store import Sample
 from ftcluster_train.engine.models import call_model
-from ftcluster_train.engine.patch_model import patch_model
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks import length_groups
 from ftcluster_train.engine.tasks.in_batch_negatives import Texts, ranking_loss
 from ftcluster_train.engine.tasks.registry import make_task
-from ftcluster_train.kernels import Optimizations
+from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from tests.engine.jobs import make_job, make_task_of, run
 from tests.engine.models import make_model, make_tokenizer
 from tests.engine.ranks import on_ranks

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ftcluster_train.kernels import rms_norm as kernel
-from ftcluster_train.kernels.rms_norm import fuse_rms_norms, rms_norm
+from ftcluster_train.kernels.rms_norm import rms_norm
+from ftcluster_train.patching.fused_modules import FUSED_RMS_NORMS
 from tests.engine.drawn import check_near, dtypes, tensors, unit
 
 EPSILON = 1e-6
@@ -61,6 +62,6 @@ def test_modules_that_compute_the_same(architecture: str, count: int) -> None:
     names = list(model.state_dict())
     tokens = torch.arange(8).view(1, 8)
     before = model(input_ids=tokens).logits
-    assert fuse_rms_norms(model) == count
+    assert FUSED_RMS_NORMS.apply(model) == count
     assert list(model.state_dict()) == names
     torch.testing.assert_close(model(input_ids=tokens).logits, before, rtol=1e-4, atol=1e-5)

@@ -45,9 +45,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
 
 
 def test_the_import_is_quick_and_loads_no_ansible() -> None:
-    code = (
-        "import sys, ftcluster; print([m for m in ('ansible', 'rich') if m in sys.modules])"
-    )
+    code = "import sys, ftcluster; print([m for m in ('ansible', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           env={"PYTHONPATH": ":".join(sys.path)})  # fmt: skip
     assert done.stdout.strip() == "[]"

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.cli import main
+from ftcluster.cli import commands as command_line
 from ftcluster.errors import UsageError
+from ftcluster.stacks.catalog import load_stacks
+from ftcluster.user_script.compatibility import incompatibilities
 from tests.programs import ROOT
 from tests.unit.commands import Command, commands
 from tests.unit.documented import NOT_RUN, SHOWN, WHERE, run_by, wrong
@@ -23,7 +25,7 @@ def problem(command: Command) -> str | None:
         words.append("--help")
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            main.read_arguments(words)
+            command_line.read_arguments(words)
     except SystemExit:  # --help
         return None
     except UsageError as error:
@@ -32,7 +34,7 @@ def problem(command: Command) -> str | None:
 
 
 def test_ftcluster_takes_all_of_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "build_parser", functools.cache(main.build_parser))
+    monkeypatch.setattr(command_line, "build_parser", functools.cache(command_line.build_parser))
     ours = {one.text: one for one in SHOWN if one.words[0] == "ftcluster"}.values()
     refused = [(one.where, one.text, said) for one in ours if (said := problem(one))]
     assert refused == []
@@ -54,7 +56,7 @@ def test_the_list_has_what_pages_show_and_each_once() -> None:
     ("argv", "ran"),
     [
         (["/a/.venv/bin/ftcluster", "setup", "i.ini", "--check"], {"setup", "setup --check"}),
-        (["python", "-c", "from ftcluster.cli.main import main", "ps"], {"ps"})
+        (["python", "-c", "from ftcluster.cli.main import main", "ps"], {"ps"}),
         (["nsenter", "/a/.venv/bin/ftcluster", "setup", "--prune"], {"setup", "setup --prune"}),
         (["ftcluster", "run", "--fast", "--", "train.py", "--nodes"], {"run", "run --fast"}),
         (["sh", "-c", "cd x && bin/ftcluster export slurm -o job.sh; ls"],
@@ -77,6 +79,18 @@ def test_what_did_not_run_and_what_the_list_is_wrong_about() -> None:
     assert any(one.endswith(": no test that passed ran: setup") for one in said)
     assert "commands_not_run.yml: a test ran: demo" in said
     assert not [one for one in said if one.endswith((" ran: ps", " ran: kubectl"))]
+
+
+def test_scripts_of_the_pages_are_not_refused() -> None:
+    """Their flags go with the default stack."""
+    stacks = load_stacks()
+    stack = next(one for one in stacks.values() if one.state == "default")
+    run = [one for one in SHOWN if one.words[:2] == ["ftcluster", "run"] and "--" in one.words]
+    assert any("--bf16" in one.words for one in run)
+    for command in run:
+        own = command.words[command.words.index("--") + 1 :]
+        wrong = incompatibilities(None, own, stack, stacks)
+        assert [str(one) for one in wrong] == [], command.where
 
 
 def test_programs_and_playbooks_of_the_repository_exist() -> None:

@@ -30,9 +30,7 @@ def imports(source: Path, package: str) -> Iterator[tuple[str, str, str]]:
     """Each import of the package's own: file and line, who imports, what is imported."""
     for path in sorted((source / package).rglob("*.py")):
         importer = path.relative_to(source / package).parts[0].removesuffix(".py")
-        if (
-            importer == "__init__"
-        ):  # its own modules take nothing of it
+        if importer == "__init__":  # its own modules take nothing of it
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):

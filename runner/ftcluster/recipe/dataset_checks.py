@@ -4,12 +4,10 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import assert_never
 
 from ftcluster.errors import InputError, raise_together
-from ftcluster_common.columns import (
-    classification_columns,
-)
+from ftcluster.recipe.row_forms import row_form
+from ftcluster_common.columns import classification_columns
 from ftcluster_common.data_files import (
     PARQUET,
     TABLES,
@@ -25,14 +23,9 @@ from ftcluster_common.data_files import (
 from ftcluster_common.job import EVALUATE, PREDICT, Purpose
 from ftcluster_common.recipe import (
     CausalLm,
-    InstructionTuning,
     Options,
-    PreferenceTuning,
-    QuestionAnswering,
     Recipe,
-    SentenceSimilarity,
     TextClassification,
-    TextRanking,
 )
 from ftcluster_common.row_checks import CheckRow, is_number, row_check
 
@@ -56,7 +49,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     options = recipe.options
     answered = purpose != PREDICT
     make_check = partial(row_check, options, answered)
-    form = _form(options, answered)
+    form = row_form(options, answered)
     texts = texts_of(path) if isinstance(options, CausalLm) else {}
     try:
         files = texts or files_of(path)
@@ -73,26 +66,6 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         rows = next((files[split] for split in used if split in files), ())
         problems = problems or _check_scores(rows, options)
     raise_together(problems, f"data {path} are not valid for this task", form)
-
-
-def _form(options: Options, answered: bool) -> str:
-    """What a row has, as a sentence for whoever has to change the data."""
-    match options:
-        case TextClassification():
-            return _classification_form(options, answered)
-        case QuestionAnswering():
-            return _answering_form(options, answered)
-        case CausalLm():
-            return f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
-        case SentenceSimilarity():
-            return _search_form(options, answered)
-        case TextRanking():
-            return _ranking_form(options, answered)
-        case InstructionTuning():
-            return _conversation_form(options)
-        case PreferenceTuning():
-            return _preference_form(options)
-    assert_never(options)
 
 
 def _no_data(path: Path, options: Options) -> str:
@@ -175,64 +148,3 @@ def _check_scores(files: Files, options: TextClassification) -> list[str]:
         if not WHOLE.fullmatch(str(label).strip()) and not scores:
             scores.append(f"{where}: {column} is {label!r}, a number, not a class")
     return scores
-
-
-def _classification_form(options: TextClassification, labelled: bool) -> str:
-    kind = "a number" if options.regression else "a word, or 0, 1, ...; scores: regression=true"
-    label = f" and {options.label_column} ({kind})" if labelled else ""
-    texts = ", ".join(options.text_columns) or "one or two columns of text"
-    return f"each row has {texts}{label}"
-
-
-def _ranking_form(options: TextRanking, labelled: bool) -> str:
-    texts = f"{options.query_column or 'query'}, {options.text_column or 'text'}"
-    if not labelled:
-        return f"each row has {texts}"
-    return (
-        f"each row has {texts} and either {options.label_column} (from 0 to 1) or negatives (texts "
-        "that do not belong to the query)"
-    )
-
-
-def _conversation_form(options: InstructionTuning) -> str:
-    prompt, completion = (
-        options.prompt_column or "prompt",
-        options.completion_column or "completion",
-    )
-    if not options.chat_template:
-        return f"each row has {prompt} and {completion} (text)"
-    return (
-        f"each row has {options.messages_column or 'messages'} (a list of objects with role and "
-        f"content, at least one of the role assistant), or {prompt} and {completion}"
-    )
-
-
-def _preference_form(options: PreferenceTuning) -> str:
-    prompt, answers = (
-        options.prompt_column or "prompt",
-        f"{options.chosen_column} and {options.rejected_column}",
-    )
-    if not options.chat_template:
-        return f"each row has {prompt}, {answers} (texts)"
-    return (
-        f"each row has {prompt}, {answers} (texts or lists of messages), or only {answers} (lists "
-        "of messages that begin alike)"
-    )
-
-
-def _search_form(options: SentenceSimilarity, answered: bool) -> str:
-    if not answered:
-        return f"each row has {options.query_column or 'a column of text'}"
-    return (
-        f"each row has {options.query_column or 'query'}, {options.positive_column or 'positive'} "
-        "(the text that belongs to it) and, if there are such, negatives (texts that do not)"
-    )
-
-
-def _answering_form(options: QuestionAnswering, answered: bool) -> str:
-    answers = (
-        f" and {options.answers_column} "
-        '({"text": [...], "answer_start": [...]}, empty lists where there is no answer)'
-    )
-    texts = f"{options.question_column}, {options.context_column} (text)"
-    return f"each row has {texts}{answers if answered else ''}"

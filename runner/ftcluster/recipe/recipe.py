@@ -12,7 +12,6 @@ from ftcluster.errors import RecipeError
 from ftcluster.paths import bundled
 from ftcluster.recipe import tasks, training_arguments
 from ftcluster.recipe.names import meaning_of, nearest
-from ftcluster.recipe.other_tasks import RECIPES, SCRIPTS, known_as
 from ftcluster.recipe.schema import Key, keys_of
 from ftcluster.recipe.tasks import Contradiction, glue_defaults, metric_names
 from ftcluster.recipe.training_arguments import OtherNames, with_own_names
@@ -36,6 +35,15 @@ from ftcluster_common.recipe import (
     Training,
 )
 
+RECIPES: Mapping[str, str] = {  # for any data, by task
+    "text-classification": "classify",
+    "question-answering": "squad",
+    "causal-lm": "clm",
+    "instruction-tuning": "sft",
+    "preference-tuning": "dpo",
+    "sentence-similarity": "embed",
+    "text-ranking": "rerank",
+}
 SECTIONS = ("training", "config_overrides")
 MAX_RECIPE_BYTES = 1 << 20
 MAX_PATH_BYTES = 4096  # PATH_MAX
@@ -64,18 +72,14 @@ def find_recipe(name: str) -> Path:
             return path
         raise RecipeError(f"recipe file {name} does not exist")
     beside = [found for found in (f"{name}.yml", f"{name}.yaml") if Path(found).is_file()]
-    kind = known_as(name)
-    if kind in SCRIPTS and not beside:
-        what, script = SCRIPTS[kind]
-        raise RecipeError(
-            f"there is no recipe '{name}': ftcluster has none for {what}",
-            f"a script trains it on the same hosts: ftcluster run -- {script} (docs/run.md); "
-            f"known recipes: {', '.join(known)}",
-        )
-    guesses = beside or ([RECIPES[kind]] if kind in RECIPES else [])
-    guesses = guesses or difflib.get_close_matches(name, known, n=1)
+    task = difflib.get_close_matches(name.lower().replace("_", "-"), RECIPES, n=1)
+    guesses = beside or difflib.get_close_matches(name, known, n=1) or [RECIPES[t] for t in task]
     guess = f"did you mean {guesses[0]}? " if guesses else ""
-    raise RecipeError(f"unknown recipe '{name}'", f"{guess}known recipes: {', '.join(known)}")
+    raise RecipeError(
+        f"unknown recipe '{name}'",
+        f"{guess}known recipes: {', '.join(known)}; a script of your own trains anything else: "
+        "ftcluster run",
+    )
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:

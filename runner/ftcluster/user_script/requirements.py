@@ -70,6 +70,14 @@ class Requirements:
                 found[line.name] = found.get(line.name, frozenset()) | line.hashes
         return found
 
+    def allows_prerelease(self, name: str) -> bool:
+        """Whether the file asks for a version of a package that is not a release."""
+        return "--pre" in self.options or any(
+            line.requirement.url or line.requirement.specifier.prereleases
+            for line in self.lines
+            if line.name == name
+        )
+
     def conflicts(self, stack: Mapping[str, str], python: str) -> list[str]:
         """The lines that would replace a package of the stack, given its versions by name."""
         return [

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from ftcluster.report.files import RunFiles
-from ftcluster.report.page import labels, percent, render
+from ftcluster.report.page import percent, render
+from ftcluster.report.run_page import labels
 from tests.unit.report.runs import run_files
 
 NOW = datetime(2026, 11, 23, 4, 5, tzinfo=UTC)

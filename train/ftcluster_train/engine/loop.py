@@ -32,7 +32,6 @@ from ftcluster_train.engine.intervals import is_due
 from ftcluster_train.engine.lr_schedule import make_schedule, set_step
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step
-from ftcluster_train.engine.patch_model import patch_model
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.resume import Position, Snapshots, resume
 from ftcluster_train.engine.step_times import StepTimes
@@ -41,10 +40,10 @@ from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.rank_status import report
 from ftcluster_train.io.sample_log import log_samples
-from ftcluster_train.kernels import Optimizations
-from ftcluster_train.kernels.function_overrides import FunctionOverrides
-from ftcluster_train.kernels.in_use import kernels_in_use
 from ftcluster_train.kernels.nf4 import shape_of
+from ftcluster_train.patching.in_use import kernels_in_use
+from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.patch_model import Optimizations, patch_model
 
 ALL_OPTIMIZATIONS = Optimizations()
 SHOWN_SAMPLES = 8  # of a batch whose loss is NaN
@@ -333,7 +332,7 @@ def train(
     return TrainResult(metrics, train_seconds, trained_samples / train_seconds), trained
 
 
-def enable_gradient_checkpointing(model: PreTrainedModel, kernels: FunctionOverrides) -> None:
+def enable_gradient_checkpointing(model: PreTrainedModel, kernels: KernelMode) -> None:
     """Recompute activations in the backward pass, with the same kernels as in the forward pass.
 
     The backward pass is one function for torch, so `kernels` does not see the calls inside it.

@@ -4,23 +4,17 @@ On CPUs these take a half to a quarter of the time of torch's flash kernel and i
 and with attention dropout torch leaves that kernel for a path of many passes in fp32. The products
 keep a matrix of (batch, heads, length, length) in bf16 for the backward pass, so very long
 sequences stay with the flash kernel.
-
-A row may have several documents, one after the other, of which no token attends to another one's,
-see `documents`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
-from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.documents import join_documents, layout_of, split_row
 from ftcluster_train.kernels.dropout import (
     draw_seed,
     drop_of,
@@ -31,14 +25,11 @@ from ftcluster_train.kernels.dropout import (
 from ftcluster_train.kernels.private_torch import softmax_backward, version_of
 from ftcluster_train.kernels.simd import Drop
 
-DTYPES = (torch.bfloat16, torch.float32)
 MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
 CAUSAL_BLOCK = 128  # query rows that are computed together, at least
 CAUSAL_BLOCKS = 8  # at most
 FEW_SCORES = 1 << 16  # of a sample: with fewer it costs more to go by samples than it saves
 MANY_KEYS = 0.85  # of all: likewise
-
-torch_attention = functional.scaled_dot_product_attention
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -184,8 +175,8 @@ def _causal_bias(queries: int, per_key: int, dtype: torch.dtype) -> torch.Tensor
 
 
 @dataclass(frozen=True)
-class _Masked:
-    """What was made from a mask.
+class Masked:
+    """What attention needs to know of a mask.
 
     Attributes:
         made_for: the mask's version, which grows when it is changed in place, and queries and keys.
@@ -195,213 +186,76 @@ class _Masked:
             worth it.
     """
 
-    mask: torch.Tensor
+    mask: torch.Tensor | None
     made_for: tuple[Any, ...]
     bias: torch.Tensor | None
     rows: torch.Tensor | None
     lengths: Sequence[int] | None
 
 
-def _for_all_heads(keys: torch.Tensor, heads: int) -> torch.Tensor:
-    return keys.repeat_interleave(heads // keys.shape[1], 1)
+NO_MASK = Masked(None, (), None, None, None)
 
 
-def cast_as_torch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Under autocast in its dtype, as torch's function casts its arguments.
-
-    Rotary positions and norms in fp32 make queries and keys so, but not values.
-    """
-    if not torch.is_autocast_enabled("cpu"):
-        return tensors
-    dtype = torch.get_autocast_dtype("cpu")
-    return tuple(x.to(dtype) if x.dtype == torch.float32 else x for x in tensors)
-
-
-class Attention:
-    """Overrides `scaled_dot_product_attention`.
+def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Masked) -> Masked:
+    """What is made from a mask.
 
     Args:
-        max_length: tokens; longer sequences go to torch's function.
-        exact_dropout: whether the probability of dropout is the one asked for, see `make_mask`.
-        say: is told each time why a training's call goes to torch's function.
+        mask: four dimensions.
+        last: what was returned the last time, which is returned again for the same mask.
     """
-
-    def __init__(
-        self,
-        with_dropout: bool,
-        max_length: int = ATTENTION_TOKENS,
-        exact_dropout: bool = False,
-        say: Callable[[str], None] | None = None,
-    ) -> None:
-        self._with_dropout, self._max_length, self._say = with_dropout, max_length, say
-        self._exact_dropout = exact_dropout
-        # all layers of a model get the same mask: what was made from the last one is kept
-        self._last: _Masked | None = None
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
-        """As torch's; shapes (batch, heads, length, head size)."""
-        p = dropout_p if self._with_dropout else 0.0
-        query, key, value = cast_as_torch(query, key, value)
-        if attn_mask is not None and attn_mask.dtype == torch.int32:
-            lengths = attn_mask.flatten().tolist()
-            return self._of_documents(query, key, value, lengths, p, scale)
-        if not self.is_used(query, key, value, p) or self._is_left(
-            query, key, value, attn_mask, is_causal
-        ):
-            if enable_gqa and attn_mask is not None:  # torch's kernels take one or the other
-                key, value = (_for_all_heads(x, query.shape[1]) for x in (key, value))
-                enable_gqa = False
-            return torch_attention(
-                query,
-                key,
-                value,
-                attn_mask,
-                dropout_p=p,
-                is_causal=is_causal,
-                scale=scale,
-                enable_gqa=enable_gqa,
-            )
-        heads = query.shape[1]
-        if enable_gqa:
-            key, value = (_for_all_heads(x, heads) for x in (key, value))
-        # one head of keys for all queries (Falcon's multi_query), or one batch of them
-        key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
-        bias, masked_rows, lengths = self._bias_of(attn_mask, query, key.shape[2])
-        matrices = (x.flatten(0, 1) for x in (query, key, value))
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        with torch.autocast("cpu", enabled=False):
-            output: torch.Tensor = _Attention.apply(
-                *matrices, bias, masked_rows, heads, is_causal, lengths, scale, p,
-                self._exact_dropout,
-            )  # fmt: skip
-        return output.unflatten(0, (-1, heads))
-
-    def _of_documents(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        lengths: list[int],
-        p: float,
-        scale: float | None,
-    ) -> torch.Tensor:
-        """Causal attention inside each document, from shape (1, heads, sum(lengths), size).
-
-        Queries whose heads share keys are rows of one matrix, so keys need not be repeated.
-        """
-        layout = layout_of(tuple(lengths), self._max_length)
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        per_key = query.shape[1] // key.shape[1]
-        parts = (split_row(x, layout, n) for x, n in ((query, per_key), (key, 1), (value, 1)))
-        outputs = []
-        for q, k, v in zip(*parts, strict=True):
-            of_a_head = q[:, :, : k.shape[2]]  # as many queries as keys
-            if self.is_used(q, k, v, p) and not self._is_left(of_a_head, k, v, None, causal=False):
-                matrices = (x.flatten(0, 1) for x in (q, k, v))
-                with torch.autocast("cpu", enabled=False):
-                    output = _Attention.apply(
-                        *matrices, None, None, 1, True, None, scale, p, self._exact_dropout
-                    )
-                outputs.append(output.unflatten(0, q.shape[:2]))
-            else:
-                q = q.unflatten(2, (-1, per_key)).permute(0, 3, 1, 2, 4)
-                k, v = (x.unsqueeze(1).expand(-1, per_key, -1, -1, -1) for x in (k, v))
-                output = torch_attention(
-                    *(x.flatten(0, 1) for x in (q, k, v)), dropout_p=p, is_causal=True, scale=scale
-                )
-                output = output.unflatten(0, (-1, per_key)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-                outputs.append(output)
-        return join_documents(outputs, layout, per_key)
-
-    def is_used(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, p: float
-    ) -> bool:
-        """In training: also in a checkpoint's first pass, which keeps nothing for the backward."""
-        trained = query.requires_grad or key.requires_grad or value.requires_grad
-        return p > 0 or (trained and torch.is_grad_enabled())
-
-    def _is_left(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        causal: bool,
-    ) -> bool:
-        """Whether a training's call goes to torch's function."""
-        why = self.why_not(query, key, value, mask, causal)
-        if why and self._say:
-            self._say(f"attention with {why} is left to torch")
-        return bool(why)
-
-    def why_not(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        causal: bool,
-    ) -> str:
-        """Why a training's call goes to torch's function; "" if it does not."""
-        lengths = query.shape[-2], key.shape[-2]
-        if not query.ndim == key.ndim == 4:
-            return "tensors without a dimension of heads"
-        if not query.dtype == key.dtype == value.dtype:
-            return "tensors of different types"
-        if query.dtype not in DTYPES:
-            return f"tensors of {query.dtype}"
-        if mask is not None and mask.ndim != 4:
-            return f"a mask of {mask.ndim} dimensions"
-        if causal and lengths[0] != lengths[1]:
-            return "causal attention with more keys than queries"
-        if max(lengths) > self._max_length:
-            return f"more than {self._max_length} tokens"
-        return ""
-
-    def _bias_of(
-        self, mask: torch.Tensor | None, query: torch.Tensor, keys: int
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, Sequence[int] | None]:
-        """What is added to the scores, the rows that see nothing, and the keys of each sample."""
-        if mask is None:
-            return None, None, None
-        last = self._last  # another thread may replace it
-        made_for = version_of(mask), query.dtype, query.shape[:3], keys
-        if last is None or mask is not last.mask or made_for != last.made_for:
-            last = _masked(mask, query, keys, made_for)
-            self._last = last
-        return last.bias, last.rows, last.lengths
-
-
-def _masked(
-    mask: torch.Tensor, query: torch.Tensor, keys: int, made_for: tuple[Any, ...]
-) -> _Masked:
-    masked = mask.to(query.dtype).isneginf()  # fp32's smallest number is -inf in bf16
+    if mask is None:
+        return NO_MASK
+    made_for = version_of(mask), query.dtype, query.shape[:3], keys
+    if mask is last.mask and made_for == last.made_for:
+        return last
+    hidden = mask.to(query.dtype).isneginf()  # fp32's smallest number is -inf in bf16
     bias: torch.Tensor | None = mask
     if mask.dtype == torch.bool:
-        masked = ~mask
-        bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(masked, MASKED)
-    rows = masked.all(-1, keepdim=True)
+        hidden = ~mask
+        bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(hidden, MASKED)
+    rows = hidden.all(-1, keepdim=True)
     lengths = None
     batch, heads, queries, _ = query.shape
     if mask.requires_grad:  # its gradient is that of all scores
-        return _Masked(mask, made_for, mask, rows if rows.any() else None, None)
+        return Masked(mask, made_for, mask, rows if rows.any() else None, None)
     if mask.shape[::3] == (batch, keys) and heads * queries * keys >= FEW_SCORES:
-        seen = (~masked).any(2).any(1)  # (batch, keys)
+        seen = (~hidden).any(2).any(1)  # (batch, keys)
         lengths = (seen * torch.arange(1, keys + 1)).amax(-1).clamp(min=1).tolist()
         if sum(lengths) > MANY_KEYS * batch * keys:
             lengths = None
         elif mask.dtype == torch.bool:
             behind = torch.arange(keys) >= torch.tensor(lengths).view(-1, 1, 1, 1)
-            if not (masked & ~behind).any():  # nothing else is masked
+            if not (hidden & ~behind).any():  # nothing else is masked
                 bias = None
-    return _Masked(mask, made_for, bias, rows if rows.any() else None, lengths)
+    return Masked(mask, made_for, bias, rows if rows.any() else None, lengths)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    mask: Masked = NO_MASK,
+    heads: int,
+    causal: bool,
+    scale: float | None,
+    p: float,
+    exact: bool,
+) -> torch.Tensor:
+    """softmax(scale * query key' + bias) value, after dropout.
+
+    Args:
+        query, key, value: shapes (batch * heads, length, size), of one dtype: bf16 or fp32.
+        heads: for which there is the same mask.
+        causal: a query sees the keys up to its own; each key may have several queries, one after
+            the other.
+        scale: None: 1 / sqrt(size).
+        p: of dropout.
+        exact: whether the probability of dropout is the one asked for, see `dropout.make_mask`.
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    with torch.autocast("cpu", enabled=False):
+        output: torch.Tensor = _Attention.apply(
+            query, key, value, mask.bias, mask.rows, heads, causal, mask.lengths, scale, p, exact
+        )
+    return output

@@ -9,12 +9,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.simd import Drop
 
-torch_dropout = functional.dropout  # also where `ftcluster_train.fast` has replaced it
 GAMMA = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, SplitMix64's, as a signed number
 MIXES = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))  # its shifts and factors
 LAST_SHIFT = 31
@@ -154,40 +152,22 @@ def _apply(values: torch.Tensor, drop: Drop, scale: float) -> torch.Tensor:
     return dropped
 
 
-def dropout(
-    input: torch.Tensor,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-) -> torch.Tensor:
-    """Overrides `torch.nn.functional.dropout`.
+def dropout(values: torch.Tensor, p: float) -> torch.Tensor:
+    """Dropout with the probability near `p` of `drop_of`.
 
     The mask depends on torch's default generator, as that of torch's dropout, so gradient
     checkpointing draws the same one again.
+
+    Args:
+        values: bf16 or fp32.
+        p: from 0 to 1, without both.
     """
-    if not training or p == 0:
-        return input
-    if not _supports(input, p, inplace):
-        return torch_dropout(input, p, training, inplace)
-    return _apply(input, drop_of(p, draw_seed()), 1.0)
+    return _apply(values, drop_of(p, draw_seed()), 1.0)
 
 
-def exact_dropout(
-    input: torch.Tensor,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-) -> torch.Tensor:
+def exact_dropout(values: torch.Tensor, p: float) -> torch.Tensor:
     """As `dropout`, with the probability `p` itself, and scaled as torch scales."""
-    if not training or p == 0:
-        return input
-    if not _supports(input, p, inplace):
-        return torch_dropout(input, p, training, inplace)
-    return _apply(input, exact_drop_of(p, draw_seed()), 1 / (1 - p))
-
-
-def _supports(input: torch.Tensor, p: float, inplace: bool) -> bool:
-    return 0 < p < 1 and not inplace and input.dtype in (torch.bfloat16, torch.float32)
+    return _apply(values, exact_drop_of(p, draw_seed()), 1 / (1 - p))
 
 
 def draw_seed() -> int:

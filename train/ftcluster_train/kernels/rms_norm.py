@@ -7,13 +7,11 @@ a dozen times; here it takes five times, of rows that stay in the cache.
 from typing import Any
 
 import torch
-from torch import nn
 from torch.autograd.function import once_differentiable
 
 from ftcluster_train.kernels.norm import is_fit, norm
 
 ELEMENTS = 1 << 18  # of the rows that are computed together: 1 MB in fp32
-EPSILONS = ("variance_epsilon", "eps")  # what modules call it
 
 
 class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
@@ -71,47 +69,3 @@ def rms_norm(input: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch
     with torch.autocast("cpu", enabled=False):
         output: torch.Tensor = _RmsNorm.apply(input, weight, epsilon)
     return output
-
-
-class _Forward:
-    """The forward pass of a module, which keeps its weight and the name of it."""
-
-    def __init__(self, module: nn.Module, epsilon: float) -> None:
-        self._module, self._epsilon = module, epsilon
-
-    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden_states, self._module.weight, self._epsilon)
-
-
-def fuse_rms_norms(model: nn.Module) -> int:
-    """Make a model's modules compute with `rms_norm`; returns how many there are.
-
-    Those whose class is called so, and that compute the same of random values: some add 1 to the
-    weight, for example.
-    """
-    count = 0
-    for module in model.modules():
-        epsilon = next((getattr(module, name) for name in EPSILONS if hasattr(module, name)), None)
-        if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
-            continue
-        if "forward" in vars(module):  # also one of ours
-            continue
-        if [name for name, _ in module.named_parameters()] == ["weight"] and _is_one(
-            module, epsilon
-        ):
-            module.forward = _Forward(module, epsilon)
-            count += 1
-    return count
-
-
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def _is_one(module: nn.Module, epsilon: float) -> bool:
-    weight = module.weight
-    values = torch.linspace(-2, 3, 2 * weight.numel()).view(1, 2, -1)  # the same in every run
-    try:
-        expected = module(values)
-    except (TypeError, RuntimeError):  # of other arguments or shapes
-        return False
-    found = rms_norm(values, weight, epsilon)
-    alike: bool = torch.allclose(expected, found.to(expected.dtype), rtol=1e-3, atol=1e-5)
-    return alike and expected.dtype == found.dtype

@@ -17,7 +17,7 @@ from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets,
 from ftcluster_train.engine.data.sources import Rows, check_rows, load_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, token_kind
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.function_overrides import FunctionOverrides
+from ftcluster_train.patching.kernel_mode import KernelMode
 
 ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
 TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # which the model gets
@@ -127,9 +127,9 @@ class Task(ABC):
         """How much each sample counts in a step's loss, which is a mean; None: all the same."""
         return None
 
-    def evaluation_kernels(self, model: PreTrainedModel) -> FunctionOverrides:  # noqa: ARG002
+    def evaluation_kernels(self, model: PreTrainedModel) -> KernelMode:  # noqa: ARG002
         """The context of forward passes without gradients."""
-        return FunctionOverrides()
+        return KernelMode()
 
     @abstractmethod
     def collate(self, samples: Sequence[Sample]) -> Batch:

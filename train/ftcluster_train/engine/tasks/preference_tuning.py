@@ -17,7 +17,8 @@ from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWrite
 from ftcluster_train.engine.tasks.base import Batch, Predict
 from ftcluster_train.engine.tasks.decoder_tuning import DecoderTuningTask
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.linear_cross_entropy import find_head, token_losses
+from ftcluster_train.kernels.linear_cross_entropy import token_losses
+from ftcluster_train.patching.lm_head import find_head
 
 
 class PreferenceTuningTask(DecoderTuningTask):

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ftcluster_train.kernels.linear import MANY_ROWS
+from ftcluster_train.patching.registry import ObjectPatch
+
 # model types in which only masked attention mixes tokens, and whose classifier looks at the first
 FIRST_TOKEN = (
     "albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta",
@@ -26,9 +29,18 @@ SHARED_LAYERS = ("albert",)  # the last layer's weights are those of the others
 PADDED = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 # by names of transformers
 KEYS_AND_VALUES = {"key", "value", "k_lin", "v_lin"}
-# in the last layer; DeBERTa's query is that of positions as well
-OF_ALL_TOKENS = {*KEYS_AND_VALUES, "Wqkv", "query_proj", "key_proj", "value_proj"}
-MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
+# Linear layers of the last block whose output is read at the first token only. Another name is one
+# that nobody has looked at; and DeBERTa's query_proj is of positions as well.
+OF_FIRST_TOKEN = {"query", "q_lin", "dense", "out_lin", "lin1", "lin2", "Wo", "Wi"}
+# torch's modules in these models: what they compute for a token depends on no other one
+TORCH_MODULES = (
+    nn.Linear, nn.Dropout, nn.LayerNorm, nn.Embedding, nn.ModuleList, nn.Tanh, nn.Identity, nn.GELU,
+)  # fmt: skip
+# whose hooks and wrappers read no hidden states
+LIBRARIES = ("accelerate", "ftcluster_train", "torch", "transformers")
+HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
 
 
 class _Rows:
@@ -65,39 +77,84 @@ def rows_read(input: torch.Tensor) -> torch.Tensor | None:
     return _rows.read if _rows is not None and input.shape[:-1] == _rows.shape else None
 
 
-def leave_out_unread(model: nn.Module) -> None:
-    """Have a model not compute it in training, if it is one of these encoders."""
-    config: Any = getattr(model, "config", None)
-    kind = getattr(config, "model_type", "")
-    classifies = _looks_at_first_token(model)
-    if not classifies and kind not in MASKED_KEYS:
-        return
+def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
+    """The model itself, if it is one of these encoders, and of a class of transformers."""
+    known = _looks_at_first_token(model) or _model_type(model) in MASKED_KEYS
+    if known and _is_stock(type(model)) and _begin not in model._forward_pre_hooks.values():
+        yield model
+
+
+def why_not_skipped(model: nn.Module) -> str:
+    """Why a model of these types computes all rows; "" where it does not, or is of another type."""
+    if _model_type(model) not in {*FIRST_TOKEN, *MASKED_KEYS}:
+        return ""
+    found = _foreign_part(model)
+    return f"{found} may read any token, so rows of padding are computed" if found else ""
+
+
+def _model_type(model: nn.Module) -> str:
+    return str(getattr(getattr(model, "config", None), "model_type", ""))
+
+
+def _is_stock(kind: type) -> bool:
+    # transformers_modules are those with code of their own
+    return kind.__module__.startswith("transformers.") or kind in TORCH_MODULES
+
+
+def _foreign_part(model: nn.Module) -> str:
+    """What of a model is not as transformers has made it, so that it may read any token; or ""."""
+    for name, module in model.named_modules():
+        kind = type(module)
+        where = f"{name} ({kind.__name__})" if name else kind.__name__
+        forward = vars(module).get("forward")
+        if not _is_stock(kind):
+            return where
+        if not _of_library(kind.forward) or (forward is not None and not _of_library(forward)):
+            return f"the forward pass of {where}"
+        if not all(_of_library(hook) for hooks in HOOKS for hook in vars(module)[hooks].values()):
+            return f"a hook on {where}"
+    return ""
+
+
+def _of_library(function: Any) -> bool:
+    # functools.wraps gives a wrapper the __module__ of what it wraps
+    of_method = getattr(function, "__func__", function)
+    place = getattr(of_method, "__globals__", {}).get("__name__") or type(of_method).__module__
+    return bool(str(place).partition(".")[0] in LIBRARIES)
+
+
+def _skip_rows(model: nn.Module) -> None:
+    """Have it not compute them in training."""
     model.register_forward_pre_hook(_begin, with_kwargs=True)
     model.register_forward_hook(_end, always_call=True)
-    if not classifies:
+    if not _looks_at_first_token(model):
         for name, layer in model.named_modules():
             if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in KEYS_AND_VALUES:
                 _set_around(layer, _read_real)
-    elif kind not in SHARED_LAYERS:
+    elif getattr(model.config, "model_type", "") not in SHARED_LAYERS:
         for layer in _behind_last_attention(model):
             _set_around(layer, _read_last)
+
+
+SKIPPED_ROWS = ObjectPatch(_skips_rows, _skip_rows)
 
 
 def _looks_at_first_token(model: nn.Module) -> bool:
     config: Any = getattr(model, "config", None)
     return (
-        type(model).__name__.endswith("ForSequenceClassification")
-        and getattr(config, "model_type", "") in FIRST_TOKEN
+        _is_stock(type(model))
+        and type(model).__name__.endswith("ForSequenceClassification")
+        and _model_type(model) in FIRST_TOKEN
         and getattr(config, "classifier_pooling", "cls") == "cls"  # of ModernBERT
         and not getattr(config, "conv_kernel_size", 0)  # of DeBERTa: neighbours meet in it
     )
 
 
 def _behind_last_attention(model: nn.Module) -> Iterator[nn.Module]:
-    """The linear layers of the last block that compute nothing for other tokens."""
+    """The linear layers of the last block of which the classifier reads the first token only."""
     blocks = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
     for name, module in blocks[-1].named_modules() if blocks else ():
-        if isinstance(module, nn.Linear) and OF_ALL_TOKENS.isdisjoint(name.split(".")):
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in OF_FIRST_TOKEN:
             yield module
 
 
@@ -121,6 +178,7 @@ def _begin(
         or mask.ndim != 2
         or mask.shape != tokens.shape
         or torch.compiler.is_compiling()
+        or _foreign_part(model)  # at each call, because hooks may come later
     ):
         return None
     if not _looks_at_first_token(model):

@@ -11,13 +11,14 @@ from torch import nn
 from transformers import activations
 from transformers.pytorch_utils import Conv1D
 
-from ftcluster_train.kernels import residuals
-from ftcluster_train.kernels.function_overrides import FunctionOverrides
-from ftcluster_train.kernels.fuse_activations import TANH_GELU, fuse_activations
-from ftcluster_train.kernels.residuals import Linear, embedding, layer_norm
+from ftcluster_train.patching import fp32_residuals
+from ftcluster_train.patching.fp32_residuals import EMBEDDING, LAYER_NORM, Linear
+from ftcluster_train.patching.fused_modules import FUSED_TANH_GELUS, TANH_GELUS
+from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.drawn import DTYPES, ROUNDOFF, check_near, dtypes, tensors, unit
 from tests.engine.models import make_model
 
+embedding, layer_norm = EMBEDDING.function(), LAYER_NORM.function()
 FP32, BF16 = (ROUNDOFF[dtype] for dtype in DTYPES)
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=3)
 
@@ -95,7 +96,7 @@ def test_embedding(
     by_rows = data.draw(st.booleans())  # as of a large vocabulary
     if by_rows:
         weight.row_gradients = []
-    with patch.object(residuals, "MANY_ELEMENTS", 0):
+    with patch.object(fp32_residuals, "MANY_ELEMENTS", 0):
         found = embedding(tokens, weight, padding)
         if by_rows:
             found.backward(upstream)
@@ -171,7 +172,7 @@ def test_a_layer_of_gpt_2_is_a_linear_layer() -> None:
     """Its weight is stored the other way round; torch's function would refuse two dtypes."""
     torch.manual_seed(1)
     layer, x = Conv1D(5, 3).bfloat16(), torch.randn(2, 7, 3)
-    with FunctionOverrides():
+    with KernelMode():
         found = layer(x)
     assert found.dtype == torch.bfloat16
     exact = x.bfloat16().double() @ layer.weight.double() + layer.bias.double()
@@ -185,7 +186,7 @@ def test_any_other_addmm_is_torchs(options: dict[str, float]) -> None:
     matrices = torch.randn(4, 5), torch.randn(4, 3), torch.randn(3, 5)
     vector = [t.bfloat16() for t in (matrices[0][0], *matrices[1:])]
     given = vector if options else matrices
-    with FunctionOverrides():
+    with KernelMode():
         found = torch.addmm(*given, **options)
     assert torch.equal(found, torch.addmm(*given, **options))
 
@@ -207,12 +208,12 @@ def test_linear_never_takes_an_input_for_another(steps: list[tuple[str, int]]) -
             assert torch.equal(linear(inputs[number], weight), inputs[number].bfloat16())
 
 
-@given(st.sampled_from(TANH_GELU), dtypes, st.integers(1, 200), st.data())
-def test_activations(kind: type[nn.Module], dtype: torch.dtype, count: int, data: Any) -> None:
+@given(st.sampled_from(TANH_GELUS), dtypes, st.integers(1, 200), st.data())
+def test_activations(kind: str, dtype: torch.dtype, count: int, data: Any) -> None:
     values = data.draw(tensors((count,), dtype)).requires_grad_()
     upstream = data.draw(tensors((count,), dtype))
-    model = nn.Sequential(kind())
-    assert fuse_activations(model) == 1
+    model = nn.Sequential(getattr(activations, kind)())
+    assert FUSED_TANH_GELUS.apply(model) == 1
     found = model(values)
     (gradient,) = torch.autograd.grad(found, values, upstream)
     assert found.dtype == gradient.dtype == dtype
@@ -237,6 +238,6 @@ def test_count_of_a_model(kind: str, task: str, count: int) -> None:
     model = make_model(kind, task or "text-classification").eval()
     tokens = torch.arange(4, 20).unsqueeze(0)
     before = model(input_ids=tokens).logits
-    assert fuse_activations(model) == count
-    assert fuse_activations(model) == 0
+    assert FUSED_TANH_GELUS.apply(model) == count
+    assert FUSED_TANH_GELUS.apply(model) == 0
     assert torch.allclose(model(input_ids=tokens).logits, before, atol=1e-6)

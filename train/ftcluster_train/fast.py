@@ -14,12 +14,14 @@ have nothing but the attention:
 
 from typing import Any
 
-from ftcluster_train.fast import adamw, functions
-from ftcluster_train.fast.models import check_model, register_attention, replace_in_models
-from ftcluster_train.fast.modules import fuse_when_trained
 from ftcluster_train.host.after_import import after_import
-from ftcluster_train.kernels.in_use import kernels_in_use
-from ftcluster_train.kernels.unread_rows import leave_out_unread
+from ftcluster_train.patching.in_use import kernels_in_use
+from ftcluster_train.patching.script_functions import replace_functions
+from ftcluster_train.patching.script_models import (
+    patch_script_model,
+    patch_transformers,
+    register_attention,
+)
 
 __all__ = ["enable", "kernels_in_use"]
 MODELS = "transformers.modeling_utils"  # a script may set what transformers reads at its import
@@ -30,15 +32,12 @@ def enable(model: Any = None) -> None:
 
     Args:
         model: one that was made before; it also leaves out what nothing reads and has its modules
-            replaced, see `kernels.unread_rows` and `modules`, and what does not fit is said.
+            replaced, and what does not fit is said, see `patching.script_models`.
     """
-    if functions.replace_functions():
-        adamw.fuse()
-        after_import(MODELS, replace_in_models)
+    if replace_functions():
+        after_import(MODELS, patch_transformers)
     if model is not None:
-        leave_out_unread(model)
-        fuse_when_trained(model)
-        check_model(model)
+        patch_script_model(model)
 
 
 after_import(MODELS, register_attention)
