@@ -124,7 +124,7 @@ def setup(
         stack: its name, or "auto" for the first that the hosts support.
         bundle: a file of `ftcluster bundle` that is installed from, without downloads.
         accept_new_host_keys: whether keys of hosts that ssh does not know are stored.
-        options: arguments of ansible-playbook, such as ("--user", "ops").
+        options: arguments of ansible-playbook by their long names, such as ("--user", "ops").
 
     Raises:
         FtclusterError: a host failed or does not answer; names each with its reason.

@@ -39,8 +39,8 @@ class Connection:
     Attributes:
         inventories: of a cluster that was set up from another control node; none: the one that
             was set up last from here.
-        options: arguments of ansible-playbook; of those that say how to reach the hosts, `setup`
-            saves all but the passwords.
+        options: arguments of ansible-playbook, by their long names, each value a word of its own;
+            `setup` saves those that say how to reach the hosts.
         passwords: arguments of ansible-playbook that nothing saves.
         cluster: the cluster itself, as `setup` has returned it, instead of its inventories.
     """
