@@ -73,18 +73,18 @@ def times(
         network: MB/s of a host; None where it is not known, or there is one host.
     """
     ms = event["milliseconds"]
-    found = {}
-    for name, own in ms.items():
-        rate = event["bytes"] / (own * 1e6)  # GB/s
-        sent = host_bytes(event["bytes"], hosts) / (own * 1000)  # MB/s
-        found[name] = {
-            "ms": round(own, 4),
+    backends = {}
+    for name, milliseconds in ms.items():
+        rate = event["bytes"] / (milliseconds * 1e6)  # GB/s
+        sent = host_bytes(event["bytes"], hosts) / (milliseconds * 1000)  # MB/s
+        backends[name] = {
+            "ms": round(milliseconds, 4),
             "bus_gb_per_second": round(2 * (ranks - 1) / ranks * rate, 4),
-            "of_gloo": round(own / ms[GLOO], 3) if GLOO in ms else None,
-            "of_mpi": round(own / ms[MPI], 3) if MPI in ms else None,
+            "of_gloo": round(milliseconds / ms[GLOO], 3) if GLOO in ms else None,
+            "of_mpi": round(milliseconds / ms[MPI], 3) if MPI in ms else None,
             "of_network": round(sent / network, 3) if network else None,
         }
-    return found
+    return backends
 
 
 def large(rows: Sequence[Document]) -> dict[str, Any] | None:
@@ -133,14 +133,14 @@ def lines(result: Document) -> Iterator[str]:
     for one in result["left_out"]:
         kind = f" in {one['type']}" if one["type"] else ""
         yield f"left out: {size_text(one['bytes'])}{kind}: {one['why']}"
-    if found := result["large"]:
+    if large_sizes := result["large"]:
         ratios = [
-            f"{found[key]:.2f} of {of}'s time"
+            f"{large_sizes[key]:.2f} of {of}'s time"
             for key, of in (("of_gloo", "gloo"), ("of_mpi", "MPI"))
-            if found[key] is not None and found["fastest"] != of
+            if large_sizes[key] is not None and large_sizes["fastest"] != of
         ]
         means = f", {' and '.join(ratios)}" if ratios else ""
-        yield f"from {size_text(BUCKET)} up {found['fastest']} is the fastest{means}"
+        yield f"from {size_text(BUCKET)} up {large_sizes['fastest']} is the fastest{means}"
 
 
 def _network(result: Document) -> str:

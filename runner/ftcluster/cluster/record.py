@@ -123,14 +123,14 @@ def _section(
 ) -> dict[str, One]:
     section = document.get(name, {})
     _check(isinstance(section, dict), f"its {name} is no mapping")
-    found = {}
+    entries = {}
     for key, one in section.items():
         try:
             _check(isinstance(one, dict), "it is no mapping")
-            found[key] = read(one)
+            entries[key] = read(one)
         except (ValueError, KeyError, OverflowError) as error:
             raise ValueError(f"{name}: {_shown(key)}: {error}") from None
-    return found
+    return entries
 
 
 def _drained(one: Mapping[str, Any]) -> Drained:

@@ -142,12 +142,12 @@ def scaling(points: Rows, ideal: Rows, expected: Rows, x_title: str) -> Chart:
     """
 
     def line(rows: Rows, dash: list[int], colour: str, of: str) -> Chart:
-        found: Chart = (
+        chart: Chart = (
             alt.Chart(alt.InlineData([{**row, "of": of} for row in rows]))
             .mark_line(strokeDash=dash, color=colour)
             .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"))
         )
-        return found
+        return chart
 
     most = max(row["x"] for row in (*points, *expected, *ideal))
     axis = alt.Axis(tickMinStep=1, tickCount=min(8, int(most)), format="d")
@@ -268,8 +268,8 @@ def thinned(rows: Rows, most: int = POINTS) -> list[Mapping[str, Any]]:
 def _fitted(chart: Chart, height: int) -> Chart:
     """In so many pixels, with axes and legends."""
     size = alt.AutoSizeParams(type="fit", contains="padding")
-    found: Chart = chart.properties(width=WIDTH, height=height, autosize=size)
-    return found
+    fitted: Chart = chart.properties(width=WIDTH, height=height, autosize=size)
+    return fitted
 
 
 def _names() -> alt.Y:

@@ -157,14 +157,14 @@ def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def thread_rates(runs: Iterable[PastRun], precision: str) -> dict[str, float]:
     """GFLOP/s of a thread by CPU: the median of the first run that has measured it."""
-    found: dict[str, float] = {}
+    medians: dict[str, float] = {}
     for run in runs:
-        own: dict[str, list[float]] = {}
+        of_run: dict[str, list[float]] = {}
         for cpu, rate in run.rates if run.how[0] == precision else ():
-            own.setdefault(cpu, []).append(rate)
-        for cpu, rates in own.items():
-            found.setdefault(cpu, median(rates))
-    return found
+            of_run.setdefault(cpu, []).append(rate)
+        for cpu, rates in of_run.items():
+            medians.setdefault(cpu, median(rates))
+    return medians
 
 
 def past_runs() -> list[PastRun]:
@@ -172,7 +172,7 @@ def past_runs() -> list[PastRun]:
 
     Damaged records are left out.
     """
-    found: list[PastRun] = []
+    runs: list[PastRun] = []
     started: list[tuple[float, str]] = []
     for run in recorded_runs():
         record = read_record(run) or {}
@@ -184,8 +184,8 @@ def past_runs() -> list[PastRun]:
             past = past_run(run, files.record, history_of(files.events)) if files else None
         except (FtclusterError, KeyError, TypeError, ValueError):  # of another version
             continue
-        found += [past] if past else []
-    return found
+        runs += [past] if past else []
+    return runs
 
 
 def past_run(run: str, record: Mapping[str, Any], history: History) -> PastRun | None:

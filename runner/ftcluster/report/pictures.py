@@ -122,7 +122,7 @@ def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
         name for run in runs for one in run.history.evaluations for name in one["metrics"]
     )
     for name in list(names)[:METRICS]:
-        found = _rows(
+        values = _rows(
             runs,
             lambda run: [
                 (one["step"], one["metrics"][name])  # noqa: B023 - called at once
@@ -130,7 +130,7 @@ def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
                 if name in one["metrics"]  # noqa: B023
             ],
         )
-        chart = charts.curve(found, "x", "y", "step", name)
+        chart = charts.curve(values, "x", "y", "step", name)
         yield picture(f"Evaluation: {name}", chart)
     spans, marks = [], []
     for run in runs:

@@ -94,8 +94,8 @@ class RunPage:
     def last_metrics(self) -> dict[str, float]:
         """The metrics of the result, or else of the last evaluation."""
         evaluations = self.history.evaluations
-        found = self.history.result or (evaluations[-1] if evaluations else {})
-        return dict(found.get("metrics", {}))
+        event = self.history.result or (evaluations[-1] if evaluations else {})
+        return dict(event.get("metrics", {}))
 
 
 def labels(files: Sequence[RunFiles]) -> list[str]:

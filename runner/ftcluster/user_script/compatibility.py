@@ -70,14 +70,14 @@ def incompatibilities(
 
 
 def _flags(words: Sequence[str]) -> list[Argument]:
-    found = []
+    flags = []
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--"):
             given = value if equals or following.startswith("--") else following
-            found.append(Argument(name.replace("-", "_"), given, "", frozenset()))
-    names = frozenset(flag.name for flag in found)
-    return [replace(flag, others=names) for flag in found]
+            flags.append(Argument(name.replace("-", "_"), given, "", frozenset()))
+    names = frozenset(flag.name for flag in flags)
+    return [replace(flag, others=names) for flag in flags]
 
 
 def _of_arguments(
@@ -86,7 +86,7 @@ def _of_arguments(
     transformers = f"transformers {stack.version('transformers')} of stack {stack.name}"
     version = numbers(stack.version("transformers"))
     needs_cpu = ("bf16", "bf16_full_eval") if version >= BF16_NEEDS_USE_CPU else ()
-    found = []
+    problems = []
     for one in arguments:
         removed, instead = REMOVED.get(one.name, (version, ""))
         off = one.value.lower() in ("false", "0", "no")
@@ -103,8 +103,8 @@ def _of_arguments(
             why, hint = f"{transformers} needs use_cpu beside it", "add use_cpu"
         if why:
             where = f"{one.where}: TrainingArguments({one.name}=...)" if one.where else ""
-            found.append(Incompatibility(f"{where or f'--{one.name}'}: {why}", hint))
-    return found
+            problems.append(Incompatibility(f"{where or f'--{one.name}'}: {why}", hint))
+    return problems
 
 
 def _of_imports(
@@ -115,7 +115,7 @@ def _of_imports(
         "oneccl_bindings_for_pytorch": stack.has_ccl,
         "torch_ccl": False,  # its name before 1.12
     }
-    found = []
+    problems = []
     for one in imports:
         if has.get(one.module, True):
             continue
@@ -126,8 +126,8 @@ def _of_imports(
         else:
             package, hint = CCL, f"{NO_CCL}; {_stack_with((CCL,), stacks)}"
         what = f"{one.where}: import {one.module}: stack {stack.name} does not have {package}"
-        found.append(Incompatibility(what, hint, one.certain))
-    return found
+        problems.append(Incompatibility(what, hint, one.certain))
+    return problems
 
 
 def _stack_with(packages: Sequence[str], stacks: Mapping[str, Stack]) -> str:
