@@ -202,7 +202,7 @@ def _fit_backend(steps: Sequence[Step], longer: Sequence[float]) -> tuple[float,
         """The factors of 1 / H that are closest to the values, by kind."""
         rows = list(zip(steps, often, values, strict=True))
         return {
-            kind: sum(w * one for step, w, one in rows if step.mode.optimizer == kind)
+            kind: sum(w * value for step, w, value in rows if step.mode.optimizer == kind)
             / sum(w * w for step, w, _ in rows if step.mode.optimizer == kind)
             for kind in kinds
         }
@@ -216,11 +216,11 @@ def _fit_backend(steps: Sequence[Step], longer: Sequence[float]) -> tuple[float,
     def without(values: Sequence[float]) -> list[float]:
         factors = means(values)
         rows = zip(steps, often, values, strict=True)
-        return [one - w * factors[step.mode.optimizer] for step, w, one in rows]
+        return [value - w * factors[step.mode.optimizer] for step, w, value in rows]
 
     if len(steps) > len(kinds):
         x = slope(without(sizes), without(longer))
         if x is not None and x >= 0:
-            left = [one - x * size for one, size in zip(longer, sizes, strict=True)]
+            left = [value - x * size for value, size in zip(longer, sizes, strict=True)]
             return x, means(left)
     return max(0.0, slope(sizes, longer) or 0.0), dict.fromkeys(kinds, 0.0)

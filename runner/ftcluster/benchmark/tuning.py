@@ -303,7 +303,9 @@ class Search:
         self.trials.append(Trial(settings, number, steps, measured.samples_per_second))
         against = ""
         if settings:
-            before = [one for one in self.trials if not one.settings and one.round == number]
+            before = [
+                trial for trial in self.trials if not trial.settings and trial.round == number
+            ]
             if before and before[-1].samples_per_second:
                 speed_up = measured.samples_per_second / before[-1].samples_per_second
                 against = f", {speed_up:.2f} x the default"

@@ -165,7 +165,7 @@ def gather(job: Allocation, prefix: str) -> tuple[HostFacts, ...]:
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             answers = dict(zip(job.nodes, pool.map(ask, job.nodes), strict=True))
-    problems = [f"{node}: {one}" for node, one in answers.items() if isinstance(one, str)]
+    problems = [f"{node}: {answer}" for node, answer in answers.items() if isinstance(answer, str)]
     if problems:
         raise FtclusterError("\n  ".join(problems), "no rank was started")
     return tuple(
@@ -224,7 +224,7 @@ def _facts(srun: list[str], seen: str, command: list[str], prefix: str) -> dict[
         return f"it does not run {command[0]}: {lines[0] if lines else 'no output'}"
     promised = yaml.safe_load(RETURN)["facts"]["contains"]
     facts, wrong = known_facts(
-        answer, {name: one for name, one in promised.items() if name not in CLOCK}
+        answer, {name: form for name, form in promised.items() if name not in CLOCK}
     )
     if wrong:
         return "; ".join(wrong)

@@ -59,8 +59,8 @@ class Tuning:
 def recipe_of(recipe: Recipe) -> dict[str, Any]:
     """Return the fields of a recipe, and the version, that the time of a step depends on."""
     data = asdict(recipe)
-    training = {key: one for key, one in data["training"].items() if key not in ANY_TRAINING}
-    top = {key: one for key, one in data.items() if key not in ANY_NAME}
+    training = {key: value for key, value in data["training"].items() if key not in ANY_TRAINING}
+    top = {key: value for key, value in data.items() if key not in ANY_NAME}
     known = {**top, "options": data["options"], "training": training, "ftcluster": __version__}
     return json.loads(json.dumps(known))  # type: ignore[no-any-return]
 

@@ -78,7 +78,9 @@ class History:
         zero = {"samples_per_second": 0.0, "train_seconds": 0.0}
         speeds = []
         for before, after in pairwise([zero, *self.steps]):
-            old, new = (one["samples_per_second"] * one["train_seconds"] for one in (before, after))
+            old, new = (
+                step["samples_per_second"] * step["train_seconds"] for step in (before, after)
+            )
             seconds = after["train_seconds"] - before["train_seconds"]
             if seconds > 0:
                 speeds.append((float(after["time"]), float(new - old) / seconds))
@@ -160,17 +162,17 @@ def totals(intervals: Sequence[Interval]) -> Interval | None:
     if not intervals:
         return None
     last = intervals[-1]
-    alike = [one for one in intervals if len(one.ranks) == len(last.ranks)]
+    alike = [interval for interval in intervals if len(interval.ranks) == len(last.ranks)]
     ranks = tuple(
         RankTimes(*map(sum, zip(*map(astuple, of_rank), strict=True)))
-        for of_rank in zip(*(one.ranks for one in alike), strict=True)
+        for of_rank in zip(*(interval.ranks for interval in alike), strict=True)
     )
     return Interval(
         last.step,
-        sum(one.steps for one in alike),
+        sum(interval.steps for interval in alike),
         last.ended,
-        sum(one.seconds for one in alike),
+        sum(interval.seconds for interval in alike),
         ranks,
-        sum(one.tokens for one in alike),
-        sum(one.sent_bytes for one in alike),
+        sum(interval.tokens for interval in alike),
+        sum(interval.sent_bytes for interval in alike),
     )

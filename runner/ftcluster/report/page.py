@@ -193,5 +193,7 @@ def costs(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[HostCost], str]]:
                 f"{first.host} costs most: if it were as fast as {others[0].host}, "
                 f"a step would take up to {percent(first.saved)} less."
             )
-        named = [f"At step {one['step']}: {one['message']}." for one in run.history.slow_hosts]
+        named = [
+            f"At step {event['step']}: {event['message']}." for event in run.history.slow_hosts
+        ]
         yield run.label, run.costs, " ".join([text, *named])

@@ -100,5 +100,5 @@ class RunPage:
 
 def labels(files: Sequence[RunFiles]) -> list[str]:
     """Short names of runs, with the ends of their ids; the ids if these do not differ."""
-    names = [f"{one.run.split('-')[0]} {one.run.rpartition('-')[2]}" for one in files]
-    return names if len(set(names)) == len(names) else [one.run for one in files]
+    names = [f"{run.run.split('-')[0]} {run.run.rpartition('-')[2]}" for run in files]
+    return names if len(set(names)) == len(names) else [run.run for run in files]

@@ -193,8 +193,8 @@ def _stack(
         warnings=tuple(notes[key] for key in data.get("warnings", ())),
         indexes={p: url for p, url in indexes.items() if p in data["packages"]},
         advisories=tuple(
-            Advisory(**one, looked_at=known["looked_at"])
-            for one in advisories_of(data["packages"], known["advisories"])
+            Advisory(**advisory, looked_at=known["looked_at"])
+            for advisory in advisories_of(data["packages"], known["advisories"])
         ),
         **lists,
     )

@@ -26,7 +26,7 @@ def printable(value: Any) -> Any:
         lines = _COLOUR.sub("", value).replace("\r\n", "\n")
         return _CONTROL.sub(_escape, lines)
     if isinstance(value, list | tuple):
-        return [printable(one) for one in value]
+        return [printable(part) for part in value]
     if isinstance(value, dict):
-        return {printable(name): printable(one) for name, one in value.items()}
+        return {printable(name): printable(part) for name, part in value.items()}
     return value

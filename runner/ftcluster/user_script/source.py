@@ -90,7 +90,9 @@ def read_source(script: Path, folder: Path) -> Source:
             continue
         for node in ast.walk(tree):
             for module, *inner in _modules(node):
-                files = {file for one in (module, *inner) for file in _own_files(one, path, folder)}
+                files = {
+                    file for dotted in (module, *inner) for file in _own_files(dotted, path, folder)
+                }
                 pending += sorted(files - seen)
                 seen |= files
                 if not files and not module.startswith("."):
