@@ -18,8 +18,8 @@ from ftcluster_common.recipe import Recipe
 
 MEASURED, ESTIMATED = "measured", "estimated"
 MOST_RUNS = 50  # whose events are read: some MB in all
-SAME = ("task", "data_config", "from_scratch", "config_overrides", "options")
-PATHS = ("model", "data")  # folders have other parents on other clusters
+COMPARED_FIELDS = ("task", "data_config", "from_scratch", "config_overrides", "options")
+COMPARED_NAMES = ("model", "data")  # folders have other parents on other clusters
 
 Ranks = tuple[tuple[str, int], ...]  # CPU and threads of each rank
 
@@ -150,8 +150,9 @@ def how_of(precision: str, ipex: bool, sharded: bool, fields: Mapping[str, Any])
 
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether an epoch of two recipes has the same samples and the same model."""
-    return all(one.get(name) == other.get(name) for name in SAME) and all(
-        PurePath(str(one.get(name))).name == PurePath(str(other.get(name))).name for name in PATHS
+    return all(one.get(name) == other.get(name) for name in COMPARED_FIELDS) and all(
+        PurePath(str(one.get(name))).name == PurePath(str(other.get(name))).name
+        for name in COMPARED_NAMES
     )
 
 
