@@ -23,7 +23,8 @@ from ftcluster_train.engine.data.token_store import (
 from ftcluster_train.engine.metrics.glue import perplexity
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.linear_cross_entropy import find_head, linear_cross_entropy
+from ftcluster_train.kernels.linear_cross_entropy import linear_cross_entropy
+from ftcluster_train.patching.lm_head import find_head
 
 
 class CausalLmTask(Task):

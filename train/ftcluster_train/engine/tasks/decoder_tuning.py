@@ -26,10 +26,10 @@ from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows
 from ftcluster_train.engine.data.token_store import Sample, SampleWriter
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.kernels.attention import Attention, torch_attention
 from ftcluster_train.kernels.documents import document_mask
-from ftcluster_train.kernels.function_overrides import FunctionOverrides
-from ftcluster_train.kernels.linear_cross_entropy import find_head
+from ftcluster_train.patching.attention import Attention
+from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.lm_head import find_head
 
 
 class DecoderTuningTask(Task):
@@ -194,7 +194,7 @@ class DecoderTuningTask(Task):
             with self._kernels(None):
                 together = model(**_in_one_row(samples[:2]).inputs).logits[0]
                 alone = [model(**_in_one_row([one]).inputs).logits[0] for one in samples]
-            with FunctionOverrides():
+            with KernelMode():
                 tokens = torch.tensor([samples[2]["input_ids"]])
                 plain = model(input_ids=tokens, use_cache=False).logits[0]
         if not _alike(together, torch.cat(alone[:2])) or not _alike(plain, alone[2]):
@@ -208,13 +208,13 @@ class DecoderTuningTask(Task):
         self.head = None if self.smoothing else find_head(model)
         return self.head
 
-    def evaluation_kernels(self, model: PreTrainedModel) -> FunctionOverrides:
+    def evaluation_kernels(self, model: PreTrainedModel) -> KernelMode:
         if self.purpose != "train" and self.head is None:
             self.head = find_head(model)  # in training `use_fused_loss` has looked for it
         return self._kernels(self.head)
 
-    def _kernels(self, head: torch.Tensor | None) -> FunctionOverrides:
-        return FunctionOverrides({torch_attention: Attention(with_dropout=False)}, head)
+    def _kernels(self, head: torch.Tensor | None) -> KernelMode:
+        return KernelMode([Attention(with_dropout=False).patch()], head)
 
     # a batch
 
