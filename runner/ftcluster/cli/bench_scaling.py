@@ -98,8 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 def picture_of(result: Mapping[str, Any]) -> str:
     """What `--svg` draws: the efficiency that was measured, and what is predicted."""
-    from ftcluster.report.charts import efficiency  # takes a second to load
-    from ftcluster.report.svg import svg_of
+    from ftcluster.report.charts import efficiency, svg_of  # takes a second to load
 
     points, model = result["points"], result["model"]
     modes = dict.fromkeys(point["mode"] for point in points if point["mode"])

@@ -1,11 +1,11 @@
-"""The pictures of a report, as Altair's charts. Pure functions only; each row is a mark's data."""
+"""Altair's charts and their SVG, without browser and network; each row is the data of a mark."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
-
-from ftcluster.report.svg import WIDTH
+import vl_convert
 
 Rows = Sequence[Mapping[str, Any]]
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart
@@ -28,6 +28,35 @@ UNUSED = "#eceef1"
 POINTS = 200  # of a curve
 ROW = 22  # pixels of a bar
 CELLS, CELL = 16, 20  # cores in a row, and pixels of one
+FONT = "Arial, Helvetica, 'Liberation Sans', sans-serif"
+WIDTH, SIZE = 340, 13  # pixels of a picture, which a phone shows as they are; and of its text
+THEME = {
+    "font": FONT,
+    "background": "transparent",
+    "view": {"stroke": None},
+    "axis": {
+        "labelFontSize": SIZE, "titleFontSize": SIZE, "titleFontWeight": "normal",
+        "gridColor": "#e4e7eb", "domainColor": "#9aa3af", "tickColor": "#9aa3af",
+        "labelColor": "#374151", "titleColor": "#374151",
+    },
+    "legend": {
+        "orient": "top", "title": None, "labelFontSize": SIZE, "labelLimit": 330, "columns": 2,
+        "labelColor": "#374151", "symbolType": "square", "offset": 4,
+    },
+    "header": {"labelFontSize": SIZE, "title": None},
+}  # fmt: skip
+# the label of a whole line is that of its first point
+MARK = re.compile(r'(<path (?![^>]*"line mark")[^>]*aria-label="([^"]*)"[^>]*?)(?:/>|></path>)')
+
+
+def svg_of(chart: alt.TopLevelMixin, description: str) -> str:
+    """The picture as an element of a page; what its marks stand for is shown at the pointer."""
+    spec = chart.to_dict()
+    spec["config"] = THEME
+    text: str = vl_convert.vegalite_to_svg(spec)
+    text = MARK.sub(r"\1><title>\2</title></path>", text)
+    label = re.sub(r'[<>&"]', " ", description)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
 def curve(rows: Rows, x: str, y: str, x_title: str, y_title: str, zero: bool = False) -> Chart:

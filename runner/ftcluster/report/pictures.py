@@ -11,8 +11,8 @@ import altair as alt
 from markupsafe import Markup
 
 from ftcluster.report import charts
+from ftcluster.report.charts import svg_of
 from ftcluster.report.run_page import RunPage
-from ftcluster.report.svg import svg_of
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
