@@ -12,6 +12,7 @@ from ftcluster.ansible.options import (
     passed_on,
     remembered,
 )
+from ftcluster.ansible.playbooks import Look
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import FtclusterError, UsageError
@@ -68,7 +69,7 @@ def cluster_of(options: argparse.Namespace, passwords: Sequence[str]) -> Cluster
         return recall()
     paths = tuple(map(inventory_path, options.inventories))
     reach = reach_of(options, passwords)
-    found = run_stages("look", paths, reach, make_view(False), unreachable=True)
+    found = run_stages(Look(), paths, reach, make_view(False), unreachable=True)
     inventory = found.inventory
     hosts = tuple(found.facts[name] for name in inventory.cluster if name in found.facts)
     if hosts and not found.set_up:

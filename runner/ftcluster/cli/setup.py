@@ -1,7 +1,7 @@
 """`ftcluster setup [INVENTORY]`: turns hosts into a cluster."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ftcluster.ansible.options import (
     passed_on,
     remembered,
 )
+from ftcluster.ansible.playbooks import Rollback, Setup
 from ftcluster.ansible.settings import inventory_of_ansible
 from ftcluster.cli.arguments import (
     add_accept_new_host_keys,
@@ -90,47 +91,43 @@ def run(options: argparse.Namespace) -> int:
     before = recall_of(inventories)
     if before and not given:  # connect as the last time
         arguments = (*before.options, *arguments)
-    variables = {} if options.rollback else stack_variables(options)
+    playbook = Setup() if options.rollback else requested_setup(options)
     view, accept_new = make_view(options.verbose), options.accept_new_host_keys
     if damaged := damage():
         view.say(f"{damaged}; what can be known again is read from the hosts")
     with ask_passwords(vars(options)) as passwords:
         if options.rollback:
             reach = (*arguments, *passwords)
-            result = run_stages("rollback", inventories, reach, view, accept_new=accept_new)
+            result = run_stages(Rollback(), inventories, reach, view, accept_new=accept_new)
             if "--check" not in arguments:
                 change(inventories, lambda saved: saved and _with_stack(saved, result))
         else:
-            result = setup(inventories, arguments, view, passwords, variables, accept_new)
+            result = setup(inventories, arguments, view, passwords, playbook, accept_new)
     text = "\n".join([*result.table, summary(result, options)])
     print_result(options, result_document(result), text)
     return 0
 
 
-def stack_variables(options: argparse.Namespace) -> dict[str, str | bool]:
-    """The variables of the playbook for the requested stack.
+def requested_setup(options: argparse.Namespace) -> Setup:
+    """The playbook for the requested stack.
 
     Raises:
         UsageError: there is no such stack, or no such bundle.
     """
-    found: dict[str, str | bool] = {}
-    if options.stack:
-        stacks = load_stacks()
-        if options.stack != "auto":
-            find_stack(options.stack, stacks)
-        found["torch_stack_name"] = options.stack
-    if options.bundle:
-        path = Path(options.bundle).absolute()
-        if not path.is_file():
-            raise UsageError(f"bundle {options.bundle} does not exist")
-        found["torch_stack_bundle"] = str(path)
-    flags = {
-        "torch_stack_allow_yanked": options.allow_yanked,
-        "torch_stack_allow_unverified": options.allow_unverified,
-        "node_agent_downgrade": options.downgrade,
-        "ftcluster_prune": options.prune,
-    }
-    return found | {name: True for name, given in flags.items() if given}
+    if options.stack and options.stack != "auto":
+        find_stack(options.stack, load_stacks())
+    bundle = Path(options.bundle).absolute() if options.bundle else None
+    if bundle and not bundle.is_file():
+        raise UsageError(f"bundle {options.bundle} does not exist")
+    return Setup(
+        torch_stack_name=options.stack or None,
+        torch_stack_bundle=str(bundle) if bundle else None,
+        # what is not given here may be in the inventory
+        torch_stack_allow_yanked=options.allow_yanked or None,
+        torch_stack_allow_unverified=options.allow_unverified or None,
+        node_agent_downgrade=options.downgrade or None,
+        ftcluster_prune=options.prune or None,
+    )
 
 
 def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:
@@ -159,14 +156,14 @@ def setup(
     options: tuple[str, ...],
     view: View,
     passwords: tuple[str, ...] = (),
-    variables: Mapping[str, str | bool] | None = None,
+    playbook: Setup = Setup(),  # noqa: B008 - it is frozen
     accept_new: bool = False,
 ) -> StagesResult:
     """Run the playbook `setup` and save the cluster.
 
     Args:
         passwords: further arguments, which are not saved.
-        variables: see `stack_variables`.
+        playbook: with the variables that the stack is chosen by.
         accept_new: see run_stages.
 
     Raises:
@@ -174,7 +171,7 @@ def setup(
         Interrupted: the user stopped it.
     """
     reach = (*options, *passwords)
-    result = run_stages("setup", inventories, reach, view, variables, accept_new=accept_new)
+    result = run_stages(playbook, inventories, reach, view, accept_new=accept_new)
     if "--check" not in options:
         _save(result, options)
     return result

@@ -12,6 +12,7 @@ from ftcluster.ansible.options import (
     inventories_of,
     passed_on,
 )
+from ftcluster.ansible.playbooks import Teardown
 from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cluster.saved import forget
 from ftcluster.errors import UsageError
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     arguments = passed_on(vars(options), FLAGS)
     paths = tuple(map(inventory_path, given))
     with ask_passwords(vars(options)) as passwords:
-        result = run_stages("teardown", paths, (*arguments, *passwords), make_view(options.verbose))
+        result = run_stages(Teardown(), paths, (*arguments, *passwords), make_view(options.verbose))
     if "--check" not in arguments and "--limit" not in arguments:
         forget(result.inventory.paths)
     changed = sum(host.changed for host in result.progress.hosts.values())

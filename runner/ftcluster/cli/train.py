@@ -10,6 +10,7 @@ from typing import Any
 
 from ftcluster.ansible.inventory import HOSTS_VARIABLE, pattern_of
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
+from ftcluster.ansible.playbooks import Mesh
 from ftcluster.cli.arguments import (
     add_commands,
     add_detach,
@@ -228,7 +229,7 @@ def lead(
     usual = not options.inventories and names[0] == cluster.facts.head.name
     if run.resume and len(names) > 1 and not usual:
         hosts = ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(names)}")
-        run_stages("mesh", cluster.inventories, (*reach, *hosts), make_view(options.verbose))
+        run_stages(Mesh(), cluster.inventories, (*reach, *hosts), make_view(options.verbose))
 
 
 def prepare(

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from ftcluster.ansible.inventory import Inventory
+from ftcluster.ansible.playbooks import Playbook
 from ftcluster.cli import setup as verb
 from ftcluster.cli.main import build_parser, main
 from ftcluster.cluster.facts import HostFacts
@@ -38,9 +39,9 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
         passwords: tuple[str, ...] = (),
     ) -> None:
         def run_stages(
-            playbook: str, paths: Paths, given: tuple[str, ...], *_: object, **__: object
+            playbook: Playbook, paths: Paths, given: tuple[str, ...], *_: object, **__: object
         ) -> StagesResult:
-            assert (playbook, given) == ("setup", (*options, *passwords))
+            assert (playbook.name, given) == ("setup", (*options, *passwords))
             names = tuple(one.name for one in found) if "--limit" in given else everyone
             return StagesResult(
                 Inventory(paths, names, everyone, pattern),
@@ -159,14 +160,9 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Given]:
         calls: list[Given] = []
 
         def run_stages(
-            playbook: str,
-            paths: Paths,
-            options: tuple[str, ...],
-            _view: object,
-            variables: dict[str, Any] | None = None,
-            **_: object,
+            playbook: Playbook, paths: Paths, options: tuple[str, ...], *_: object, **__: object
         ) -> StagesResult:
-            calls.append((playbook, paths, options, variables or {}))
+            calls.append((playbook.name, paths, options, playbook.variables()))
             facts = {"a": host("a")}
             inventory = Inventory(paths, ("a",), ("a",))
             return StagesResult(inventory, facts=facts, table=TABLE, stack="native")
@@ -240,7 +236,7 @@ def test_without_a_saved_cluster_setup_is_for_this_machine(given: Callable[..., 
 
 def variables(*words: str) -> dict[str, Any]:
     """The variables of the playbook that `ftcluster setup` makes of the words."""
-    return verb.stack_variables(build_parser().parse_args(["setup", *words]))
+    return verb.requested_setup(build_parser().parse_args(["setup", *words])).variables()
 
 
 def test_options_of_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
