@@ -141,7 +141,7 @@ def main():
     )
 
     def output(*argv):
-        return module.run_command(argv)[1].strip()
+        return module.run_command(list(argv))[1].strip()
 
     nft = module.get_bin_path("nft", opt_dirs=FOLDERS)
     systemctl = module.get_bin_path("systemctl")
