@@ -375,9 +375,24 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
+@pytest.fixture
+def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each batch of tokens, where they get embeddings; hooks would be those of a script."""
+    widths: list[int] = []
+    embedding = functional.embedding
+
+    def note_width(input: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
+        if len(weight) == 100:
+            widths.append(input.shape[1])
+        return embedding(input, weight, *others)
+
+    monkeypatch.setattr(functional, "embedding", note_width)
+    return widths
+
+
 @pytest.mark.parametrize("name", FIRST_TOKEN)
 def test_what_no_classifier_reads_is_left_out(
-    name: str, request: pytest.FixtureRequest, rows: list[int]
+    name: str, request: pytest.FixtureRequest, rows: list[int], widths: list[int]
 ) -> None:
     config = small_config(name)
     torch.manual_seed(2)
@@ -389,12 +404,7 @@ def test_what_no_classifier_reads_is_left_out(
             request.getfixturevalue("enabled")
         torch.manual_seed(1)
         model = AutoModelForSequenceClassification.from_config(config).train()
-        widths: list[int] = []
-
-        def note(_: Any, __: Any, given: Any, widths: list[int] = widths) -> None:
-            widths.append(given["attention_mask"].shape[1])
-
-        model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+        del widths[:]
         loss = model(**inputs, labels=torch.tensor([0, 1, 0])).loss
         loss.backward()
         grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
@@ -474,14 +484,10 @@ def test_an_interrupted_call_leaves_nothing(rows: list[int]) -> None:
 
 @pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize("second", [[0, 0, 0, 0], [0, 1, 1, 0]])
-def test_padding_in_front_stays(second: list[int]) -> None:
+def test_padding_in_front_stays(second: list[int], widths: list[int]) -> None:
     """Also that of a sample without any real token."""
     model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**BERT)).train()
     mask = torch.tensor([[1, 1, 0, 0], second])
-    widths: list[int] = []
-    model.bert.register_forward_pre_hook(
-        lambda _, __, given: widths.append(given["attention_mask"].shape[1]), with_kwargs=True
-    )
     model(input_ids=torch.ones(2, 4, dtype=torch.long), attention_mask=mask)
     model(input_ids=torch.ones(1, 4, dtype=torch.long), attention_mask=mask[:1])
     assert widths == [4, 2]

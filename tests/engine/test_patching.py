@@ -58,8 +58,8 @@ def test_each_entry_has_a_guard() -> None:
 
 # changes whose guard compares nothing, and what it knows instead
 NOT_COMPARED = {
-    SKIPPED_ROWS: "names of model types and classes, of which tests know that they skip nothing "
-    "that is read; a class of one's own with such a name is not told from them",
+    SKIPPED_ROWS: "classes of transformers alone, with their own forward passes and no hooks of "
+    "others, looked at before each call; tests know that nothing of these is read",
     FUSED_TANH_GELUS: "two classes of transformers",
 }
 

@@ -16,7 +16,7 @@ from ftcluster_train.patching.notices import say_once
 from ftcluster_train.patching.registry import FunctionPatch, always, call_after
 from ftcluster_train.patching.rotary_positions import ROTARY_POSITIONS
 from ftcluster_train.patching.script_functions import attention
-from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
+from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS, why_not_skipped
 
 ATTENTION = "ftcluster"
 # activations of transformers that are one of torch's functions
@@ -81,6 +81,8 @@ def _fuse(model: nn.Module, _: Any) -> None:
 
 def check_model(model: nn.Module) -> None:
     """Say once what of a model is left as it is."""
+    if why := why_not_skipped(model):
+        say_once(why)
     for module in model.modules():
         kind = type(module)
         own = kind.__module__ == "transformers.activations"

@@ -30,8 +30,18 @@ SHARED_LAYERS = ("albert",)  # the last layer's weights are those of the others
 PADDED = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 # by names of transformers
 KEYS_AND_VALUES = {"key", "value", "k_lin", "v_lin"}
-# in the last layer; DeBERTa's query is that of positions as well
-OF_ALL_TOKENS = {*KEYS_AND_VALUES, "Wqkv", "query_proj", "key_proj", "value_proj"}
+# Linear layers of the last block whose output is read at the first token only. Another name is one
+# that nobody has looked at; and DeBERTa's query_proj is of positions as well.
+OF_FIRST_TOKEN = {"query", "q_lin", "dense", "out_lin", "lin1", "lin2", "Wo", "Wi"}
+# torch's modules in these models: what they compute for a token depends on no other one
+TORCH_MODULES = (
+    nn.Linear, nn.Dropout, nn.LayerNorm, nn.Embedding, nn.ModuleList, nn.Tanh, nn.Identity, nn.GELU,
+)  # fmt: skip
+# whose hooks and wrappers read no hidden states
+LIBRARIES = ("accelerate", "ftcluster_train", "torch", "transformers")
+HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
 
 
 class _Rows:
@@ -69,11 +79,49 @@ def rows_read(input: torch.Tensor) -> torch.Tensor | None:
 
 
 def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
-    """The model itself, if it is one of these encoders."""
-    config: Any = getattr(model, "config", None)
-    known = _looks_at_first_token(model) or getattr(config, "model_type", "") in MASKED_KEYS
-    if known and _begin not in model._forward_pre_hooks.values():
+    """The model itself, if it is one of these encoders, and of a class of transformers."""
+    known = _looks_at_first_token(model) or _model_type(model) in MASKED_KEYS
+    if known and _is_stock(type(model)) and _begin not in model._forward_pre_hooks.values():
         yield model
+
+
+def why_not_skipped(model: nn.Module) -> str:
+    """Why a model of these types computes all rows; "" where it does not, or is of another type."""
+    if _model_type(model) not in {*FIRST_TOKEN, *MASKED_KEYS}:
+        return ""
+    found = _foreign_part(model)
+    return f"{found} may read any token, so rows of padding are computed" if found else ""
+
+
+def _model_type(model: nn.Module) -> str:
+    return str(getattr(getattr(model, "config", None), "model_type", ""))
+
+
+def _is_stock(kind: type) -> bool:
+    # transformers_modules are those with code of their own
+    return kind.__module__.startswith("transformers.") or kind in TORCH_MODULES
+
+
+def _foreign_part(model: nn.Module) -> str:
+    """What of a model is not as transformers has made it, so that it may read any token; or ""."""
+    for name, module in model.named_modules():
+        kind = type(module)
+        where = f"{name} ({kind.__name__})" if name else kind.__name__
+        forward = vars(module).get("forward")
+        if not _is_stock(kind):
+            return where
+        if not _of_library(kind.forward) or (forward is not None and not _of_library(forward)):
+            return f"the forward pass of {where}"
+        if not all(_of_library(hook) for hooks in HOOKS for hook in vars(module)[hooks].values()):
+            return f"a hook on {where}"
+    return ""
+
+
+def _of_library(function: Any) -> bool:
+    # functools.wraps gives a wrapper the __module__ of what it wraps
+    of_method = getattr(function, "__func__", function)
+    place = getattr(of_method, "__globals__", {}).get("__name__") or type(of_method).__module__
+    return bool(str(place).partition(".")[0] in LIBRARIES)
 
 
 def _skip_rows(model: nn.Module) -> None:
@@ -95,18 +143,19 @@ SKIPPED_ROWS = ObjectPatch(_skips_rows, _skip_rows)
 def _looks_at_first_token(model: nn.Module) -> bool:
     config: Any = getattr(model, "config", None)
     return (
-        type(model).__name__.endswith("ForSequenceClassification")
-        and getattr(config, "model_type", "") in FIRST_TOKEN
+        _is_stock(type(model))
+        and type(model).__name__.endswith("ForSequenceClassification")
+        and _model_type(model) in FIRST_TOKEN
         and getattr(config, "classifier_pooling", "cls") == "cls"  # of ModernBERT
         and not getattr(config, "conv_kernel_size", 0)  # of DeBERTa: neighbours meet in it
     )
 
 
 def _behind_last_attention(model: nn.Module) -> Iterator[nn.Module]:
-    """The linear layers of the last block that compute nothing for other tokens."""
+    """The linear layers of the last block of which the classifier reads the first token only."""
     blocks = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
     for name, module in blocks[-1].named_modules() if blocks else ():
-        if isinstance(module, nn.Linear) and OF_ALL_TOKENS.isdisjoint(name.split(".")):
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in OF_FIRST_TOKEN:
             yield module
 
 
@@ -130,6 +179,7 @@ def _begin(
         or mask.ndim != 2
         or mask.shape != tokens.shape
         or torch.compiler.is_compiling()
+        or _foreign_part(model)  # at each call, because hooks may come later
     ):
         return None
     if not _looks_at_first_token(model):

@@ -130,8 +130,7 @@ class CausalLmTask(Task):
         losses = []
         for logits, sample in zip(outputs.logits, samples, strict=True):
             tokens = torch.tensor(sample["input_ids"][1:])
-            loss = cross_entropy(logits[:-1].float(), tokens, label_smoothing=self._smoothing)
-            losses.append(loss.item())
+            losses.append(cross_entropy(logits[:-1].float(), tokens).item())
         return losses
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:

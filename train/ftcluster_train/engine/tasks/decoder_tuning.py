@@ -1,6 +1,7 @@
 """What tasks have in common that train a decoder with conversations."""
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -10,14 +11,16 @@ import torch
 from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from ftcluster_common.conversations import Conversation, Message
+from ftcluster_common.conversations import Conversation
 from ftcluster_common.data_files import DataError
+from ftcluster_common.messages import Message
 from ftcluster_common.recipe import DecoderTuning, Recipe
 from ftcluster_train.engine.data.chat_samples import (
     LearnedText,
     learned_texts,
     learned_tokens,
     plain_text,
+    with_known_roles,
 )
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows
 from ftcluster_train.engine.data.token_store import Sample, SampleWriter
@@ -46,6 +49,7 @@ class DecoderTuningTask(Task):
         self.tuning = recipe.options
         self.smoothing = recipe.training.label_smoothing_factor
         self.head: torch.Tensor | None = None
+        self.renamed: Counter[str] = Counter()  # roles that the chat template knows by another name
 
     # data
 
@@ -100,7 +104,8 @@ class DecoderTuningTask(Task):
                 "use longer samples: max_length=N" if count else "",
             )
         writer.close()
-        notices = []
+        notices = [f"{split}: the {what}, {n} times" for what, n in self.renamed.items()]
+        self.renamed.clear()
         if cut:
             notices.append(f"{split}: {cut} of {count} samples were truncated to {limit} tokens")
         if left_out:
@@ -133,23 +138,28 @@ class DecoderTuningTask(Task):
             TrainError: its chat template does not write it so that answers are found.
         """
         try:
-            if self.tuning.chat_template:
-                return learned_texts(conversation, self._render(conversation))
-            return [plain_text(conversation, self.tokenizer.eos_token)]
+            if not self.tuning.chat_template:
+                return [plain_text(conversation, self.tokenizer.eos_token)]
+            render = self._render(conversation)
+            known = with_known_roles(conversation, render)
+            for given, written in zip(conversation.messages, known.messages, strict=True):
+                if given["role"] != written["role"]:
+                    self.renamed[f"role {given['role']} is written as {written['role']}"] += 1
+            return learned_texts(known, render)
         except DataError as error:
             raise TrainError(f"row {row} of {split}: {error}") from error
-        except (TemplateError, TypeError, KeyError) as error:  # a template may raise any
-            what = f"the chat template refuses it: {first_line(error)}"
-            raise TrainError(f"row {row} of {split}: {what}") from error
 
     def _render(self, conversation: Conversation) -> Any:
         def render(messages: Sequence[Message], prompt: bool) -> str:
-            text: str = self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=conversation.tools,
-                add_generation_prompt=prompt,
-                tokenize=False,
-            )
+            try:
+                text: str = self.tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=conversation.tools,
+                    add_generation_prompt=prompt,
+                    tokenize=False,
+                )
+            except (TemplateError, TypeError, KeyError, ValueError) as error:  # a template's own
+                raise DataError(f"the chat template refuses it: {first_line(error)}") from error
             return text
 
         return render
