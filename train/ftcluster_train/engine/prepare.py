@@ -48,8 +48,8 @@ from ftcluster_train.engine.models import (
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.host.stack_lock import hold_stack, own_stack
-from ftcluster_train.inputs import Inputs, write_inputs
 from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
+from ftcluster_train.io.inputs import Inputs, write_inputs
 
 VOCABULARY = 50257  # GPT-2's
 

@@ -48,10 +48,9 @@ from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
 from ftcluster_train.health.product_speed import product_gflops, product_shapes, weights_of
 from ftcluster_train.host.affinity import memory_nodes
-from ftcluster_train.inputs import Inputs, read_inputs
-from ftcluster_train.io import python_stacks
 from ftcluster_train.io.events import EventWriter
-from ftcluster_train.io.rank_status import report
+from ftcluster_train.io.inputs import Inputs, read_inputs
+from ftcluster_train.io.rank_status import report, write_stacks_on_signal
 from ftcluster_train.kernels.nf4 import dtype_of, shape_of
 
 DOING = {"evaluate": "evaluating", "predict": "predicting"}
@@ -209,7 +208,7 @@ def main() -> int:
     gc.enable()
     logging.captureWarnings(True)
     transformers_logging.disable_progress_bar()
-    python_stacks.write_on_signal()
+    write_stacks_on_signal()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     run_dir = Path(sys.argv[1])
     try:

@@ -20,7 +20,7 @@ from ftcluster_train.engine.data.token_store import (
     move_tail,
     token_kind,
 )
-from ftcluster_train.engine.metrics.glue import perplexity
+from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear_cross_entropy import find_head, linear_cross_entropy
@@ -30,12 +30,12 @@ class CausalLmTask(Task):
     """Cross entropy of each block's tokens but the first, as in run_clm."""
 
     model_class = AutoModelForCausalLM
+    options: CausalLm
     large_vocabulary = True
+    pads = False
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
-        assert isinstance(recipe.options, CausalLm)
-        self.options = recipe.options
         self._smoothing = recipe.training.label_smoothing_factor
         self._head: torch.Tensor | None = None
         self._router_coefficient = 0.0

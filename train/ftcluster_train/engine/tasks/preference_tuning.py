@@ -29,12 +29,11 @@ class PreferenceTuningTask(DecoderTuningTask):
     rejected one. How likely they were is computed once, so that model is not kept.
     """
 
+    options: PreferenceTuning
     needs_reference = True
 
     def __init__(self, recipe: Recipe, tokenizer: Any, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
-        assert isinstance(recipe.options, PreferenceTuning)
-        self.options = recipe.options
         # by a sample's number: the logarithms of both answers' probabilities at the start
         self._reference: dict[int, tuple[float, float]] = {}
         self._written = 0  # samples of all sets

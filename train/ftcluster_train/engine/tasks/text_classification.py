@@ -1,7 +1,7 @@
 """Classification of one text or two, or regression."""
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from ftcluster_common.columns import classification_columns
 from ftcluster_common.data_files import TRAIN
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import Recipe, TextClassification
+from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics.glue import default_metrics, measure
+from ftcluster_train.engine.metrics import default_metrics, measure
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.engine.tasks.labels import (
     ClassLabels,
@@ -30,13 +31,11 @@ class TextClassificationTask(Task):
     """Cross entropy over classes or, with `regression`, the squared error."""
 
     model_class = AutoModelForSequenceClassification
+    options: TextClassification
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
-        assert isinstance(recipe.options, TextClassification)
-        self.options = recipe.options
         self.validation_splits = self.options.validation_splits
-        self.check_padding()
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         self._check_trained()
@@ -49,9 +48,8 @@ class TextClassificationTask(Task):
         notices += self._unread(columns, columns_of(first))
         labels = self._labels(first, label)
         names = labels.names or class_names(first, label)
-        sets, drawn = self.with_validation(
-            sets, lambda: self._classes(first, label), self.options.validation_split_percentage
-        )
+        self._label = label
+        sets, drawn = self.with_validation(sets)
         self.keep_rows(sets, folder)
         classes: dict[str, set[int]] = {}
         for split, rows in sets.items():
@@ -59,8 +57,7 @@ class TextClassificationTask(Task):
             cut, classes[split] = self._encode_split(rows, split, columns, labels, limit, writer)
             read = {"text_columns": texts, "label_column": label}
             writer.close(classes=self._count(classes[split]), names=names, columns=read)
-            if cut:
-                notices.append(f"{split}: {cut} samples were truncated to {limit} tokens")
+            notices += self.truncated(split, cut, limit)
         if self.purpose == "train" and not self.options.regression:
             found = count_classes(classes.pop(TRAIN), classes)
             if found > 2 and "f1" in (self.options.metrics or ()):
@@ -99,9 +96,12 @@ class TextClassificationTask(Task):
             return ClassLabels(self.trained.label2id, self.recipe.model)
         return found
 
-    def _classes(self, rows: Rows, column: str) -> list[Hashable]:
-        """The class of each row; the same for all of a regression."""
-        return [0 if self.options.regression else value for value in self._values(rows, column)]
+    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
+        """The same share of each class."""
+        if self.options.regression:
+            return super().draw_validation(rows, percent, seed)
+        drawn = draw_rows([*self._values(rows, self._label)], percent, seed)
+        return drawn, f"{len(drawn)} rows"
 
     def _values(self, rows: Rows, column: str) -> Iterator[Any]:
         return (value for batch in column_batches(rows, [column], TRAIN) for value in batch[column])
