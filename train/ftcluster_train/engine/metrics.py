@@ -66,7 +66,7 @@ def ranks(values: Sequence[float]) -> list[float]:
     positions: dict[float, list[int]] = {}
     for rank, value in enumerate(sorted(values), start=1):
         positions.setdefault(value, []).append(rank)
-    mean = {value: sum(found) / len(found) for value, found in positions.items()}
+    mean = {value: sum(places) / len(places) for value, places in positions.items()}
     return [mean[value] for value in values]
 
 
@@ -145,8 +145,8 @@ def squad_metrics(
     """
     results = []
     for answer, texts in zip(answers, true, strict=True):
-        known = [text for text in texts if normalise(text)] or [""]
-        results.append((bool(texts), exact_match(answer, known), squad_f1(answer, known)))
+        scored = [text for text in texts if normalise(text)] or [""]
+        results.append((bool(texts), exact_match(answer, scored), squad_f1(answer, scored)))
     metrics = _mean(results, "exact_match", "f1")
     if unanswerable:
         metrics |= _mean([r for r in results if r[0]], "HasAns_exact", "HasAns_f1")

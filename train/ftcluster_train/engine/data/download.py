@@ -173,11 +173,11 @@ def _is_intact(link: Path) -> bool:
     digest = {64: hashlib.sha256, 40: hashlib.sha1}.get(len(blob.name))
     if digest is None:
         return True
-    found = digest(b"" if len(blob.name) == 64 else f"blob {blob.stat().st_size}\0".encode())
+    hashed = digest(b"" if len(blob.name) == 64 else f"blob {blob.stat().st_size}\0".encode())
     with blob.open("rb") as file:
         while part := file.read(1 << 20):
-            found.update(part)
-    return found.hexdigest() == blob.name
+            hashed.update(part)
+    return hashed.hexdigest() == blob.name
 
 
 def missing_weights(folder: Path) -> list[str]:

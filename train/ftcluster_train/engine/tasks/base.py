@@ -180,8 +180,8 @@ class Task(ABC):
         Raises:
             TrainError: they cannot be loaded, or the data do not have them.
         """
-        found = load_rows(data, self.recipe.data_config)
-        return choose_sets(found, self.purpose, self.validation_splits, data)
+        loaded = load_rows(data, self.recipe.data_config)
+        return choose_sets(loaded, self.purpose, self.validation_splits, data)
 
     def with_validation(self, sets: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
         """Sets for a training, with one for validation where there is none, and a notice of it."""

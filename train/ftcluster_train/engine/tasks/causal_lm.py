@@ -90,8 +90,8 @@ class CausalLmTask(Task):
             self._router_coefficient = model.config.router_aux_loss_coef
         model.eval()
         tokens = torch.tensor([[0, 1, 2, 1], [0, 1, 2, 3]])  # differ in the last one only
-        one, other = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
-        if not torch.allclose(one, other, rtol=1e-3, atol=1e-4):
+        logits, changed = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+        if not torch.allclose(logits, changed, rtol=1e-3, atol=1e-4):
             raise TrainError(
                 f"{self.recipe.model} is a {model.config.model_type} model, which reads a text in "
                 "both directions, so it sees the tokens that it should predict",

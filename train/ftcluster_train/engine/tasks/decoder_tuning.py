@@ -159,17 +159,18 @@ class DecoderTuningTask(Task):
                 f"use shorter ones: max_length={window}",
             )
         model.eval()
-        known = model.get_input_embeddings().num_embeddings
-        one, other = [1 % known, 2 % known, 3 % known], [4 % known, 5 % known]
+        vocabulary = model.get_input_embeddings().num_embeddings
+        numbers = [number % vocabulary for number in range(1, 6)]
+        first, second = numbers[:3], numbers[3:]
         samples: list[Sample] = [
             {"input_ids": tokens, "targets": [1], "documents": [len(tokens)]}
-            for tokens in (one, other, [one[0], *other])
+            for tokens in (first, second, [first[0], *second])
         ]
         bf16 = model.get_input_embeddings().weight.dtype == torch.bfloat16
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             with self._kernels(None):
                 together = model(**_in_one_row(samples[:2]).inputs).logits[0]
-                alone = [model(**_in_one_row([one]).inputs).logits[0] for one in samples]
+                alone = [model(**_in_one_row([sample]).inputs).logits[0] for sample in samples]
             with FunctionOverrides():
                 tokens = torch.tensor([samples[2]["input_ids"]])
                 plain = model(input_ids=tokens, use_cache=False).logits[0]

@@ -73,7 +73,7 @@ class InstructionTuningTask(DecoderTuningTask):
         return cross_entropy(logits.float(), tokens, reduction="sum", label_smoothing=smoothing)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Of each sample the sum of its learned tokens' losses, and their number."""
+        """For each sample the sum of its learned tokens' losses, and their number."""
         targets = self.collate(samples).targets
         counts = [len(sample["targets"]) for sample in samples]
         rows = zip(targets["places"].split(counts), targets["tokens"].split(counts), strict=True)

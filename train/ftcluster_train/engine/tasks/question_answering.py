@@ -93,7 +93,7 @@ class QuestionAnsweringTask(Task):
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """For each feature its question, the score of "no answer" and the best span."""
         starts, ends = outputs.start_logits.float(), outputs.end_logits.float()
-        found = []
+        spans = []
         for i, sample in enumerate(samples):
             offsets = list(zip(sample["begins"], sample["ends"], strict=True))
             first, null = sample["first"][0], sample["null"][0]
@@ -103,27 +103,27 @@ class QuestionAnsweringTask(Task):
                 self.options.n_best_size, self.options.max_answer_length,
             )  # fmt: skip
             null_score = float(starts[i, null] + ends[i, null])
-            found.append((sample["question"][0], null_score, astuple(span) if span else None))
-        return found
+            spans.append((sample["question"][0], null_score, astuple(span) if span else None))
+        return spans
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """Exact match and F1 of the questions, in percent."""
         wanted = [question["answers"] for question in samples.about["questions"]]
-        found = self._answers(predictions, samples)
-        return squad_metrics(found, wanted, self.options.version_2_with_negative)
+        answers = self._answers(predictions, samples)
+        return squad_metrics(answers, wanted, self.options.version_2_with_negative)
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
         """The text of each question's answer, or "" for none."""
         return [{"prediction": answer} for answer in self._answers(predictions, samples)]
 
     def _answers(self, predictions: Sequence[Any], samples: Samples) -> list[str]:
-        found = [
+        features = [
             FeatureAnswer(question, null, Span(*span) if span else None)
             for question, null, span in predictions
         ]
         negative = self.options.version_2_with_negative
         return choose_answers(
-            found,
+            features,
             [question["context"] for question in samples.about["questions"]],
             self.options.null_score_diff_threshold if negative else None,
         )

@@ -110,18 +110,18 @@ class SentenceSimilarityTask(Task):
             )
         try:
             folder = Path(model.name_or_path)
-            found = (read_modules(folder) if folder.is_absolute() else None) or self.modules
+            modules = (read_modules(folder) if folder.is_absolute() else None) or self.modules
         except DataError as error:
             if self.options.pooling == "auto" or self.options.normalize == "auto":
                 raise TrainError(
                     str(error), "train another way: pooling=mean normalize=true"
                 ) from None
-            found = self.modules
+            modules = self.modules
         pooling, normalize = self.options.pooling, self.options.normalize
         self.modules = replace(
-            found,
-            pooling=found.pooling if pooling == "auto" else pooling,
-            normalize=found.normalize if normalize == "auto" else normalize,
+            modules,
+            pooling=modules.pooling if pooling == "auto" else pooling,
+            normalize=modules.normalize if normalize == "auto" else normalize,
         )
         self.width = model.config.hidden_size
         # no embedding depends on it, and the exchange of gradients would wait for its own
@@ -174,16 +174,16 @@ class SentenceSimilarityTask(Task):
         embeddings = functional.normalize(_decoded(predictions), dim=-1)
         about = samples.about
         documents = torch.tensor(about["documents"])
-        found: list[list[int]] = []
+        retrieved: list[list[int]] = []
         for queries in torch.tensor(about["queries"]).split(SCORED):
             scores = embeddings[queries] @ embeddings[documents].T
             best = documents[scores.topk(min(DEPTH + 1, len(documents))).indices]
             # a query may be one of the texts itself
-            found += [
+            retrieved += [
                 [text for text in texts if text != query]
                 for query, texts in zip(queries.tolist(), best.tolist(), strict=True)
             ]
-        return retrieval_metrics(found, about["relevant"])
+        return retrieval_metrics(retrieved, about["relevant"])
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
         """The embedding of each row's text, as a list of numbers."""
@@ -223,7 +223,7 @@ class Search:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[str]]) -> "Search":
-        """Of the texts of rows, each with a query and the text that belongs to it first."""
+        """Read rows of texts, each with a query and the text that belongs to it first."""
         numbers: dict[str, int] = {}
         belonging: dict[int, dict[int, None]] = {}
         documents: dict[int, None] = {}
@@ -232,7 +232,7 @@ class Search:
             belonging.setdefault(query, {})[positive] = None
             documents |= dict.fromkeys([positive, *negatives])
         return cls(
-            list(numbers), {q: list(found) for q, found in belonging.items()}, list(documents)
+            list(numbers), {q: list(texts) for q, texts in belonging.items()}, list(documents)
         )
 
     @property
@@ -252,7 +252,7 @@ def _rows_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[li
 
 
 def _columns_of(rows: Rows, options: SentenceSimilarity, split: str) -> SearchColumns:
-    return find_columns(rows, split, lambda found: search_columns(options, found))
+    return find_columns(rows, split, lambda names: search_columns(options, names))
 
 
 def _texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[str]:

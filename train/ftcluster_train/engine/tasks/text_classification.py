@@ -59,17 +59,17 @@ class TextClassificationTask(Task):
             writer.close(classes=self._count(classes[split]), names=names, columns=read)
             notices += self.truncated(split, cut, limit)
         if self.purpose == "train" and not self.options.regression:
-            found = count_classes(classes.pop(TRAIN), classes)
-            if found > 2 and "f1" in (self.options.metrics or ()):
+            count = count_classes(classes.pop(TRAIN), classes)
+            if count > 2 and "f1" in (self.options.metrics or ()):
                 raise TrainError(
-                    f"the metric f1 needs two classes, the data have {found}",
+                    f"the metric f1 needs two classes, the data have {count}",
                     "use others: metrics=[accuracy,matthews]",
                 )
         return [*notices, *drawn]
 
-    def _unread(self, columns: Sequence[str], known: Sequence[str]) -> list[str]:
+    def _unread(self, columns: Sequence[str], columns_of_data: Sequence[str]) -> list[str]:
         """Which columns are read, where they were found by their names and there are others."""
-        others = [name for name in known if name not in columns]
+        others = [name for name in columns_of_data if name not in columns]
         if self.options.text_columns or not others:
             return []
         named = "text_columns=A,B names others"
@@ -91,10 +91,10 @@ class TextClassificationTask(Task):
             return ClassLabels(numbers, self.recipe.model)
         if self.options.regression or self.purpose == PREDICT or names:
             return ClassLabels({})
-        found = find_labels(self._values(rows, column), column)
-        if found.numbers and self.trained:
+        labels = find_labels(self._values(rows, column), column)
+        if labels.numbers and self.trained:
             return ClassLabels(self.trained.label2id, self.recipe.model)
-        return found
+        return labels
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         """The same share of each class."""
@@ -165,8 +165,8 @@ class TextClassificationTask(Task):
         if self.options.regression:
             return {**_named(["LABEL_0"]), "problem_type": "regression"}
         names = [f"LABEL_{number}" for number in range(train_set.about["classes"])]
-        found = train_set.about["names"]
-        names[: len(found)] = found
+        known_names = train_set.about["names"]
+        names[: len(known_names)] = known_names
         return {**_named(names), "problem_type": "single_label_classification"}
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
@@ -181,18 +181,18 @@ class TextClassificationTask(Task):
         logits = outputs.logits.float()
         losses = self._losses(logits, self._targets(samples))
         if self.options.regression:
-            found, sure = logits.squeeze(-1), torch.ones(len(samples))
+            answers, sure = logits.squeeze(-1), torch.ones(len(samples))
         else:
-            sure, found = logits.softmax(dim=-1).max(dim=-1)
-        return list(zip(found.tolist(), losses.tolist(), sure.tolist(), strict=True))
+            sure, answers = logits.softmax(dim=-1).max(dim=-1)
+        return list(zip(answers.tolist(), losses.tolist(), sure.tolist(), strict=True))
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """The recipe's metrics, and the mean loss."""
         values, losses, _ = zip(*predictions, strict=True)
         labels = [sample["label"][0] for sample in samples]
         classes = None if self.options.regression else samples.about["classes"]
-        found = measure(self.options.metrics or default_metrics(classes), values, labels)
-        return {**found, "loss": math.fsum(losses) / len(losses)}
+        metrics = measure(self.options.metrics or default_metrics(classes), values, labels)
+        return {**metrics, "loss": math.fsum(losses) / len(losses)}
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
         """The number; or the class by its name, and its probability."""
@@ -209,7 +209,7 @@ class TextClassificationTask(Task):
         return torch.tensor([sample["label"][0] for sample in samples], dtype=kind)
 
     def _losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Of each sample, in fp32."""
+        """The loss of each sample, in fp32."""
         if self.options.regression:
             return mse_loss(logits.float().squeeze(-1), labels, reduction="none")
         smoothing = self.recipe.training.label_smoothing_factor

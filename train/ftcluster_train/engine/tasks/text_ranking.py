@@ -54,7 +54,7 @@ class TextRankingTask(Task):
     def _columns(self, rows: Rows, split: str) -> RankingColumns:
         labelled = self.purpose != PREDICT
         return find_columns(
-            rows, split, lambda found: ranking_columns(self.options, found, labelled)
+            rows, split, lambda names: ranking_columns(self.options, names, labelled)
         )
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
@@ -132,5 +132,5 @@ def _labels(samples: Sequence[Sample]) -> torch.Tensor:
 
 
 def _losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Of each pair, in fp32."""
+    """The loss of each pair, in fp32."""
     return binary_cross_entropy_with_logits(logits.float().squeeze(-1), labels, reduction="none")
