@@ -33,7 +33,7 @@ from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
-from ftcluster_train.inputs import read_inputs, write_inputs
+from ftcluster_train.io.inputs import read_inputs, write_inputs
 
 LAST = 50  # steps whose mean is the final training loss
 EVALUATED = 512  # samples of the validation set

@@ -38,7 +38,7 @@ from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.health.product_speed import product_shapes, weights_of
-from ftcluster_train.inputs import read_inputs, write_inputs
+from ftcluster_train.io.inputs import read_inputs, write_inputs
 from ftcluster_train.patching.patch_model import Optimizations
 
 TURNS = 7

@@ -81,11 +81,11 @@ class Metric:
         if self._name == "accuracy":
             pairs = zip(predictions, references, strict=True)
             return {"accuracy": sum(a == b for a, b in pairs) / len(predictions)}
-        from ftcluster_train.engine.metrics.squad import exact_match, f1
+        from ftcluster_train.engine.metrics import exact_match, squad_f1
 
         texts = {one["id"]: one["prediction_text"] for one in predictions}
         answers = [(texts[one["id"]], one["answers"]["text"]) for one in references]
-        functions = {"exact_match": exact_match, "f1": f1}
+        functions = {"exact_match": exact_match, "f1": squad_f1}
         return {
             name: 100 * sum(function(*pair) for pair in answers) / len(answers)
             for name, function in functions.items()

@@ -36,7 +36,7 @@ from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.inputs import Inputs, read_inputs, write_inputs
+from ftcluster_train.io.inputs import Inputs, read_inputs, write_inputs
 
 ROWS, HELD_BACK = 4000, 100
 # of published models: SmolLM2-135M, Qwen2.5-0.5B; and one for training curves

@@ -22,8 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from ftcluster_common.recipe import CausalLm, Recipe, Training
 from ftcluster_train.comm.world import join_world, leave_world
+from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
-from ftcluster_train.engine.optim.optimizer_step import OptimizerStep
 from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.causal_lm import CausalLmTask

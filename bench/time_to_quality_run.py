@@ -22,7 +22,7 @@ from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.rank import load
-from ftcluster_train.inputs import read_inputs, write_inputs
+from ftcluster_train.io.inputs import read_inputs, write_inputs
 
 WORLD = World(rank=0, size=1, backend="gloo")
 

@@ -30,8 +30,8 @@ from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
-from ftcluster_train.inputs import write_inputs
 from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.inputs import write_inputs
 from tests.engine.models import SPECIAL, VOCABULARY, make_tokenizer
 
 CLASSES = 3

@@ -14,7 +14,7 @@ import torch
 from ftcluster_common.job import Job
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import run
-from ftcluster_train.inputs import write_inputs
+from ftcluster_train.io.inputs import write_inputs
 from tests.engine.forks import start
 from tests.engine.runs import (
     Row,

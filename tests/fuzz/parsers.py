@@ -83,8 +83,8 @@ from ftcluster_common.run_state import RunState
 from ftcluster_common.sentence_modules import read_modules
 from ftcluster_common.timeouts import Timeouts
 from ftcluster_common.trained_model import read_trained
+from ftcluster_train.engine.data.download import missing_weights
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
-from ftcluster_train.engine.data.snapshot import missing_weights
 from ftcluster_train.errors import MARKER, read_error_line
 from ftcluster_train.health.probe import MARK, read_answers
 from ftcluster_train.host.heartbeats import Heartbeats
@@ -92,8 +92,8 @@ from ftcluster_train.host.messages import rank_of, read_report
 from ftcluster_train.host.metrics_file import MetricsFile
 from ftcluster_train.host.mpi_output import END_MARKER, MarkedLines, Splitter, read_end
 from ftcluster_train.host.runs import find_jobs, run_there
-from ftcluster_train.inputs import read_inputs
 from ftcluster_train.io.events import read_events
+from ftcluster_train.io.inputs import read_inputs
 from tests.programs import ROOT
 
 # what JSON's and YAML's readers stumble over, whatever is expected of them

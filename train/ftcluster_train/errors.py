@@ -53,7 +53,7 @@ def read_error_line(line: str) -> dict[str, object] | None:
     if not marker:
         return None
     try:
-        found: dict[str, object] = json.loads(text)
-        return found if is_event("error", found) else None
+        fields: dict[str, object] = json.loads(text)
+        return fields if is_event("error", fields) else None
     except (ValueError, AttributeError, RecursionError):
         return None

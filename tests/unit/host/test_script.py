@@ -13,7 +13,7 @@ import pytest
 from ftcluster_train.host.mpi_output import RankEnd, read_end
 from ftcluster_train.host.processes import is_running
 from ftcluster_train.host.script import why_not
-from ftcluster_train.io.python_stacks import ask_for
+from ftcluster_train.io.rank_status import ask_for_stacks
 from tests.programs import NODE_PATH, wait_for
 
 SAYS = "import os, sys; print(os.getcwd(), sys.argv[1:], os.environ['RANK'])"
@@ -196,9 +196,9 @@ def test_a_script_writes_its_stacks_when_it_is_asked_to(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     child, other = int(process.stdout.readline()), int(process.stdout.readline())
-    assert ask_for(child)
-    assert not ask_for(process.pid)  # the signal would end it
-    assert not ask_for(other)
+    assert ask_for_stacks(child)
+    assert not ask_for_stacks(process.pid)  # the signal would end it
+    assert not ask_for_stacks(other)
     time.sleep(0.2)
     assert is_running(process.pid)
     assert is_running(other)

@@ -86,13 +86,13 @@ def _is_meant(name: str, target: str) -> bool:
 
 def adapted_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
     """The layers that have adapters, by name."""
-    return {name: one for name, one in linear_layers(model).items() if hasattr(one, "lora_A")}
+    return {name: layer for name, layer in linear_layers(model).items() if hasattr(layer, "lora_A")}
 
 
 def saved_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
     """Those that a checkpoint has: the adapters', or all where there are none."""
     layers = adapted_layers(model).values()
-    return [p for one in layers for p in (one.lora_A, one.lora_B)] or list(model.parameters())
+    return [p for layer in layers for p in (layer.lora_A, layer.lora_B)] or list(model.parameters())
 
 
 def save_adapters(model: PreTrainedModel, recipe: Recipe, folder: Path) -> None:
@@ -138,11 +138,11 @@ def trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = model.state_dict()
     if not adapted_layers(model):
         return weights
-    return {name: one for name, one in weights.items() if name.endswith(PARTS)}
+    return {name: tensor for name, tensor in weights.items() if name.endswith(PARTS)}
 
 
 def saved_weights(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
-    """The same from a folder that has a checkpoint."""
+    """What a checkpoint in a folder has, by the names of the model's tensors."""
     if adapted_layers(model):
         saved = load_file(folder / WEIGHTS)
         return {name: saved[f"{PREFIX}{name}.weight"] for name in trained_weights(model)}

@@ -22,7 +22,8 @@ from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.evaluation import Evaluator
 from ftcluster_train.engine.intervals import Intervals
 from ftcluster_train.engine.lr_schedule import make_schedule, set_step
-from ftcluster_train.engine.optim.optimizer_step import OptimizerStep, make_optimizer_step
+from ftcluster_train.engine.optim.base import OptimizerStep
+from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.resume import resume, state_folders
 from ftcluster_train.engine.snapshots import Snapshots

@@ -61,19 +61,19 @@ def set_step(schedule: LRScheduler, step: int) -> None:
 
 def _check_names(kind: str, extra: dict[str, Any]) -> None:
     """Make sure that the schedule exists, takes these keywords and needs no others."""
-    known = {
-        str(one.value): function
-        for one, function in TYPE_TO_SCHEDULER_FUNCTION.items()
-        if one.value not in WATCH_A_METRIC
+    schedules = {
+        str(name.value): function
+        for name, function in TYPE_TO_SCHEDULER_FUNCTION.items()
+        if name.value not in WATCH_A_METRIC
     }
-    if kind not in known:
+    if kind not in schedules:
         raise TrainError(
             f"transformers {transformers_version} has no schedule {kind}; it has "
-            f"{', '.join(known)}",
+            f"{', '.join(schedules)}",
             "use another one: training.lr_scheduler_type=NAME; or set up a newer stack: "
             "ftcluster stacks",
         )
-    parameters = inspect.signature(known[kind]).parameters
+    parameters = inspect.signature(schedules[kind]).parameters
     allowed = [name for name in parameters if name not in GIVEN]
     required = {name for name in allowed if parameters[name].default is inspect.Parameter.empty}
     wrong = sorted(extra.keys() - set(allowed)) or sorted(required - extra.keys())

@@ -48,8 +48,8 @@ from ftcluster_train.engine.models import (
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.host.stack_lock import hold_stack, own_stack
-from ftcluster_train.inputs import Inputs, write_inputs
 from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
+from ftcluster_train.io.inputs import Inputs, write_inputs
 
 VOCABULARY = 50257  # GPT-2's
 
@@ -90,11 +90,11 @@ def prepare(job: Job) -> Inputs:
     # another build of this package may have written other columns
     key = token_key(settings, [Path(__file__).parent, *paths])
     samples, more = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
-    known = getattr(config.get_text_config(), "vocab_size", None)
-    if isinstance(known, int):  # else the ranks find out
+    vocabulary = getattr(config.get_text_config(), "vocab_size", None)
+    if isinstance(vocabulary, int):  # else the ranks find out
         sets = [Samples(path) for path in samples.iterdir() if path.is_dir()]
         largest = max(split.about["largest"]["input_ids"] for split in sets)
-        check_tokens(known, largest, recipe.tokenizer or recipe.model)
+        check_tokens(vocabulary, largest, recipe.tokenizer or recipe.model)
     return Inputs(model, folder, str(samples), notices + more)
 
 

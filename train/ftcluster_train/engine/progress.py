@@ -127,8 +127,8 @@ class TensorBoard(Tracker):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write values, and flush them for those who watch the run."""
         for name, value in values.items():
-            group, _, own = name.partition("_") if name.startswith("eval_") else ("train", "", name)
-            self._writer.add_scalar(f"{group}/{own}", value, step)
+            group, _, tag = name.partition("_") if name.startswith("eval_") else ("train", "", name)
+            self._writer.add_scalar(f"{group}/{tag}", value, step)
         self._writer.flush()
 
     def close(self, failed: bool) -> None:  # noqa: ARG002 - event files have no field for it
@@ -184,8 +184,8 @@ class MLflow(Tracker):
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         try:
             self._client = tracking.MlflowClient(tracking_uri=uri)
-            found = self._client.get_experiment_by_name(experiment)
-            number = found.experiment_id if found else self._client.create_experiment(experiment)
+            known = self._client.get_experiment_by_name(experiment)
+            number = known.experiment_id if known else self._client.create_experiment(experiment)
             self._run = self._client.create_run(number, run_name=name).info.run_id
             parameters = [
                 self._entities.Param(key, str(value)[:MAX_PARAMETER])

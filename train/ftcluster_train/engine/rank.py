@@ -14,6 +14,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -48,10 +49,9 @@ from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
 from ftcluster_train.health.product_speed import product_gflops, product_shapes, weights_of
 from ftcluster_train.host.affinity import memory_nodes
-from ftcluster_train.inputs import Inputs, read_inputs
-from ftcluster_train.io import python_stacks
 from ftcluster_train.io.events import EventWriter
-from ftcluster_train.io.rank_status import report
+from ftcluster_train.io.inputs import Inputs, read_inputs
+from ftcluster_train.io.rank_status import report, write_stacks_on_signal
 from ftcluster_train.kernels.nf4 import dtype_of, shape_of
 
 DOING = {"evaluate": "evaluating", "predict": "predicting"}
@@ -70,68 +70,53 @@ def run(job: Job) -> None:
         load_ipex()  # before anything that takes time
     world = join_world()
     events = EventWriter(job.run_dir) if world.rank == 0 else None
-    write_placement(events)
+    log = ProgressLog(events)
+    write_placement(log)
     report(0, "loading")
-    if events:
-        events.write("phase", doing="loading model and data")
-        for notice in inputs.notices:
-            events.write("notice", message=notice)
+    log.write("phase", doing="loading model and data")
+    for notice in inputs.notices:
+        log.notice(notice)
     task, model, samples = load(job, inputs)
     check_equal_samples("".join(split.about["sha256"] for split in samples.values()))
     largest = max(split.about["largest"]["input_ids"] for split in samples.values())
-    known = model.get_input_embeddings().num_embeddings
-    check_tokens(known, largest, job.recipe.tokenizer or job.recipe.model)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    check_tokens(vocabulary, largest, job.recipe.tokenizer or job.recipe.model)
     task.check_model(model)
     if job.purpose != "train":
-        if events:
-            events.write(
-                "phase", doing=f"{DOING[job.purpose]} {sum(map(len, samples.values()))} samples"
-            )
-        result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
-        if events:
-            events.write("result", **result)
+        count = sum(map(len, samples.values()))
+        log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
+        log.write("result", **run_on_sets(job, task, model, samples, Path(inputs.samples), world))
         leave_world()
         return
     options = job.recipe.options
-    if isinstance(options, DecoderTuning) and options.lora_r is not None:
+    tuning = options if isinstance(options, DecoderTuning) else None
+    if tuning and tuning.lora_r is not None:
         set_seed(job.recipe.training.seed)
-        add_adapters(model, options)
+        add_adapters(model, tuning)
     train_set = samples.pop(TRAIN)
     length = sum(train_set.lengths("input_ids")) / len(train_set)
-    write_products(events, job, model, length, world.size)
+    write_products(log, job, model, length, world.size)
+    merged = tuning is not None and tuning.merge_adapters
     trackers = None
-    if events:
-        merged = isinstance(options, DecoderTuning) and options.merge_adapters
+    if world.rank == 0:
         saved = model.parameters() if merged else saved_parameters(model)
         check_space(job.run_dir, sum(shape_of(p).numel() * dtype_of(p).itemsize for p in saved))
-        trackers = make_trackers(
-            job.recipe.training,
-            job.run_dir,
-            job.run,
-            lambda text: events.write("notice", message=text),
-        )
-    try:
+        trackers = make_trackers(job.recipe.training, job.run_dir, job.run, log.notice)
         log = ProgressLog(events, trackers)
+    try:
         done, trained = train(
             job, task, model, train_set, samples, world, log, stop_asked=stop_asked
         )
     finally:
         if trackers:
             trackers.close(failed=sys.exc_info()[0] is not None)
-    if events:
-        events.write("phase", doing="saving the model")
+    if world.rank == 0:
+        log.write("phase", doing="saving the model")
         folder = job.run_dir / "model"
         if merged:
             merge_adapters(trained)
         save_model(trained, task, folder)
-        events.write(
-            "result",
-            model=str(folder),
-            metrics=done.metrics,
-            samples_per_second=done.samples_per_second,
-            train_seconds=done.train_seconds,
-            world_size=world.size,
-        )
+        log.write("result", model=str(folder), world_size=world.size, **asdict(done))
     gather_over_ranks("saved")  # until then a restart needs the snapshots
     if host_led(world.rank) is not None:
         for run in job.run_dirs:
@@ -172,23 +157,22 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     return task, model, samples
 
 
-def write_placement(events: EventWriter | None) -> None:
-    """Log on rank 0 where each rank runs; every rank calls it."""
-    own = {
+def write_placement(log: ProgressLog) -> None:
+    """Log where each rank runs; every rank calls it."""
+    place = {
         "host": socket.gethostname(),
         "cpus": format_cpus(os.sched_getaffinity(0)),
         "memory_nodes": memory_nodes(),
         "threads": torch.get_num_threads(),
     }
-    ranks = [{"rank": rank, **place} for rank, place in enumerate(gather_over_ranks(own))]
-    if events:
-        events.write("placement", ranks=ranks)
+    places = enumerate(gather_over_ranks(place))
+    log.write("placement", ranks=[{"rank": rank, **place} for rank, place in places])
 
 
 def write_products(
-    events: EventWriter | None, job: Job, model: PreTrainedModel, length: float, ranks: int
+    log: ProgressLog, job: Job, model: PreTrainedModel, length: float, ranks: int
 ) -> None:
-    """Log on rank 0 how fast each rank's matrix products are; all ranks measure at once.
+    """Log how fast each rank's matrix products are; all ranks measure at once.
 
     Args:
         length: tokens of a sample, a mean.
@@ -197,10 +181,8 @@ def write_products(
     shapes, recipe = product_shapes(model), job.recipe
     parts = ranks * recipe.training.gradient_accumulation_steps
     dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
-    own = product_gflops(shapes, round(length * recipe.batch_size / parts), dtype)
-    gflops = gather_over_ranks(own)
-    if events:
-        events.write("products", gflops=gflops, weights=weights_of(shapes))
+    gflops = product_gflops(shapes, round(length * recipe.batch_size / parts), dtype)
+    log.write("products", gflops=gather_over_ranks(gflops), weights=weights_of(shapes))
 
 
 def main() -> int:
@@ -209,7 +191,7 @@ def main() -> int:
     gc.enable()
     logging.captureWarnings(True)
     transformers_logging.disable_progress_bar()
-    python_stacks.write_on_signal()
+    write_stacks_on_signal()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     run_dir = Path(sys.argv[1])
     try:
@@ -219,26 +201,25 @@ def main() -> int:
             print(STOPPED_LINE, flush=True)
         leave_world()
     except TrainError as error:
-        print(error_line(error), flush=True)
-        abandon_world()
-        return 1
+        return fail(error)
     except GivenFileError as error:
-        print(error_line(TrainError(str(error), "start it again as a new run")), flush=True)
-        abandon_world()
-        return 1
+        return fail(TrainError(str(error), "start it again as a new run"))
     except DistBackendError as error:  # of the backend over MPI; it names rank, host and call
         traceback.print_exc()
         hint = "if it happens again, train with gloo: training.ddp_backend=gloo"
-        print(error_line(TrainError(str(error), hint, restartable=True)), flush=True)
-        abandon_world()
-        return 1
+        return fail(TrainError(str(error), hint, restartable=True))
     except OSError as error:
         traceback.print_exc()
-        abandon_world()
-        if error.errno == errno.ENOSPC:
-            print(error_line(disk_full(run_dir)), flush=True)
-        return 1
+        return fail(disk_full(run_dir) if error.errno == errno.ENOSPC else None)
     return 0
+
+
+def fail(error: TrainError | None) -> int:
+    """Pass an error on to the supervisor and end without the other ranks; returns 1."""
+    if error:
+        print(error_line(error), flush=True)
+    abandon_world()
+    return 1
 
 
 def disk_full(folder: Path) -> TrainError:

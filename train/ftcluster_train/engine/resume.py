@@ -10,7 +10,7 @@ import torch
 
 from ftcluster_common.job import Job
 from ftcluster_train.comm.world import World, gather_over_ranks, host_led
-from ftcluster_train.engine.optim.optimizer_step import OptimizerStep
+from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.state_files import NUMBERS, newest_state, read_tensors
 from ftcluster_train.engine.train_state import TrainState

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
-from ftcluster_train.engine.optim.optimizer_step import OptimizerStep
+from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.state import State, exhaust
 from ftcluster_train.engine.state_files import write_state
 from ftcluster_train.engine.train_state import TrainState

@@ -13,7 +13,7 @@ from ftcluster_train.comm.rows import gather_rows
 from ftcluster_train.engine.batches import StepBatch
 from ftcluster_train.engine.data.token_store import Sample
 from ftcluster_train.engine.models import call_model
-from ftcluster_train.engine.optim.optimizer_step import OptimizerStep
+from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.step_times import StepTimes
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.in_batch_negatives import gather_texts

@@ -26,7 +26,7 @@ from ftcluster_train.host.activity import activity, children, descendants
 from ftcluster_train.host.host_condition import HostCondition
 from ftcluster_train.host.messages import LINE_LIMIT, hello_of, read_report
 from ftcluster_train.host.processes import adopt_orphans, end_with_parent
-from ftcluster_train.io import python_stacks
+from ftcluster_train.io import rank_status
 from ftcluster_train.io.rank_status import SCRIPT, VARIABLE
 
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
@@ -229,7 +229,7 @@ class _Guardian:
                 self.forward(signal.SIGTERM)
             elif line == b"stack":
                 for pid in descendants(os.getpid()):
-                    if python_stacks.ask_for(pid):
+                    if rank_status.ask_for_stacks(pid):
                         time.sleep(STACK_SECONDS)
 
     def _end(self, now: float) -> None:

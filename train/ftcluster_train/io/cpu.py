@@ -26,13 +26,13 @@ class Counters:
 
 def megahertz(threads: Iterable[int]) -> int | None:
     """The mean frequency now; None if the kernel does not report it."""
-    found = []
+    frequencies = []
     for block in read(Path("/proc/cpuinfo")).split("\n\n"):
         fields = dict(_field(line) for line in block.splitlines() if ":" in line)
         with contextlib.suppress(KeyError, ValueError):
             if int(fields["processor"]) in set(threads):
-                found.append(float(fields["cpu MHz"]))
-    return round(fmean(found)) if found else None
+                frequencies.append(float(fields["cpu MHz"]))
+    return round(fmean(frequencies)) if frequencies else None
 
 
 def counters() -> Counters:

@@ -75,11 +75,11 @@ class EventReader:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        found = []
+        events = []
         for line in whole.split(b"\n"):
             if not line.startswith(b'{"event": "output"'):
-                found += _event(line)
-        return found
+                events += _event(line)
+        return events
 
 
 def _event(line: bytes) -> list[dict[str, Any]]:

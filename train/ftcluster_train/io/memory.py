@@ -36,8 +36,8 @@ def _of_cgroups(read: Read) -> Iterator[int]:
         if controllers and "memory" not in controllers.split(","):
             continue
         mount = CGROUPS / "memory" if controllers else CGROUPS
-        own = mount / path.lstrip("/")
-        for folder in (own, *own.parents):
+        cgroup = mount / path.lstrip("/")
+        for folder in (cgroup, *cgroup.parents):
             for limit, usage, reclaimable in FILES if folder.is_relative_to(mount) else ():
                 most, used = read(folder / limit).strip(), read(folder / usage).strip()
                 if most.isdigit() and used.isdigit():
@@ -48,4 +48,4 @@ def _of_cgroups(read: Read) -> Iterator[int]:
 def _fields(text: str) -> dict[str, int]:
     """Lines of a name and a number."""
     words = [line.split() for line in text.splitlines()]
-    return {one[0]: int(one[1]) for one in words if len(one) > 1 and one[1].isdigit()}
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}

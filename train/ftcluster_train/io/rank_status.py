@@ -1,11 +1,20 @@
-"""What a rank does at the moment, for its guardian. Standard library only."""
+"""What a process does at the moment: its report to its guardian, its Python stacks if it hangs.
+
+Standard library only.
+"""
 
 import contextlib
+import faulthandler
 import json
 import os
+import re
+import signal
+from pathlib import Path
 
 VARIABLE = "FTCLUSTER_PROGRESS_FD"  # set by the guardian
 SCRIPT = "script"  # what a rank does that runs a user's script
+STACK_SIGNAL = signal.SIGRTMIN + 5  # users' scripts have SIGUSR1 and SIGUSR2 for themselves
+STDERR = 2
 
 
 def report(step: int, doing: str, pid: int | None = None) -> None:
@@ -28,3 +37,19 @@ def keep_from_children() -> None:
     descriptor = os.environ.pop(VARIABLE, None)
     if descriptor:
         os.set_inheritable(int(descriptor), False)
+
+
+def write_stacks_on_signal() -> None:
+    """Have this process write the stacks of its threads when it gets STACK_SIGNAL."""
+    faulthandler.register(STACK_SIGNAL, STDERR)
+
+
+def ask_for_stacks(pid: int) -> bool:
+    """Have a process write its stacks, unless the signal would end it; returns whether it does."""
+    with contextlib.suppress(OSError):  # it has ended
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+        if caught and int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1:
+            os.kill(pid, STACK_SIGNAL)
+            return True
+    return False

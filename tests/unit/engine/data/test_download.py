@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster_train.engine.data import download, snapshot
+from ftcluster_train.engine.data import download
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io import fsync
 from tests.unit.wheels import write_wheel
@@ -64,14 +64,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 def boot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(name)
-    monkeypatch.setattr(snapshot, "BOOT", tmp_path / name)
+    monkeypatch.setattr(download, "BOOT", tmp_path / name)
 
 
 def test_a_model_of_the_hub_is_read_once_in_a_boot(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert download.fetch_model("a/b", tmp_path / "models", True) == str(hub.snapshot)
-    monkeypatch.setattr(snapshot, "_is_intact", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr(download, "_is_intact", lambda _: pytest.fail("read again"))
     assert download.fetch_model("a/b", tmp_path / "models", True) == str(hub.snapshot)
 
 

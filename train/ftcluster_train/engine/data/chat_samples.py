@@ -138,8 +138,8 @@ def learned_tokens(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
     >>> learned_tokens([(0, 2), (5, 5), (5, 6), (8, 8), (8, 9)], [(2, 6)])
     [1, 2]
     """
-    found = _tokens_in(offsets, spans)
-    return [number for number in found if number]
+    numbers = _tokens_in(offsets, spans)
+    return [number for number in numbers if number]
 
 
 def _tokens_in(offsets: Sequence[Span], spans: Sequence[Span]) -> Iterator[int]:

@@ -115,8 +115,8 @@ def micro_batches(share: Sequence[int], parts: int) -> list[list[int]]:
     [[1, 2, 3], [4, 5]]
     """
     edges = [math.ceil(i * len(share) / parts) for i in range(parts + 1)]
-    found = [list(share[begin:end]) for begin, end in itertools.pairwise(edges)]
-    return [part for part in found if part]
+    batches = [list(share[begin:end]) for begin, end in itertools.pairwise(edges)]
+    return [part for part in batches if part]
 
 
 def eval_batches(

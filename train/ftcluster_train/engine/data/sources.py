@@ -86,13 +86,13 @@ def load_rows(data: str, config: str | None) -> dict[str, Rows]:
         return _generated(data.removeprefix(GENERATED))
     if not Path(data).exists():
         return _from_hub(data, config)
-    found: dict[str, Rows] = {
+    rows: dict[str, Rows] = {
         split: ParquetRows(files) if files[0].suffix == PARQUET else Table(files)
         for split, files in files_of(Path(data)).items()
     }
-    if not found:
+    if not rows:
         raise TrainError(f"data '{data}' has no file that ends in {', '.join(TABLES)}")
-    return found
+    return rows
 
 
 def _generated(settings: str) -> dict[str, Rows]:
@@ -276,15 +276,15 @@ def load_texts(data: str, config: str | None, options: CausalLm) -> dict[str, Te
     """
     if texts := texts_of(Path(data)):
         return {split: TextFiles(files) for split, files in texts.items()}
-    found = load_rows(data, config)
-    if TRAIN not in found:
+    rows = load_rows(data, config)
+    if TRAIN not in rows:
         raise TrainError(
-            f"data '{data}' has no split train; found {', '.join(found)}",
+            f"data '{data}' has no split train; found {', '.join(rows)}",
             "use a folder with texts in *.txt: --data DIR",
         )
-    column = text_column(options, columns_of(found[TRAIN]))
+    column = text_column(options, columns_of(rows[TRAIN]))
     return {
-        split: TextRows(found[split], column, f"{split} of {data}")
+        split: TextRows(rows[split], column, f"{split} of {data}")
         for split in (TRAIN, VALIDATION)
-        if split in found
+        if split in rows
     }

@@ -11,7 +11,7 @@ from ftcluster_train.kernels import simd
 
 
 def adamw_arguments(training: Training) -> dict[str, Any]:
-    """Of torch's AdamW."""
+    """The arguments of torch's AdamW."""
     return {
         "lr": training.learning_rate,
         "betas": (training.adam_beta1, training.adam_beta2),
@@ -66,13 +66,13 @@ class AdamW(torch.optim.AdamW):  # type: ignore[misc]
         moments, rate = self.moments(weights), float(group["lr"])
         moments["step"] += 1
         number = float(moments["step"])
-        one, two = group["betas"]
+        beta1, beta2 = group["betas"]
         numbers = (
             1 - rate * group["weight_decay"],
             1 if self.grad_scale is None else 1 / float(self.grad_scale),
-            one, 1 - one, two, 1 - two,
-            rate / (1 - one**number),
-            1 / math.sqrt(1 - two**number),
+            beta1, 1 - beta1, beta2, 1 - beta2,
+            rate / (1 - beta1**number),
+            1 / math.sqrt(1 - beta2**number),
             group["eps"],
         )  # fmt: skip
         simd.adamw_(

@@ -66,7 +66,7 @@ class FlatLayout:
 
     @property
     def elements(self) -> int:
-        """Of the flat tensor."""
+        """The length of the flat tensor."""
         return int(self.groups[-1].stop)
 
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine.optim.adamw import AdamW
+from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_params import FlatWeights, PendingGathers
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
 from ftcluster_train.engine.optim.state import State
@@ -15,8 +16,8 @@ from ftcluster_train.engine.optim.state import State
 NORM_BLOCK = 1 << 16  # elements whose squares are summed at once
 
 
-class FlatOptimizerStep:
-    """AdamW on one flat fp32 tensor with all weights; methods as in OptimizerStep.
+class FlatOptimizerStep(OptimizerStep):
+    """AdamW on one flat fp32 tensor with all weights.
 
     Args:
         model: in fp32; its parameters are in `dtype` afterwards.
@@ -61,11 +62,8 @@ class FlatOptimizerStep:
         return float(norm)
 
     def _norm(self) -> torch.Tensor:
-        """Of the gradients of the ranks that step together."""
+        """The 2-norm of the gradients of the ranks that step together."""
         return norm_of(self.gradients.wait())
-
-    def synchronize(self) -> None:
-        pass
 
     def digest(self) -> str:
         return self.weights.digest()
@@ -77,13 +75,13 @@ class FlatOptimizerStep:
         return State.of(self._tensors())
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        found = {"master_weights": self.weights.master_weights}
+        tensors = {"master_weights": self.weights.master_weights}
         for number, group in enumerate(self.adamw.param_groups):
             (weights,) = group["params"]
             moments = self.adamw.moments(weights)
-            found |= {f"{name}_{number}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
+            tensors |= {f"{name}_{number}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
         buffers = enumerate(self.weights.saved_buffers)
-        return found | {f"buffer_{number}": buffer for number, buffer in buffers}
+        return tensors | {f"buffer_{number}": buffer for number, buffer in buffers}
 
     def state_loaded(self, step: int) -> None:
         for moments in self.adamw.state.values():

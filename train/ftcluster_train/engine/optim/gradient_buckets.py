@@ -131,20 +131,20 @@ class GradientBuckets:
 
     def _sum_tables(self) -> None:
         """Sum those by rows that have no other gradients on any rank; all-reduce the others."""
-        own = [None if table in self._seen else joined(table) for table in self._tables]
-        counts = torch.empty(self._world_size, len(own), dtype=torch.int64)
-        lengths = torch.tensor([-1 if rows is None else len(rows[0]) for rows in own])
+        own_rows = [None if table in self._seen else joined(table) for table in self._tables]
+        counts = torch.empty(self._world_size, len(own_rows), dtype=torch.int64)
+        lengths = torch.tensor([-1 if rows is None else len(rows[0]) for rows in own_rows])
         self.traffic.add(counts.nbytes, self._world_size)
         with self.traffic:
             all_gather(counts.view(-1), lengths, self._group)
-        for table, found, of_ranks in zip(self._tables, own, counts.T.tolist(), strict=True):
+        for table, rows, of_ranks in zip(self._tables, own_rows, counts.T.tolist(), strict=True):
             flat = self._flat(table)
-            if found and min(of_ranks) >= 0 and max(of_ranks) * self._world_size < 2 * len(table):
-                self._exchange_rows(table, *found, of_ranks)
+            if rows and min(of_ranks) >= 0 and max(of_ranks) * self._world_size < 2 * len(table):
+                self._exchange_rows(table, *rows, of_ranks)
                 continue
             self._filled.pop(table, None)
-            if found:
-                flat.index_add_(0, *found)
+            if rows:
+                flat.index_add_(0, *rows)
             else:
                 self._add_rows(table)
             for part in bucket_slices(flat.numel(), flat.numel(), self._bucket_mb):
@@ -244,7 +244,7 @@ def without(whole: slice, holes: Sequence[slice]) -> Iterator[slice]:
     [slice(0, 4, None), slice(6, 8, None)]
     """
     start = whole.start
-    for hole in sorted(holes, key=lambda one: int(one.start)):
+    for hole in sorted(holes, key=lambda hole: int(hole.start)):
         if hole.start >= whole.stop or hole.stop <= start:
             continue
         if hole.start > start:

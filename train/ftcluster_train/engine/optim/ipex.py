@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from ftcluster_common.recipe import Training
 from ftcluster_train.comm.pieces import all_reduce_bf16
 from ftcluster_train.comm.traffic import Traffic
+from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_params import PendingGathers
 from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
 from ftcluster_train.errors import TrainError
@@ -40,8 +41,8 @@ def load_ipex() -> Any:
         ) from error
 
 
-class IpexOptimizerStep:
-    """`ipex.optimize` at level O1 and torch's AdamW; methods as in OptimizerStep.
+class IpexOptimizerStep(OptimizerStep):
+    """`ipex.optimize` at level O1 and torch's AdamW.
 
     With bf16 the layers get bf16 copies of their weights, packed for oneDNN, and the optimizer
     updates the fp32 ones. IPEX does not fuse AdamW on CPUs (2.8.0, optim/_optimizer_utils.py), so
@@ -103,9 +104,6 @@ class IpexOptimizerStep:
         self._norm = float(norm)
         return self._norm
 
-    def synchronize(self) -> None:
-        pass
-
     def digest(self) -> str:
         """SHA-256 of the fp32 weights, not of the packed copies that IPEX's layers run on."""
         digest = hashlib.sha256()
@@ -122,9 +120,6 @@ class IpexOptimizerStep:
     def state(self) -> None:
         """None: IPEX keeps packed copies of the weights, so such a run cannot be resumed."""
 
-    def state_loaded(self, step: int) -> None:
-        """Never called, because there is no state."""
-
     def detach(self, wanted: bool = True) -> PreTrainedModel:  # noqa: ARG002 - all ranks may
         """Another model with the same weights.
 
@@ -134,6 +129,3 @@ class IpexOptimizerStep:
         plain = type(self._model)(self._model.config)
         plain.load_state_dict(self._model.state_dict())
         return plain
-
-    def attach(self) -> None:
-        """Nothing to undo: `detach` made a copy."""

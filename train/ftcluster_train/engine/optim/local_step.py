@@ -22,7 +22,7 @@ from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
 
 
 class LocalOptimizerStep(FlatOptimizerStep):
-    """AdamW on each worker, and an outer step over all workers; methods as in OptimizerStep.
+    """AdamW on each worker, and an outer step over all workers.
 
     Only flags are summed over all ranks in each step, so that all see it when one is asked to stop
     or has a loss that is not finite.
@@ -108,7 +108,7 @@ class LocalOptimizerStep(FlatOptimizerStep):
         self.weights.copy_to_model()
 
     def digest(self) -> str:
-        """Of the common weights."""
+        """SHA-256 of the common weights."""
         digest = hashlib.sha256(self._common.numpy())
         add_buffers(digest, self.weights.saved_buffers)
         return digest.hexdigest()

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine.optim.adamw import AdamW
+from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_step import norm_of
 from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
 from ftcluster_train.engine.optim.sharded_gradients import ShardedGradients
@@ -19,8 +20,8 @@ from ftcluster_train.engine.optim.sharded_weights import Bucket, ShardedWeights
 from ftcluster_train.engine.optim.state import Part, State
 
 
-class ShardedOptimizerStep:
-    """AdamW on this rank's pieces of the weights; methods as in OptimizerStep.
+class ShardedOptimizerStep(OptimizerStep):
+    """AdamW on this rank's pieces of the weights.
 
     Args:
         model: in fp32; its parameters are in `dtype` afterwards.
@@ -60,13 +61,13 @@ class ShardedOptimizerStep:
         self.gradients.finish_backward()
 
     def step(self) -> float:
-        squares = sum(float(norm_of(own)) ** 2 for own in self.gradients.wait())
-        sums = torch.tensor([squares, *self.control_flags.tolist()], dtype=torch.float64)
-        self.traffic.add(sums.nbytes, dist.get_world_size(), passes=2)
+        squares = sum(float(norm_of(sums)) ** 2 for sums in self.gradients.wait())
+        totals = torch.tensor([squares, *self.control_flags.tolist()], dtype=torch.float64)
+        self.traffic.add(totals.nbytes, dist.get_world_size(), passes=2)
         with self.traffic:
-            dist.all_reduce(sums)
-        self.control_flags.copy_(sums[1:])
-        self._norm = math.sqrt(sums[0])
+            dist.all_reduce(totals)
+        self.control_flags.copy_(totals[1:])
+        self._norm = math.sqrt(totals[0])
         if not math.isfinite(self._norm):
             return self._norm
         if self._max_norm > 0:  # AdamW divides gradients by grad_scale while it reads them
@@ -75,9 +76,6 @@ class ShardedOptimizerStep:
         self.adamw.step()
         self.weights.start_gather()
         return self._norm
-
-    def synchronize(self) -> None:
-        pass
 
     def digest(self) -> str:
         return self.weights.digest()
@@ -88,17 +86,17 @@ class ShardedOptimizerStep:
 
     def state(self) -> State:
         def parts(tensors: dict[int, torch.Tensor]) -> list[Part]:
-            return [Part(own, self._bucket(n).length, sharded=True) for n, own in tensors.items()]
+            return [Part(piece, self._bucket(n).length, True) for n, piece in tensors.items()]
 
         masters = self.weights.masters
-        found = {"master_weights": parts({n: masters[n] for n in self.weights.flat_order})}
+        tensors = {"master_weights": parts({n: masters[n] for n in self.weights.flat_order})}
         for group, numbers in enumerate(filter(None, self._groups)):
             moments = {n: self.adamw.moments(masters[n]) for n in numbers}
             for name in ("exp_avg", "exp_avg_sq"):
-                found[f"{name}_{group}"] = parts({n: moments[n][name] for n in numbers})
+                tensors[f"{name}_{group}"] = parts({n: moments[n][name] for n in numbers})
         for number, buffer in enumerate(self.weights.saved_buffers):
-            found[f"buffer_{number}"] = [Part(buffer, buffer.numel(), sharded=False)]
-        return State(found)
+            tensors[f"buffer_{number}"] = [Part(buffer, buffer.numel(), sharded=False)]
+        return State(tensors)
 
     def state_loaded(self, step: int) -> None:
         for moments in self.adamw.state.values():

@@ -66,7 +66,7 @@ class State:
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> "State":
         """The state of a rank that has all of it."""
-        return cls({name: [Part(one, one.numel(), False)] for name, one in tensors.items()})
+        return cls({name: [Part(t, t.numel(), False)] for name, t in tensors.items()})
 
     @property
     def sharded(self) -> bool:
@@ -88,13 +88,13 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Of the whole tensors."""
+        """The bytes of the whole tensors."""
         parts = (part for parts in self._tensors.values() for part in parts)
         return sum(part.length * part.own.itemsize for part in parts)
 
     @property
     def own_nbytes(self) -> int:
-        """Of what this rank has."""
+        """The bytes of what this rank has."""
         return sum(part.own.nbytes for parts in self._tensors.values() for part in parts)
 
     def pieces(self, group: dist.ProcessGroup | None = None) -> Iterator[torch.Tensor]:

@@ -55,13 +55,13 @@ def best_span(
     places = range(len(offsets))
     best_starts = heapq.nlargest(n_best, places, key=starts.__getitem__)
     best_ends = heapq.nlargest(n_best, places, key=ends.__getitem__)
-    found = (
+    spans = (
         Span(starts[start] + ends[end], offsets[start][0], offsets[end][1])
         for start in best_starts
         for end in best_ends
         if start <= end < start + max_answer_length and offsets[start][0] < offsets[end][1]
     )
-    return max(found, key=lambda span: span.score, default=None)
+    return max(spans, key=lambda span: span.score, default=None)
 
 
 @dataclass(frozen=True)

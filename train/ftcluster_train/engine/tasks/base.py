@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,16 +50,20 @@ class Task(ABC):
         large_vocabulary: whether the loss is over the whole vocabulary.
         has_head: whether a model needs weights of its own for the task.
         group_by_length: whether batches may have samples of similar length.
+        options: the recipe's fields of this task.
+        pads: whether samples of a batch are padded to one length.
         needs_reference: whether the loss compares the model with what it was before the first step.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
     """
 
     model_class: Any
+    options: Any
     large_vocabulary = False
     has_head = True
     group_by_length = True
     needs_reference = False
+    pads = True
     validation_splits: tuple[str, ...] = (VALIDATION,)
 
     def __init__(
@@ -69,13 +73,14 @@ class Task(ABC):
         purpose: Purpose = "train",
         trained: PretrainedConfig | None = None,
     ) -> None:
-        self.recipe = recipe
+        self.recipe, self.options = recipe, recipe.options
         self.tokenizer = tokenizer
         self.purpose = purpose
         self.trained = trained
         self.columns: Mapping[str, Any] = {}
+        if self.pads:
+            self.check_padding()
 
-    @abstractmethod
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         """Write the samples of each set into `folder`/SET; of a set to predict also its rows.
 
@@ -88,6 +93,24 @@ class Task(ABC):
         Raises:
             TrainError: the data are not as the task needs them.
         """
+        limit, notices = self.limit_length(self.options.max_length, "max_length", longest)
+        sets, drawn = self.with_validation(self.sets(data))
+        self.keep_rows(sets, folder)
+        for split, rows in sets.items():
+            notices += self.encode_split(rows, split, limit, folder / split)
+        return [*notices, *drawn]
+
+    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+        """Write the samples of a set, of `limit` tokens at most; returns notices.
+
+        Raises:
+            TrainError: the data are not as the task needs them.
+        """
+        raise NotImplementedError  # of tasks with an `encode` of their own
+
+    def truncated(self, split: str, count: int, limit: int, what: str = "samples") -> list[str]:
+        """A notice of what was cut, if something was."""
+        return [f"{split}: {count} {what} were truncated to {limit} tokens"] if count else []
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
         """Fields of the model's configuration that depend on the data."""
@@ -163,21 +186,20 @@ class Task(ABC):
             check_rows(rows, split, self.recipe.options, self.purpose != PREDICT)
         return sets
 
-    def with_validation(
-        self, sets: Mapping[str, Rows], classes: Callable[[], Sequence[Hashable]], percent: float
-    ) -> tuple[dict[str, Rows], list[str]]:
-        """Sets for a training, with one for validation where there is none, and a notice of it.
-
-        Args:
-            classes: of each row of the training set.
-        """
+    def with_validation(self, sets: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
+        """Sets for a training, with one for validation where there is none, and a notice of it."""
         if self.purpose != "train" or len(sets) > 1:
-            return dict(sets), []
-        seed = self.recipe.training.data_seed
+            return sets, []
+        seed, percent = self.recipe.training.data_seed, self.options.validation_split_percentage
         rows = sets[TRAIN]
-        drawn = draw_rows(classes(), percent, SEED if seed is None else seed)
-        notice = f"validation: {len(drawn)} rows, {percent:g} % of train"
+        drawn, what = self.draw_validation(rows, percent, SEED if seed is None else seed)
+        notice = f"validation: {what}, {percent:g} % of train"
         return {TRAIN: Part(rows, drawn, False), VALIDATION: Part(rows, drawn, True)}, [notice]
+
+    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
+        """The numbers of the training set's rows for validation, and how many, for a notice."""
+        drawn = draw_rows([0 for _ in rows], percent, seed)
+        return drawn, f"{len(drawn)} rows"
 
     def keep_rows(self, sets: Mapping[str, Rows], folder: Path) -> None:
         """Write the rows to predict, for `answers` to be added."""

@@ -20,7 +20,7 @@ from ftcluster_train.engine.data.token_store import (
     move_tail,
     token_kind,
 )
-from ftcluster_train.engine.metrics.glue import perplexity
+from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear_cross_entropy import linear_cross_entropy
@@ -31,12 +31,12 @@ class CausalLmTask(Task):
     """Cross entropy of each block's tokens but the first, as in run_clm."""
 
     model_class = AutoModelForCausalLM
+    options: CausalLm
     large_vocabulary = True
+    pads = False
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
-        assert isinstance(recipe.options, CausalLm)
-        self.options = recipe.options
         self._smoothing = recipe.training.label_smoothing_factor
         self._head: torch.Tensor | None = None
         self._router_coefficient = 0.0
@@ -91,8 +91,8 @@ class CausalLmTask(Task):
             self._router_coefficient = model.config.router_aux_loss_coef
         model.eval()
         tokens = torch.tensor([[0, 1, 2, 1], [0, 1, 2, 3]])  # differ in the last one only
-        one, other = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
-        if not torch.allclose(one, other, rtol=1e-3, atol=1e-4):
+        logits, changed = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+        if not torch.allclose(logits, changed, rtol=1e-3, atol=1e-4):
             raise TrainError(
                 f"{self.recipe.model} is a {model.config.model_type} model, which reads a text in "
                 "both directions, so it sees the tokens that it should predict",

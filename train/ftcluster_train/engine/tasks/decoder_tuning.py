@@ -1,6 +1,5 @@
 """What tasks have in common that train a decoder with conversations."""
 
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -22,7 +21,7 @@ from ftcluster_train.engine.data.chat_samples import (
     plain_text,
     with_known_roles,
 )
-from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows
+from ftcluster_train.engine.data.sources import BATCH_ROWS
 from ftcluster_train.engine.data.token_store import Sample, SampleWriter
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.errors import TrainError, first_line
@@ -40,13 +39,12 @@ class DecoderTuningTask(Task):
     """
 
     model_class = AutoModelForCausalLM
+    options: DecoderTuning
     large_vocabulary = True
-    has_head = True
+    pads = False
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
-        assert isinstance(recipe.options, DecoderTuning)
-        self.tuning = recipe.options
         self.smoothing = recipe.training.label_smoothing_factor
         self.head: torch.Tensor | None = None
         self.renamed: Counter[str] = Counter()  # roles that the chat template knows by another name
@@ -55,15 +53,7 @@ class DecoderTuningTask(Task):
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         self._check_tokenizer()
-        limit, notices = self.limit_length(self.tuning.max_length, "max_length", longest)
-        sets, drawn = self.sets(data), list[str]()
-        if self.purpose == "train" and len(sets) == 1:
-            [(_, rows)] = sets.items()
-            percent = self.tuning.validation_split_percentage
-            sets, drawn = self.with_validation(sets, lambda: [0 for _ in rows], percent)
-        for split, rows in sets.items():
-            notices += self.encode_split(rows, split, limit, folder / split)
-        return [*notices, *drawn]
+        return super().encode(data, longest, folder)
 
     def _check_tokenizer(self) -> None:
         tokenizer, name = self.tokenizer, self.recipe.tokenizer or self.recipe.model
@@ -73,21 +63,17 @@ class DecoderTuningTask(Task):
                 "which tokens belong to an answer",
                 "use one with a tokenizer.json: tokenizer=DIR",
             )
-        if self.tuning.chat_template and not tokenizer.chat_template:
+        if self.options.chat_template and not tokenizer.chat_template:
             raise TrainError(
                 f"{name} has no chat template",
                 "use a model or a tokenizer that has one (tokenizer=DIR); prompts and completions "
                 "are also learned without one: chat_template=false",
             )
-        if not self.tuning.chat_template and tokenizer.eos_token is None:
+        if not self.options.chat_template and tokenizer.eos_token is None:
             raise TrainError(
                 f"the tokenizer of {name} has no end-of-text token, which ends a completion",
                 "use one that has: tokenizer=DIR",
             )
-
-    @abstractmethod
-    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        """Write the samples of a set; returns notices."""
 
     def close_split(
         self, writer: SampleWriter, split: str, limit: int, *, count: int, cut: int, left_out: int
@@ -117,7 +103,7 @@ class DecoderTuningTask(Task):
 
     def tokens_of(self, texts: Iterator[LearnedText]) -> Iterator[tuple[list[int], list[int]]]:
         """The tokens of each text, and the numbers of those that are learned."""
-        template = self.tuning.chat_template
+        template = self.options.chat_template
         while batch := list(islice(texts, BATCH_ROWS)):
             encoded = self.tokenizer(
                 [text.text for text in batch],
@@ -138,7 +124,7 @@ class DecoderTuningTask(Task):
             TrainError: its chat template does not write it so that answers are found.
         """
         try:
-            if not self.tuning.chat_template:
+            if not self.options.chat_template:
                 return [plain_text(conversation, self.tokenizer.eos_token)]
             render = self._render(conversation)
             known = with_known_roles(conversation, render)
@@ -176,24 +162,25 @@ class DecoderTuningTask(Task):
         config = model.config.get_text_config()
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-        if window and "sliding_attention" in kinds and self.tuning.max_length > window:
+        if window and "sliding_attention" in kinds and self.options.max_length > window:
             raise TrainError(
                 f"{self.recipe.model} attends to the last {window} tokens only, and samples may "
-                f"have {self.tuning.max_length}",
+                f"have {self.options.max_length}",
                 f"use shorter ones: max_length={window}",
             )
         model.eval()
-        known = model.get_input_embeddings().num_embeddings
-        one, other = [1 % known, 2 % known, 3 % known], [4 % known, 5 % known]
+        vocabulary = model.get_input_embeddings().num_embeddings
+        numbers = [number % vocabulary for number in range(1, 6)]
+        first, second = numbers[:3], numbers[3:]
         samples: list[Sample] = [
             {"input_ids": tokens, "targets": [1], "documents": [len(tokens)]}
-            for tokens in (one, other, [one[0], *other])
+            for tokens in (first, second, [first[0], *second])
         ]
         bf16 = model.get_input_embeddings().weight.dtype == torch.bfloat16
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             with self._kernels(None):
                 together = model(**_in_one_row(samples[:2]).inputs).logits[0]
-                alone = [model(**_in_one_row([one]).inputs).logits[0] for one in samples]
+                alone = [model(**_in_one_row([sample]).inputs).logits[0] for sample in samples]
             with KernelMode():
                 tokens = torch.tensor([samples[2]["input_ids"]])
                 plain = model(input_ids=tokens, use_cache=False).logits[0]

@@ -64,14 +64,14 @@ def ranking_loss(
     queries, documents = embeddings[is_query], embeddings[order]
     query, document = texts.numbers[is_query], texts.numbers[order]
     own_query, own_document = query[own, None], document[own, None]
-    rows = len(query)  # the first documents are the positives, in the order of the queries
+    count = len(query)  # the first documents are the positives, in the order of the queries
 
     left_out = (own_query == document) | (own_document == document)
-    left_out[:, :rows] |= own_query == query
+    left_out[:, :count] |= own_query == query
     loss = _cross_entropy(queries[own], documents, left_out, own, scale)
     if not symmetric:
         return loss
-    left_out = (own_query == query) | (own_document == document[:rows]) | (own_document == query)
+    left_out = (own_query == query) | (own_document == document[:count]) | (own_document == query)
     return (loss + _cross_entropy(documents[own], queries, left_out, own, scale)) / 2
 
 

@@ -13,13 +13,15 @@ from ftcluster_train.engine.data.chat_samples import LearnedText
 from ftcluster_train.engine.data.packing import DocumentPacker
 from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
-from ftcluster_train.engine.metrics.glue import perplexity
+from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.decoder_tuning import DecoderTuningTask
 from ftcluster_train.kernels.linear_cross_entropy import linear_cross_entropy
 
 
 class InstructionTuningTask(DecoderTuningTask):
     """Cross entropy of the answers' tokens, the mean over those of all ranks' samples."""
+
+    options: InstructionTuning
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         """Write the samples of a set; returns notices."""
@@ -28,8 +30,7 @@ class InstructionTuningTask(DecoderTuningTask):
         }  # fmt: skip
         writer = SampleWriter(folder, kinds)
         packer = DocumentPacker[Sample](limit)
-        assert isinstance(self.tuning, InstructionTuning)
-        packs = self.tuning.packing and self.purpose == "train"
+        packs = self.options.packing and self.purpose == "train"
         count = cut = unlearned = 0
         for tokens, targets in self.tokens_of(self._texts(rows, split)):
             count += 1
@@ -51,11 +52,10 @@ class InstructionTuningTask(DecoderTuningTask):
         return notices
 
     def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
-        assert isinstance(self.tuning, InstructionTuning)
-        tuning = self.tuning
-        columns = find_columns(rows, split, lambda found: conversation_columns(tuning, found))
+        options = self.options
+        columns = find_columns(rows, split, lambda names: conversation_columns(options, names))
         conversations = read_rows(
-            rows, split, lambda row: read_conversation(row, columns, tuning.chat_template)
+            rows, split, lambda row: read_conversation(row, columns, options.chat_template)
         )
         for number, conversation in enumerate(conversations, start=1):
             yield from self.texts_of(number, split, conversation)
@@ -73,7 +73,7 @@ class InstructionTuningTask(DecoderTuningTask):
         return cross_entropy(logits.float(), tokens, reduction="sum", label_smoothing=smoothing)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Of each sample the sum of its learned tokens' losses, and their number."""
+        """For each sample the sum of its learned tokens' losses, and their number."""
         targets = self.collate(samples).targets
         counts = [len(sample["targets"]) for sample in samples]
         rows = zip(targets["places"].split(counts), targets["tokens"].split(counts), strict=True)

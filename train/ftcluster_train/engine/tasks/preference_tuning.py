@@ -30,12 +30,11 @@ class PreferenceTuningTask(DecoderTuningTask):
     rejected one. How likely they were is computed once, so that model is not kept.
     """
 
+    options: PreferenceTuning
     needs_reference = True
 
     def __init__(self, recipe: Recipe, tokenizer: Any, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
-        assert isinstance(recipe.options, PreferenceTuning)
-        self.options = recipe.options
         # by a sample's number: the logarithms of both answers' probabilities at the start
         self._reference: dict[int, tuple[float, float]] = {}
         self._written = 0  # samples of all sets
@@ -61,7 +60,7 @@ class PreferenceTuningTask(DecoderTuningTask):
                     "input_ids": chosen + rejected,
                     "targets": learned[0] + [len(chosen) + target for target in learned[1]],
                     "documents": [len(chosen), len(rejected)],
-                    "counts": [len(one) for one in learned],
+                    "counts": [len(targets) for targets in learned],
                     "number": [self._written],
                 }
             )
@@ -71,7 +70,7 @@ class PreferenceTuningTask(DecoderTuningTask):
 
     def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
         """Those of the chosen and of the rejected answer, by turns."""
-        columns = find_columns(rows, split, lambda found: preference_columns(self.options, found))
+        columns = find_columns(rows, split, lambda names: preference_columns(self.options, names))
         template = self.options.chat_template
         pairs = read_rows(rows, split, lambda row: read_preference(row, columns, template))
         for number, pair in enumerate(pairs, start=1):
@@ -92,8 +91,8 @@ class PreferenceTuningTask(DecoderTuningTask):
         return self.head
 
     def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> None:
-        for sample, found in zip(samples, predictions, strict=True):
-            self._reference[sample["number"][0]] = tuple(found)
+        for sample, likely in zip(samples, predictions, strict=True):
+            self._reference[sample["number"][0]] = tuple(likely)
 
     # a batch
 
@@ -119,19 +118,19 @@ class PreferenceTuningTask(DecoderTuningTask):
         return (1 - self.smoothing) * preferred + self.smoothing * other
 
     def _log_probabilities(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Of both answers of each pair, shape (pairs, 2)."""
+        """The logarithms of both answers' probabilities, shape (pairs, 2)."""
         logits, tokens = outputs.logits[0, targets["places"]], targets["tokens"]
         if self.head is not None:  # the model returned hidden states, see use_fused_loss
             losses = token_losses(logits, self.head, tokens)
         else:
             losses = cross_entropy(logits.float(), tokens, reduction="none")
         answers = losses.split(targets["counts"].tolist())
-        return -torch.stack([one.sum() for one in answers]).view(-1, 2)
+        return -torch.stack([losses.sum() for losses in answers]).view(-1, 2)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Of each pair the logarithms of both answers' probabilities."""
-        found: list[Any] = self._log_probabilities(outputs, self.collate(samples).targets).tolist()
-        return found
+        """For each pair the logarithms of both answers' probabilities."""
+        likely: list[Any] = self._log_probabilities(outputs, self.collate(samples).targets).tolist()
+        return likely
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """The loss, how many answers are preferred as they should be, and by how much."""

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
+from transformers import AutoModelForQuestionAnswering
 
 from ftcluster_common.columns import answering_columns
 from ftcluster_common.job import PREDICT
-from ftcluster_common.recipe import QuestionAnswering, Recipe
-from ftcluster_train.engine.data.sources import column_batches
+from ftcluster_common.recipe import QuestionAnswering
+from ftcluster_train.engine.data.sources import Rows, column_batches
 from ftcluster_train.engine.data.token_store import Sample, Samples
-from ftcluster_train.engine.metrics import squad
+from ftcluster_train.engine.metrics import squad_metrics
 from ftcluster_train.engine.tasks.answer_spans import FeatureAnswer, Span, best_span, choose_answers
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.engine.tasks.squad_features import FeatureWriter
@@ -31,21 +31,20 @@ class QuestionAnsweringTask(Task):
     """Cross entropy over the feature's tokens of a span's start and of its end."""
 
     model_class = AutoModelForQuestionAnswering
+    options: QuestionAnswering
 
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
-        super().__init__(recipe, tokenizer, *others)
-        assert isinstance(recipe.options, QuestionAnswering)
-        self.options = recipe.options
-        if not tokenizer.is_fast:
+    def check_padding(self) -> None:
+        if not self.tokenizer.is_fast:
             raise TrainError(
-                f"the tokenizer {type(tokenizer).__name__} of {recipe.tokenizer or recipe.model} "
-                "does not give the characters of a token",
+                f"the tokenizer {type(self.tokenizer).__name__} of "
+                f"{self.recipe.tokenizer or self.recipe.model} does not give the characters of a "
+                "token",
                 "question answering needs a fast tokenizer, one with a tokenizer.json",
             )
-        self.check_padding()
+        super().check_padding()
 
-    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
-        length, notices = self.limit_length(self.options.max_length, "max_length", longest)
+    def limit_length(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
+        length, notices = super().limit_length(wanted, field, longest)
         special = self.tokenizer.num_special_tokens_to_add(pair=True)
         least = self.options.max_query_length + self.options.doc_stride + special + 1
         if length < least:
@@ -55,23 +54,18 @@ class QuestionAnsweringTask(Task):
                 f"feature has at least {least}",
                 "lower them",
             )
-        options, sets = self.options, self.sets(data)
-        rows = next(iter(sets.values()))
-        sets, drawn = self.with_validation(
-            sets, lambda: [0 for _ in rows], options.validation_split_percentage
-        )
-        self.keep_rows(sets, folder)
+        return length, notices
+
+    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         answered = self.purpose != PREDICT
-        columns = answering_columns(options, answered)
-        for split, rows in sets.items():
-            writer = FeatureWriter(
-                options, self.tokenizer, self.token_kinds(), folder / split, split, length
-            )
-            for batch in column_batches(rows, columns, split):
-                answers = [] if answered else [[NO_ANSWER] * len(batch[columns[0]])]
-                writer.add(*(batch[name] for name in columns), *answers)
-            notices += writer.close()
-        return [*notices, *drawn]
+        columns = answering_columns(self.options, answered)
+        writer = FeatureWriter(
+            self.options, self.tokenizer, self.token_kinds(), folder, split, limit
+        )
+        for batch in column_batches(rows, columns, split):
+            answers = [] if answered else [[NO_ANSWER] * len(batch[columns[0]])]
+            writer.add(*(batch[name] for name in columns), *answers)
+        return writer.close()
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         # padded on the right, so that positions in a feature stay as they are
@@ -99,7 +93,7 @@ class QuestionAnsweringTask(Task):
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """For each feature its question, the score of "no answer" and the best span."""
         starts, ends = outputs.start_logits.float(), outputs.end_logits.float()
-        found = []
+        spans = []
         for i, sample in enumerate(samples):
             offsets = list(zip(sample["begins"], sample["ends"], strict=True))
             first, null = sample["first"][0], sample["null"][0]
@@ -109,27 +103,27 @@ class QuestionAnsweringTask(Task):
                 self.options.n_best_size, self.options.max_answer_length,
             )  # fmt: skip
             null_score = float(starts[i, null] + ends[i, null])
-            found.append((sample["question"][0], null_score, astuple(span) if span else None))
-        return found
+            spans.append((sample["question"][0], null_score, astuple(span) if span else None))
+        return spans
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """Exact match and F1 of the questions, in percent."""
         wanted = [question["answers"] for question in samples.about["questions"]]
-        found = self._answers(predictions, samples)
-        return squad.score(found, wanted, self.options.version_2_with_negative)
+        answers = self._answers(predictions, samples)
+        return squad_metrics(answers, wanted, self.options.version_2_with_negative)
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
         """The text of each question's answer, or "" for none."""
         return [{"prediction": answer} for answer in self._answers(predictions, samples)]
 
     def _answers(self, predictions: Sequence[Any], samples: Samples) -> list[str]:
-        found = [
+        features = [
             FeatureAnswer(question, null, Span(*span) if span else None)
             for question, null, span in predictions
         ]
         negative = self.options.version_2_with_negative
         return choose_answers(
-            found,
+            features,
             [question["context"] for question in samples.about["questions"]],
             self.options.null_score_diff_threshold if negative else None,
         )

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import transformers
 from torch.nn import functional
-from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedModel
 
 from ftcluster_common.columns import SearchColumns, embedded_column, search_columns, search_texts
 from ftcluster_common.data_files import TRAIN, DataError
 from ftcluster_common.job import PREDICT
-from ftcluster_common.recipe import Recipe, SentenceSimilarity
+from ftcluster_common.recipe import SentenceSimilarity
 from ftcluster_common.sentence_modules import SentenceModules, module_files, read_modules
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.sources import (
@@ -28,7 +28,7 @@ from ftcluster_train.engine.data.sources import (
     read_rows,
 )
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
-from ftcluster_train.engine.metrics.retrieval import DEPTH, retrieval_metrics
+from ftcluster_train.engine.metrics import DEPTH, retrieval_metrics
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts, ranking_loss
@@ -54,35 +54,20 @@ class SentenceSimilarityTask(Task):
     # a batch has random rows: rows of one length are often about the same text, so not negatives
     group_by_length = False
 
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
-        super().__init__(recipe, tokenizer, *others)
-        assert isinstance(recipe.options, SentenceSimilarity)
-        self.options = recipe.options
-        self.modules = SentenceModules("mean", normalize=True)
-        self.width = 0
-        self.check_padding()
+    options: SentenceSimilarity
+    modules = SentenceModules("mean", normalize=True)
+    width = 0
 
-    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
-        limit, notices = self.limit_length(self.options.max_length, "max_length", longest)
-        sets = self.sets(data)
-        first = next(iter(sets.values()))
-        sets, drawn = self.with_validation(
-            sets, lambda: [0 for _ in first], self.options.validation_split_percentage
-        )
-        self.keep_rows(sets, folder)
-        for split, rows in sets.items():
-            encode = self._encode_rows if split == TRAIN else self._encode_texts
-            cut = encode(rows, split, limit, folder / split)
-            if cut:
-                notices.append(f"{split}: {cut} texts were truncated to {limit} tokens")
-        return [*notices, *drawn]
+    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+        encode = self._encode_rows if split == TRAIN else self._encode_texts
+        return self.truncated(split, encode(rows, split, limit, folder), limit, "texts")
 
     def _encode_rows(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
         """Write one sample for each row; returns the number of truncated texts."""
         kind = token_kind(len(self.tokenizer))
         writer = SampleWriter(folder, {"input_ids": kind, "lengths": "i", "texts": "q"})
-        found, cut = _rows_of(rows, self.options, split), 0
-        while batch := list(islice(found, BATCH_ROWS)):
+        rows_of_texts, cut = _rows_of(rows, self.options, split), 0
+        while batch := list(islice(rows_of_texts, BATCH_ROWS)):
             tokens, too_long = self.tokenize([[text for row in batch for text in row]], limit)
             ids = iter(tokens["input_ids"])
             cut += too_long
@@ -125,18 +110,18 @@ class SentenceSimilarityTask(Task):
             )
         try:
             folder = Path(model.name_or_path)
-            found = (read_modules(folder) if folder.is_absolute() else None) or self.modules
+            modules = (read_modules(folder) if folder.is_absolute() else None) or self.modules
         except DataError as error:
             if self.options.pooling == "auto" or self.options.normalize == "auto":
                 raise TrainError(
                     str(error), "train another way: pooling=mean normalize=true"
                 ) from None
-            found = self.modules
+            modules = self.modules
         pooling, normalize = self.options.pooling, self.options.normalize
         self.modules = replace(
-            found,
-            pooling=found.pooling if pooling == "auto" else pooling,
-            normalize=found.normalize if normalize == "auto" else normalize,
+            modules,
+            pooling=modules.pooling if pooling == "auto" else pooling,
+            normalize=modules.normalize if normalize == "auto" else normalize,
         )
         self.width = model.config.hidden_size
         # no embedding depends on it, and the exchange of gradients would wait for its own
@@ -189,16 +174,16 @@ class SentenceSimilarityTask(Task):
         embeddings = functional.normalize(_decoded(predictions), dim=-1)
         about = samples.about
         documents = torch.tensor(about["documents"])
-        found: list[list[int]] = []
+        retrieved: list[list[int]] = []
         for queries in torch.tensor(about["queries"]).split(SCORED):
             scores = embeddings[queries] @ embeddings[documents].T
             best = documents[scores.topk(min(DEPTH + 1, len(documents))).indices]
             # a query may be one of the texts itself
-            found += [
+            retrieved += [
                 [text for text in texts if text != query]
                 for query, texts in zip(queries.tolist(), best.tolist(), strict=True)
             ]
-        return retrieval_metrics(found, about["relevant"])
+        return retrieval_metrics(retrieved, about["relevant"])
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
         """The embedding of each row's text, as a list of numbers."""
@@ -238,7 +223,7 @@ class Search:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[str]]) -> "Search":
-        """Of the texts of rows, each with a query and the text that belongs to it first."""
+        """Read rows of texts, each with a query and the text that belongs to it first."""
         numbers: dict[str, int] = {}
         belonging: dict[int, dict[int, None]] = {}
         documents: dict[int, None] = {}
@@ -247,7 +232,7 @@ class Search:
             belonging.setdefault(query, {})[positive] = None
             documents |= dict.fromkeys([positive, *negatives])
         return cls(
-            list(numbers), {q: list(found) for q, found in belonging.items()}, list(documents)
+            list(numbers), {q: list(texts) for q, texts in belonging.items()}, list(documents)
         )
 
     @property
@@ -267,7 +252,7 @@ def _rows_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[li
 
 
 def _columns_of(rows: Rows, options: SentenceSimilarity, split: str) -> SearchColumns:
-    return find_columns(rows, split, lambda found: search_columns(options, found))
+    return find_columns(rows, split, lambda names: search_columns(options, names))
 
 
 def _texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Classification of one text or two, or regression."""
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from ftcluster_common.columns import classification_columns
 from ftcluster_common.data_files import TRAIN
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import Recipe, TextClassification
+from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics.glue import default_metrics, measure
+from ftcluster_train.engine.metrics import default_metrics, measure
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.engine.tasks.labels import (
     ClassLabels,
@@ -31,13 +32,11 @@ class TextClassificationTask(Task):
     """Cross entropy over classes or, with `regression`, the squared error."""
 
     model_class = AutoModelForSequenceClassification
+    options: TextClassification
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
-        assert isinstance(recipe.options, TextClassification)
-        self.options = recipe.options
         self.validation_splits = self.options.validation_splits
-        self.check_padding()
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         self._check_trained()
@@ -50,9 +49,8 @@ class TextClassificationTask(Task):
         notices += self._unread(columns, columns_of(first))
         labels = self._labels(first, label)
         names = labels.names or class_names(first, label)
-        sets, drawn = self.with_validation(
-            sets, lambda: self._classes(first, label), self.options.validation_split_percentage
-        )
+        self._label = label
+        sets, drawn = self.with_validation(sets)
         self.keep_rows(sets, folder)
         classes: dict[str, set[int]] = {}
         for split, rows in sets.items():
@@ -60,20 +58,19 @@ class TextClassificationTask(Task):
             cut, classes[split] = self._encode_split(rows, split, columns, labels, limit, writer)
             read = {"text_columns": texts, "label_column": label}
             writer.close(classes=self._count(classes[split]), names=names, columns=read)
-            if cut:
-                notices.append(f"{split}: {cut} samples were truncated to {limit} tokens")
+            notices += self.truncated(split, cut, limit)
         if self.purpose == "train" and not self.options.regression:
-            found = count_classes(classes.pop(TRAIN), classes)
-            if found > 2 and "f1" in (self.options.metrics or ()):
+            count = count_classes(classes.pop(TRAIN), classes)
+            if count > 2 and "f1" in (self.options.metrics or ()):
                 raise TrainError(
-                    f"the metric f1 needs two classes, the data have {found}",
+                    f"the metric f1 needs two classes, the data have {count}",
                     "use others: metrics=[accuracy,matthews]",
                 )
         return [*notices, *drawn]
 
-    def _unread(self, columns: Sequence[str], known: Sequence[str]) -> list[str]:
+    def _unread(self, columns: Sequence[str], columns_of_data: Sequence[str]) -> list[str]:
         """Which columns are read, where they were found by their names and there are others."""
-        others = [name for name in known if name not in columns]
+        others = [name for name in columns_of_data if name not in columns]
         if self.options.text_columns or not others:
             return []
         named = "text_columns=A,B names others"
@@ -101,9 +98,12 @@ class TextClassificationTask(Task):
             return ClassLabels(self.trained.label2id, self.recipe.model)
         return ClassLabels(numbers)
 
-    def _classes(self, rows: Rows, column: str) -> list[Hashable]:
-        """The class of each row; the same for all of a regression."""
-        return [0 if self.options.regression else value for value in self._values(rows, column)]
+    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
+        """The same share of each class."""
+        if self.options.regression:
+            return super().draw_validation(rows, percent, seed)
+        drawn = draw_rows([*self._values(rows, self._label)], percent, seed)
+        return drawn, f"{len(drawn)} rows"
 
     def _values(self, rows: Rows, column: str) -> Iterator[Any]:
         return (value for batch in column_batches(rows, [column], TRAIN) for value in batch[column])
@@ -167,8 +167,8 @@ class TextClassificationTask(Task):
         if self.options.regression:
             return {**_named(["LABEL_0"]), "problem_type": "regression"}
         names = [f"LABEL_{number}" for number in range(train_set.about["classes"])]
-        found = train_set.about["names"]
-        names[: len(found)] = found
+        known_names = train_set.about["names"]
+        names[: len(known_names)] = known_names
         return {**_named(names), "problem_type": "single_label_classification"}
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
@@ -184,18 +184,18 @@ class TextClassificationTask(Task):
         logits = outputs.logits.float()
         losses = self._losses(logits, self._targets(samples))
         if self.options.regression:
-            found, sure = logits.squeeze(-1), torch.ones(len(samples))
+            answers, sure = logits.squeeze(-1), torch.ones(len(samples))
         else:
-            sure, found = logits.softmax(dim=-1).max(dim=-1)
-        return list(zip(found.tolist(), losses.tolist(), sure.tolist(), strict=True))
+            sure, answers = logits.softmax(dim=-1).max(dim=-1)
+        return list(zip(answers.tolist(), losses.tolist(), sure.tolist(), strict=True))
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """The recipe's metrics, and the mean loss."""
         values, losses, _ = zip(*predictions, strict=True)
         labels = [sample["label"][0] for sample in samples]
         classes = None if self.options.regression else samples.about["classes"]
-        found = measure(self.options.metrics or default_metrics(classes), values, labels)
-        return {**found, "loss": math.fsum(losses) / len(losses)}
+        metrics = measure(self.options.metrics or default_metrics(classes), values, labels)
+        return {**metrics, "loss": math.fsum(losses) / len(losses)}
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
         """The number; or the class by its name, and its probability."""
@@ -214,7 +214,7 @@ class TextClassificationTask(Task):
     def _losses(
         self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
     ) -> torch.Tensor:
-        """Of each sample, in fp32."""
+        """The loss of each sample, in fp32."""
         if self.options.regression:
             return mse_loss(logits.float().squeeze(-1), labels, reduction="none")
         return cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)

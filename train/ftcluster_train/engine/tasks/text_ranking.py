@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
+from transformers import AutoModelForSequenceClassification
 
 from ftcluster_common.columns import RankingColumns, ranked_texts, ranking_columns
-from ftcluster_common.data_files import TRAIN, VALIDATION
+from ftcluster_common.data_files import TRAIN
 from ftcluster_common.job import PREDICT
-from ftcluster_common.recipe import Recipe, TextRanking
-from ftcluster_train.engine.data.sets import SEED, Part, draw_rows
+from ftcluster_common.recipe import TextRanking
+from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics.retrieval import retrieval_metrics
+from ftcluster_train.engine.metrics import retrieval_metrics
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.errors import TrainError
 
@@ -28,12 +28,7 @@ class TextRankingTask(Task):
     """Binary cross entropy of one logit for each pair."""
 
     model_class = AutoModelForSequenceClassification
-
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
-        super().__init__(recipe, tokenizer, *others)
-        assert isinstance(recipe.options, TextRanking)
-        self.options = recipe.options
-        self.check_padding()
+    options: TextRanking
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         if self.trained and self.trained.num_labels != 1:
@@ -41,31 +36,15 @@ class TextRankingTask(Task):
                 f"{self.recipe.model} has {self.trained.num_labels} outputs, a reranker has one",
                 "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
             )
-        limit, notices = self.limit_length(self.options.max_length, "max_length", longest)
-        sets, drawn = self._with_validation(self.sets(data))
-        self.keep_rows(sets, folder)
-        for split, rows in sets.items():
-            cut = self._encode_split(rows, split, limit, folder / split)
-            if cut:
-                notices.append(f"{split}: {cut} samples were truncated to {limit} tokens")
-        return [*notices, *drawn]
+        return super().encode(data, longest, folder)
 
-    def _with_validation(self, sets: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
-        """With a validation set, all rows of a query in the same set."""
-        if self.purpose != "train" or len(sets) > 1:
-            return sets, []
-        seed, rows = self.recipe.training.data_seed, sets[TRAIN]
+    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
+        """All rows of a query are in the same set."""
         queries = [query for query, _ in self._rows_of(rows, TRAIN)]
         different = list(dict.fromkeys(queries))
-        percent = self.options.validation_split_percentage
-        drawn = draw_rows([0 for _ in different], percent, SEED if seed is None else seed)
-        chosen = {different[number] for number in drawn}
+        chosen = {different[n] for n in draw_rows([0 for _ in different], percent, seed)}
         numbers = frozenset(n for n, query in enumerate(queries) if query in chosen)
-        notice = f"validation: {len(chosen)} queries, {percent:g} % of train"
-        return {
-            TRAIN: Part(rows, numbers, inside=False),
-            VALIDATION: Part(rows, numbers, inside=True),
-        }, [notice]
+        return numbers, f"{len(chosen)} queries"
 
     def _rows_of(self, rows: Rows, split: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
         """The query of each row, and its texts with their labels."""
@@ -75,16 +54,16 @@ class TextRankingTask(Task):
     def _columns(self, rows: Rows, split: str) -> RankingColumns:
         labelled = self.purpose != PREDICT
         return find_columns(
-            rows, split, lambda found: ranking_columns(self.options, found, labelled)
+            rows, split, lambda names: ranking_columns(self.options, names, labelled)
         )
 
-    def _encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
-        """Write one sample for each pair; returns the number of truncated ones."""
+    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+        """Write one sample for each pair; returns notices."""
         kinds = self.token_kinds()
         writer = SampleWriter(folder, {**kinds, "label": "d", "query": "i"})
         numbers: dict[str, int] = {}  # of the queries
-        cut, found = 0, self._rows_of(rows, split)
-        while batch := list(islice(found, BATCH_ROWS)):
+        cut, ranked_rows = 0, self._rows_of(rows, split)
+        while batch := list(islice(ranked_rows, BATCH_ROWS)):
             pairs = [(query, *text) for query, texts in batch for text in texts]
             queries, texts, labels = map(list, zip(*pairs, strict=True))
             tokens, too_long = self.tokenize([queries, texts], limit)
@@ -99,7 +78,7 @@ class TextRankingTask(Task):
         read = {"query_column": query, "text_column": text, "negative_columns": negatives}
         read |= {"label_column": label} if label else {}
         writer.close(columns=read)
-        return cut
+        return self.truncated(split, cut, limit)
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
         # with one output CrossEncoder of sentence-transformers needs no files of its own
@@ -153,5 +132,5 @@ def _labels(samples: Sequence[Sample]) -> torch.Tensor:
 
 
 def _losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Of each pair, in fp32."""
+    """The loss of each pair, in fp32."""
     return binary_cross_entropy_with_logits(logits.float().squeeze(-1), labels, reduction="none")

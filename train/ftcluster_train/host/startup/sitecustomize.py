@@ -5,7 +5,7 @@ kernels replace torch's functions once the script has imported torch, see `ftclu
 
 The store of torch's rendezvous listens at the head's address only, see `store_address`.
 
-A script that hangs is asked for its Python stacks, see `python_stacks`.
+A script that hangs is asked for its Python stacks, see `rank_status`.
 
 gloo's threads get time to finish at the end of the script. A thread of torch's gloo backend
 releases the tensors of the last collective a moment after that has returned, and needs the GIL for
@@ -26,7 +26,7 @@ from ftcluster_common.launch import FAST_VARIABLE
 from ftcluster_train.host.after_import import after_import
 from ftcluster_train.host.layer import add_layer
 from ftcluster_train.host.store_address import RENDEZVOUS, listen_at_one_address
-from ftcluster_train.io import python_stacks
+from ftcluster_train.io import rank_status
 
 SETTLE_SECONDS = 0.3
 THREADS = ("pt_gloo_runloop",)  # their name in torch
@@ -59,6 +59,6 @@ add_layer()
 if os.environ.get(FAST_VARIABLE):
     after_import("torch", _enable_fast)
 after_import(RENDEZVOUS, listen_at_one_address)
-python_stacks.write_on_signal()
+rank_status.write_stacks_on_signal()
 atexit.register(_settle)  # handlers run in reverse order, so this is the last
 _import_next()

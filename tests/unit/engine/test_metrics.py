@@ -2,17 +2,21 @@ import math
 
 import pytest
 
-from ftcluster_train.engine.metrics import squad
-from ftcluster_train.engine.metrics.glue import (
+from ftcluster_train.engine.metrics import (
     accuracy,
     default_metrics,
+    exact_match,
     f1,
     matthews,
     measure,
+    normalise,
     pearson,
     perplexity,
     ranks,
+    retrieval_metrics,
     spearman,
+    squad_f1,
+    squad_metrics,
 )
 
 
@@ -70,26 +74,45 @@ def test_perplexity_is_a_number_whatever_the_loss() -> None:
     ],
 )
 def test_answers_are_normalised_as_in_squads_script(answer: str, normal: str) -> None:
-    assert squad.normalise(answer) == normal
+    assert normalise(answer) == normal
 
 
 def test_the_best_of_several_true_answers_counts() -> None:
     true = ["in October 1973", "October", "1973"]
-    assert squad.exact_match("the 1973.", true) == 1.0
-    assert squad.exact_match("1974", true) == 0.0
-    assert squad.f1("October 1973", true) == pytest.approx(0.8)  # P 1, R 2/3
-    assert squad.f1("to be to be", ["be be quick"]) == pytest.approx(4 / 7)  # bags of words
+    assert exact_match("the 1973.", true) == 1.0
+    assert exact_match("1974", true) == 0.0
+    assert squad_f1("October 1973", true) == pytest.approx(0.8)  # P 1, R 2/3
+    assert squad_f1("to be to be", ["be be quick"]) == pytest.approx(4 / 7)  # bags of words
 
 
 def test_squad_1_in_percent() -> None:
-    found = squad.score(["a cat", "no"], [["cat"], ["yes", "oh yes"]], unanswerable=False)
+    found = squad_metrics(["a cat", "no"], [["cat"], ["yes", "oh yes"]], unanswerable=False)
     assert found == {"exact_match": 50.0, "f1": 50.0}
 
 
 def test_squad_2_tells_questions_without_an_answer_apart() -> None:
     answers, true = ["cat", "", "", "dog"], [["cat"], [], ["owl"], []]
-    assert squad.score(answers, true, unanswerable=True) == {
+    assert squad_metrics(answers, true, unanswerable=True) == {
         "exact_match": 50.0, "f1": 50.0, "HasAns_exact": 50.0, "HasAns_f1": 50.0,
         "NoAns_exact": 50.0, "NoAns_f1": 50.0,
     }  # fmt: skip
-    assert "NoAns_f1" not in squad.score(["cat"], [["cat"]], unanswerable=True)
+    assert "NoAns_f1" not in squad_metrics(["cat"], [["cat"]], unanswerable=True)
+
+
+def test_metrics_of_three_queries() -> None:
+    found = [
+        [7, 1, 2],  # the only text first
+        [1, 8, 9],  # two texts, second and third
+        [*range(10, 20), 4],  # behind the tenth place
+    ]
+    metrics = retrieval_metrics(found, [[7], [8, 9], [4]])
+    second = (1 / math.log2(3) + 1 / 2) / (1 + 1 / math.log2(3))
+    assert metrics == {
+        "ndcg_at_10": pytest.approx((1 + second) / 3),
+        "mrr_at_10": pytest.approx((1 + 0.5) / 3),
+        "accuracy_at_1": pytest.approx(1 / 3),
+    }
+
+
+def test_more_texts_than_places_are_all_right() -> None:
+    assert set(retrieval_metrics([range(10)], [range(15)]).values()) == {1.0}

@@ -1,0 +1,198 @@
+"""Metrics in plain Python: of GLUE, of SQuAD's answers, of retrieval.
+
+Those of GLUE are tested against values of scikit-learn and scipy. Exact match and F1 of answers are
+those of SQuAD's evaluation scripts (https://rajpurkar.github.io/SQuAD-explorer/, evaluate-v1.1.py
+and evaluate-v2.0.py). Those of retrieval have MTEB's names.
+"""
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+DEPTH = 10  # the texts that are found for a query
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def accuracy(predictions: Sequence[int], labels: Sequence[int]) -> float:
+    """The share of correct predictions."""
+    return sum(p == y for p, y in zip(predictions, labels, strict=True)) / len(labels)
+
+
+def f1(predictions: Sequence[int], labels: Sequence[int]) -> float:
+    """2 TP / (2 TP + FP + FN) of class 1; 0 if that class is neither predicted nor true."""
+    pairs = Counter((p == 1, y == 1) for p, y in zip(predictions, labels, strict=True))
+    right, wrong = 2 * pairs[True, True], pairs[True, False] + pairs[False, True]
+    return right / (right + wrong) if right + wrong else 0.0
+
+
+def matthews(predictions: Sequence[int], labels: Sequence[int]) -> float:
+    """Matthews' correlation coefficient for any number of classes; 0 if undefined.
+
+    With c correct predictions of s samples, and p_k predictions and t_k labels of class k:
+    (c s - sum p_k t_k) / sqrt((s^2 - sum p_k^2) (s^2 - sum t_k^2)). Source: Gorodkin 2004,
+    "Comparing two K-category assignments by a K-category correlation coefficient".
+    """
+    predicted, true = Counter(predictions), Counter(labels)
+    samples = len(labels)
+    right = sum(p == y for p, y in zip(predictions, labels, strict=True))
+    above = right * samples - sum(predicted[k] * true[k] for k in true)
+    below = samples**2 - sum(n * n for n in predicted.values())
+    below *= samples**2 - sum(n * n for n in true.values())
+    return above / math.sqrt(below) if below else 0.0
+
+
+def pearson(predictions: Sequence[float], labels: Sequence[float]) -> float:
+    """Pearson's correlation coefficient; 0 if one side is constant."""
+    mean_p, mean_y = math.fsum(predictions) / len(predictions), math.fsum(labels) / len(labels)
+    pairs = [(p - mean_p, y - mean_y) for p, y in zip(predictions, labels, strict=True)]
+    below = math.fsum(p * p for p, _ in pairs) * math.fsum(y * y for _, y in pairs)
+    return math.fsum(p * y for p, y in pairs) / math.sqrt(below) if below else 0.0
+
+
+def spearman(predictions: Sequence[float], labels: Sequence[float]) -> float:
+    """Spearman's rank correlation: Pearson's of the ranks."""
+    return pearson(ranks(predictions), ranks(labels))
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """The rank of each value from 1; equal values share their mean rank.
+
+    >>> ranks([10.0, 30.0, 10.0])
+    [1.5, 3.0, 1.5]
+    """
+    positions: dict[float, list[int]] = {}
+    for rank, value in enumerate(sorted(values), start=1):
+        positions.setdefault(value, []).append(rank)
+    mean = {value: sum(places) / len(places) for value, places in positions.items()}
+    return [mean[value] for value in values]
+
+
+METRICS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
+    "accuracy": accuracy,  # type: ignore[dict-item] # of classes, which are whole numbers
+    "f1": f1,  # type: ignore[dict-item]
+    "matthews": matthews,  # type: ignore[dict-item]
+    "pearson": pearson,
+    "spearman": spearman,
+}
+
+
+def default_metrics(classes: int | None) -> tuple[str, ...]:
+    """The metrics of a recipe that names none.
+
+    Args:
+        classes: number of classes; None for a regression.
+    """
+    if classes is None:
+        return ("pearson", "spearman")
+    return ("accuracy", "f1") if classes == 2 else ("accuracy",)
+
+
+def measure(
+    names: Sequence[str], predictions: Sequence[float], labels: Sequence[float]
+) -> dict[str, float]:
+    """Each named metric over all samples."""
+    return {name: METRICS[name](predictions, labels) for name in names}
+
+
+def perplexity(loss: float) -> float:
+    """exp of the mean loss per token, in nats; finite for any loss."""
+    return math.exp(min(loss, 700.0))
+
+
+def normalise(answer: str) -> str:
+    """Lower case, without ASCII punctuation, articles and extra blanks.
+
+    >>> normalise("The  Eiffel-Tower!")
+    'eiffeltower'
+    """
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, true: Sequence[str]) -> float:
+    """1 if the answer is one of the true ones, both normalised, else 0."""
+    return float(normalise(answer) in {normalise(text) for text in true})
+
+
+def squad_f1(answer: str, true: Sequence[str]) -> float:
+    """The best F1 of the answer with a true answer, as bags of words.
+
+    If one of them is empty: 1 if both are, else 0 (evaluate-v2.0.py).
+    """
+    return max(_f1_of_words(normalise(answer).split(), normalise(text).split()) for text in true)
+
+
+def _f1_of_words(answer: Sequence[str], true: Sequence[str]) -> float:
+    if not answer or not true:
+        return float(answer == true)
+    common = (Counter(answer) & Counter(true)).total()
+    # 2 P R / (P + R) with P = common / len(answer) and R = common / len(true)
+    return 2 * common / (len(answer) + len(true))
+
+
+def squad_metrics(
+    answers: Sequence[str], true: Sequence[Sequence[str]], unanswerable: bool
+) -> dict[str, float]:
+    """The metrics of all questions, in percent.
+
+    Args:
+        answers: one per question; "" for "no answer".
+        true: the true answers of each question; none if it has none.
+        unanswerable: whether to score questions with (HasAns) and without an answer (NoAns)
+            separately as well, as in SQuAD 2.0.
+    """
+    results = []
+    for answer, texts in zip(answers, true, strict=True):
+        scored = [text for text in texts if normalise(text)] or [""]
+        results.append((bool(texts), exact_match(answer, scored), squad_f1(answer, scored)))
+    metrics = _mean(results, "exact_match", "f1")
+    if unanswerable:
+        metrics |= _mean([r for r in results if r[0]], "HasAns_exact", "HasAns_f1")
+        metrics |= _mean([r for r in results if not r[0]], "NoAns_exact", "NoAns_f1")
+    return metrics
+
+
+def _mean(results: Sequence[tuple[bool, float, float]], *names: str) -> dict[str, float]:
+    """Percent of exact match and F1; empty without questions."""
+    if not results:
+        return {}
+    columns = list(zip(*results, strict=True))[1:]
+    return {
+        name: 100.0 * sum(column) / len(results)
+        for name, column in zip(names, columns, strict=True)
+    }
+
+
+def retrieval_metrics(
+    retrieved: Sequence[Sequence[int]], relevant: Sequence[Collection[int]]
+) -> dict[str, float]:
+    """Means over the queries; a text is relevant or not.
+
+    nDCG is DCG divided by that of the best order, with DCG the sum of 1 / log2(rank + 1) over the
+    relevant texts (Järvelin and Kekäläinen 2002, Cumulated Gain-Based Evaluation of IR Techniques).
+
+    Args:
+        retrieved: for each query the numbers of texts, the best one first.
+        relevant: for each query the numbers of all texts that belong to it.
+
+    >>> retrieval_metrics([[3, 1]], [{1}])["mrr_at_10"]
+    0.5
+    """
+    gains, ranks, first = [], [], []
+    for texts, wanted in zip(retrieved, relevant, strict=True):
+        hits = [rank for rank, text in enumerate(texts[:DEPTH], start=1) if text in wanted]
+        best = sum(map(_gain, range(1, min(len(wanted), DEPTH) + 1)))
+        gains.append(sum(map(_gain, hits)) / best)
+        ranks.append(1 / hits[0] if hits else 0.0)
+        first.append(float(hits[:1] == [1]))
+    return {
+        f"ndcg_at_{DEPTH}": math.fsum(gains) / len(gains),
+        f"mrr_at_{DEPTH}": math.fsum(ranks) / len(ranks),
+        "accuracy_at_1": math.fsum(first) / len(first),
+    }
+
+
+def _gain(rank: int) -> float:
+    return 1 / math.log2(rank + 1)

@@ -1,1 +1,0 @@
-"""Metrics from predictions and labels."""
