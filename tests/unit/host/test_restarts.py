@@ -9,8 +9,8 @@ import pytest
 
 from ftcluster_common.launch import Host, Launch
 from ftcluster_train.errors import TrainError, error_line
-from ftcluster_train.host.heartbeats import Trouble
 from ftcluster_train.host.monitors import watch_of
+from ftcluster_train.host.rank_life import Trouble
 from ftcluster_train.io.events import EventWriter
 from tests.programs import NODE_PATH
 from tests.unit.host.test_supervisor import (

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 from ftcluster_common.launch import Host, Launch, RankCores
-from ftcluster_train.host.heartbeats import Trouble
 from ftcluster_train.host.monitors import watch_of
 from ftcluster_train.host.mpi_output import RankEnd
+from ftcluster_train.host.rank_life import Trouble
 from ftcluster_train.io.events import EventWriter
 from tests.programs import wait_for
 from tests.unit.host import test_supervisor

@@ -21,7 +21,7 @@ from ftcluster_train.comm.mpi_types import as_bytes
 
 # Seconds between two looks at what is in flight: they double up to LONGEST, and in a long wait are
 # a part of it up to PATIENT: a rank that waits for a hung one must not seem to compute (see
-# host.heartbeats.IDLE_CPU). A look takes 0.1 ms, on a slow or busy CPU several times that.
+# host.rank_life.IDLE_CPU). A look takes 0.1 ms, on a slow or busy CPU several times that.
 SHORTEST, LONGEST, PATIENT, PART_OF_WAIT = 20e-6, 500e-6, 50e-3, 0.02
 # A transfer's look that takes longer has moved data, so the next one follows at once; after a long
 # pause the caches are cold.

@@ -17,7 +17,7 @@ from typing import Any
 from ftcluster_train.fast import adamw, functions
 from ftcluster_train.fast.models import check_model, register_attention, replace_in_models
 from ftcluster_train.fast.modules import fuse_when_trained
-from ftcluster_train.host.after_import import after_import
+from ftcluster_train.host.startup_hooks import after_import
 from ftcluster_train.kernels.in_use import kernels_in_use
 from ftcluster_train.kernels.unread_rows import leave_out_unread
 

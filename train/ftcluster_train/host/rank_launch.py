@@ -25,7 +25,7 @@ from ftcluster_common.launch import (
 from ftcluster_train.comm import oneccl
 from ftcluster_train.host import processes
 from ftcluster_train.host.guardian import ADDRESS, SECRET
-from ftcluster_train.host.heartbeats import Heartbeats, RankLife, Trouble
+from ftcluster_train.host.heartbeats import Heartbeats
 from ftcluster_train.host.host_leases import Leases
 from ftcluster_train.host.hub_token import give
 from ftcluster_train.host.metrics_file import MetricsFile
@@ -37,6 +37,7 @@ from ftcluster_train.host.rank_environment import (
     rank_environment,
     without_credentials,
 )
+from ftcluster_train.host.rank_life import RankLife, Trouble
 from ftcluster_train.host.slow_hosts import SlowHostWatch
 from ftcluster_train.host.ssh_check import Refusal
 from ftcluster_train.host.stack_lock import hold_stack, own_stack
