@@ -39,7 +39,7 @@ from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.health.product_speed import product_shapes, weights_of
 from ftcluster_train.inputs import read_inputs, write_inputs
-from ftcluster_train.kernels import Optimizations
+from ftcluster_train.patching.patch_model import Optimizations
 
 TURNS = 7
 WARM_UP = 3  # steps that are not counted: their memory is new, and the kernel clears it

@@ -25,10 +25,9 @@ from ftcluster_train.comm.world import join_world, leave_world
 from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
 from ftcluster_train.engine.optim.optimizer_step import OptimizerStep
 from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
-from ftcluster_train.engine.patch_model import patch_model
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.causal_lm import CausalLmTask
-from ftcluster_train.kernels import Optimizations
+from ftcluster_train.patching.patch_model import Optimizations, patch_model
 
 PARTS = ("forward", "backward", "optimizer")
 
@@ -69,7 +68,7 @@ def make_step(
         model, task, True, Optimizations(cross_entropy=task is not None), ProgressLog(None)
     )
     optimizer = make(model, ranks)
-    kernels.arriving = optimizer.arriving
+    kernels.arriving = optimizer.pending_gathers
     model.train()
     tokens = torch.randint(1000, (case.samples, case.tokens))
 

@@ -24,9 +24,13 @@ settings.register_profile(
 )
 settings.load_profile("ftcluster")
 
-# A shell has its jobs in the background ignore Ctrl-C, and the programs of tests inherit that.
+# A shell has its jobs in the background ignore Ctrl-C, nohup the end of the terminal, and the
+# programs of tests would inherit that. What is handled is back to its default in a program.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 # What the processes of a run share; ./test gives one folder to all that it starts.
 if "FTCLUSTER_TEST_RUN" not in os.environ:

@@ -28,6 +28,9 @@ SEARCHES = (
       for text in ("positive", "document", "passage", "context", "text", "answer")),
     *PAIRS, ("sentence", "positive"), ("text", "positive"), ("title", "body"), ("title", "text"),
 )  # fmt: skip
+# whether two texts belong together
+BELONGING = ("label", "labels", "score", "similarity", "similarity_score", "is_duplicate")
+TOGETHER = ("1", "1.0", "true")
 NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?[ _-]?\d*", re.IGNORECASE)
 LABELS = (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "emotion", "topic",
@@ -93,11 +96,16 @@ def text_column(options: CausalLm, columns: Sequence[str]) -> str:
 
 
 class SearchColumns(NamedTuple):
-    """The columns of a query, of the text that belongs to it, and of texts that do not."""
+    """The columns of a query, of the text that belongs to it, and of texts that do not.
+
+    Attributes:
+        label: of whether the two belong together; "" where nothing says so.
+    """
 
     query: str
     positive: str
     negatives: tuple[str, ...]
+    label: str = ""
 
 
 def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> SearchColumns:
@@ -115,7 +123,10 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
             f"{what}; found {', '.join(columns) or 'none'}; name them: "
             f"query_column={query or 'NAME'} positive_column={positive or 'NAME'}"
         )
-    return SearchColumns(query, positive, negatives)
+    names = {name.lower(): name for name in columns}
+    label = next((names[name] for name in BELONGING if name in names), "")
+    read = {query, positive, *negatives}
+    return SearchColumns(query, positive, negatives, "" if label in read else label)
 
 
 def _find_search(
@@ -195,7 +206,8 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
     A column of negatives has a text, a list of texts, or nothing.
 
     Raises:
-        DataError: a column is missing, is not a text, or is empty; says which one.
+        DataError: a column is missing, is not a text, or is empty, or the label says that query and
+            text do not belong together; says which one.
     """
     missing = [name for name in (*columns[:2], *columns.negatives) if name not in row]
     if missing:
@@ -210,6 +222,11 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
             raise DataError(f"{name} is {text!r}, not a text")
         if not text.strip():
             raise DataError(f"{name} is empty")
+    if columns.label and str(row.get(columns.label)).lower() not in TOGETHER:
+        raise DataError(
+            f"{columns.label} is {row.get(columns.label)!r}, and a query is learned with the text "
+            "that belongs to it (1); leave out other rows, or the column if it says something else"
+        )
     return [text for _, text in found]
 
 

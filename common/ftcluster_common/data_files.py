@@ -3,11 +3,12 @@
 Rows of Parquet are read in `ftcluster_train.engine.data.sources`.
 """
 
+import codecs
 import csv
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,11 @@ WORDS = {  # in names of files, as `datasets` knows them
     "test": "test", "testing": "test", "eval": "test",
 }  # fmt: skip
 INDEX = "Unnamed: 0"  # pandas writes an index without a name, and so calls it when it reads it
+SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n")
+BLOCK = 1 << 20  # bytes read at a time
 SHARD = re.compile(r"-\d+-of-\d+$")  # of a file that the Hub has in parts
+
+CONVERT = "convert it: iconv -f ENCODING -t UTF-8 FILE > NEW"
 
 Row = Mapping[str, Any]
 Files = tuple[Path, ...]
@@ -121,37 +126,86 @@ class Table:
                     yield where, row if usable else DataError(f"{where}: not a JSON object")
             except UnicodeDecodeError as error:
                 what = f"not UTF-8: {error.reason} at byte {error.start}"
-                raise DataError(f"{path}: {what}") from error
+                raise DataError(f"{path}: {what}; {CONVERT}") from error
             except OSError as error:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
+def encoding_of(path: Path) -> str:
+    """The encoding of a file of CSV, TSV or text: UTF-8, or else Windows' for western Europe.
+
+    Raises:
+        DataError: it is neither; says the line.
+        OSError: it cannot be read.
+    """
+    lines = 1
+    decoders = {name: codecs.getincrementaldecoder(name)() for name in ("utf-8-sig", "cp1252")}
+    with path.open("rb") as content:
+        while decoders and (block := content.readline(BLOCK)):
+            for name in list(decoders):
+                try:
+                    decoders[name].decode(block)
+                except UnicodeDecodeError:
+                    del decoders[name]
+            lines += decoders.keys() != set() and block.endswith(b"\n")
+    if not decoders:
+        raise DataError(f"{path}:{lines}: neither UTF-8 nor Windows-1252; {CONVERT}")
+    return next(iter(decoders))
+
+
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows of a file whose first line has the names of the columns."""
+    """Rows of a file whose first line has the names of the columns.
+
+    In TSV a quote is a character like others, as in GLUE's files.
+    """
     csv.field_size_limit(sys.maxsize)
-    with path.open(encoding="utf-8-sig", newline="") as lines:
+    with path.open(encoding=encoding_of(path), newline="") as lines:
         first = lines.readline()
-        lines.seek(0)
+        said = SEPARATOR.match(first)  # for Excel
+        if not said:
+            lines.seek(0)
         others = [mark for mark in ("\t", ";") if mark in first and "," not in first]
-        reader = csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else [*others, ","][0])
+        delimiter = said[1] if said else "\t" if path.suffix == ".tsv" else [*others, ","][0]
+        reader = csv.reader(
+            lines,
+            delimiter=delimiter,
+            quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL,
+            strict=True,
+        )
         header: list[str] = []
+        begin = 1
         try:
             for cells in reader:
-                where = f"{path}:{reader.line_num}"
+                where, begin = f"{path}:{begin + bool(said)}", reader.line_num + 1
                 if not cells:
                     continue
                 if not header:
-                    header = [cell.strip() for cell in cells]
-                    header[0] = header[0] or INDEX
-                    if "" in header or len(set(header)) < len(header):
-                        raise DataError(f"{where}: names of columns are needed, not {cells}")
-                elif len(cells) != len(header):
+                    header = _header(cells, where)
+                    continue
+                nameless = cells[len(header) :]
+                if len(cells) < len(header) or any(cell.strip() for cell in nameless):
                     have = f"{len(cells)} values for {len(header)} columns"
                     yield where, DataError(f"{where}: {have} ({', '.join(header)})")
                 else:
-                    yield where, dict(zip(header, cells, strict=True))
+                    yield where, dict(zip(header, cells, strict=False))
         except csv.Error as error:
-            raise DataError(f"{path}:{reader.line_num}: {error}") from error
+            what = f"{error}; the row begins at line {begin + bool(said)}"
+            way = "in CSV a quote within quotes is written twice"
+            raise DataError(f"{path}:{reader.line_num + bool(said)}: {what}; {way}") from error
+
+
+def _header(cells: Sequence[str], where: str) -> list[str]:
+    """The names of columns; those at the end without a name are left out."""
+    header = [cell.strip() for cell in cells]
+    while header and not header[-1]:
+        header.pop()
+    if header:
+        header[0] = header[0] or INDEX
+    if "" in header or not header:
+        raise DataError(f"{where}: names of columns are needed, not {cells}")
+    if twice := sorted({name for name in header if header.count(name) > 1}):
+        raise DataError(f"{where}: there are several columns {', '.join(twice)}; rename them")
+    return header
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:

@@ -31,7 +31,7 @@ EVENTS: dict[str, dict[str, Any]] = {
         "train_samples": int,
         "parameters": int,
     },
-    # of the first step, see `ftcluster_train.kernels.in_use`
+    # of the first step, see `ftcluster_train.patching.in_use`
     "kernels": {"used": list},
     "step": {
         "step": int,

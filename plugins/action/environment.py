@@ -9,11 +9,8 @@ from pathlib import Path
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
-from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import BOOT_ID
-from ansible_collections.ftcluster.cluster.plugins.modules.environment import marker as marker_of
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import is_unpacked
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import look
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import Lists
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
@@ -46,8 +43,6 @@ class ActionModule(ActionBase):
         arguments = self._task.args
         wanted = None if arguments.get("layer") else _wanted(arguments)
         digest = wanted.digest if wanted else _layer_digest(arguments)
-        if self._is_whole(arguments, digest):
-            return {"changed": False}
         state = self._execute_module(MODULE, arguments, task_vars=task_vars)
         if state.get("failed"):
             return state
@@ -71,18 +66,6 @@ class ActionModule(ActionBase):
             task_vars=task_vars,
         )
         return {**installed, "notices": notices}
-
-    def _is_whole(self, arguments, digest):
-        """Whether it is finished since the last boot, in a folder that no other user can change."""
-        marker = str(marker_of(Path(arguments["path"]), arguments.get("layer") or ""))
-        told = f'tell marker "$(cat {marker})"; tell boot "$(cat {BOOT_ID})"'
-        found = look(self, [marker], more=told)
-        return (
-            found is not None
-            and found.is_guarded(marker)
-            and found.said.get("marker")
-            == [f"{digest} {boot}" for boot in found.said.get("boot", [])]
-        )
 
 
 def _wanted(arguments):

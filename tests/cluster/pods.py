@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HOSTFILE = "/etc/mpi/hostfile"
 # $1 the pod's folder, $2 its name, $3 the stack; the rest is the program
-MOUNT = f"""
+MOUNT = """
 set -eu
 pod=$1; hostname "$2"; stack=$3; shift 3
 mount -t overlay overlay -o "lowerdir=/etc,upperdir=$pod/etc,workdir=$pod/work" /etc
-mkdir -p {Path(HOSTFILE).parent}; cp "$pod/hosts" /etc/hosts; cp "$pod/hostfile" {HOSTFILE}
+cp "$pod/hosts" /etc/hosts
 mount -t tmpfs tmpfs /mnt; mkdir /mnt/ftcluster
 mount --bind "$pod/../volume" /mnt/ftcluster
 mount -t tmpfs tmpfs /opt; mkdir -p /opt/ftcluster/stack /opt/ftcluster/job
@@ -86,14 +85,11 @@ class Node:
 
 
 @contextmanager
-def two_nodes(
-    folder: Path, stack: Path, names: Sequence[str], job: str, hostfile: str = ""
-) -> Iterator[list[Node]]:
+def two_nodes(folder: Path, stack: Path, names: Sequence[str], job: str) -> Iterator[list[Node]]:
     """Two connected networks, and the folders of what is mounted.
 
     Args:
         job: the content of the ConfigMap.
-        hostfile: that of the MPI operator.
     """
     networks = [f"ftcluster-{os.getpid()}-{index}" for index in range(2)]
     addresses = ["10.77.0.1", "10.77.0.2"]
@@ -107,7 +103,6 @@ def two_nodes(
         for name in ("etc", "work"):
             (own / name).mkdir(parents=True)
         (own / "hosts").write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
-        (own / "hostfile").write_text(hostfile)
         nodes.append(
             Node(names[index].split(".")[0], addresses[index], networks[index], own, stack)
         )

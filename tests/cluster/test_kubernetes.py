@@ -145,28 +145,3 @@ def test_a_trainjob_trains(machine: Machine, facts: Path, tmp_path: Path) -> Non
     [start] = events(volume, "start")
     assert (start["world_size"], start["backend"]) == (2, "gloo")
     assert (volume / "runs/pairs/model/model.safetensors").exists()
-
-
-@pytest.mark.long
-def test_the_launcher_of_an_mpijob_trains(machine: Machine, facts: Path, tmp_path: Path) -> None:
-    """Without SSH: Hydra starts the ranks of its own host itself, under whatever name."""
-    data, specs = export(machine, facts, "mpijob", "ranks_per_host=1")
-    spec = specs["MPIJob"]
-    roles = spec["mpiReplicaSpecs"]
-    launcher, worker = (roles[role]["template"] for role in ("Launcher", "Worker"))
-    hostfile = "".join(f"{name}:{spec['slotsPerWorker']}\n" for name in ("127.0.0.1", "localhost"))
-    added = {
-        "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-o ConnectionAttempts=10",
-        "I_MPI_PERHOST": str(spec["slotsPerWorker"]),
-        "K_MPI_JOB_ROLE": "launcher",
-    }
-    names = ["pairs-launcher", "pairs-worker-0"]
-    stack = machine.home.prefix.joinpath("current").resolve()
-    volume = volume_of(machine, tmp_path)
-    with two_nodes(tmp_path, stack, names, data["job.json"], hostfile) as nodes:
-        prepare(nodes, worker)
-        succeeded(nodes[0].start(launcher, "launcher", added), nodes[0], "launcher")
-    [start] = events(volume, "start")
-    assert (start["world_size"], start["backend"]) == (2, "impi")
-    assert (volume / "runs/pairs/model/model.safetensors").exists()

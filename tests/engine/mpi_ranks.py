@@ -390,6 +390,6 @@ if __name__ == "__main__":
     for number, case in enumerate(sys.argv[1:]):
         if number:
             dist.destroy_process_group()
-            os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+            os.environ["MASTER_PORT"] = os.environ["MASTER_PORTS"].split(",")[number]
         globals()[case]()
     print(f"rank {RANK} is done")

@@ -19,8 +19,8 @@ from ftcluster_train.engine.optim import gradient_buckets, sharded_weights
 from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
 from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.engine.optim.state import State
-from ftcluster_train.kernels import residuals
-from ftcluster_train.kernels.function_overrides import FunctionOverrides
+from ftcluster_train.patching import fp32_residuals
+from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.forks import start
 from tests.engine.models import VOCABULARY, make_model
 
@@ -105,7 +105,7 @@ def learn(case: Case, rank: int, size: int) -> Learned:
     usual, table = gradient_buckets.BUCKET, gradient_buckets.TABLE
     gradient_buckets.BUCKET = case.bucket or usual
     gradient_buckets.TABLE = 0 if case.rows else table
-    residuals.MANY_ELEMENTS = 0
+    fp32_residuals.MANY_ELEMENTS = 0
     try:
         model = make_model("gpt2", "causal-lm")
         spare = torch.nn.Linear(5, 3)
@@ -133,8 +133,8 @@ def learn(case: Case, rank: int, size: int) -> Learned:
     norms, losses = [], []
     overrides = contextlib.nullcontext()
     if case.rows:
-        overrides = FunctionOverrides()
-        overrides.arriving = update.arriving
+        overrides = KernelMode()
+        overrides.arriving = update.pending_gathers
     autocast = case.rows and case.dtype == torch.bfloat16
     for batch in case.batches:
         losses.append(0.0)
@@ -142,7 +142,7 @@ def learn(case: Case, rank: int, size: int) -> Learned:
         for part in parts:
             own = tokens[part]
             if not case.rows:
-                update.arriving.wait()
+                update.pending_gathers.wait()
             with overrides, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 loss = model(input_ids=own, labels=own).loss * len(part) / len(batch)
                 if case.unused and rank == 0:

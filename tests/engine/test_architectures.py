@@ -16,10 +16,10 @@ import torch
 from ftcluster_train import fast
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.models import call_model
-from ftcluster_train.engine.patch_model import patch_model
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.fast import functions
-from ftcluster_train.kernels import Optimizations, simd
+from ftcluster_train.kernels import simd
+from ftcluster_train.patching import script_functions
+from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from tests.engine.architectures import Kind, Size, kinds, make_kind
 from tests.engine.jobs import Run, make_job, make_samples, make_task_of, run
 from tests.engine.test_fast import enabled  # noqa: F401 - a fixture
@@ -112,7 +112,7 @@ def test_an_architecture(
     if not simd.is_available():  # the page is of packages with the loops in C; test_simd is skipped
         return
     request.getfixturevalue("enabled")
-    monkeypatch.setattr(functions, "MANY_CLASSES", 100)
+    monkeypatch.setattr(script_functions, "MANY_CLASSES", 100)
     of_script = kernels_of_script(name, WITH_DROPOUT[name])
     row = (
         f"| {kind.title} | `{name}` | {kind.task} | {', '.join(kernels['used'])} | "

@@ -82,6 +82,28 @@ def test_each_format_gives_the_same_samples(tmp_path: Path, ending: str) -> None
     assert found[0] == found[1]
 
 
+def test_rows_of_parquet_are_checked_where_they_are_read(tmp_path: Path) -> None:
+    """As those of text files are where the command runs."""
+    rows = [dict(row) for row in questions(40, 1)]
+    rows[6]["answers"] = {"text": ["nowhere"], "answer_start": [0]}
+    rows[9]["context"] = None
+    asked = write(tmp_path / "asked.parquet", rows)
+    model = write_model(tmp_path / "model", "bert", "question-answering")
+    with pytest.raises(TrainError) as caught:
+        prepare(job_of(tmp_path, asked, model, "question-answering"))
+    assert "asked.parquet: row 7: answer 'nowhere' is not at character 0" in caught.value.message
+    assert "asked.parquet: row 10: context is None, not a text" in caught.value.message
+
+
+def test_names_of_classes_in_parquet(tmp_path: Path) -> None:
+    """As `datasets` writes them."""
+    rows = datasets.Dataset.from_list(classes(60, 1))
+    rows = rows.cast_column("label", datasets.ClassLabel(names=["worse", "same", "better"]))
+    rows.to_parquet(str(tmp_path / "reviews.parquet"))
+    inputs = prepare(job_of(tmp_path, str(tmp_path / "reviews.parquet")))
+    assert Samples(Path(inputs.samples) / "train").about["names"] == ["worse", "same", "better"]
+
+
 def test_texts_and_answers_of_one_file(tmp_path: Path) -> None:
     asked = write(tmp_path / "asked.parquet", questions(40, 1))
     model = write_model(tmp_path / "model", "bert", "question-answering")

@@ -10,11 +10,11 @@ from ftcluster_train.engine.optim import gradient_buckets
 from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.engine.optim.gradient_buckets import (
     BUCKET,
-    MEBIBYTE,
+    FP32_PER_MIB,
     GradientBuckets,
     bucket_slices,
 )
-from ftcluster_train.kernels import residuals
+from ftcluster_train.patching import fp32_residuals
 from tests.engine.ranks import Case, Learned, learn, learn_all, on_ranks
 
 STEPS = 5
@@ -91,7 +91,7 @@ BATCHES: list[tuple[list[list[int] | None], bool]] = [
 
 def _sum_a_table(rank: int, size: int, dtype: torch.dtype) -> list[tuple[torch.Tensor, float]]:
     """The summed gradients of an embedding, and the bytes sent, for each of BATCHES."""
-    gradient_buckets.TABLE, residuals.MANY_ELEMENTS = ROWS * WIDTH, 0
+    gradient_buckets.TABLE, fp32_residuals.MANY_ELEMENTS = ROWS * WIDTH, 0
     model = torch.nn.Sequential(torch.nn.Embedding(ROWS, WIDTH), torch.nn.Linear(WIDTH, 2))
     buckets = GradientBuckets(FlatWeights(model, dtype), size)
     table, place = model[0].weight, slice(0, ROWS * WIDTH)
@@ -104,7 +104,7 @@ def _sum_a_table(rank: int, size: int, dtype: torch.dtype) -> list[tuple[torch.T
             loss = loss + table.sum()
         else:
             tokens = torch.tensor(rows, dtype=torch.int64)
-            loss = loss + 2 * residuals.embedding(tokens, table).sum()
+            loss = loss + 2 * fp32_residuals.EMBEDDING.function()(tokens, table).sum()
         loss.backward()
         summed = buckets.wait()[place].view(ROWS, WIDTH).clone()
         found.append((summed, buckets.traffic.sent - sent))
@@ -133,7 +133,7 @@ def test_a_table_is_summed_by_rows_where_these_are_few(tmp_path: Path, dtype: to
 
 @pytest.mark.usefixtures("world")
 def test_a_table_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((gradient_buckets, "TABLE"), (residuals, "MANY_ELEMENTS")):
+    for module, name in ((gradient_buckets, "TABLE"), (fp32_residuals, "MANY_ELEMENTS")):
         monkeypatch.setattr(module, name, getattr(module, name))  # to be as before afterwards
     found = _sum_a_table(0, 1, torch.bfloat16)
     for (of_ranks, _), (summed, _) in zip(BATCHES, found, strict=True):
@@ -141,8 +141,8 @@ def test_a_table_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_buckets_of_a_given_size() -> None:
-    end = 5 * MEBIBYTE // 2
+    end = 5 * FP32_PER_MIB // 2
     assert [part.stop - part.start for part in bucket_slices(end, end, bucket_mb=1)] == [
-        MEBIBYTE // 2, MEBIBYTE, MEBIBYTE,
+        FP32_PER_MIB // 2, FP32_PER_MIB, FP32_PER_MIB,
     ]  # fmt: skip
     assert bucket_slices(end, end) == [slice(0, end)]

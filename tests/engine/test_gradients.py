@@ -22,10 +22,9 @@ from transformers import PreTrainedModel
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
-from ftcluster_train.engine.patch_model import patch_model
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.health.probe import cpu_flags
-from ftcluster_train.kernels import Optimizations
+from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from tests.engine.architectures import FEW, VOCABULARY, Kind, Size, kinds, make_kind, more_but
 from tests.engine.jobs import CLASSES, make_job, make_task_of
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ftcluster_common.job import EVALUATE, Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.adapters import CONFIG, WEIGHTS
+from ftcluster_train.engine.data.chat_samples import learned_tokens
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
@@ -197,13 +199,13 @@ def quantized(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("write", "options", "said"),
     [
-        (dropping, {}, "row 1 of train: the chat template leaves out message 2"),
+        (dropping, {}, "row 1 of train: the chat template leaves out message 1, of the role user"),
         (refusing, {}, "row 1 of train: the chat template refuses it: no system here"),
         (without, {}, "has no chat template"),
         (with_code, {}, "is a model with code of its own, which is not run"),
         (write_chat_model, {"lora_r": 4, "lora_target_modules": ("q_proj", "c_attn", "lm_head")},
          "this llama model has no linear layer c_attn, lm_head; it has down_proj, gate_proj"),
-        (quantized, {"lora_r": 4, "load_in_4bit": True}, "are quantized by bitsandbytes already"),
+        (quantized, {"lora_r": 4, "load_in_4bit": True}, "are quantized already (bitsandbytes)"),
     ],
     ids=["dropping", "refusing", "without", "with code", "targets", "quantized"],
 )  # fmt: skip
@@ -268,3 +270,21 @@ def test_adapters_are_those_of_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     changed = replace(job.recipe, model=str(tmp_path / "merged"), tokenizer=job.recipe.model)
     again = replace(job, run_dir=tmp_path / "runs/two", recipe=changed, purpose=EVALUATE)
     assert result_of(again)["metrics"] == pytest.approx(found["metrics"], rel=1e-4)
+
+
+def test_tokens_of_spaces_are_learned_where_offsets_leave_them_out() -> None:
+    """As the tokenizers of RoBERTa, BART and OPT do."""
+    text = "Q: code? A: def f():\n    if x:\n        return  1   \n"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        [text] * 5, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
+    )
+    tokens = tokenizer.encode(text)
+    begin = text.index("A:") + 2
+    learned = learned_tokens(tokens.offsets, [(begin, len(text))])
+    assert any(start == end for start, end in tokens.offsets)
+    assert tokenizer.decode([tokens.ids[number] for number in learned]) == text[begin:]

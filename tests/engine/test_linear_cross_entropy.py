@@ -17,13 +17,13 @@ from transformers import (
 )
 
 from ftcluster_train.kernels import linear_cross_entropy as kernel
-from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.kernels.linear_cross_entropy import (
     ALIGNMENT,
     ROWS,
-    find_head,
     linear_cross_entropy,
 )
+from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.lm_head import find_head
 from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors, unit
 from tests.engine.models import SIZES, VOCABULARY, make_model
 
@@ -107,7 +107,7 @@ def check_head(model: PreTrainedModel) -> None:
     assert head is model.get_output_embeddings().weight
     tokens = torch.arange(10).unsqueeze(0)
     wanted = model(input_ids=tokens, use_cache=False).logits
-    with FunctionOverrides({}, head=head):
+    with KernelMode(head=head):
         hidden = model(input_ids=tokens, use_cache=False).logits
     assert torch.allclose(hidden @ head.T, wanted, atol=1e-6)
 

@@ -26,13 +26,14 @@ PROGRAM = (sys.executable, "-W", "ignore", "-m", "tests.engine.mpi_ranks")
 SECONDS = 120
 
 
-def environment() -> dict[str, str]:
-    (port,) = free_ports(1)
+def environment(cases: int = 1) -> dict[str, str]:
+    ports = [str(port) for port in free_ports(cases)]
     return {
         **os.environ,
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": ports[0],
+        "MASTER_PORTS": ",".join(ports),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
@@ -41,7 +42,7 @@ def environment() -> dict[str, str]:
 def on_ranks(ranks: int, *cases: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [BIN / "mpirun", "-n", str(ranks), *PROGRAM, *cases],
-        env=environment(), cwd=ROOT, text=True, timeout=SECONDS, check=False,
+        env=environment(len(cases)), cwd=ROOT, text=True, timeout=SECONDS, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 

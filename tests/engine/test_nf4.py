@@ -16,8 +16,8 @@ from ftcluster_train.engine.adapters import adapted_layers, add_adapters, linear
 from ftcluster_train.engine.models import load_model
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.function_overrides import FunctionOverrides
 from ftcluster_train.kernels.nf4 import dense
+from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.drawn import unit
 from tests.engine.jobs import make_job, run_rank
 from tests.engine.models import VOCABULARY
@@ -74,7 +74,7 @@ def test_loss_and_gradients(tmp_path: Path, dtype: torch.dtype, changes: dict[st
     for layer in layers.values():
         torch.nn.init.normal_(layer.lora_B, std=0.1)
     tokens = torch.randint(VOCABULARY, (3, 20))
-    with FunctionOverrides(), torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+    with KernelMode(), torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
         loss = model.train()(input_ids=tokens, labels=tokens).loss
     found = torch.autograd.grad(loss, adapters)
 

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from ftcluster_train.kernels import residuals
-from ftcluster_train.kernels.norm import rounded_output
-from ftcluster_train.kernels.residuals import Linear, layer_norm
-from ftcluster_train.kernels.rms_norm import rms_norm
+from ftcluster_train.kernels.norm import rms_norm, rounded_output
+from ftcluster_train.patching import fp32_residuals
+from ftcluster_train.patching.fp32_residuals import LAYER_NORM, Linear
 from tests.engine.drawn import check_near, tensors, unit
 from tests.engine.test_simd import few_elements  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
 BF16_PRODUCTS = {"device_type": "cpu", "dtype": torch.bfloat16}
 EPSILON = 0.1  # large, so that no row is all noise
+layer_norm = LAYER_NORM.function()
 FP32, BF16 = torch.float32, torch.bfloat16
 
 NORMS = ("LayerNorm", "LayerNorm without bias", "RMSNorm")
@@ -185,7 +185,7 @@ def test_linear_takes_the_rounded_output(kind: str) -> None:
     """As long as it is the output's; afterwards it rounds the output again."""
     output = normed(kind, torch.randn(3, 20), torch.randn(20), torch.randn(20))
     rounded, linear, weight = rounded_output(output), Linear(), torch.eye(20).bfloat16()
-    with patch.object(residuals, "linear") as product:
+    with patch.object(fp32_residuals, "linear") as product:
         linear(output, weight)
         assert product.call_args.args[0] is rounded
         output.mul_(1.5)

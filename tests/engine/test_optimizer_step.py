@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine.optim.flat_step import NORM_BLOCK, FlatOptimizerStep, norm_of
-from ftcluster_train.kernels import residuals
-from ftcluster_train.kernels.function_overrides import FunctionOverrides
+from ftcluster_train.patching import fp32_residuals
+from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors
 
 FP32 = ROUNDOFF[torch.float32]
@@ -256,13 +256,13 @@ def test_gradients_of_rows_are_those_of_the_whole_embedding(
         optimizer = FlatOptimizerStep(model, Training(), torch.bfloat16, 1)
         parts = list(batches(2))
         for tokens in parts:
-            with FunctionOverrides():
+            with KernelMode():
                 loss = loss_of(model, tokens) + model.alone(tokens).square().sum()
                 optimizer.backward(loss, last=tokens is parts[-1])
         return optimizer.gradients.wait()
 
     dense = gradients_of(copy.deepcopy(net))
-    monkeypatch.setattr(residuals, "MANY_ELEMENTS", 0)
+    monkeypatch.setattr(fp32_residuals, "MANY_ELEMENTS", 0)
     assert torch.allclose(gradients_of(net), dense, rtol=2e-2, atol=2e-3)
 
 
@@ -271,7 +271,7 @@ def test_embeddings_read_the_master_weights(net: Net) -> None:
     tokens = torch.tensor([[1, 2, 1]])
     before = net.words.weight.detach()[tokens]
     optimizer = FlatOptimizerStep(net, Training(), torch.bfloat16, 1)
-    with FunctionOverrides():
+    with KernelMode():
         assert torch.equal(net.words(tokens), before)
         learn(optimizer, net)
         after = net.words(tokens).detach()

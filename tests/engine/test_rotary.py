@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ftcluster_train.kernels.rotary import NAME, fuse_rotary, rotary
+from ftcluster_train.kernels.rotary import rotary
+from ftcluster_train.patching.rotary_positions import NAME, ROTARY_POSITIONS
 from tests.engine.drawn import check_near, dtypes, seeds, unit
 from tests.engine.test_rms_norm import TINY
 
@@ -82,8 +83,8 @@ def test_models(architecture: str, count: int) -> None:
         return torch.cat([one.flatten() for one in found])
 
     before = [gradients(autocast) for autocast in (False, True)]
-    first = fuse_rotary(model)
+    first = ROTARY_POSITIONS.apply(model)
     after = [gradients(autocast) for autocast in (False, True)]
-    assert [first, fuse_rotary(model)] == [count, 0]
+    assert [first, ROTARY_POSITIONS.apply(model)] == [count, 0]
     for one, other, off in zip(after, before, (1e-6, 1e-2), strict=True):
         assert (one - other).norm() < off * other.norm()

@@ -9,10 +9,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ftcluster_train.engine.models import call_model
-from ftcluster_train.engine.patch_model import patch_model
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.kernels import Optimizations
+from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from tests.engine.jobs import make_job, make_task_of
 from tests.engine.models import SIZES, VOCABULARY
 

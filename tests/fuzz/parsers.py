@@ -28,7 +28,6 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import LockError, read_lock
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.look import place_of
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     MANIFEST,
     read_wheelhouse,
@@ -537,7 +536,6 @@ PARSERS = {
     "record of the mesh": Parser(
         of_text(lambda text: parse_mesh(text, "mesh.json")), (dumped(MESH),), (ValueError,)
     ),
-    "place of a file": Parser(of_text(place_of), (b"directory|root|root|755|2|/opt",)),
     "answers of a check": Parser(
         of_text(lambda text: read_answers(text.split("\n"))),
         (f"{MARK} 0 0 2 {{\"rank\"\n{MARK} 0 1 2 : 0}}\n".encode(),),

@@ -11,6 +11,8 @@ import pytest
 
 from ftcluster.cli import main
 from ftcluster.errors import UsageError
+from ftcluster.stacks.catalog import load_stacks
+from ftcluster.user_script.compatibility import incompatibilities
 from tests.programs import ROOT
 from tests.unit.commands import Command, commands
 from tests.unit.documented import NOT_RUN, SHOWN, WHERE, run_by, wrong
@@ -77,6 +79,18 @@ def test_what_did_not_run_and_what_the_list_is_wrong_about() -> None:
     assert any(one.endswith(": no test that passed ran: setup") for one in said)
     assert "commands_not_run.yml: a test ran: demo" in said
     assert not [one for one in said if one.endswith((" ran: ps", " ran: kubectl"))]
+
+
+def test_scripts_of_the_pages_are_not_refused() -> None:
+    """Their flags go with the default stack."""
+    stacks = load_stacks()
+    stack = next(one for one in stacks.values() if one.state == "default")
+    run = [one for one in SHOWN if one.words[:2] == ["ftcluster", "run"] and "--" in one.words]
+    assert any("--bf16" in one.words for one in run)
+    for command in run:
+        own = command.words[command.words.index("--") + 1 :]
+        wrong = incompatibilities(None, own, stack, stacks)
+        assert [str(one) for one in wrong] == [], command.where
 
 
 def test_programs_and_playbooks_of_the_repository_exist() -> None:

@@ -3,6 +3,7 @@
 import configparser
 import contextlib
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,8 @@ SSH_ARGS = (
     "-o ControlMaster=auto -o ControlPersist=60s -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
 )
+# Of Ansible's socket below TMPDIR (since 2.21) the whole path may have 107 letters: unix(7)
+LONGEST_TEMP = 107 - len("/pymp-12345678/listener-12345678")
 # Whatever the user has set: else any module's result could set variables, such as which files are
 # sent.
 FORCED = {"ANSIBLE_INJECT_FACT_VARS": "false"}
@@ -54,7 +57,8 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
     }
     programs = str(Path(program("ansible-playbook")).parent)
     path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {**settings, **FORCED, "PATH": path}
+    short = {"TMPDIR": "/tmp"} if len(tempfile.gettempdir()) > LONGEST_TEMP else {}
+    return {**settings, **FORCED, **short, "PATH": path}
 
 
 def users_ssh_args() -> str:

@@ -28,7 +28,7 @@ RUNTIME = 300 * 10**6  # bytes of a rank without them: Python with torch
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ranks reported.
+    """The events in which the ranks report what they measured.
 
     Attributes:
         times: the events `all_reduce`, and the sizes that memory has no room for.
@@ -48,7 +48,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Bench:
-    """A run that measures.
+    """A run that measures all-reduces, before it is launched.
 
     Attributes:
         hosts: the facts of those with ranks.
@@ -63,7 +63,7 @@ class Bench:
 
 
 def read_size(text: str) -> int:
-    """Bytes.
+    """Read a size of the command line, in bytes.
 
     >>> read_size("4K"), read_size("25M"), read_size("512")
     (4096, 26214400, 512)

@@ -114,7 +114,7 @@ def fp32_times(result: Document) -> tuple[int, dict[str, float]]:
 
 
 def lines(result: Document) -> Iterator[str]:
-    """The result as text."""
+    """Format the document for a terminal, line by line."""
     ranks = counted(result["world_size"], "rank")
     yield (
         f"stack {result['stack']}, {ranks} on {counted(len(result['hosts']), 'host')}; bus "

@@ -74,7 +74,7 @@ class Point:
 
 
 def measure(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the events `communication` of a run say of a step, as fields of a Point.
+    """Average the events `communication` of a run over its steps, as fields of a Point.
 
     What comes before the first of them is the warm-up.
     """
@@ -207,7 +207,7 @@ def model_document(model: Model, steps: Sequence[Step], first: Point) -> dict[st
 
 
 def lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """The result as text."""
+    """Format the document for a terminal, line by line."""
     points = result["points"]
     first = points[0]
     samples = first["batch_size"] // first["ranks"]
@@ -251,7 +251,7 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def bar(part: float) -> str:
-    """A bar of characters.
+    """Draw a part of 1 as a bar of characters.
 
     >>> bar(0.5)
     '##########'
@@ -260,7 +260,7 @@ def bar(part: float) -> str:
 
 
 def _epoch(point: Mapping[str, Any]) -> tuple[str, str]:
-    """Time and cost of an epoch."""
+    """Format the time and the cost of an epoch."""
     epoch, price = point["epoch"], point["price"]
     cost = Price(**price).shown(epoch["cost"]) if price else ""
     return duration(epoch["seconds"]), cost

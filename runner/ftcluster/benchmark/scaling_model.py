@@ -25,11 +25,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import inf, log2
-from statistics import mean
+from statistics import linear_regression, mean
 
 from ftcluster_common.launch import GLOO
 
-Row = list[float]
+UNDECIDED = 1e-9  # of the sum of squares: sizes that differ by rounding alone
 
 
 @dataclass(frozen=True, order=True)
@@ -50,7 +50,7 @@ class Mode:
 
     @property
     def name(self) -> str:
-        """As `--modes` takes it.
+        """The mode's name, as `--modes` takes it.
 
         >>> Mode("impi", "bf16", "sharded").name
         'impi-bf16-sharded'
@@ -85,13 +85,13 @@ class Exchanged:
     most: float
 
     def __call__(self, hosts: int) -> float:
-        """Bytes."""
+        """Return S for a number of hosts, in bytes."""
         return min(self.base + self.per_host * hosts, self.most)
 
 
 @dataclass(frozen=True)
 class Model:
-    """What was fitted; the units and letters are those of this module's docstring.
+    """The fitted model; units and letters are those of this module's docstring.
 
     Attributes:
         compute: c.
@@ -108,7 +108,7 @@ class Model:
     exchanged: Mapping[Mode, Exchanged]
 
     def seconds(self, mode: Mode, hosts: int) -> float:
-        """T(hosts)."""
+        """Return T(hosts): the seconds of a step on so many hosts."""
         if hosts == 1:
             return self.compute
         fixed = self.fixed.get((mode.backend, mode.optimizer), 0.0)
@@ -123,7 +123,7 @@ class Model:
 
 
 def messages(mode: Mode, hosts: int) -> float:
-    """L(hosts).
+    """Return L(hosts): the messages of a collective that wait for each other.
 
     >>> messages(Mode("gloo", "fp32", "whole"), 8), messages(Mode("impi", "fp32", "whole"), 8)
     (7.0, 3.0)
@@ -149,13 +149,12 @@ def fit(steps: Sequence[Step]) -> Model | None:
     per_byte = {}
     for backend, group in groupby(several, key=lambda step: step.mode.backend):
         own = list(group)
-        kinds = sorted({step.mode.optimizer for step in own})
         longer = [
             step.seconds - compute - latency[step.mode] * messages(step.mode, step.hosts)
             for step in own
         ]
-        per_byte[backend], *of_kinds = _fit_backend(own, longer, kinds)
-        fixed |= {(backend, kind): one for kind, one in zip(kinds, of_kinds, strict=True)}
+        per_byte[backend], of_kinds = _fit_backend(own, longer)
+        fixed |= {(backend, kind): seconds for kind, seconds in sorted(of_kinds.items())}
     exchanged = {
         mode: _fit_size(list(group)) for mode, group in groupby(several, key=lambda step: step.mode)
     }
@@ -177,55 +176,51 @@ def prediction_errors(steps: Sequence[Step]) -> list[tuple[Step, float]]:
 
 def _fit_size(steps: Sequence[Step]) -> Exchanged:
     sizes = [step.exchanged for step in steps]
+    hosts = [float(step.hosts) for step in steps]
     most = min(step.most for step in steps)
-    found = least_squares([[1.0] * len(steps), [float(step.hosts) for step in steps]], sizes)
-    if found and found[1] > 0:
-        return Exchanged(found[0], found[1], most)
+    if len(set(hosts)) > 1:
+        per_host, base = linear_regression(hosts, sizes)
+        if per_host > 0:
+            return Exchanged(base, per_host, most)
     return Exchanged(mean(sizes), 0.0, most)
 
 
-def _fit_backend(steps: Sequence[Step], longer: Row, kinds: Sequence[str]) -> Row:
-    """x, and k by kind of optimizer.
+def _fit_backend(steps: Sequence[Step], longer: Sequence[float]) -> tuple[float, dict[str, float]]:
+    """x of a backend, and k by kind of optimizer: least squares of `longer = x size + k / H`.
+
+    Given x, k of a kind is the mean of what is left, and x is the slope without these means. Where
+    the steps do not decide that, or x would be negative, there is no k.
 
     Args:
         longer: seconds of each step that x and k are to explain.
     """
     sizes = [step.exchanged * (step.hosts - 1) / step.hosts for step in steps]
-    fixed = [[(step.mode.optimizer == kind) / step.mode.every for step in steps] for kind in kinds]
-    for columns in ([sizes, *fixed], [sizes]):
-        found = least_squares(columns, longer) if len(columns) <= len(steps) else None
-        if found and found[0] >= 0:
-            return (found + [0.0] * len(kinds))[: 1 + len(kinds)]
-    return [0.0] * (1 + len(kinds))
+    often = [1 / step.mode.every for step in steps]
+    kinds = {step.mode.optimizer for step in steps}
 
+    def means(values: Sequence[float]) -> dict[str, float]:
+        """The factors of 1 / H that are closest to the values, by kind."""
+        rows = list(zip(steps, often, values, strict=True))
+        return {
+            kind: sum(w * one for step, w, one in rows if step.mode.optimizer == kind)
+            / sum(w * w for step, w, _ in rows if step.mode.optimizer == kind)
+            for kind in kinds
+        }
 
-def least_squares(columns: Sequence[Row], values: Row) -> Row | None:
-    """Factors of the columns whose sum is closest to the values; None if these do not decide.
-
-    Normal equations, by Gauss and Jordan, of columns scaled to length 1.
-
-    >>> found = least_squares([[1.0, 1.0, 1.0], [0.0, 1.0, 2.0]], [1.0, 3.0, 5.0])
-    >>> [round(one, 6) for one in found]
-    [1.0, 2.0]
-    """
-    lengths = [sum(one * one for one in column) ** 0.5 for column in columns]
-    if not all(lengths):
-        return None
-    scaled = [[one / n for one in column] for column, n in zip(columns, lengths, strict=True)]
-    rows = [
-        [sum(a * b for a, b in zip(one, other, strict=True)) for other in (*scaled, values)]
-        for one in scaled
-    ]
-    for number in range(len(rows)):
-        best = max(range(number, len(rows)), key=lambda n: abs(rows[n][number]))
-        rows[number], rows[best] = rows[best], rows[number]
-        pivot = rows[number][number]
-        if abs(pivot) < 1e-9:
+    def slope(xs: Sequence[float], ys: Sequence[float]) -> float | None:
+        under = sum(x * x for x in xs)
+        if under <= UNDECIDED * sum(size * size for size in sizes):
             return None
-        rows[number] = [one / pivot for one in rows[number]]
-        for other in range(len(rows)):
-            if other != number:
-                factor = rows[other][number]
-                pairs = zip(rows[other], rows[number], strict=True)
-                rows[other] = [a - factor * b for a, b in pairs]
-    return [row[-1] / length for row, length in zip(rows, lengths, strict=True)]
+        return sum(x * y for x, y in zip(xs, ys, strict=True)) / under
+
+    def without(values: Sequence[float]) -> list[float]:
+        found = means(values)
+        rows = zip(steps, often, values, strict=True)
+        return [one - w * found[step.mode.optimizer] for step, w, one in rows]
+
+    if len(steps) > len(kinds):
+        x = slope(without(sizes), without(longer))
+        if x is not None and x >= 0:
+            left = [one - x * size for one, size in zip(longer, sizes, strict=True)]
+            return x, means(left)
+    return max(0.0, slope(sizes, longer) or 0.0), dict.fromkeys(kinds, 0.0)

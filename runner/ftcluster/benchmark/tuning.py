@@ -50,7 +50,7 @@ TRIAL_SECONDS = 4.0  # of training in a trial of the first round
 
 @dataclass(frozen=True)
 class Measured:
-    """What a trial has measured.
+    """The speed that a trial has measured.
 
     Attributes:
         step_seconds: of a step after the warm-up.
@@ -81,7 +81,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the last round says.
+    """The winner of the last round, if there is one.
 
     Attributes:
         settings: the winner's; none: the plan's default.
@@ -201,7 +201,7 @@ class Search:
         self._overhead = self._step = 0.0  # seconds of a trial's start and end, and of a step
 
     def run(self, pool: Sequence[Settings]) -> None:
-        """Try these candidates.
+        """Try these candidates, and keep all trials.
 
         Raises:
             FtclusterError: the default failed twice.
@@ -237,11 +237,11 @@ class Search:
         return self._overhead + steps * self._step
 
     def _reserve(self, steps: int, finalists: int, turns: int = TURNS) -> float:
-        """Seconds of the last round."""
+        """Return the seconds that the last round takes."""
         return turns * (finalists + 1) * self._cost(steps)
 
     def _round(self, pool: Sequence[Settings], number: int, steps: int) -> list[Settings]:
-        """Those that are faster than the default, the fastest first; tries them in their order."""
+        """Try candidates in order; return those faster than the default, the fastest first."""
         order, self._untried = list(pool), []
         began = len(self.trials)
 
@@ -327,7 +327,7 @@ def _default_speed(trial: Trial) -> float | None:
 
 
 def spread(speeds: Sequence[float]) -> float:
-    """How much repeated trials differ, as a part of their mean.
+    """Return the largest difference of repeated trials, as a part of their mean.
 
     >>> spread([98.0, 102.0])
     0.04
@@ -391,7 +391,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """The result as text."""
+    """Format the document for a terminal, line by line."""
     count = counted(len(result["trials"]), "trial")
     yield (
         f"recipe {result['recipe']}, stack {result['stack']}: {count} in "

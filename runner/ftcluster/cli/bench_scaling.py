@@ -1,7 +1,7 @@
 """`ftcluster bench scaling [RECIPE]`: the same training on 1, 2, 4, ... hosts."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
 from ftcluster.benchmark.modes import mode_of, overrides, read_modes
 from ftcluster.benchmark.scaling import Point, document, doubled, lines, measure, share
-from ftcluster.benchmark.scaling_picture import picture
 from ftcluster.cli.arguments import add_output, add_sharing, at_least, not_empty, print_result
 from ftcluster.cli.help import example_lines
 from ftcluster.cli.recipe_words import split_words
@@ -92,9 +91,33 @@ def run(options: argparse.Namespace) -> int:
     recipe, stack = runs[0].recipe.name, cluster.facts.head.stack
     result = document(recipe, stack, options.steps, points)
     if options.svg:
-        write_atomically(options.svg, picture(result), mode=0o644)
+        write_atomically(options.svg, picture_of(result), mode=0o644)
     print_result(options, result, "\n".join(lines(result)))
     return 0
+
+
+def picture_of(result: Mapping[str, Any]) -> str:
+    """What `--svg` draws: the efficiency that was measured, and what is predicted."""
+    from ftcluster.report.charts import efficiency  # takes a second to load
+    from ftcluster.report.svg import svg_of
+
+    points, model = result["points"], result["model"]
+    modes = dict.fromkeys(point["mode"] for point in points if point["mode"])
+    measured = [
+        {"mode": mode, "hosts": point["hosts"], "efficiency": point["efficiency"]}
+        for mode in modes
+        for point in points
+        if point["mode"] in (mode, None)
+    ]
+    predicted = [
+        {"mode": mode, "hosts": row["hosts"], "efficiency": share}
+        for row in (model["predicted"] if model else ())
+        for mode, share in row["efficiency"].items()
+    ]
+    last = [row for row in measured if row["hosts"] == points[-1]["hosts"]]  # lines begin there
+    title = f"{result['recipe']}: efficiency by number of hosts"
+    chart = efficiency(measured, [*last, *predicted], result["references"], title)
+    return svg_of(chart, title)
 
 
 def trainings(

@@ -15,7 +15,7 @@ from ftcluster.cli.recipe_words import split_words
 from ftcluster.cli.train import add_training, headline_of, prepare_run, recipe_words
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, PlanError, UsageError
-from ftcluster.export.kubernetes import BACKENDS, PYTORCH, Pods, manifests
+from ftcluster.export.kubernetes import PYTORCH, TRAIN, Pods, manifests
 from ftcluster.export.node_image import files_of_image, why_no_image
 from ftcluster.export.pods import as_pods, resources, uneven
 from ftcluster.launch.training_run import TrainingRun
@@ -24,12 +24,13 @@ from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import first_hosts
 from ftcluster.recipe.recipe import known_recipes
 from ftcluster.stacks.catalog import Stack, load_stacks
+from ftcluster_common.launch import GLOO
 
 READABLE = 0o644
 CLAIM = "ftcluster"
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035
 DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # RFC 1123
-LONGEST_NAME = 40  # operators add to it: -launcher, -worker-99; a pod's name has 63 letters
+LONGEST_NAME = 40  # operators add to it: -node-0-99, -worker-99; a pod's name has 63 letters
 SELECTOR = re.compile(r"([a-z0-9.-]+/)?[\w.-]+=[\w.-]*", re.ASCII)
 
 
@@ -47,10 +48,9 @@ def add_parser(kinds: Any) -> None:
     group = parser.add_argument_group("Kubernetes")
     group.add_argument(
         "--kind",
-        choices=tuple(BACKENDS),
+        choices=(PYTORCH, TRAIN),
         default=PYTORCH,
-        help="pytorchjob: training operator, with torchrun; trainjob: Trainer 2, with torchrun; "
-        f"mpijob: MPI operator, with Intel MPI (default: {PYTORCH})",
+        help=f"pytorchjob: for the training operator; trainjob: for Trainer 2 (default: {PYTORCH})",
     )
     group.add_argument("--image", default="", metavar="IMAGE", help="the node image, with its tag")
     group.add_argument(
@@ -171,13 +171,13 @@ def planned(options: argparse.Namespace, cluster: Cluster) -> tuple[Stack, Train
     """The stack of the node image, and the training with a plan for pods.
 
     Raises:
-        FtclusterError: as `ftcluster plan`; there is no node image with the stack; the recipe's
-            backend is not that of the kind, or it does not fit what is left of the nodes.
+        FtclusterError: as `ftcluster plan`; there is no node image with the stack; the recipe asks
+            for another backend than gloo, or does not fit what is left of the nodes.
     """
     stack = stack_of(cluster.facts, load_stacks())
     if why := why_no_image(stack):
         raise PlanError(why, "set the hosts up with the stack native, and export their facts")
-    words, backend = recipe_words(options), BACKENDS[options.kind]
+    words = recipe_words(options)
     pods = replace(cluster, facts=as_pods(cluster.facts))
 
     def prepared(*more: str, nodes: int | None = options.nodes) -> TrainingRun:
@@ -186,13 +186,13 @@ def planned(options: argparse.Namespace, cluster: Cluster) -> tuple[Stack, Train
 
     found, more = prepared(), list[str]()
     asked = found.recipe.training.ddp_backend
-    if asked not in ("auto", backend):
+    if asked not in ("auto", GLOO):
         raise PlanError(
-            f"training.ddp_backend={asked}, but {options.kind} has {backend}",
-            f"other kinds: {', '.join(f'{kind} has {name}' for kind, name in BACKENDS.items())}",
+            f"training.ddp_backend={asked}, but torchrun's ranks in pods have {GLOO}",
+            "leave it out",
         )
-    if found.plan.backend != backend:
-        more = [f"training.ddp_backend={backend}"]
+    if found.plan.backend != GLOO:
+        more = [f"training.ddp_backend={GLOO}"]
         found = prepared(*more)
     if differ := uneven(found.plan):
         raise PlanError(

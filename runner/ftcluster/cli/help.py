@@ -51,7 +51,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "export k8s": (
         "ftcluster export k8s mrpc --facts nodes.json --image registry/ftcluster-node:1",
-        "ftcluster export k8s mrpc --kind mpijob --image registry/ftcluster-node:1 -o k8s",
+        "ftcluster export k8s mrpc --kind trainjob --image registry/ftcluster-node:1 -o k8s",
     ),
     "ps": ("ftcluster ps", "ftcluster ps --json"),
     "logs": ("ftcluster logs RUN", "ftcluster logs RUN --rank 3"),

@@ -44,7 +44,6 @@ from ftcluster.cli.usage import (
     check_command,
     is_flag,
     with_overrides,
-    with_own_flags,
 )
 from ftcluster.errors import ClusterChanged, FtclusterError, Interrupted, UsageError
 from ftcluster.paths import is_unicode
@@ -107,7 +106,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     for word in arguments:
         if not is_unicode(word):
             raise UsageError(f"argument is not valid UTF-8: {word!a}")
-    parser, arguments = build_parser(), with_own_flags(arguments)
+    parser = build_parser()
     check_command(arguments, parser.commands.parsers)
     options, rest = parser.parse_known_args(arguments)
     unknown = [word for word in rest if is_flag(word)]

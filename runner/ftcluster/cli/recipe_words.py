@@ -10,8 +10,7 @@ from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import InputError, UsageError
 from ftcluster.recipe.data_columns import header
 from ftcluster.recipe.inputs import copy_name
-from ftcluster.recipe.other_tasks import RECIPES
-from ftcluster.recipe.recipe import known_recipes, load_recipe
+from ftcluster.recipe.recipe import RECIPES, known_recipes, load_recipe
 from ftcluster_common.job import Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.trained_model import FILE, read_trained

@@ -1,4 +1,4 @@
-"""What a command line means besides its options: flags of other tools, and what is misspelt."""
+"""What a command line means besides its options: fields of a recipe as flags, and misspellings."""
 
 import argparse
 import difflib
@@ -15,40 +15,6 @@ from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.text.table import aligned
 from ftcluster.text.terminal import print_lines
 
-# flags of torchrun, accelerate launch and srun that mean the same as ours
-SAME_FLAGS = {
-    "--nproc-per-node": "--ranks-per-host",
-    "--ntasks-per-node": "--ranks-per-host",
-    "--nnodes": "--nodes",
-    "--num-machines": "--nodes",
-}
-PLANNED = "leave it out: ftcluster starts the ranks and chooses it (ftcluster plan)"
-ANSWERS = {
-    "--num-processes": "ranks are counted on each host: --ranks-per-host N",
-    "--ntasks": "ranks are counted on each host: --ranks-per-host N",
-    "--config-file": "leave it out: the recipe and ftcluster plan have what accelerate configures",
-    **dict.fromkeys(
-        ("--master-addr", "--master-port", "--node-rank", "--machine-rank", "--main-process-ip",
-         "--main-process-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
-         "--standalone", "--multi-gpu", "--cpus-per-task", "--num-cpu-threads-per-process",
-         "--hostfile", "--machinefile"),
-        PLANNED,
-    ),
-}  # fmt: skip
-# commands that other tools have, and ours
-OTHER_COMMANDS = {
-    **dict.fromkeys(("finetune", "fine-tune", "fit"), "train"),
-    "resume": "train --resume RUN",
-    **dict.fromkeys(("launch", "exec", "torchrun"), "run -- SCRIPT"),
-    **dict.fromkeys(("eval", "test"), "evaluate"),
-    **dict.fromkeys(("infer", "inference"), "predict"),
-    **dict.fromkeys(("status", "list", "ls", "runs", "queue", "jobs"), "ps"),
-    **dict.fromkeys(("kill", "cancel"), "stop RUN"),
-    **dict.fromkeys(("download", "pull", "save"), "fetch RUN DIR"),
-    "compare": "report RUN RUN",
-    **dict.fromkeys(("rm", "remove"), "clean RUN"),
-    **dict.fromkeys(("init", "install", "deploy"), "setup INVENTORY"),
-}
 SWITCH_WORDS = ("true", "false", "yes", "no")
 
 
@@ -115,24 +81,6 @@ def add_kinds(parser: Parser, doing: str) -> Commands:
     return kinds
 
 
-def with_own_flags(arguments: Sequence[str]) -> list[str]:
-    """Arguments with the flags of other launchers under our names, as far as `--`.
-
-    >>> with_own_flags(["train", "--nproc_per_node=4", "--nnodes", "2"])
-    ['train', '--ranks-per-host=4', '--nodes', '2']
-    """
-    own = list(arguments)
-    end = own.index("--") if "--" in own else len(own)
-    if own[:1] == ["run"] and end == len(own):
-        return own  # the words of a script
-    for number, word in enumerate(own[:end]):
-        flag, equals, value = word.partition("=")
-        same = SAME_FLAGS.get(flag.replace("_", "-"))
-        if same:
-            own[number] = f"{same}{equals}{value}"
-    return own
-
-
 def check_command(arguments: Sequence[str], commands: Iterable[str]) -> None:
     """Make sure that the first word is a command.
 
@@ -142,8 +90,7 @@ def check_command(arguments: Sequence[str], commands: Iterable[str]) -> None:
     word = next((word for word in arguments if not word.startswith("-")), "")
     names = list(commands)
     if word and word not in names:
-        close = [OTHER_COMMANDS[word]] if word in OTHER_COMMANDS else []
-        close = close or difflib.get_close_matches(word, names, n=1)
+        close = difflib.get_close_matches(word, names, n=1)
         guess = f"did you mean ftcluster {close[0]}? " if close else ""
         raise UsageError(f"there is no command '{word}'", f"{guess}all of them: ftcluster --help")
 
@@ -205,8 +152,6 @@ def _is_switch(name: str, keys: dict[str, bool]) -> bool:
 
 def _answer(flag: str, value: str, keys: dict[str, bool], parser: Parser) -> str:
     """What to write instead of a flag, or ""."""
-    if answer := ANSWERS.get(flag.replace("_", "-")):
-        return answer
     known = re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
     others = [one for one in known if one != flag]  # it may be another command's in a description
     if close := difflib.get_close_matches(flag.replace("_", "-"), others, n=1, cutoff=0.75):

@@ -32,7 +32,7 @@ class Drained:
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """How long an all-reduce in fp32 of so many bytes takes, and over which hosts and stack."""
+    """The times of an all-reduce in fp32, with its size, hosts and stack."""
 
     ms: Mapping[str, float]
     bytes: int
@@ -42,7 +42,7 @@ class MeasuredOn:
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """What the record says.
+    """The content of the record.
 
     Attributes:
         drained: by host.

@@ -27,7 +27,7 @@ class NoCluster(FtclusterError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that was set up.
+    """A cluster that was set up, as this control node knows it.
 
     Attributes:
         inventories: what it was made from.
@@ -59,7 +59,7 @@ class Cluster:
 
     @property
     def known(self) -> dict[str, str]:
-        """What a launch compares with the head's: the stack, and the record's SHA-256."""
+        """The stack and the record's SHA-256, which a launch compares with the head's."""
         digest = hashlib.sha256(self.record.encode()).hexdigest()
         return {"stack": self.facts.head.stack, "record": digest}
 
@@ -136,7 +136,7 @@ def recall() -> Cluster:
 
 
 def damage() -> str:
-    """What is wrong with the saved cluster, or "" where there is none or it can be read."""
+    """Return why the saved cluster cannot be read; "" where it can, or there is none."""
     try:
         recall()
     except NoCluster:

@@ -41,7 +41,7 @@ UNSEEN = 3  # its exit code where the node does not see the file
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a Slurm job has.
+    """The nodes and CPUs that a Slurm job has.
 
     Attributes:
         job: its id.
@@ -61,7 +61,7 @@ class Allocation:
 
 
 def allocation(environment: Mapping[str, str]) -> Allocation | None:
-    """What the Slurm job has that this command runs in; None outside of one.
+    """Return the allocation of the Slurm job that this command runs in; None outside of one.
 
     Raises:
         FtclusterError: scontrol fails.
@@ -73,7 +73,7 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocation:
-    """What a Slurm job has, by its environment and its nodes in Slurm's order."""
+    """Read an allocation from a job's environment and its nodes in Slurm's order."""
     here = environment.get("SLURMD_NODENAME", "")
     cpus = repeated(environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
     pairs = list(zip(nodes, cpus + (0,) * (len(nodes) - len(cpus)), strict=True))

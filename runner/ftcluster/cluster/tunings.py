@@ -1,4 +1,4 @@
-"""What `ftcluster tune` has found; the cluster's record on the head has it.
+"""Results of `ftcluster tune`, which the cluster's record on the head keeps.
 
 A tuning is for all recipes whose steps take the same time, and for hosts that are the same: what
 either of them is decides whether it is used.
@@ -57,7 +57,7 @@ class Tuning:
 
 
 def recipe_of(recipe: Recipe) -> dict[str, Any]:
-    """What the time of a step depends on, of a recipe and of ftcluster, as JSON has it."""
+    """Return the fields of a recipe, and the version, that the time of a step depends on."""
     data = asdict(recipe)
     training = {key: one for key, one in data["training"].items() if key not in ANY_TRAINING}
     top = {key: one for key, one in data.items() if key not in ANY_NAME}
@@ -66,7 +66,7 @@ def recipe_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def hosts_of(hosts: Sequence[HostFacts]) -> list[dict[str, Any]]:
-    """The same of hosts, in the order of their ranks."""
+    """Return the facts of hosts that the time of a step depends on, in the order of their ranks."""
     return [
         {
             **{key: getattr(host, key) for key in OF_HOST},

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ from ftcluster.launch.ask import HostStack
 from ftcluster.user_script.requirements import Requirements
 
 LOCK = "requirements.txt"  # in the folder with the wheels
+BESIDE_TORCH = ("torchvision", "torchaudio")  # they have code that is linked with torch
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")
 PINNED = "ftcluster"  # of the versions that pip is told for the stack's packages: 2.13.0+ftcluster
 
@@ -147,7 +149,7 @@ def _fill(
         Pip(stack.target, Sources(), new).download_file(scratch / "asked", scratch / "limits")
         for stub in stubs.iterdir():
             (new / stub.name).unlink(missing_ok=True)
-        lock = _lock(new, requirements.hashes(stack.target.python))
+        lock = _lock(new, requirements, stack)
         wheels_found = check(new, Wanted(LOCK, lock), stack.target.python)
         (new / LOCK).write_text(lock, encoding="utf-8")
         house = Wheelhouse(folder, wheels_found)
@@ -177,16 +179,15 @@ def _write_stub(folder: Path, name: str, stack: HostStack) -> str:
     return f"{name}=={version}"
 
 
-def _lock(folder: Path, hashes: Mapping[str, frozenset[str]]) -> str:
+def _lock(folder: Path, requirements: Requirements, stack: HostStack) -> str:
     """The list of the downloaded wheels.
 
-    Args:
-        hashes: what the user's file allows, by package.
-
     Raises:
-        WheelhouseError: a wheel is not what the file allows; names all.
+        WheelhouseError: a wheel is not what the file allows, is a development version that nobody
+            asked for, or is made for CUDA; names all.
     """
     lines, problems = [], []
+    hashes = requirements.hashes(stack.target.python)
     for path in sorted(folder.iterdir()):
         name, version, *_ = parse_wheel_filename(path.name)
         digest = sha256_of(path)
@@ -194,6 +195,18 @@ def _lock(folder: Path, hashes: Mapping[str, frozenset[str]]) -> str:
             problems.append(f"{name}=={version} has no --hash; with one of them, all need one")
         elif hashes and digest not in hashes[name]:
             problems.append(f"{path.name} has the sha256 {digest}, which the file does not allow")
+        if version.is_prerelease and not requirements.allows_prerelease(name):
+            problems.append(
+                f"{name}=={version} is a development version, and no release of it is a wheel; "
+                f"build one (below), or ask for this one: {name}=={version}"
+            )
+        cpu = stack.packages.get("torch", "").endswith("+cpu")
+        if cpu and name in BESIDE_TORCH and version.local != "cpu":
+            problems.append(
+                f"{name}=={version} is made for torch with CUDA, and does not load beside the "
+                f"stack's; ask for {name}=={version.public}+cpu, with the line --extra-index-url "
+                f"{CPU_INDEX}"
+            )
         lines.append(f"{name}=={version} --hash=sha256:{digest}\n")
     if problems:
         raise WheelhouseError("\n".join(problems))
@@ -219,9 +232,9 @@ def _failure(file: Path, words: str, python: str) -> FtclusterError:
     if not conflict:
         lines = words
         hint = (
-            "only wheels are taken. If no package index can be reached from here (pip config "
-            "list): on a machine that reaches one, pip download --only-binary=:all: "
-            f"--python-version {python} -r {file.name} -d DIR; then, here, --wheels DIR"
+            "only wheels are taken, and nothing is built on hosts. Have pip build those that there "
+            f"are not, with Python {python} and on a machine that reaches a package index: "
+            f"pip wheel -r {file.name} -w DIR; then, here, --wheels DIR"
         )
     lines = re.sub(
         rf"The user requested \(constraint\) (\S+)[+.]{PINNED}", r"the stack has \1", lines

@@ -3,14 +3,18 @@
 Each function returns the value of a decision and its reason.
 """
 
+from collections.abc import Sequence
+
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.planning.placement import COMMUNICATION_FROM, SYSTEM_FROM, Layout
+from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster_common.launch import GLOO, RENDEZVOUS_PORTS
 from ftcluster_common.network import TCP
 from ftcluster_common.recipe import Recipe
 
 Reason = tuple[str, str]
+WORTH_LEAVING_OUT = 1.2  # how much faster the run must be without small hosts to mention it
 
 
 def threads(host: HostFacts, layout: Layout, world: int, workers: int, asked: str) -> Reason:
@@ -149,4 +153,30 @@ def rendezvous(facts: ClusterFacts) -> Reason:
     return (
         f"{facts.head.network_address}, a free port from {RENDEZVOUS_PORTS.start} on",
         f"{facts.head.name} is the head; the port is chosen at the launch",
+    )
+
+
+def pace(hosts: Sequence[tuple[str, int, int]]) -> Reason | None:
+    """The hosts whose small ranks slow down the others, and by how much; None if they hardly do.
+
+    Ranks have equal parts of a batch, so all are as fast as the one with the fewest threads.
+
+    Args:
+        hosts: the name of each, its ranks, and the threads of the smallest of these.
+    """
+
+    def speed(least: int) -> int:
+        """Threads that are busy if only hosts with at least so many per rank take part."""
+        return least * sum(ranks for _, ranks, threads in hosts if threads >= least)
+
+    threads = sorted({threads for *_, threads in hosts})
+    fewest, best = threads[0], max(threads, key=speed)
+    if speed(best) < WORTH_LEAVING_OUT * speed(fewest):
+        return None
+    slow = [name for name, _, count in hosts if count < best]
+    slowest = [name for name, _, count in hosts if count == fewest]
+    return f"that of {short_names(slowest)}", (
+        f"ranks have equal parts of a batch, so those with up to {threads[-1]} threads wait for "
+        f"those with {fewest}; without {short_names(slow)} the run would be "
+        f"{speed(best) / speed(fewest):.1f} times as fast"
     )

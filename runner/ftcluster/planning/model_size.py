@@ -119,7 +119,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _shapes(file: Path) -> list[list[int]]:
-    """Those of the floating-point tensors in a file (safetensors' README, Format)."""
+    """Read the shapes of the floating-point tensors in a file (safetensors' README, Format)."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > MOST_HEADER_BYTES:

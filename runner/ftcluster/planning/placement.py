@@ -33,7 +33,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """The resources of one rank.
+    """The cores, memory and samples of one rank.
 
     Attributes:
         cpus: the CPUs it may run on, such as "0-15".
@@ -109,7 +109,7 @@ def worthwhile(host: HostFacts) -> tuple[tuple[Domain, ...], tuple[Domain, ...]]
 
 
 def limited(host: HostFacts) -> bool:
-    """Whether a quota allows less than all cores of a host."""
+    """Return whether a quota allows less than all cores of a host."""
     cores = sum(len(domain.cpus) for domain in domains(host))
     return host.cpu_quota is not None and host.cpu_quota < cores
 

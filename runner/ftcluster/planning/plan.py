@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning import explain
 from ftcluster.planning.backends import (
@@ -15,6 +15,12 @@ from ftcluster.planning.backends import (
     stack_of,
 )
 from ftcluster.planning.batch import Batch
+from ftcluster.planning.host_checks import (
+    allocator_of,
+    check_addresses,
+    check_allocator,
+    choose_precision,
+)
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.network import choose_network
 from ftcluster.planning.placement import RankPlan, lay_out
@@ -28,9 +34,6 @@ from ftcluster_common.launch import CCL
 from ftcluster_common.network import HostNetwork
 from ftcluster_common.recipe import Recipe
 
-BF16_FLAG, AMX_FLAG = "avx512_bf16", "amx_bf16"
-WORTH_LEAVING_OUT = 1.2  # how much faster the run must be without small hosts to mention it
-LOOPBACKS = ("127.", "::1", "localhost")
 LOOPBACK = "127.0.0.1"
 
 _Result = TypeVar("_Result")
@@ -97,7 +100,7 @@ class HostPlan:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One launch.
+    """All that a launch is made of: hosts, ranks and settings, each with its reason.
 
     Attributes:
         hosts: the head first, which runs rank 0.
@@ -126,7 +129,7 @@ class LaunchPlan:
         return self.hosts + self.spares
 
     def with_decision(self, decision: Decision) -> "LaunchPlan":
-        """The same plan with one more decision."""
+        """Return the plan with one more decision."""
         return replace(self, decisions=(*self.decisions, decision))
 
     @property
@@ -187,13 +190,13 @@ def plan(
     """
     facts = _by_loopback(facts)
     problems: list[PlanError] = []
-    _attempt(problems, _check_addresses, facts)
-    _attempt(problems, _check_allocator, facts, recipe)
+    _attempt(problems, check_addresses, facts)
+    _attempt(problems, check_allocator, facts, recipe)
     stack = _attempt(problems, stack_of, facts, stacks)
     ipex = _attempt(problems, choose_ipex, recipe, facts.hosts, stack, stacks) if stack else None
     if stack and recipe and trains:
         _attempt(problems, check_quantization, recipe, stack, stacks)
-    precision, precision_why = _precision(recipe, facts.hosts)
+    precision, precision_why = choose_precision(recipe, facts.hosts)
     batch = Batch(precision=precision)
     if recipe and trains:
         batch = Batch.of(recipe, precision, model, ipex=bool(ipex and ipex[0]))
@@ -287,9 +290,8 @@ def plan(
         of_all["batch"] = batch.decision(batch.samples, world)
         of_all["memory per rank"] = batch.memory_decision(world)
     of_all["rendezvous"] = explain.rendezvous(facts)
-    uneven = _uneven(hosts)
-    if uneven:
-        of_all["pace"] = uneven
+    if pace := explain.pace([(host.name, host.ranks, host.threads_per_rank) for host in hosts]):
+        of_all["pace"] = pace
     decisions += [Decision(what, *reason) for what, reason in of_all.items()]
     return LaunchPlan(
         hosts=tuple(hosts),
@@ -305,30 +307,11 @@ def plan(
 
 
 def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
-    """The same facts; on a single host, with the loopback address for the rendezvous."""
+    """Return the facts; those of a single host with the loopback address for the rendezvous."""
     if len(facts.hosts) > 1:
         return facts
     head = replace(facts.head, network_address=LOOPBACK, network_interface="lo")
     return replace(facts, hosts=(head,))
-
-
-def allocator_of(host: HostFacts, recipe: Recipe | None) -> str:
-    """The allocator's library that ranks of a host preload, or "" for libc's."""
-    return "" if recipe and recipe.allocator == "libc" else host.tcmalloc
-
-
-def _check_allocator(facts: ClusterFacts, recipe: Recipe | None) -> None:
-    """Make sure that all hosts have the allocator that the recipe names.
-
-    Raises:
-        PlanError: some do not.
-    """
-    without = [host.name for host in facts.hosts if not host.tcmalloc]
-    if recipe and recipe.allocator == "tcmalloc" and without:
-        raise PlanError(
-            f"allocator=tcmalloc, but it is not installed on {short_names(without)}",
-            "install libtcmalloc-minimal4 there, or set allocator=auto",
-        )
 
 
 def _asked(recipe: Recipe | None, name: str, default: object, tuned: Tuned) -> str:
@@ -365,73 +348,3 @@ def _grouped(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
     order = list(dict.fromkeys(one.what for one in decisions))
     merged = [Decision(*made, tuple(names)) for made, names in hosts.items()]
     return tuple(sorted(merged, key=lambda one: order.index(one.what)))
-
-
-def _check_addresses(facts: ClusterFacts) -> None:
-    """Make sure that several hosts can reach each other.
-
-    Raises:
-        PlanError: an address is a loopback address, or two hosts have the same.
-    """
-    if len(facts.hosts) == 1:
-        return
-    lines = [
-        f"{host.name} has the address {host.network_address or '(none)'}"
-        for host in facts.hosts
-        if not host.network_address
-        or host.network_address.startswith(LOOPBACKS)
-        or host.network_interface == "lo"
-    ]
-    if lines:
-        raise PlanError(
-            "other hosts cannot reach a loopback address\n  " + "\n  ".join(lines),
-            "set ftcluster_address=ADDRESS for them in the inventory and run ftcluster setup again",
-        )
-    names: dict[str, list[str]] = {}
-    for host in facts.hosts:
-        names.setdefault(host.network_address, []).append(host.name)
-    twice = [f"{', '.join(same)} at {address}" for address, same in names.items() if same[1:]]
-    if twice:
-        raise PlanError(
-            "several hosts have the same address\n  " + "\n  ".join(twice),
-            "remove the duplicates from the inventory and run ftcluster setup again",
-        )
-
-
-def _precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple[str, str]:
-    if recipe and recipe.precision != "auto":
-        return recipe.precision, f"set in recipe {recipe.name}"
-    without = [host.name for host in hosts if not _has_bf16(host)]
-    if not without:
-        return "bf16", "every host has AMX or AVX512-BF16"
-    others = "" if len(without) == len(hosts) else "; the other hosts alone would use bf16"
-    names = short_names(without)
-    return "fp32", f"no AMX or AVX512-BF16 on {names}, where bf16 is slower{others}"
-
-
-def _has_bf16(host: HostFacts) -> bool:
-    """Whether bf16 is faster than fp32 there; a kernel may refuse AMX, but not AVX512."""
-    return BF16_FLAG in host.cpu_flags or (AMX_FLAG in host.cpu_flags and host.amx == "usable")
-
-
-def _uneven(hosts: Sequence[HostPlan]) -> tuple[str, str] | None:
-    """The hosts whose small ranks slow down the others, and by how much; None if they hardly do.
-
-    Ranks have equal parts of a batch, so all are as fast as the one with the fewest threads.
-    """
-    threads = {host.name: host.threads_per_rank for host in hosts}
-
-    def speed(least: int) -> int:
-        """Threads that are busy if only hosts with at least so many per rank take part."""
-        return least * sum(host.ranks for host in hosts if threads[host.name] >= least)
-
-    fewest = min(threads.values())
-    best = max(sorted(set(threads.values())), key=speed)
-    if speed(best) < WORTH_LEAVING_OUT * speed(fewest):
-        return None
-    slow = [name for name, count in threads.items() if count < best]
-    return f"that of {short_names([name for name in slow if threads[name] == fewest])}", (
-        f"ranks have equal parts of a batch, so those with up to {max(threads.values())} threads "
-        f"wait for those with {fewest}; without {short_names(slow)} the run would be "
-        f"{speed(best) / speed(fewest):.1f} times as fast"
-    )

@@ -13,7 +13,7 @@ TRAINING = "training."
 
 @dataclass(frozen=True)
 class Tuned:
-    """What of a recipe was measured instead of being decided.
+    """The fields of a recipe that were measured instead of being decided.
 
     Attributes:
         settings: values of fields; a field of the section `training` has its name before it.
@@ -61,7 +61,7 @@ def written(settings: Mapping[str, Any]) -> str:
 def choose_tuned(
     tunings: Sequence[Tuning], recipe: Recipe, hosts: Sequence[HostFacts]
 ) -> tuple[Tuned, tuple[str, str] | None]:
-    """What was measured for this recipe on these hosts, and the value and reason of a decision.
+    """Return the tuned fields for a recipe on hosts, and the value and reason of a decision.
 
     None in place of the decision where this recipe was never tuned.
     """
@@ -86,7 +86,7 @@ def choose_tuned(
 
 
 def _difference(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
-    """What of the hosts is another one than it was."""
+    """Name the first difference between the hosts of a tuning and those of now."""
     names, others = ([str(host["name"]) for host in some] for some in (then, now))
     if names != others:
         return f"{', '.join(names)}, now {', '.join(others)}"

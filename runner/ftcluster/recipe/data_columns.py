@@ -79,11 +79,12 @@ def _by_use(options: Options, found: Sequence[str], answered: bool) -> Columns:
                 "query": (pair.query,),
                 "positive": (pair.positive,),
                 "negative": pair.negatives,
+                "label": (pair.label,) if pair.label else (),
             }
         case SentenceSimilarity():
             uses = {"text": (embedded_column(options, found),)}
         case TextRanking():
-            (query, text, negatives), label = ranking_columns(options, found, answered)
+            (query, text, negatives, _), label = ranking_columns(options, found, answered)
             uses = {"query": (query,), "text": (text,), "negative": negatives}
             uses["label"] = (label,) if label else ()
         case InstructionTuning():
@@ -100,7 +101,7 @@ def _by_use(options: Options, found: Sequence[str], answered: bool) -> Columns:
 
 
 def columns_line(columns: Columns) -> str:
-    """What is read of the data, in a line.
+    """List the columns that are read, and those that are not, in a line.
 
     >>> columns_line({"text": ("title", "body"), "label": ("team",), UNREAD: ("id",)})
     'columns: title, body (text), team (label); not read: id'

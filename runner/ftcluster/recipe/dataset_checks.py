@@ -1,29 +1,13 @@
 """Checks of data of this machine: each file and line has the form that the task needs."""
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ftcluster.errors import InputError, raise_together
-from ftcluster_common.columns import (
-    answering_columns,
-    classification_columns,
-    embedded_column,
-    ranked_texts,
-    ranking_columns,
-    search_columns,
-    search_texts,
-    text_column,
-)
-from ftcluster_common.conversations import (
-    conversation_columns,
-    preference_columns,
-    read_conversation,
-    read_preference,
-)
+from ftcluster.recipe.row_forms import row_form
+from ftcluster_common.columns import classification_columns
 from ftcluster_common.data_files import (
     PARQUET,
     TABLES,
@@ -32,7 +16,6 @@ from ftcluster_common.data_files import (
     VALIDATION,
     DataError,
     Files,
-    Row,
     Table,
     files_of,
     texts_of,
@@ -40,21 +23,16 @@ from ftcluster_common.data_files import (
 from ftcluster_common.job import EVALUATE, PREDICT, Purpose
 from ftcluster_common.recipe import (
     CausalLm,
-    InstructionTuning,
     Options,
-    PreferenceTuning,
-    QuestionAnswering,
     Recipe,
-    SentenceSimilarity,
     TextClassification,
-    TextRanking,
 )
+from ftcluster_common.row_checks import CheckRow, is_number, row_check
 
 MAX_PROBLEMS = 10  # of a file
-WHOLE = re.compile(r"-?\d+")
+WHOLE = re.compile(r"-?\d+(\.0*)?")
 PARQUET_MARK = b"PAR1"  # its first bytes
 
-CheckRow = Callable[[Row], str]  # returns the problem, or ""
 MakeCheck = Callable[[Sequence[str]], CheckRow]  # of the columns of a file
 
 
@@ -70,30 +48,8 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         raise InputError(f"data {path} does not exist")
     options = recipe.options
     answered = purpose != PREDICT
-    make_check: MakeCheck
-    match options:
-        case TextClassification():
-            make_check = partial(_classification, options, answered)
-            form = _classification_form(options, answered)
-        case QuestionAnswering():
-            columns = answering_columns(options, answered)
-            make_check = partial(_answering, options, columns)
-            form = _answering_form(options, answered)
-        case CausalLm():
-            make_check = partial(_texts, options)
-            form = f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
-        case SentenceSimilarity():
-            make_check = partial(_search if answered else _embedded, options)
-            form = _search_form(options, answered)
-        case TextRanking():
-            make_check = partial(_ranking, options, answered)
-            form = _ranking_form(options, answered)
-        case InstructionTuning():
-            make_check = partial(_conversations, options)
-            form = _conversation_form(options)
-        case PreferenceTuning():
-            make_check = partial(_preferences, options)
-            form = _preference_form(options)
+    make_check = partial(row_check, options, answered)
+    form = row_form(options, answered)
     texts = texts_of(path) if isinstance(options, CausalLm) else {}
     try:
         files = texts or files_of(path)
@@ -178,43 +134,6 @@ def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
     return problems if problems or check else [f"{file} is empty"]
 
 
-def _check_columns(texts: Sequence[str], others: Sequence[str], row: Row) -> str:
-    missing = [name for name in (*texts, *others) if name not in row]
-    if missing:
-        return f"no column {', '.join(missing)}; found {', '.join(map(str, row)) or 'none'}"
-    for name in texts:
-        if not isinstance(row[name], str):
-            return f"{name} is {row[name]!r}, not a text"
-    return ""
-
-
-def _texts(options: CausalLm, columns: Sequence[str]) -> CheckRow:
-    return partial(_check_columns, [text_column(options, columns)], [])
-
-
-def _classification(
-    options: TextClassification, labelled: bool, columns: Sequence[str]
-) -> CheckRow:
-    texts, label = classification_columns(options, columns, labelled)
-    if not labelled:
-        return partial(_check_columns, texts, [])
-    return partial(_classification_problem, texts, label, options.regression)
-
-
-def _classification_problem(texts: Sequence[str], column: str, number: bool, row: Row) -> str:
-    problem = _check_columns(texts, [column], row)
-    if problem:
-        return problem
-    label = row[column]
-    if number:
-        return "" if _is_number(label) else f"{column} is {label!r}, not a number"
-    if isinstance(label, bool) or (isinstance(label, str) and label.strip()):
-        return ""  # the name of a class
-    if not isinstance(label, int) or label < 0:
-        return f"{column} is {label!r}, not a class: a word, or a number (0, 1, ...)"
-    return ""
-
-
 def _check_scores(files: Files, options: TextClassification) -> list[str]:
     """The first label that is no class, of text files whose labels are all numbers."""
     scores: list[str] = []
@@ -224,140 +143,8 @@ def _check_scores(files: Files, options: TextClassification) -> list[str]:
         assert not isinstance(row, DataError), "the rows have been checked"
         _, column = classification_columns(options, list(row))
         label = row[column]
-        if not _is_number(label):
+        if not is_number(label):
             return []  # words
         if not WHOLE.fullmatch(str(label).strip()) and not scores:
             scores.append(f"{where}: {column} is {label!r}, a number, not a class")
     return scores
-
-
-def _is_number(label: Any) -> bool:
-    try:
-        return not isinstance(label, bool) and math.isfinite(float(label))
-    except (TypeError, ValueError):
-        return False
-
-
-def _classification_form(options: TextClassification, labelled: bool) -> str:
-    kind = "a number" if options.regression else "a word, or 0, 1, ...; scores: regression=true"
-    label = f" and {options.label_column} ({kind})" if labelled else ""
-    texts = ", ".join(options.text_columns) or "one or two columns of text"
-    return f"each row has {texts}{label}"
-
-
-def _reading_problem(read: Callable[[Row], object], row: Row) -> str:
-    try:
-        read(row)
-    except DataError as error:
-        return str(error)
-    return ""
-
-
-def _search(options: SentenceSimilarity, columns: Sequence[str]) -> CheckRow:
-    return partial(
-        _reading_problem, partial(search_texts, columns=search_columns(options, columns))
-    )
-
-
-def _ranking(options: TextRanking, labelled: bool, columns: Sequence[str]) -> CheckRow:
-    found = ranking_columns(options, columns, labelled)
-    return partial(_reading_problem, partial(ranked_texts, columns=found))
-
-
-def _ranking_form(options: TextRanking, labelled: bool) -> str:
-    texts = f"{options.query_column or 'query'}, {options.text_column or 'text'}"
-    if not labelled:
-        return f"each row has {texts}"
-    return (
-        f"each row has {texts} and either {options.label_column} (from 0 to 1) or negatives (texts "
-        "that do not belong to the query)"
-    )
-
-
-def _conversations(options: InstructionTuning, columns: Sequence[str]) -> CheckRow:
-    found = conversation_columns(options, columns)
-    read = partial(read_conversation, columns=found, chat_template=options.chat_template)
-    return partial(_reading_problem, read)
-
-
-def _conversation_form(options: InstructionTuning) -> str:
-    prompt, completion = (
-        options.prompt_column or "prompt",
-        options.completion_column or "completion",
-    )
-    if not options.chat_template:
-        return f"each row has {prompt} and {completion} (text)"
-    return (
-        f"each row has {options.messages_column or 'messages'} (a list of objects with role and "
-        f"content, at least one of the role assistant), or {prompt} and {completion}"
-    )
-
-
-def _preferences(options: PreferenceTuning, columns: Sequence[str]) -> CheckRow:
-    found = preference_columns(options, columns)
-    read = partial(read_preference, columns=found, chat_template=options.chat_template)
-    return partial(_reading_problem, read)
-
-
-def _preference_form(options: PreferenceTuning) -> str:
-    prompt, answers = (
-        options.prompt_column or "prompt",
-        f"{options.chosen_column} and {options.rejected_column}",
-    )
-    if not options.chat_template:
-        return f"each row has {prompt}, {answers} (texts)"
-    return (
-        f"each row has {prompt}, {answers} (texts or lists of messages), or only {answers} (lists "
-        "of messages that begin alike)"
-    )
-
-
-def _embedded(options: SentenceSimilarity, columns: Sequence[str]) -> CheckRow:
-    return partial(_check_columns, [embedded_column(options, columns)], [])
-
-
-def _search_form(options: SentenceSimilarity, answered: bool) -> str:
-    if not answered:
-        return f"each row has {options.query_column or 'a column of text'}"
-    return (
-        f"each row has {options.query_column or 'query'}, {options.positive_column or 'positive'} "
-        "(the text that belongs to it) and, if there are such, negatives (texts that do not)"
-    )
-
-
-def _answering(
-    options: QuestionAnswering, columns: Sequence[str], _found: Sequence[str]
-) -> CheckRow:
-    if options.answers_column in columns:
-        return partial(_answering_problem, options)
-    return partial(_check_columns, columns, [])
-
-
-def _answering_problem(options: QuestionAnswering, row: Row) -> str:
-    """The problem of a row whose answers may not be at their places in the context."""
-    column = options.answers_column
-    problem = _check_columns([options.question_column, options.context_column], [column], row)
-    if problem:
-        return problem
-    answers, context = row[column], row[options.context_column]
-    if not isinstance(answers, dict) or not {"text", "answer_start"} <= set(answers):
-        return f"{column} is {answers!r}, not an object with text and answer_start"
-    texts, starts = answers["text"], answers["answer_start"]
-    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-        return f"text and answer_start of {column} are not two lists of the same length"
-    for text, start in zip(texts, starts, strict=True):
-        if not isinstance(text, str) or not isinstance(start, int) or start < 0:
-            return f"{column} has {text!r} at {start!r}, not a text at the number of a character"
-        found = context[start : start + len(text)]
-        if found != text:
-            return f"answer {text!r} is not at character {start} of the context, but {found!r}"
-    return ""
-
-
-def _answering_form(options: QuestionAnswering, answered: bool) -> str:
-    answers = (
-        f" and {options.answers_column} "
-        '({"text": [...], "answer_start": [...]}, empty lists where there is no answer)'
-    )
-    texts = f"{options.question_column}, {options.context_column} (text)"
-    return f"each row has {texts}{answers if answered else ''}"

@@ -97,12 +97,12 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
 
 
 def is_elsewhere(value: str) -> bool:
-    """Whether a value says by its form that it is no path and no name of the Hub."""
+    """Return whether a value has the form of generated data, a type or a package."""
     return value.startswith((GENERATED, BY_TYPE, PACKAGE))
 
 
 def on_the_hub(value: str) -> bool:
-    """Whether data or a model are a name of the Hub, because nothing here has that name."""
+    """Return whether data or a model are a name of the Hub: no file here has that name."""
     return not is_elsewhere(value) and not Path(value).exists()
 
 
@@ -197,6 +197,12 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
         f"{folder} is not a Hugging Face model folder",
         "save_pretrained of the model and of the tokenizer writes these files",
     )
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else "?"
+        raise InputError(
+            f"the weights of {folder} are quantized already ({method})",
+            "use the model that they were made of; adapters can be trained with load_in_4bit=true",
+        )
     kind = config.get("model_type")
     decodes = {**config, **recipe.config_overrides}.get("is_decoder")
     decoder = isinstance(recipe.options, CausalLm | DecoderTuning)

@@ -47,44 +47,6 @@ SWITCHED_OFF = (
     "save_only_model", "dataloader_pin_memory", "ddp_find_unused_parameters",
 )  # fmt: skip
 ZERO = ("dataloader_num_workers", "eval_delay")
-# what else these are called, with the last part of the field's name
-SHORT_NAMES: Mapping[str, str] = {
-    "lr": "learning_rate",
-    "epochs": "num_train_epochs",
-    "epoch": "num_train_epochs",
-    "num_epochs": "num_train_epochs",
-    "n_epochs": "num_train_epochs",
-    "max_epochs": "num_train_epochs",
-    "steps": "max_steps",
-    "bs": "batch_size",
-    "batch": "batch_size",
-    "wd": "weight_decay",
-    "warmup": "warmup_ratio",
-    "scheduler": "lr_scheduler_type",
-    "lr_scheduler": "lr_scheduler_type",
-    "optimizer": "optim",
-    "clip": "max_grad_norm",
-    "grad_clip": "max_grad_norm",
-    "accumulation_steps": "gradient_accumulation_steps",
-    "grad_accum": "gradient_accumulation_steps",
-    "grad_accum_steps": "gradient_accumulation_steps",
-    "dataset": "data",
-    "data_dir": "data",
-    "model_name": "model",
-    "dtype": "precision",
-    "seq_length": "max_length",
-    "columns": "text_columns",
-    "text": "text_columns",
-    "texts": "text_columns",
-    "label": "label_column",
-    "labels": "label_column",
-    "target": "label_column",
-    "query": "query_column",
-    "positive": "positive_column",
-    "negative": "negative_columns",
-    "loss_scale": "scale",
-    "random_seed": "seed",
-}
 
 
 def meaning_of(name: str, value: Any, keys: Collection[str]) -> tuple[str, Any] | None:
@@ -112,22 +74,27 @@ def meaning_of(name: str, value: Any, keys: Collection[str]) -> tuple[str, Any] 
 
 
 def nearest(name: str, keys: Collection[str]) -> str:
-    """The key whose last part is like that of a name, or "".
+    """The key whose last part is spelt like that of a name, or has its letters or its word; or "".
 
     >>> nearest("training.epochs", ["seed", "training.num_train_epochs"])
     'training.num_train_epochs'
+    >>> nearest("lr", ["training.learning_rate"])
+    'training.learning_rate'
     >>> nearest("training.bogus", ["seed", "training.num_train_epochs"])
     ''
     """
     last_parts = {key.rpartition(".")[2]: key for key in keys}
     last = name.rpartition(".")[2].replace("-", "_").lower()
-    last = SHORT_NAMES.get(last, last)
     close = difflib.get_close_matches(last, last_parts, n=1, cutoff=0.75)
+    for part in sorted(last_parts, key=len):
+        words = part.split("_")
+        if last in words or last == "".join(word[:1] for word in words):
+            close.append(part)
     return last_parts[close[0]] if close else ""
 
 
 def is_argument(name: str, keys: Collection[str]) -> bool:
-    """Whether a name is a recipe's key, or an argument of transformers that has an answer."""
+    """Return whether a name is a recipe's key, or an argument of transformers with an answer."""
     return (
         name in keys
         or f"{SECTION}{name}" in keys
@@ -138,5 +105,5 @@ def is_argument(name: str, keys: Collection[str]) -> bool:
 
 
 def is_switch(name: str) -> bool:
-    """Whether an argument that is no key of a recipe is true or false."""
+    """Return whether an argument that is no key of a recipe takes true or false."""
     return name in (*SWITCHED_ON, *SWITCHED_OFF, "bf16")

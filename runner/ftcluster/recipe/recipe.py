@@ -12,7 +12,6 @@ from ftcluster.errors import RecipeError
 from ftcluster.paths import bundled, is_unicode
 from ftcluster.recipe import tasks, training_arguments
 from ftcluster.recipe.names import meaning_of, nearest
-from ftcluster.recipe.other_tasks import RECIPES, SCRIPTS, known_as
 from ftcluster.recipe.schema import Key, keys_of
 from ftcluster.recipe.tasks import Contradiction, glue_defaults, metric_names
 from ftcluster.recipe.training_arguments import OtherNames, with_own_names
@@ -35,6 +34,15 @@ from ftcluster_common.recipe import (
     Training,
 )
 
+RECIPES: Mapping[str, str] = {  # for any data, by task
+    "text-classification": "classify",
+    "question-answering": "squad",
+    "causal-lm": "clm",
+    "instruction-tuning": "sft",
+    "preference-tuning": "dpo",
+    "sentence-similarity": "embed",
+    "text-ranking": "rerank",
+}
 SECTIONS = ("training", "config_overrides")
 MAX_RECIPE_BYTES = 1 << 20
 MAX_PATH_BYTES = 4096  # PATH_MAX
@@ -63,18 +71,14 @@ def find_recipe(name: str) -> Path:
             return path
         raise RecipeError(f"recipe file {name} does not exist")
     beside = [found for found in (f"{name}.yml", f"{name}.yaml") if Path(found).is_file()]
-    kind = known_as(name)
-    if kind in SCRIPTS and not beside:
-        what, script = SCRIPTS[kind]
-        raise RecipeError(
-            f"there is no recipe '{name}': ftcluster has none for {what}",
-            f"a script trains it on the same hosts: ftcluster run -- {script} (docs/run.md); "
-            f"known recipes: {', '.join(known)}",
-        )
-    guesses = beside or ([RECIPES[kind]] if kind in RECIPES else [])
-    guesses = guesses or difflib.get_close_matches(name, known, n=1)
+    task = difflib.get_close_matches(name.lower().replace("_", "-"), RECIPES, n=1)
+    guesses = beside or difflib.get_close_matches(name, known, n=1) or [RECIPES[t] for t in task]
     guess = f"did you mean {guesses[0]}? " if guesses else ""
-    raise RecipeError(f"unknown recipe '{name}'", f"{guess}known recipes: {', '.join(known)}")
+    raise RecipeError(
+        f"unknown recipe '{name}'",
+        f"{guess}known recipes: {', '.join(known)}; a script of your own trains anything else: "
+        "ftcluster run",
+    )
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -173,7 +177,7 @@ def all_keys() -> dict[str, bool]:
 
 
 def _read(overrides: Sequence[str]) -> tuple[list[Given], list[str]]:
-    """What overrides set, and their problems."""
+    """Read overrides; return the keys that they set, and their problems."""
     given: list[Given] = []
     problems = []
     for override in overrides:
@@ -192,7 +196,7 @@ def _read(overrides: Sequence[str]) -> tuple[list[Given], list[str]]:
 
 
 def _meant(given: Iterable[Given], schema: Mapping[str, Key]) -> Iterator[Given]:
-    """The same under the names of a recipe's keys, without what changes nothing."""
+    """Rename keys to those of a recipe, and leave out what changes nothing."""
     for name, value, where in given:
         meant = meaning_of(name, value, schema)
         if meant:
@@ -301,7 +305,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _not_a_source(value: str) -> str:
-    """What makes a text no path and no name of the Hub, or ""."""
+    """Return why a text can be no path and no name of the Hub; "" where it can."""
     if any(letter < " " or letter == "\x7f" for letter in value) or not is_unicode(value):
         return "has characters that are not text"
     if value.startswith("-"):
@@ -310,7 +314,7 @@ def _not_a_source(value: str) -> str:
 
 
 def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradiction]:
-    """The same for the section `training`, alone and with the task."""
+    """Find contradictions within the section `training`, and between it and the task."""
     for name, said in training_arguments.contradictions(recipe.training, given):
         yield f"training.{name}", said
     options = recipe.options

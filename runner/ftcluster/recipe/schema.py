@@ -118,7 +118,7 @@ def _in_yaml(value: str | bool) -> str:
 
 
 def _says_no(kind: Any) -> bool:
-    """Whether the value `no` is allowed, which YAML 1.1 reads as false."""
+    """Return whether the value `no` is allowed, which YAML 1.1 reads as false."""
     words = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
     return "no" in words and False not in words
 

@@ -31,7 +31,7 @@ CELLS, CELL = 16, 20  # cores in a row, and pixels of one
 
 
 def curve(rows: Rows, x: str, y: str, x_title: str, y_title: str, zero: bool = False) -> Chart:
-    """A line a run.
+    """Draw a line for each run.
 
     Args:
         rows: with the fields x, y and run.
@@ -99,7 +99,7 @@ def shares(rows: Rows, parts: Mapping[str, str], x_title: str, percent: bool = F
 
 
 def time_line(rows: Rows, marks: Rows) -> Chart:
-    """What each run did when, in minutes since its start.
+    """Draw what each run did when, in minutes since its start.
 
     Args:
         rows: with the fields run, doing, began and ended.
@@ -176,6 +176,34 @@ def scaling(points: Rows, ideal: Rows, expected: Rows, x_title: str) -> Chart:
         measured,
     )
     return _fitted(layers, 260)
+
+
+def efficiency(measured: Rows, predicted: Rows, references: Rows, title: str) -> Chart:
+    """The efficiency by number of hosts, of each mode.
+
+    Args:
+        measured: with the fields hosts, mode and efficiency; likewise `predicted`, whose line is
+            dashed.
+        references: what others have published, with the fields hosts, efficiency and of.
+    """
+    modes = list(dict.fromkeys(row["mode"] for row in measured))
+    scale = alt.Scale(domain=modes, range=[RUNS[n % len(RUNS)] for n in range(len(modes))])
+
+    def points(rows: Rows) -> alt.Chart:
+        return alt.Chart(alt.InlineData(list(rows))).encode(
+            x=alt.X(
+                "hosts:Q", title="hosts; dashed: predicted", scale=alt.Scale(type="log", base=2)
+            ),
+            y=alt.Y("efficiency:Q", axis=alt.Axis(format="%")),
+        )
+
+    colour = alt.Color("mode:N", scale=scale)
+    layers: Chart = alt.layer(
+        points(predicted).mark_line(strokeDash=[6, 4]).encode(color=colour),
+        points(measured).mark_line(point=True).encode(color=colour),
+        points(references).mark_point(shape="diamond", color="#888888").encode(tooltip="of:N"),
+    )
+    return layers.properties(width=600, height=400, title=title)
 
 
 def cores(nodes: Sequence[tuple[str, Sequence[int]]], rank_of: Mapping[int, int]) -> Chart:

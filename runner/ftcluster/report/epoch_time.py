@@ -1,4 +1,4 @@
-"""How long an epoch of a recipe takes on some hosts, by trainings that were measured."""
+"""The time of a recipe's epoch on some hosts, from trainings that were measured."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ Ranks = tuple[tuple[str, int], ...]  # CPU and threads of each rank
 
 @dataclass(frozen=True)
 class PastRun:
-    """What a training that was measured says of speed.
+    """The speed of a training that was measured, and what it depends on.
 
     Attributes:
         recipe: its fields.
@@ -61,7 +61,7 @@ class PastRun:
 
 @dataclass(frozen=True)
 class EpochTime:
-    """The time of an epoch.
+    """The time of an epoch, with its source.
 
     Attributes:
         seconds: of the training loop, without start, evaluation and checkpoints; None if unknown.
@@ -83,7 +83,7 @@ def epoch_time(
     hosts: Sequence[HostFacts],
     runs: Sequence[PastRun],
 ) -> EpochTime:
-    """Of a planned training.
+    """Measure or estimate the time of an epoch of a planned training.
 
     Measured: a training of the recipe with the same batch on as many ranks with as many threads of
     the same CPUs. Estimated otherwise, from a training of the recipe on other hosts: the slowest
@@ -142,14 +142,14 @@ def ranks_of(plan: LaunchPlan, hosts: Sequence[HostFacts]) -> Ranks:
 
 
 def how_of(precision: str, ipex: bool, sharded: bool, fields: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What of a launch changes its speed, beside its ranks."""
+    """Return the settings of a launch that change its speed, beside its ranks."""
     training = fields["training"]
     names = ("gradient_accumulation_steps", "gradient_checkpointing", "sync", "sync_steps")
     return (precision, ipex, sharded, *(training.get(name) for name in names))
 
 
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether an epoch of two recipes has the same samples and the same model."""
+    """Return whether an epoch of two recipes has the same samples and the same model."""
     return all(one.get(name) == other.get(name) for name in SAME) and all(
         PurePath(str(one.get(name))).name == PurePath(str(other.get(name))).name for name in PATHS
     )
@@ -189,7 +189,7 @@ def past_runs() -> list[PastRun]:
 
 
 def past_run(run: str, record: Mapping[str, Any], history: History) -> PastRun | None:
-    """What a record says of speed; None where it trained no whole interval, or not on its plan.
+    """Read a run's speed; None where it trained no whole interval, or not on its plan.
 
     Raises:
         KeyError, TypeError, ValueError: it is of another version.
@@ -222,5 +222,5 @@ def past_run(run: str, record: Mapping[str, Any], history: History) -> PastRun |
 
 
 def samples_per_second(whole: Interval, batch: int) -> float:
-    """Of a training whose steps have so many samples."""
+    """Return the speed of a training whose steps have so many samples."""
     return whole.steps * batch / whole.seconds

@@ -14,7 +14,7 @@ SPANS = (STARTING, LOADING, TRAINING, EVALUATING, SAVING, DOWN)
 
 @dataclass(frozen=True)
 class Span:
-    """What a run did for some time: one of SPANS; seconds since 1970."""
+    """A time in which a run did one of SPANS, in seconds since 1970."""
 
     doing: str
     began: float
@@ -23,7 +23,7 @@ class Span:
 
 @dataclass
 class History:
-    """What the events of a run say of it.
+    """The events of a run, sorted by what they are about.
 
     Attributes:
         began: of its first event, in seconds since 1970.
@@ -63,7 +63,7 @@ class History:
 
     @property
     def train_seconds(self) -> float:
-        """Of the steps that its model was trained with, in this run."""
+        """The seconds of the steps that the model was trained with, in this run."""
         last = self.steps[-1] if self.steps else {"train_seconds": self.before}
         return float(self.result.get("train_seconds", last["train_seconds"])) - self.before
 

@@ -114,7 +114,7 @@ class Stack:
         return str(unverified(vars(self)))
 
     def fits_python(self, version: str) -> bool:
-        """Whether all packages have wheels for a Python, given as 3.11 or 3.11.7."""
+        """Return whether all packages have wheels for a Python, given as 3.11 or 3.11.7."""
         first, last = (numbers(end) for end in self.python)
         return first <= numbers(version)[:2] <= last
 
@@ -214,7 +214,7 @@ def find_stack(name: str, stacks: Mapping[str, Stack]) -> Stack:
 
 
 def install_hint(having: Sequence[Stack]) -> str:
-    """How to install one of these stacks, preferably one with a lock."""
+    """Say how to install one of these stacks, preferably one with a lock."""
     locked = [stack.name for stack in having if stack.state != "documented"]
     if locked:
         return f"stacks with it: {', '.join(locked)}; ftcluster setup --stack {locked[0]}"

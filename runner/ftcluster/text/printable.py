@@ -17,7 +17,7 @@ def _escape(found: "re.Match[str]") -> str:
 
 
 def printable(value: Any) -> Any:
-    """The same data without colours, and with the control characters in its texts escaped.
+    """Return data without colours, and with the control characters in its texts escaped.
 
     >>> printable({"msg": ["\\x1b[1mbold\\x1b[0m \\x1b[2J", 1]})
     {'msg': ['bold \\\\x1b[2J', 1]}

@@ -1,4 +1,4 @@
-"""What a script uses that the versions of a stack do not have.
+"""Imports and arguments of a script that the versions of a stack do not have.
 
 Such a script would fail on every rank, after a minute of imports.
 """

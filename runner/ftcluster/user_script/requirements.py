@@ -26,7 +26,7 @@ _ALWAYS = {"--only-binary", "--require-hashes"}  # what is so anyway
 
 @dataclass(frozen=True)
 class Line:
-    """A package of a file.
+    """A line of a requirements file, about one package.
 
     Attributes:
         where: file:line.
@@ -45,7 +45,7 @@ class Line:
         return str(canonicalize_name(self.requirement.name))
 
     def is_for(self, python: str) -> bool:
-        """Whether hosts with this Python get it."""
+        """Return whether hosts with this Python get the package."""
         marker = self.requirement.marker
         return marker is None or marker.evaluate(linux_environment(python))
 
@@ -69,6 +69,14 @@ class Requirements:
             if line.hashes and line.is_for(python):
                 found[line.name] = found.get(line.name, frozenset()) | line.hashes
         return found
+
+    def allows_prerelease(self, name: str) -> bool:
+        """Whether the file asks for a version of a package that is not a release."""
+        return "--pre" in self.options or any(
+            line.requirement.url or line.requirement.specifier.prereleases
+            for line in self.lines
+            if line.name == name
+        )
 
     def conflicts(self, stack: Mapping[str, str], python: str) -> list[str]:
         """The lines that would replace a package of the stack, given its versions by name."""

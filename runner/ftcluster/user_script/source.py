@@ -1,4 +1,4 @@
-"""What a script's source uses, read without running it.
+"""Imports and arguments in a script's source, read without running it.
 
 Its own modules are read as well, because that is where scripts define their arguments.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_MODULES = 200  # of the script's own
+NOTHING = "has no statement to run (of a notebook: jupyter nbconvert --to script FILE)"
 PARSERS = {"HfArgumentParser", "TrlParser"}  # they make options of TrainingArguments
 
 
@@ -48,7 +49,7 @@ class Argument:
 
 @dataclass
 class Source:
-    """What a script and its own modules use.
+    """The imports, flags and arguments of a script and its own modules.
 
     Attributes:
         imports: the imports of modules that are not its own.
@@ -80,6 +81,8 @@ def read_source(script: Path, folder: Path) -> Source:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about odd escapes
                 tree = ast.parse(path.read_bytes(), str(path))
+            if path == script and not _does_anything(tree):
+                source.syntax_error = f"{name}:1: {NOTHING}"
         except (SyntaxError, OSError, ValueError) as error:
             line = getattr(error, "lineno", None) or 1
             if path == script:
@@ -96,6 +99,15 @@ def read_source(script: Path, folder: Path) -> Source:
                     source.imports.append(Import(module.partition(".")[0], where, certain))
             _add(node, source, name)
     return source
+
+
+def _does_anything(tree: ast.Module) -> bool:
+    """Whether a file has more than values, as a notebook has, which is valid Python too."""
+    return any(
+        not isinstance(node, ast.Expr)
+        or any(isinstance(inner, ast.Call | ast.Await) for inner in ast.walk(node))
+        for node in tree.body
+    )
 
 
 def _modules(node: Any) -> list[list[str]]:

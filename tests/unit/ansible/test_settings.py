@@ -51,6 +51,13 @@ def test_what_the_user_has_set_is_left_out(
     assert (Path(found["PATH"].split(os.pathsep)[0]) / "ansible-playbook").exists()
 
 
+def test_a_long_temporary_folder_is_not_ansibles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", f"/{'x' * 74}")
+    assert "TMPDIR" not in ansible_environment()
+    monkeypatch.setattr("tempfile.tempdir", f"/{'x' * 75}")
+    assert ansible_environment()["TMPDIR"] == "/tmp"
+
+
 def test_a_command_changes_what_the_user_has_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANSIBLE_CONFIG", os.devnull)
     monkeypatch.delenv("ANSIBLE_TIMEOUT", raising=False)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.cli import export_k8s
 from ftcluster.cli.main import main
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.export import node_image
@@ -46,7 +45,6 @@ def k8s(
         "--nodes 3",
         f"mrpc --image x --name {'a' * 41}",
         "mrpc --image x training.ddp_backend=impi",
-        "mrpc --image x --kind mpijob training.ddp_backend=gloo",
         "mrpc --image x --min-nodes 3",
         "unknown --image=",
         "mrpc --image x --facts missing.json",
@@ -115,8 +113,8 @@ def test_a_folder_with_manifests_and_what_the_image_is_built_from(
     assert code == 0
     assert out.splitlines() == sorted(out.splitlines(), key=lambda line: "/image/" in line)
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    names = ["Dockerfile", "known-hosts", "requirements.txt", "ssh_config", "sshd_config"]
-    assert files == {"pytorchjob.yaml", *(f"image/{name}" for name in (*names, wheel.name))}
+    names = ("Dockerfile", "requirements.txt", wheel.name)
+    assert files == {"pytorchjob.yaml", *(f"image/{name}" for name in names)}
     assert (folder / "pytorchjob.yaml").read_text() == text
     assert (folder / "image" / wheel.name).read_bytes() == wheel.read_bytes()
     lock = (folder / "image/requirements.txt").read_text()
@@ -127,8 +125,3 @@ def test_a_folder_with_manifests_and_what_the_image_is_built_from(
 def test_stacks_with_and_without_an_image() -> None:
     names = [stack.name for stack in load_stacks().values() if not node_image.why_no_image(stack)]
     assert names == ["native", "native-trackers"]
-
-
-def test_names_of_recipes_become_names_for_kubernetes() -> None:
-    for name in ("gpt2-shakespeare", "./My_run.2.yml"):
-        assert export_k8s.LABEL.fullmatch(export_k8s.default_name(name))

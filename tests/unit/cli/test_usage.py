@@ -35,24 +35,12 @@ def test_flags_that_are_fields_of_a_recipe(arguments: str, words: list[str]) -> 
     assert words_of(*arguments.split()) == words
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "bench scaling"])
-def test_flags_of_other_launchers(command: str) -> None:
-    options = read_arguments([*command.split(), "--nproc_per_node=4", "--nnodes", "2"])
-    assert (options.ranks_per_host, options.nodes) == (4, 2)
-    options = read_arguments(["run", "--nproc-per-node", "4", "--", "s.py", "--nnodes", "2"])
-    assert (options.ranks_per_host, options.words) == (4, ["--", "s.py", "--nnodes", "2"])
-
-
 def test_wrong_usage_has_an_answer_and_the_usage_of_its_command(
     said: Callable[[object], None],
 ) -> None:
     for arguments in (
         "trian mrpc",
-        "resume mrpc-20260131",
-        "status",
         "train mrpc --data= --nodes 2",
-        "train --num_processes 4",
-        "train --master_port=29500",
         "train --epochs 3",
         "train --learning_rate --nodes 2",
         "train --nods 2",

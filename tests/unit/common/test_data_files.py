@@ -1,11 +1,14 @@
-"""Which files are which split; their rows are tested in recipe/test_dataset_checks.py."""
+"""Which files are which split, and their rows in forms that public files have.
+
+More of rows is in recipe/test_dataset_checks.py.
+"""
 
 from pathlib import Path
 
 import pytest
 
 from ftcluster_common.columns import classification_columns, find_texts
-from ftcluster_common.data_files import DataError, files_of, texts_of
+from ftcluster_common.data_files import DataError, Table, encoding_of, files_of, texts_of
 from ftcluster_common.recipe import TextClassification
 
 
@@ -69,3 +72,40 @@ def test_columns_that_are_asked_for_and_found() -> None:
     ):
         with pytest.raises(DataError, match=problem):
             classification_columns(options, columns)
+
+
+def rows_of(path: Path, content: str | bytes) -> list[dict[str, object]]:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return [dict(row) for row in Table((path,))]
+
+
+def test_a_quote_in_tsv_is_a_character(tmp_path: Path) -> None:
+    """As in GLUE's files."""
+    lines = [f'"good thing number {number}\t{number % 2}\n' for number in range(6)]
+    rows = rows_of(tmp_path / "a.tsv", "text\tlabel\n" + "".join(lines))
+    assert [row["text"] for row in rows] == [f'"good thing number {n}' for n in range(6)]
+    assert [row["label"] for row in rows] == ["0", "1"] * 3
+
+
+def test_a_quote_that_swallows_rows_of_csv_is_refused(tmp_path: Path) -> None:
+    good = 'text,label\n"a ""quoted"", word\nin two lines",1\nb,0\n'
+    assert [row["label"] for row in rows_of(tmp_path / "a.csv", good)] == ["1", "0"]
+    bad = 'text,label\na,1\n"b,0\nc,1\n"d,0\n'
+    with pytest.raises(DataError, match=r"a\.csv:5: .*; the row begins at line 3; in CSV a quote"):
+        rows_of(tmp_path / "a.csv", bad)
+
+
+def test_csv_of_excel_and_kaggle(tmp_path: Path) -> None:
+    """Columns without names or values at the end, Windows' encoding, Excel's line sep=."""
+    spam = "v1,v2,,,\r\nham,5 \u00a3 caf\u00e9,,,\r\n".encode("cp1252")
+    path = tmp_path / "spam.csv"
+    assert rows_of(path, spam) == [{"v1": "ham", "v2": "5 \u00a3 caf\u00e9"}]
+    assert encoding_of(path) == "cp1252"
+    assert rows_of(path, "sep=;\r\ntext;label\r\na, b;1\r\n") == [{"text": "a, b", "label": "1"}]
+    for content, said in (
+        ("v1,v2,,\na,b,c,\n", r"spam\.csv:2: 4 values for 2 columns"),
+        ("text,label,text\na,1,b\n", r"spam\.csv:1: there are several columns text; rename them"),
+        (b"text,label\nb,1\n\x81\xff,1\n", r"spam\.csv:3: neither UTF-8 nor Windows-1252; .*iconv"),
+    ):
+        with pytest.raises(DataError, match=said):
+            rows_of(path, content)

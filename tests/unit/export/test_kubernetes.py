@@ -1,8 +1,7 @@
 """Manifests are what Kubeflow's operators accept, with the numbers of the plan."""
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +12,12 @@ from kubeflow_trainer_api import models
 
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
-from ftcluster.export.kubernetes import MPI, PYTORCH, TRAIN
+from ftcluster.export.kubernetes import PYTORCH, TRAIN
 from ftcluster.export.pods import GIB
 from ftcluster_common.job import recipe_of
 from tests.unit.clusters import cluster, host
 
-KINDS = (PYTORCH, TRAIN, MPI)
+KINDS = (PYTORCH, TRAIN)
 OPTIONS = [
     "--image",
     "registry/node:1",
@@ -37,12 +36,6 @@ OPTIONS = [
     "--max-restarts",
     "5",
 ]
-# of MPIJob v2beta1, which no package has: mpi-operator 0.8, pkg/apis/kubeflow/v2beta1/types.go
-MPI_FIELDS = {
-    "mpiImplementation": "Intel",
-    "sshAuthMountPath": "/home/ftcluster/.ssh",
-    "launcherCreationPolicy": "WaitForWorkersReady",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +60,7 @@ def export(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
 def accepted(document: Mapping[str, Any]) -> Any:
     """What is left of a manifest that is read by the schema: without unknown fields."""
     kind, group = document["kind"], document["apiVersion"].split("/")[0]
-    if kind in ("PyTorchJob", "MPIJob"):
+    if kind == "PyTorchJob":
         client, text = ApiClient(), SimpleNamespace(data=json.dumps(document))
         return client.sanitize_for_serialization(client.deserialize(text, f"KubeflowOrgV1{kind}"))
     prefix = "TrainerV1alpha1" if group == "trainer.kubeflow.org" else "IoK8sApiCoreV1"
@@ -77,9 +70,6 @@ def accepted(document: Mapping[str, Any]) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_schemas_have_every_field(kind: str, export: Callable[..., dict[str, Any]]) -> None:
     for name, document in export(kind).items():
-        spec = document.get("spec")
-        if name == "MPIJob":
-            assert {key: spec.pop(key) for key in MPI_FIELDS} == MPI_FIELDS
         if name != "ConfigMap":
             assert accepted(document) == document
 
@@ -96,16 +86,13 @@ def test_the_schemas_see_mistakes(export: Callable[..., dict[str, Any]]) -> None
         accepted(runtime)
 
 
-def pods_of(documents: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The template of each pod with ranks, and who has it."""
-    for name, document in documents.items():
-        spec = document.get("spec", {})
-        if name == "TrainingRuntime":
-            [job] = spec["template"]["spec"]["replicatedJobs"]
-            yield name, job["template"]["spec"]["template"]
-        for part in ("pytorchReplicaSpecs", "mpiReplicaSpecs"):
-            for role, replica in spec.get(part, {}).items():
-                yield role, replica["template"]
+def pod_of(documents: Mapping[str, Any]) -> Any:
+    """The specification of the pods with ranks."""
+    if "PyTorchJob" in documents:
+        worker = documents["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]
+        return worker["template"]["spec"]
+    [job] = documents["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
+    return job["template"]["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,41 +100,32 @@ def test_every_pod_has_what_it_needs(kind: str, export: Callable[..., dict[str, 
     documents = export(kind)
     assert {one["metadata"]["namespace"] for one in documents.values()} == {"team"}
     assert {one["metadata"]["name"] for one in documents.values()} == {"pairs", "pairs-job"}
-    for role, pod in pods_of(documents):
-        spec = pod["spec"]
-        assert spec["nodeSelector"] == {"cpu": "spr", "example.com/pool": ""}
-        volumes = {volume.pop("name"): volume for volume in spec["volumes"]}
-        assert volumes["ftcluster"] == {"persistentVolumeClaim": {"claimName": "work"}}
-        assert volumes["job"] == {"configMap": {"name": "pairs-job"}}
-        assert volumes["shared-memory"]["emptyDir"]["medium"] == "Memory"
-        [container] = spec["containers"]
-        init = spec.get("initContainers", [])
-        assert [one["name"] for one in init] == ([] if role == "Launcher" else ["prepare"])
-        for one in (container, *init):
-            assert one["image"] == "registry/node:1"
-            assert {mount["name"] for mount in one["volumeMounts"]} == volumes.keys()
-            amounts = one["resources"]
-            assert amounts["requests"] == amounts["limits"]
-            if role != "Launcher":  # 64 cores with two threads, and 256 GiB
-                assert amounts["limits"] == {"cpu": "126", "memory": "230Gi"}
-        # the token is where something is downloaded, and nowhere else
-        secret = {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
-        for one in init:
-            assert {"name": "HF_TOKEN", "valueFrom": secret} in one["env"]
-        assert "HF_TOKEN" not in json.dumps(container)
+    spec = pod_of(documents)
+    assert spec["nodeSelector"] == {"cpu": "spr", "example.com/pool": ""}
+    volumes = {volume.pop("name"): volume for volume in spec["volumes"]}
+    assert volumes["ftcluster"] == {"persistentVolumeClaim": {"claimName": "work"}}
+    assert volumes["job"] == {"configMap": {"name": "pairs-job"}}
+    assert volumes["shared-memory"]["emptyDir"]["medium"] == "Memory"
+    [container], [prepare] = spec["containers"], spec["initContainers"]
+    for one in (container, prepare):
+        assert one["image"] == "registry/node:1"
+        assert {mount["name"] for mount in one["volumeMounts"]} == volumes.keys()
+        amounts = one["resources"]  # of 64 cores with two threads, and 256 GiB
+        assert amounts["requests"] == amounts["limits"] == {"cpu": "126", "memory": "230Gi"}
+    # the token is where something is downloaded, and nowhere else
+    secret = {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
+    assert {"name": "HF_TOKEN", "valueFrom": secret} in prepare["env"]
+    assert "HF_TOKEN" not in json.dumps(container)
 
 
-@pytest.mark.parametrize(("kind", "backend"), [(PYTORCH, "gloo"), (TRAIN, "gloo"), (MPI, "impi")])
+@pytest.mark.parametrize("kind", KINDS)
 def test_ranks_have_the_numbers_of_the_plan(
-    kind: str, backend: str, export: Callable[..., dict[str, Any]]
+    kind: str, export: Callable[..., dict[str, Any]]
 ) -> None:
     documents = export(kind, "--nodes", "2")
-    role = "Launcher" if kind == MPI else ""
-    [container] = next(pod for name, pod in pods_of(documents) if role in name)["spec"][
-        "containers"
-    ]
+    [container] = pod_of(documents)["containers"]
     env = {one["name"]: one.get("value") for one in container["env"]}
-    assert env["FTCLUSTER_BACKEND"] == backend
+    assert env["FTCLUSTER_BACKEND"] == "gloo"
     assert json.loads(env["FTCLUSTER_PLACEMENT"]) == {
         "kinds": [{"env": {}, "ranks": [
             {"cpus": "1-31", "threads": 30, "memory": [0]},
@@ -159,7 +137,6 @@ def test_ranks_have_the_numbers_of_the_plan(
     assert env["TCMALLOC_RELEASE_RATE"] == "0"
     assert env["THP_MEM_ALLOC_ENABLE"] == "1"
     assert env["HF_HOME"].startswith("/mnt/ftcluster/")
-    assert ("FI_PROVIDER" in env) == (kind == MPI)
     job = json.loads(documents["ConfigMap"]["data"]["job.json"])
     assert (job["run"], job["nodes"], job["shared_folder"]) == ("pairs", 2, True)
     assert recipe_of(job["recipe"]).batch_size == 32
@@ -167,13 +144,9 @@ def test_ranks_have_the_numbers_of_the_plan(
         spec = documents["PyTorchJob"]["spec"]
         assert spec["nprocPerNode"] == "2"
         assert spec["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
-    elif kind == TRAIN:
+    else:
         assert documents["TrainJob"]["spec"]["trainer"] == {"numNodes": 2, "numProcPerNode": 2}
         assert documents["TrainingRuntime"]["spec"]["mlPolicy"] == {"numNodes": 2, "torch": {}}
-    else:
-        spec = documents["MPIJob"]["spec"]
-        assert (spec["slotsPerWorker"], spec["mpiReplicaSpecs"]["Worker"]["replicas"]) == (2, 2)
-        assert re.search(r"mpirun -machinefile \S+ -n 4 ", container["command"][-1])
 
 
 def test_the_elastic_policy(export: Callable[..., dict[str, Any]]) -> None:
@@ -181,12 +154,3 @@ def test_the_elastic_policy(export: Callable[..., dict[str, Any]]) -> None:
     assert (policy["minReplicas"], policy["maxReplicas"], policy["maxRestarts"]) == (3, 3, 5)
     policy = export(PYTORCH, "--min-nodes", "1")["PyTorchJob"]["spec"]["elasticPolicy"]
     assert (policy["minReplicas"], policy["maxReplicas"]) == (1, 3)
-
-
-def test_trainer_is_never_asked_for_intel_mpi(export: Callable[..., dict[str, Any]]) -> None:
-    assert "Intel" not in json.dumps(export(TRAIN))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_again(kind: str, export: Callable[..., dict[str, Any]]) -> None:
-    assert export(kind) == export(kind)

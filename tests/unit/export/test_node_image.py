@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 
 import yaml
 
-from ftcluster.export.kubernetes import ACCOUNT, HOME, SSH_PORT
+from ftcluster.export.kubernetes import ACCOUNT
 from ftcluster.export.node_image import FILES
 from ftcluster.export.pods import STACK, TCMALLOC, VOLUME
 from tests.programs import ROOT
@@ -34,19 +34,13 @@ def test_it_copies_all_files_and_no_other() -> None:
 def test_a_shell_understands_its_commands() -> None:
     for words in steps("RUN"):
         subprocess.run(["sh", "-n", "-c", words], check=True)
-    subprocess.run(["sh", "-n", str(FILES / "known-hosts")], check=True)
 
 
 def test_its_paths_and_account_are_those_of_the_manifests() -> None:
     assert f"python3 -m venv {STACK} " in TEXT
     assert VOLUME in TEXT
     assert steps("USER") == [f"{ACCOUNT}:{ACCOUNT}"]
-    assert steps("WORKDIR") == [HOME]
     assert f"--uid {ACCOUNT} " in TEXT
-    for name in ("sshd_config", "ssh_config"):
-        found = (FILES / name).read_text()
-        assert re.search(rf"^\s*Port {SSH_PORT}$", found, re.MULTILINE)
-        assert f"{HOME}/.ssh/id_rsa" in found
 
 
 def test_its_allocator_is_that_of_the_role() -> None:

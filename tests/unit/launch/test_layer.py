@@ -36,6 +36,9 @@ def wheels(tmp_path: Path) -> Path:
     write_wheel(folder, "aiohttp", "3.1")
     write_wheel(folder, "torch", "2.13.0")
     write_wheel(folder, "old", "1.0", "torch<2")
+    write_wheel(folder, "deepspeed", "0.3.1.dev5")  # its releases are sources
+    write_wheel(folder, "torchvision", "0.29.1", "torch>=2")
+    write_wheel(folder, "torchaudio", "2.13.0+cpu", "torch>=2")
     return folder
 
 
@@ -78,18 +81,27 @@ def test_what_the_stack_lacks_is_taken_once(
         layer("tool==1.0\n")
 
 
+def test_what_is_asked_for_by_its_version(layer: Callable[..., Any]) -> None:
+    assert layer("deepspeed==0.3.1.dev5\n").packages == {"deepspeed": "0.3.1.dev5"}
+    assert layer("--pre\ndeepspeed\n").packages == {"deepspeed": "0.3.1.dev5"}
+    assert layer("torchaudio\n").packages == {"torchaudio": "2.13.0+cpu"}
+
+
 def test_a_file_that_asks_for_nothing_new(layer: Callable[..., Any]) -> None:
     assert layer("torch>=2\n") is None
     assert layer("fsspec[tests]\n") is None
 
 
-@pytest.mark.parametrize("text", ["torch==2.0\n", "old\n", "none-such\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["torch==2.0\n", "old\n", "none-such\n", "deepspeed\n", "torchvision\n"],
+)
 def test_why_packages_cannot_be_chosen(
     layer: Callable[..., Any], text: str, said: Callable[[object], None]
 ) -> None:
     with pytest.raises(FtclusterError) as caught:
         layer(text)
-    assert isinstance(caught.value, UsageError) == text.startswith("torch")
+    assert isinstance(caught.value, UsageError) == text.startswith("torch=")
     said(caught.value)
 
 

@@ -209,7 +209,6 @@ def test_a_prefix_that_cannot_be_made_is_named(tmp_path: Path, run: Any) -> None
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the module is given on a host."""
     asking = plugin(action, {"prefix": "/opt"})
-    monkeypatch.setattr(asking, "_done_in_shell", lambda _: False)
     monkeypatch.setattr(asking, "_execute_module", lambda _, arguments, **__: arguments)
     found: dict[str, Any] = asking.run(None, {})
     return found

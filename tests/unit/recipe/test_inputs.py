@@ -39,6 +39,9 @@ def test_a_model_folder_has_configuration_weights_and_tokenizer(
     check_model_folder(tmp_path, MRPC)
     assert "reads a text in both directions" in problems("clm")
     check_model_folder(tmp_path, load_recipe("clm", ["config_overrides.is_decoder=true"]))
+    # as of Qwen's models with -FP8 at the end of their names
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
+    assert "are quantized already (fp8)" in problems()
 
 
 def test_instruction_tuning_needs_a_chat_template(

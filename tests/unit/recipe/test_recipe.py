@@ -1,16 +1,12 @@
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ftcluster.errors import RecipeError
-from ftcluster.recipe.other_tasks import RECIPES
-from ftcluster.recipe.recipe import known_recipes, load_recipe, parse_recipe
+from ftcluster.recipe.recipe import RECIPES, known_recipes, load_recipe, parse_recipe
 from ftcluster.recipe.tasks import GLUE
 from ftcluster_common.recipe import TASKS, CausalLm, QuestionAnswering, TextClassification
 
@@ -51,13 +47,6 @@ def test_overrides_win_and_are_read_as_yaml() -> None:
     assert recipe.options.text_columns == ("x", "y")
 
 
-@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("true", True), ("false", False)])
-def test_values_of_use_ipex(text: str, value: object) -> None:
-    assert parse_recipe(MINIMAL, "my.yml").training.use_ipex == "auto"
-    recipe = parse_recipe(MINIMAL, "my.yml", [f"training.use_ipex={text}"])
-    assert recipe.training.use_ipex is value or recipe.training.use_ipex == value
-
-
 def test_the_page_of_recipes_has_every_recipe_task_and_field() -> None:
     page = (Path(__file__).parents[3] / "docs/recipes.md").read_text()
     fields = [field.name for kind in TASKS.values() for field in dataclasses.fields(kind)]
@@ -72,16 +61,11 @@ def test_a_script_is_run_and_not_a_recipe() -> None:
 
 
 def test_an_unknown_recipe_lists_the_known_and_suggests_the_nearest(said: Said) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load_recipe("quikstart")
-    said(caught.value)
-
-
-def test_kinds_of_training_that_people_look_for(said: Said) -> None:
-    for name in ("ner", "Token_Classification", "translation", "sentiment-analysis"):
+    for name in ("quikstart", "Question_Answering", "ner"):
         with pytest.raises(RecipeError) as caught:
             load_recipe(name)
         said(caught.value)
+    assert RECIPES.keys() == TASKS.keys()
     assert set(RECIPES.values()) <= set(known_recipes())
 
 
@@ -221,16 +205,6 @@ def test_yaml_that_was_made_to_harm_is_refused_in_its_line(line: str, words: str
     assert len(said) < 300
 
 
-BOMB = "a: &a [x]\n" + "".join(
-    f"{chr(n + 1)}: &{chr(n + 1)} [{', '.join([f'*{chr(n)}'] * 9)}]\n" for n in range(97, 110)
-)
-
-
-def test_copies_of_copies_are_not_made() -> None:
-    with pytest.raises(RecipeError, match=r"bomb\.yml:2: not valid YAML: it has an alias, \*a"):
-        parse_recipe(BOMB, "bomb.yml")
-
-
 @pytest.mark.parametrize(
     "value", ["[" * 5000, "9" * 5000, "0x" + "f" * 6000, "2024-13-45", "!!int zz", "&a [*a]"]
 )
@@ -267,24 +241,3 @@ def test_a_recipe_is_a_file_of_text(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(RecipeError, match=words):
             load_recipe(str(tmp_path / f"{name}.yml"))
-
-
-LINES = st.lists(
-    st.one_of(
-        st.sampled_from(
-            ["model: m", "data: d", "text_columns: [a]", "training:", "  seed: 1", "batch_size: ",
-             "- ", "? ", ": ", "&a ", "*a", "!!int ", "!!set ", "<<: ", "{", "[", "'", "|", "---",
-             "%YAML 1.1", "0x", "1_0", "1:0", ".nan", "~", "config_overrides: {a: ", "}", "task: "]
-        ),
-        st.text(max_size=12),
-    ),
-    max_size=12,
-)  # fmt: skip
-
-
-@given(lines=LINES, joint=st.sampled_from(["\n", " ", ""]))
-def test_no_text_gives_anything_but_a_recipe_or_an_error(lines: list[str], joint: str) -> None:
-    with contextlib.suppress(RecipeError):
-        parse_recipe(joint.join(lines), "my.yml", [f"batch_size={joint.join(lines)}"])
-    with contextlib.suppress(RecipeError):
-        parse_recipe(MINIMAL + joint.join(lines), "my.yml")

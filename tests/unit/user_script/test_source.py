@@ -57,6 +57,11 @@ def test_its_own_modules_are_read_and_not_counted(tmp_path: Path) -> None:
         (b"x = (\n", "train.py:1: "),
         (b"#!/bin/sh\necho hello\n", "train.py:2: "),
         (b"x = '\0'", "train.py:1: "),
+        (
+            b'{"cells": [{"cell_type": "code", "source": ["print(1)"], "metadata": {"a": true}}]}',
+            "train.py:1: has no statement to run (of a notebook: jupyter nbconvert",
+        ),
+        (b"# nothing yet\n", "train.py:1: has no statement to run"),
         (b"x = '\xff'\n", "train.py:1: "),
     ],
 )
@@ -78,20 +83,6 @@ def test_what_is_not_python(tmp_path: Path, text: bytes, where: str) -> None:
 )
 def test_flags_that_it_defines_itself(tmp_path: Path, text: str, own: bool) -> None:
     assert ("no_cuda" in source(tmp_path, text).own_flags) == own
-
-
-@pytest.mark.parametrize(
-    ("text", "parses"),
-    [
-        ("from transformers import HfArgumentParser", True),
-        ("import trl\ntrl.TrlParser(x)", True),
-        ("from transformers import TrainingArguments", False),
-    ],
-)
-def test_whether_its_options_are_those_of_training_arguments(
-    tmp_path: Path, text: str, parses: bool
-) -> None:
-    assert source(tmp_path, text).parses_flags == parses
 
 
 def test_arguments_of_training_arguments(tmp_path: Path) -> None:

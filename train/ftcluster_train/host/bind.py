@@ -34,7 +34,7 @@ from ftcluster_train.host.affinity import (
 )
 from ftcluster_train.host.guardian import ADDRESS, execute, guard
 from ftcluster_train.host.stack_lock import hold_stack, own_stack
-from ftcluster_train.io.permissions import GROUP_READS
+from ftcluster_train.io.fsync import GROUP_READS
 
 LOOPBACK = b"lo"
 FIRST = 3  # after standard input, output and error

@@ -9,8 +9,6 @@ from torch.nn import functional
 
 from ftcluster_train.kernels import simd
 
-NAMES = {"none": "gelu", "tanh": "tanh_gelu"}  # by torch's names of GELU's approximations
-
 torch_gelu = functional.gelu
 torch_silu = functional.silu
 TORCH = {
@@ -52,13 +50,3 @@ def activate(name: str, input: torch.Tensor, factor: torch.Tensor | None = None)
     factor = None if factor is None else factor.contiguous()
     activated: torch.Tensor = _Activation.apply(name, input.contiguous(), factor)
     return activated
-
-
-def gelu(input: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """Overrides `torch.nn.functional.gelu`."""
-    return activate(NAMES[approximate], input)
-
-
-def silu(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-    """Overrides `torch.nn.functional.silu`."""
-    return torch_silu(input, inplace=True) if inplace else activate("silu", input)

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.private_torch import has_linear_in_bf16, linear_in_bf16
-from ftcluster_train.kernels.unread_rows import MANY_ROWS, rows_read
 
+MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
 MUCH_WORK = 1 << 26  # multiplications of a product: with less, the look at the rows costs more
 # rows that are looked at first: a prime apart, so that they are not the same token of each sample
 LOOKED_AT = torch.arange(32) * 7919
@@ -25,15 +25,23 @@ torch_linear = functional.linear  # also where `ftcluster_train.fast` has replac
 
 
 def linear(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    rows_read: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `torch.nn.functional.linear`. Tensors of different dtypes are left to autocast."""
+    """As `torch.nn.functional.linear`. Tensors of different dtypes are left to autocast.
+
+    Args:
+        rows_read: the numbers of the rows of the output that are read, the others may be anything;
+            None: all are.
+    """
     learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
     same = input.dtype == weight.dtype and (bias is None or bias.dtype == weight.dtype)
     if not learns or not same or input.numel() * len(weight) < MUCH_WORK:
         return torch_linear(input, weight, bias)
     with torch.autocast("cpu", enabled=False):
-        output: torch.Tensor = _Linear.apply(input, weight, bias)
+        output: torch.Tensor = _Linear.apply(input, weight, bias, rows_read)
     return output
 
 
@@ -48,10 +56,13 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        chosen: torch.Tensor | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(input, weight)
-        chosen = rows_read(input)
         if chosen is None:
             return _product(input, weight, bias)
         rows = _product(input.flatten(0, -2)[chosen], weight, bias)
@@ -61,7 +72,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        of_input, of_weight, of_bias = ctx.needs_input_grad
+        of_input, of_weight, of_bias, _ = ctx.needs_input_grad
         rows, grad = input.flatten(0, -2), grad_output.flatten(0, -2)
         chosen = rows_with_gradient(grad)
         if chosen is not None:
@@ -76,7 +87,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         grad_weight = None
         if of_weight:  # in the weight's order in memory
             grad_weight = grad.T @ rows if weight.is_contiguous() else (rows.T @ grad).T
-        return grad_input, grad_weight, _sum_of_rows(grad) if of_bias else None
+        return grad_input, grad_weight, _sum_of_rows(grad) if of_bias else None, None
 
 
 def _at_rows(chosen: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -5,22 +5,16 @@ transformers keeps the logits of all tokens in bf16 and in fp32, their log-softm
 LOGITS says, and are replaced by their own gradient some rows at a time, which stay in the cache.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from ftcluster_common.kernel_limits import LOGITS
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.function_overrides import FunctionOverrides
-from ftcluster_train.kernels.residuals import Linear
 
 ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
-LOUD = 1e3  # hidden states this large show a cap that hardly changes the logits of random weights
 # tokens of a product, about: with some larger numbers, such as 766, oneDNN is a quarter slower
 PRODUCT_ROWS = 256
 ALIGNMENT = 64  # columns: rows that begin on a cache line make the products up to a third faster
@@ -198,46 +192,3 @@ def token_losses(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tenso
     with torch.autocast("cpu", enabled=False):
         losses: torch.Tensor = _TokenLosses.apply(hidden.to(weight.dtype), weight, tokens)
     return losses
-
-
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def find_head(model: PreTrainedModel) -> torch.Tensor | None:
-    """The weight of a causal model's last layer, of shape (vocabulary, hidden size).
-
-    None where the logits are more than hidden states times that weight, for example capped. That is
-    tried out; a constant factor is no obstacle, as the hidden states have it too.
-    """
-    layer = model.get_output_embeddings()
-    if type(layer) is not nn.Linear or layer.bias is not None:
-        return None
-    model.eval()
-    tokens = torch.arange(8).unsqueeze(0) % layer.out_features
-
-    def forward(overrides: FunctionOverrides) -> torch.Tensor:
-        bf16 = layer.weight.dtype == torch.bfloat16
-        with overrides, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
-        return logits
-
-    logits = forward(FunctionOverrides())
-    hidden = forward(FunctionOverrides(head=layer.weight))
-    if hidden.shape[-1] != layer.in_features:
-        return None
-    loud = forward(FunctionOverrides({functional.linear: _loud_linear(layer.weight)}))
-    hidden = hidden.to(logits.dtype)
-    rounded = 4 * torch.finfo(logits.dtype).eps
-    rtol, atol = max(1e-3, rounded), max(1e-4, rounded * float(logits.abs().max()))
-    same = torch.allclose(hidden @ layer.weight.T, logits, rtol=rtol, atol=atol)
-    linear = torch.allclose(loud.to(hidden.dtype), hidden * LOUD, rtol=rtol)
-    return layer.weight if same and linear else None
-
-
-def _loud_linear(head: torch.Tensor) -> Callable[..., torch.Tensor]:
-    plain = Linear()
-
-    def linear(
-        input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return input * LOUD if weight is head else plain(input, weight, bias)
-
-    return linear

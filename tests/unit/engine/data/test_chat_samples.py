@@ -4,13 +4,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from ftcluster_common.conversations import Conversation, Message
+from ftcluster_common.conversations import Conversation
 from ftcluster_common.data_files import DataError
+from ftcluster_common.messages import Message
 from ftcluster_train.engine.data.chat_samples import (
     LearnedText,
+    Render,
     learned_texts,
     learned_tokens,
     plain_text,
+    with_known_roles,
 )
 
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
@@ -64,6 +67,42 @@ def test_a_function_that_is_called() -> None:
     calls: Message = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
     found = learned_texts(Conversation([ASKS, calls, ANSWERS]), chatml)
     assert learned(found) == [["None<|end|>\n", "Four.<|end|>\n"]]
+
+
+def writes_thoughts(messages: Sequence[Message], prompt: bool) -> str:
+    """Thoughts are written anew, with other spaces around them."""
+    written = [
+        {**m, "content": m["content"].replace("<think>", "<think>\n").replace("</", "\n</")}
+        for m in messages
+    ]
+    return chatml(written, prompt)
+
+
+def test_thoughts_that_the_template_writes_with_other_spaces() -> None:
+    found = learned_texts(Conversation([ASKS, THINKS]), writes_thoughts)
+    assert learned(found) == [["<think>\n2+2\n</think>Four.<|end|>\n"]]
+
+
+def knows(*roles: str) -> Render:
+    def render(messages: Sequence[Message], prompt: bool) -> str:
+        return chatml([m for m in messages if m["role"] in roles], prompt)
+
+    return render
+
+
+def test_every_message_is_written_or_refused() -> None:
+    """Templates leave out messages of roles that they do not know and say nothing."""
+    rule: Message = {"role": "developer", "content": "Be brief."}
+    conversation = Conversation([rule, ASKS, ANSWERS])
+    knows_all = knows("developer", "user", "assistant")
+    assert with_known_roles(conversation, knows_all) is conversation
+    renamed = with_known_roles(conversation, knows("system", "user", "assistant"))
+    assert [message["role"] for message in renamed.messages] == ["system", "user", "assistant"]
+    with pytest.raises(DataError, match="leaves out message 1, of the role system"):
+        with_known_roles(conversation, knows("user", "assistant"))
+    twice = Conversation([ASKS, ANSWERS, {**ASKS, "role": "guest"}, ANSWERS])
+    with pytest.raises(DataError, match="leaves out message"):
+        with_known_roles(twice, knows("user", "assistant"))
 
 
 def drops(messages: Sequence[Message], prompt: bool) -> str:

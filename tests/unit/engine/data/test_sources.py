@@ -14,7 +14,14 @@ from ftcluster_train.engine.data.sources import (
     load_rows,
     load_texts,
 )
-from ftcluster_train.engine.tasks.labels import count_classes, find_labels, read_class, read_number
+from ftcluster_train.engine.tasks.labels import (
+    ClassLabels,
+    count_classes,
+    find_labels,
+    number_labels,
+    read_class,
+    read_number,
+)
 from ftcluster_train.errors import TrainError
 
 TEXT = CausalLm()
@@ -112,18 +119,28 @@ def test_a_set_that_is_not_labelled() -> None:
         read_class(-1, "train")
 
 
-def test_words_are_classes_in_their_order() -> None:
-    labels = find_labels(["pos", "neg ", "pos"], "label")
-    assert labels.names == ["neg", "pos"]
-    assert [labels.read(word, "train") for word in ("neg", " pos")] == [0, 1]
-    assert find_labels([True, False], "label").names == ["false", "true"]
-    with pytest.raises(TrainError, match="has the label 'good', and the training data has neg, po"):
-        labels.read("good", "validation")
-
-
-def test_numbers_in_texts_are_classes_as_they_are() -> None:
-    labels = find_labels(["0", "2", "1"], "label")
-    assert (labels.names, labels.read("2", "train"), labels.read(2, "train")) == ([], 2, 2)
+@pytest.mark.parametrize(
+    ("labels", "names", "read"),
+    [
+        (["pos", "neg ", "pos"], ["neg", "pos"], {"neg": 0, " pos": 1}),
+        ([True, False], ["false", "true"], {True: 1}),
+        (["0", "2", "1"], [], {"2": 2, 0: 0}),
+        ([0.0, 1.0], [], {1.0: 1}),  # of pandas
+        ([1, 2], ["1", "2"], {1: 0, "2": 1}),
+        ([7372, 6021], ["6021", "7372"], {6021: 0, 7372: 1}),
+        (["01", "1"], ["01", "1"], {"01": 0, "1": 1}),
+        ([5_000_000_001, 10], ["10", "5000000001"], {5_000_000_001: 1}),
+        (["10", "9"], ["9", "10"], {"10": 1}),
+    ],
+)
+def test_labels_are_classes_in_their_order(
+    labels: list[object], names: list[str], read: dict[object, int]
+) -> None:
+    found = ClassLabels(number_labels(find_labels(labels, "label")))
+    assert found.names == names
+    assert {label: found.read(label, "train") for label in read} == read
+    with pytest.raises(TrainError, match="has the label 'good'"):
+        found.read("good", "validation")
 
 
 @pytest.mark.parametrize(
@@ -131,8 +148,10 @@ def test_numbers_in_texts_are_classes_as_they_are() -> None:
     [
         (["a", 1], "some labels in column c are words, and others are not"),
         (["a", " "], "a row has no label in column c"),
+        ([1.0, float("nan")], "a row has no label in column c"),
         (["0.5", "1"], "the labels in column c are numbers, not classes"),
         ([f"text {i}" for i in range(30)], "column c has 30 different labels in 30 rows"),
+        ([*range(5, 35)], "column c has 30 different labels in 30 rows"),
     ],
 )
 def test_columns_without_classes(labels: list[object], problem: str) -> None:

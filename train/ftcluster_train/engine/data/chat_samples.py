@@ -1,10 +1,18 @@
 """Conversations as texts of which parts are learned. Standard library only."""
 
+import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ftcluster_common.conversations import Conversation, Message
+from ftcluster_common.conversations import Conversation
 from ftcluster_common.data_files import DataError
+from ftcluster_common.messages import ASSISTANT, Message
+
+# OpenAI's newer and older name of a role
+SYNONYMS = {"developer": "system", "function": "tool"}
+THOUGHTS = re.compile("</?think>")  # which some templates write anew, with other spaces
 
 # the text of messages; whether the beginning of the assistant's next message follows them
 Render = Callable[[Sequence[Message], bool], str]
@@ -17,6 +25,45 @@ class LearnedText:
 
     text: str
     spans: tuple[Span, ...]
+
+
+def with_known_roles(conversation: Conversation, render: Render) -> Conversation:
+    """A conversation of which the chat template writes every message.
+
+    Where it leaves one out or refuses one, the roles that have another name get that.
+
+    Raises:
+        DataError: it leaves out a message all the same, or refuses the conversation.
+    """
+    try:
+        _check_written(conversation.messages, render(conversation.messages, False))
+        return conversation
+    except DataError:
+        renamed = [
+            {**message, "role": SYNONYMS.get(message["role"], message["role"])}
+            for message in conversation.messages
+        ]
+        if renamed == list(conversation.messages):
+            raise
+    _check_written(renamed, render(renamed, False))
+    return replace(conversation, messages=renamed)
+
+
+def _check_written(messages: Sequence[Message], whole: str) -> None:
+    """Raise where a text lacks the content of a message that is no answer.
+
+    What the assistant has thought may be left out of answers that are not learned.
+    """
+    contents = [(message.get("content") or "").strip() for message in messages]
+    others = [i for i, message in enumerate(messages) if message["role"] != ASSISTANT]
+    for content, count in Counter(contents[i] for i in others).items():
+        forms = {content, json.dumps(content)[1:-1], json.dumps(content, ensure_ascii=False)[1:-1]}
+        if content and max(map(whole.count, forms)) < count:
+            number = next(i for i in others if contents[i] == content)
+            raise DataError(
+                f"the chat template leaves out message {number + 1}, of the role "
+                f"{messages[number]['role']}"
+            )
 
 
 def learned_texts(conversation: Conversation, render: Render) -> list[LearnedText]:
@@ -44,9 +91,10 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
                 f"the chat template writes what is before message {number + 1} in another way once "
                 "that follows, so it does not tell where the message begins"
             )
-        content = (messages[number].get("content") or "").strip()
         # what the template begins itself may be a part of the message, such as <think>
-        if not written[start:].strip() or content not in written[len(before) :]:
+        own = _without_spaces(written[len(before) :])
+        parts = THOUGHTS.split(messages[number].get("content") or "")
+        if not written[start:].strip() or not all(_without_spaces(part) in own for part in parts):
             raise DataError(f"the chat template leaves out message {number + 1}, which is learned")
         span = (start, len(written))
         if whole.startswith(written):
@@ -54,6 +102,10 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
         else:
             texts.append(LearnedText(written, (span,)))
     return [*texts, LearnedText(whole, tuple(spans))] if spans else texts
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(text.split())
 
 
 def _common(one: str, other: str) -> int:
@@ -83,6 +135,8 @@ def learned_tokens(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
 
     >>> learned_tokens([(0, 0), (0, 2), (2, 5), (5, 6), (6, 9)], [(2, 6)])
     [2, 3]
+    >>> learned_tokens([(0, 2), (5, 5), (5, 6), (8, 8), (8, 9)], [(2, 6)])
+    [1, 2]
     """
     found = _tokens_in(offsets, spans)
     return [number for number in found if number]
@@ -92,9 +146,11 @@ def _tokens_in(offsets: Sequence[Span], spans: Sequence[Span]) -> Iterator[int]:
     remaining = iter(spans)
     span = next(remaining, None)
     for number, (start, end) in enumerate(offsets):
-        while span and start >= span[1]:
+        # of spaces some tokenizers leave nothing but where they end (trim_offsets)
+        first = start if start < end else start - 1
+        while span and first >= span[1]:
             span = next(remaining, None)
         if span is None:
             return
-        if span[0] <= start < end:
+        if span[0] <= first:
             yield number

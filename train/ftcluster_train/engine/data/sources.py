@@ -21,12 +21,15 @@ from ftcluster_common.data_files import (
     files_of,
     texts_of,
 )
-from ftcluster_common.recipe import GENERATED, CausalLm
+from ftcluster_common.given_files import parse_json
+from ftcluster_common.recipe import GENERATED, CausalLm, Options
+from ftcluster_common.row_checks import CheckRow, row_check
 from ftcluster_train.engine.data.download import WITH_TOKEN
 from ftcluster_train.engine.data.packing import Piece, pieces
 from ftcluster_train.engine.data.synthetic_pairs import generate
 from ftcluster_train.errors import TrainError, first_line
 
+MOST_PROBLEMS = 10
 BATCH_ROWS = 500  # that are tokenised together
 
 Rows = Iterable[Row]  # can be iterated several times
@@ -40,15 +43,33 @@ class ParquetRows:
     paths: Files
 
     def __iter__(self) -> Iterator[Row]:
+        return (row for _, row in self.with_places())
+
+    def with_places(self) -> Iterator[tuple[str, Row]]:
+        """Each row, and where it is, such as train.parquet: row 7."""
         from pyarrow import ArrowException, parquet  # comes with datasets
 
         for path in self.paths:
             try:
                 with parquet.ParquetFile(path) as file:
-                    for batch in file.iter_batches(BATCH_ROWS):
-                        yield from batch.to_pylist()
+                    batches = (batch.to_pylist() for batch in file.iter_batches(BATCH_ROWS))
+                    rows = itertools.chain.from_iterable(batches)
+                    for number, row in enumerate(rows, start=1):
+                        yield f"{path.name}: row {number}", row
             except (ArrowException, OSError) as error:
                 raise DataError(f"{path}: {first_line(error)}") from error
+
+    def class_names(self, column: str) -> list[str]:
+        """The names of a column's classes, where `datasets` wrote them into the files."""
+        from pyarrow import ArrowException, parquet
+
+        try:
+            metadata = parquet.read_schema(self.paths[0]).metadata or {}
+            features = parse_json(metadata[b"huggingface"].decode())["info"]["features"]
+            names = features[column]["names"]
+        except (ArrowException, OSError, ValueError, LookupError, TypeError):
+            return []
+        return [*map(str, names)] if isinstance(names, list) else []
 
 
 def load_rows(data: str, config: str | None) -> dict[str, Rows]:
@@ -117,7 +138,9 @@ def dataset_version(name: str, config: str | None) -> dict[str, list[str]]:
 
 
 def class_names(rows: Rows, label: str) -> list[str]:
-    """The names of a column's classes, if rows come from the Hub and have them."""
+    """The names of a column's classes, where the data have them: on the Hub and in Parquet."""
+    if isinstance(rows, ParquetRows):
+        return rows.class_names(label)
     kind = getattr(rows, "features", {}).get(label)
     return list(getattr(kind, "names", None) or ())
 
@@ -125,6 +148,36 @@ def class_names(rows: Rows, label: str) -> list[str]:
 def columns_of(rows: Rows) -> list[str]:
     """The columns of the first row; none where there is no row."""
     return list(next(iter(rows), {}))
+
+
+def check_rows(rows: Rows, split: str, options: Options, answered: bool) -> None:
+    """Make sure that rows have the form that the task needs.
+
+    Those of files of text have been checked where the command runs.
+
+    Raises:
+        TrainError: they have not; has the first problems, each with its row.
+    """
+    if isinstance(rows, Table):
+        return
+    places: Iterable[tuple[str, Row]]
+    if isinstance(rows, ParquetRows):
+        places = rows.with_places()
+    else:
+        places = ((f"row {number} of {split}", row) for number, row in enumerate(rows, start=1))
+    check: CheckRow | None = None
+    problems: list[str] = []
+    try:
+        for where, row in places:
+            check = check or row_check(options, answered, list(row))
+            if problem := check(row):
+                problems.append(f"{where}: {problem}")
+            if len(problems) >= MOST_PROBLEMS:
+                break
+    except DataError as error:
+        problems.append(f"{split}: {error}")
+    if problems:
+        raise TrainError("; ".join(problems), "the rows are not valid for this task")
 
 
 def find_columns(rows: Rows, split: str, choose: Callable[[list[str]], T]) -> T:

@@ -23,7 +23,8 @@ from ftcluster_train.engine.data.token_store import (
 from ftcluster_train.engine.metrics.glue import perplexity
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.linear_cross_entropy import find_head, linear_cross_entropy
+from ftcluster_train.kernels.linear_cross_entropy import linear_cross_entropy
+from ftcluster_train.patching.lm_head import find_head
 
 
 class CausalLmTask(Task):
@@ -129,8 +130,7 @@ class CausalLmTask(Task):
         losses = []
         for logits, sample in zip(outputs.logits, samples, strict=True):
             tokens = torch.tensor(sample["input_ids"][1:])
-            loss = cross_entropy(logits[:-1].float(), tokens, label_smoothing=self._smoothing)
-            losses.append(loss.item())
+            losses.append(cross_entropy(logits[:-1].float(), tokens).item())
         return losses
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:

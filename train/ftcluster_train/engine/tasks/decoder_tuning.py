@@ -1,6 +1,7 @@
 """What tasks have in common that train a decoder with conversations."""
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -10,23 +11,25 @@ import torch
 from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from ftcluster_common.conversations import Conversation, Message
+from ftcluster_common.conversations import Conversation
 from ftcluster_common.data_files import DataError
+from ftcluster_common.messages import Message
 from ftcluster_common.recipe import DecoderTuning, Recipe
 from ftcluster_train.engine.data.chat_samples import (
     LearnedText,
     learned_texts,
     learned_tokens,
     plain_text,
+    with_known_roles,
 )
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows
 from ftcluster_train.engine.data.token_store import Sample, SampleWriter
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.kernels.attention import Attention, torch_attention
 from ftcluster_train.kernels.documents import document_mask
-from ftcluster_train.kernels.function_overrides import FunctionOverrides
-from ftcluster_train.kernels.linear_cross_entropy import find_head
+from ftcluster_train.patching.attention import Attention
+from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.lm_head import find_head
 
 
 class DecoderTuningTask(Task):
@@ -46,6 +49,7 @@ class DecoderTuningTask(Task):
         self.tuning = recipe.options
         self.smoothing = recipe.training.label_smoothing_factor
         self.head: torch.Tensor | None = None
+        self.renamed: Counter[str] = Counter()  # roles that the chat template knows by another name
 
     # data
 
@@ -100,7 +104,8 @@ class DecoderTuningTask(Task):
                 "use longer samples: max_length=N" if count else "",
             )
         writer.close()
-        notices = []
+        notices = [f"{split}: the {what}, {n} times" for what, n in self.renamed.items()]
+        self.renamed.clear()
         if cut:
             notices.append(f"{split}: {cut} of {count} samples were truncated to {limit} tokens")
         if left_out:
@@ -133,23 +138,28 @@ class DecoderTuningTask(Task):
             TrainError: its chat template does not write it so that answers are found.
         """
         try:
-            if self.tuning.chat_template:
-                return learned_texts(conversation, self._render(conversation))
-            return [plain_text(conversation, self.tokenizer.eos_token)]
+            if not self.tuning.chat_template:
+                return [plain_text(conversation, self.tokenizer.eos_token)]
+            render = self._render(conversation)
+            known = with_known_roles(conversation, render)
+            for given, written in zip(conversation.messages, known.messages, strict=True):
+                if given["role"] != written["role"]:
+                    self.renamed[f"role {given['role']} is written as {written['role']}"] += 1
+            return learned_texts(known, render)
         except DataError as error:
             raise TrainError(f"row {row} of {split}: {error}") from error
-        except (TemplateError, TypeError, KeyError) as error:  # a template may raise any
-            what = f"the chat template refuses it: {first_line(error)}"
-            raise TrainError(f"row {row} of {split}: {what}") from error
 
     def _render(self, conversation: Conversation) -> Any:
         def render(messages: Sequence[Message], prompt: bool) -> str:
-            text: str = self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=conversation.tools,
-                add_generation_prompt=prompt,
-                tokenize=False,
-            )
+            try:
+                text: str = self.tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=conversation.tools,
+                    add_generation_prompt=prompt,
+                    tokenize=False,
+                )
+            except (TemplateError, TypeError, KeyError, ValueError) as error:  # a template's own
+                raise DataError(f"the chat template refuses it: {first_line(error)}") from error
             return text
 
         return render
@@ -184,7 +194,7 @@ class DecoderTuningTask(Task):
             with self._kernels(None):
                 together = model(**_in_one_row(samples[:2]).inputs).logits[0]
                 alone = [model(**_in_one_row([one]).inputs).logits[0] for one in samples]
-            with FunctionOverrides():
+            with KernelMode():
                 tokens = torch.tensor([samples[2]["input_ids"]])
                 plain = model(input_ids=tokens, use_cache=False).logits[0]
         if not _alike(together, torch.cat(alone[:2])) or not _alike(plain, alone[2]):
@@ -198,13 +208,13 @@ class DecoderTuningTask(Task):
         self.head = None if self.smoothing else find_head(model)
         return self.head
 
-    def evaluation_kernels(self, model: PreTrainedModel) -> FunctionOverrides:
+    def evaluation_kernels(self, model: PreTrainedModel) -> KernelMode:
         if self.purpose != "train" and self.head is None:
             self.head = find_head(model)  # in training `use_fused_loss` has looked for it
         return self._kernels(self.head)
 
-    def _kernels(self, head: torch.Tensor | None) -> FunctionOverrides:
-        return FunctionOverrides({torch_attention: Attention(with_dropout=False)}, head)
+    def _kernels(self, head: torch.Tensor | None) -> KernelMode:
+        return KernelMode([Attention(with_dropout=False).patch()], head)
 
     # a batch
 

@@ -2,14 +2,14 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ftcluster_train.errors import TrainError
 
-MOST_WORDS = 1000  # more different ones are no classes
-WHOLE = re.compile(r"-?\d+")
+MOST_CLASSES = 1000
+WHOLE = re.compile(r"-?\d+(\.0*)?")
 SHOWN = 8
 
 
@@ -18,7 +18,7 @@ class ClassLabels:
     """How the labels of a column are read.
 
     Attributes:
-        numbers: the class of each word; empty where labels are numbers.
+        numbers: the class of each label; empty where labels are the numbers of classes.
         owner: whose classes these are, for messages.
     """
 
@@ -27,7 +27,7 @@ class ClassLabels:
 
     @property
     def names(self) -> list[str]:
-        """The words by their class."""
+        """The labels by their class."""
         return sorted(self.numbers, key=self.numbers.__getitem__)
 
     def read(self, label: Any, where: str) -> int:
@@ -36,10 +36,9 @@ class ClassLabels:
         Raises:
             TrainError: it has none, or one that is not known.
         """
-        if not self.numbers:
-            whole = isinstance(label, str) and WHOLE.fullmatch(label.strip())
-            return read_class(int(label) if whole else label, where)
         word = as_word(label)
+        if not self.numbers:
+            return read_class(int(float(word)) if WHOLE.fullmatch(word) else label, where)
         if word not in self.numbers:
             names = self.names
             shown = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
@@ -47,40 +46,57 @@ class ClassLabels:
         return self.numbers[word]
 
 
-def find_labels(labels: Iterable[Any], column: str) -> ClassLabels:
-    """How a column's labels are read: as numbers, or as words, which are sorted.
+def find_labels(labels: Iterable[Any], column: str) -> list[str]:
+    """The different labels of a column, numbers by their size and words by their letters.
 
     Raises:
-        TrainError: they are too many to be classes, or some of them are words and others are not.
+        TrainError: they are too many to be classes, are numbers with fractions, or some of them
+            are words and others are not.
     """
     rows, kinds, words = 0, set(), set()
     for label in labels:
         rows += 1
-        text = isinstance(label, str | bool)
-        kinds.add(text)
-        if text:
-            words.add(as_word(label))
-    if len(kinds) > 1:
-        raise TrainError(f"some labels in column {column} are words, and others are not")
-    if kinds != {True} or all(map(WHOLE.fullmatch, words)):
-        return ClassLabels({})
+        words.add(as_word(label))
+        kinds.add(isinstance(label, str | bool))
     if "" in words:
         raise TrainError(f"a row has no label in column {column}", "leave such rows out")
+    if len(kinds) > 1:
+        raise TrainError(f"some labels in column {column} are words, and others are not")
     name = "name the column of the class: label_column=NAME; for numbers: regression=true"
-    if all(map(_is_number, words)):
+    numbers = all(map(_is_number, words))
+    if numbers and not all(map(WHOLE.fullmatch, words)):
         raise TrainError(f"the labels in column {column} are numbers, not classes", name)
-    if len(words) > min(MOST_WORDS, max(rows / 2, SHOWN)):
+    if len(words) > min(MOST_CLASSES, max(rows / 2, SHOWN)):
         raise TrainError(f"column {column} has {len(words)} different labels in {rows} rows", name)
-    return ClassLabels({word: number for number, word in enumerate(sorted(words))})
+    return sorted(words, key=lambda word: (float(word) if numbers else 0, word))
+
+
+def number_labels(words: Sequence[str]) -> dict[str, int]:
+    """The class of each label; none where labels are the numbers of classes, 0, 1 and so on.
+
+    Args:
+        words: as `find_labels` returns them.
+
+    >>> number_labels(["0", "1"]), number_labels(["1", "2"]), number_labels(["01", "1"])
+    ({}, {'1': 0, '2': 1}, {'01': 0, '1': 1})
+    """
+    if list(words) == [str(number) for number in range(len(words))] or words[:1] == ["-1"]:
+        return {}
+    return {word: number for number, word in enumerate(words)}
 
 
 def as_word(label: Any) -> str:
-    """A label as the name of its class.
+    """A label as the name of its class; "" where there is none.
 
-    >>> as_word(" good "), as_word(True)
-    ('good', 'true')
+    >>> as_word(" good "), as_word(True), as_word(2.0), as_word(None)
+    ('good', 'true', '2', '')
     """
-    return str(label).lower() if isinstance(label, bool) else str(label).strip()
+    if label is None or (isinstance(label, float) and math.isnan(label)):
+        return ""
+    if isinstance(label, bool):
+        return str(label).lower()
+    whole = isinstance(label, float) and label.is_integer()  # of pandas, where others are missing
+    return str(int(label)) if whole else str(label).strip()
 
 
 def _is_number(word: str) -> bool:

@@ -21,6 +21,7 @@ from ftcluster_train.engine.tasks.labels import (
     ClassLabels,
     count_classes,
     find_labels,
+    number_labels,
     read_number,
 )
 from ftcluster_train.errors import TrainError
@@ -94,10 +95,11 @@ class TextClassificationTask(Task):
             return ClassLabels(numbers, self.recipe.model)
         if self.options.regression or self.purpose == PREDICT or names:
             return ClassLabels({})
-        found = find_labels(self._values(rows, column), column)
-        if found.numbers and self.trained:
+        words = find_labels(self._values(rows, column), column)
+        numbers = number_labels(words)
+        if self.trained and (numbers or {*words} <= self.trained.label2id.keys()):
             return ClassLabels(self.trained.label2id, self.recipe.model)
-        return found
+        return ClassLabels(numbers)
 
     def _classes(self, rows: Rows, column: str) -> list[Hashable]:
         """The class of each row; the same for all of a regression."""
@@ -174,7 +176,8 @@ class TextClassificationTask(Task):
         return Batch(inputs, {"labels": self._targets(samples)})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self._losses(outputs.logits, targets["labels"]).sum()
+        smoothing = self.recipe.training.label_smoothing_factor
+        return self._losses(outputs.logits, targets["labels"], smoothing).sum()
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """For each sample its number or class, its loss, and the probability of the class."""
@@ -208,11 +211,12 @@ class TextClassificationTask(Task):
         kind = torch.float32 if self.options.regression else torch.int64
         return torch.tensor([sample["label"][0] for sample in samples], dtype=kind)
 
-    def _losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _losses(
+        self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
+    ) -> torch.Tensor:
         """Of each sample, in fp32."""
         if self.options.regression:
             return mse_loss(logits.float().squeeze(-1), labels, reduction="none")
-        smoothing = self.recipe.training.label_smoothing_factor
         return cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
 
 

@@ -95,7 +95,7 @@ class TextRankingTask(Task):
                 writer.add({**{name: tokens[name][i] for name in kinds}, **about})
         if not len(writer):
             raise TrainError(f"the data have no samples in {split}")
-        (query, text, negatives), label = self._columns(rows, split)
+        (query, text, negatives, _), label = self._columns(rows, split)
         read = {"query_column": query, "text_column": text, "negative_columns": negatives}
         read |= {"label_column": label} if label else {}
         writer.close(columns=read)

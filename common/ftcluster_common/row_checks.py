@@ -1,0 +1,152 @@
+"""What is wrong with a row of data for a task. Standard library only."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, assert_never
+
+from ftcluster_common.columns import (
+    answering_columns,
+    classification_columns,
+    embedded_column,
+    ranked_texts,
+    ranking_columns,
+    search_columns,
+    search_texts,
+    text_column,
+)
+from ftcluster_common.conversations import (
+    conversation_columns,
+    preference_columns,
+    read_conversation,
+    read_preference,
+)
+from ftcluster_common.data_files import DataError, Row
+from ftcluster_common.recipe import (
+    CausalLm,
+    InstructionTuning,
+    Options,
+    PreferenceTuning,
+    QuestionAnswering,
+    SentenceSimilarity,
+    TextClassification,
+    TextRanking,
+)
+
+CheckRow = Callable[[Row], str]  # returns the problem, or ""
+
+
+def row_check(options: Options, answered: bool, columns: Sequence[str]) -> CheckRow:
+    """What checks the rows of a file.
+
+    Args:
+        answered: whether the rows need labels or answers; those to predict do not.
+        columns: of the first row.
+
+    Raises:
+        DataError: they are not those that the task reads.
+    """
+    match options:
+        case TextClassification():
+            return _classification(options, answered, columns)
+        case QuestionAnswering():
+            return _answering(options, answering_columns(options, answered))
+        case CausalLm():
+            return partial(_check_columns, [text_column(options, columns)], [])
+        case SentenceSimilarity() if answered:
+            return _reads(partial(search_texts, columns=search_columns(options, columns)))
+        case SentenceSimilarity():
+            return partial(_check_columns, [embedded_column(options, columns)], [])
+        case TextRanking():
+            pairs = ranking_columns(options, columns, answered)
+            return _reads(partial(ranked_texts, columns=pairs))
+        case InstructionTuning():
+            found = conversation_columns(options, columns)
+            template = options.chat_template
+            return _reads(partial(read_conversation, columns=found, chat_template=template))
+        case PreferenceTuning():
+            answers = preference_columns(options, columns)
+            template = options.chat_template
+            return _reads(partial(read_preference, columns=answers, chat_template=template))
+    assert_never(options)
+
+
+def _reads(read: Callable[[Row], object]) -> CheckRow:
+    return partial(_reading_problem, read)
+
+
+def _reading_problem(read: Callable[[Row], object], row: Row) -> str:
+    try:
+        read(row)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def _check_columns(texts: Sequence[str], others: Sequence[str], row: Row) -> str:
+    missing = [name for name in (*texts, *others) if name not in row]
+    if missing:
+        return f"no column {', '.join(missing)}; found {', '.join(map(str, row)) or 'none'}"
+    for name in texts:
+        if not isinstance(row[name], str):
+            return f"{name} is {row[name]!r}, not a text"
+    return ""
+
+
+def _classification(
+    options: TextClassification, labelled: bool, columns: Sequence[str]
+) -> CheckRow:
+    texts, label = classification_columns(options, columns, labelled)
+    if not labelled:
+        return partial(_check_columns, texts, [])
+    return partial(_classification_problem, texts, label, options.regression)
+
+
+def _classification_problem(texts: Sequence[str], column: str, number: bool, row: Row) -> str:
+    problem = _check_columns(texts, [column], row)
+    if problem:
+        return problem
+    label = row[column]
+    if number:
+        return "" if is_number(label) else f"{column} is {label!r}, not a number"
+    if isinstance(label, bool) or (isinstance(label, str) and label.strip()):
+        return ""  # the name of a class
+    whole = isinstance(label, int) or (isinstance(label, float) and label.is_integer())
+    if not whole or label < 0:
+        return f"{column} is {label!r}, not a class: a word, or a number (0, 1, ...)"
+    return ""
+
+
+def is_number(label: Any) -> bool:
+    """Whether a label is a number, also as a text."""
+    try:
+        return not isinstance(label, bool) and math.isfinite(float(label))
+    except (TypeError, ValueError):
+        return False
+
+
+def _answering(options: QuestionAnswering, columns: Sequence[str]) -> CheckRow:
+    if options.answers_column in columns:
+        return partial(_answering_problem, options)
+    return partial(_check_columns, columns, [])
+
+
+def _answering_problem(options: QuestionAnswering, row: Row) -> str:
+    """The problem of a row whose answers may not be at their places in the context."""
+    column = options.answers_column
+    problem = _check_columns([options.question_column, options.context_column], [column], row)
+    if problem:
+        return problem
+    answers, context = row[column], row[options.context_column]
+    if not isinstance(answers, dict) or not {"text", "answer_start"} <= set(answers):
+        return f"{column} is {answers!r}, not an object with text and answer_start"
+    texts, starts = answers["text"], answers["answer_start"]
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        return f"text and answer_start of {column} are not two lists of the same length"
+    for text, start in zip(texts, starts, strict=True):
+        if not isinstance(text, str) or not isinstance(start, int) or start < 0:
+            return f"{column} has {text!r} at {start!r}, not a text at the number of a character"
+        found = context[start : start + len(text)]
+        if found != text:
+            return f"answer {text!r} is not at character {start} of the context, but {found!r}"
+    return ""

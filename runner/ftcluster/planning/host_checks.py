@@ -1,0 +1,78 @@
+"""Checks of hosts before a launch: addresses, allocator, bf16. Pure functions only."""
+
+from collections.abc import Sequence
+
+from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.errors import PlanError
+from ftcluster.text.host_names import short_names
+from ftcluster_common.recipe import Recipe
+
+BF16_FLAG, AMX_FLAG = "avx512_bf16", "amx_bf16"
+LOOPBACKS = ("127.", "::1", "localhost")
+
+
+def check_addresses(facts: ClusterFacts) -> None:
+    """Make sure that several hosts can reach each other.
+
+    Raises:
+        PlanError: an address is a loopback address, or two hosts have the same.
+    """
+    if len(facts.hosts) == 1:
+        return
+    lines = [
+        f"{host.name} has the address {host.network_address or '(none)'}"
+        for host in facts.hosts
+        if not host.network_address
+        or host.network_address.startswith(LOOPBACKS)
+        or host.network_interface == "lo"
+    ]
+    if lines:
+        raise PlanError(
+            "other hosts cannot reach a loopback address\n  " + "\n  ".join(lines),
+            "set ftcluster_address=ADDRESS for them in the inventory and run ftcluster setup again",
+        )
+    names: dict[str, list[str]] = {}
+    for host in facts.hosts:
+        names.setdefault(host.network_address, []).append(host.name)
+    twice = [f"{', '.join(same)} at {address}" for address, same in names.items() if same[1:]]
+    if twice:
+        raise PlanError(
+            "several hosts have the same address\n  " + "\n  ".join(twice),
+            "remove the duplicates from the inventory and run ftcluster setup again",
+        )
+
+
+def allocator_of(host: HostFacts, recipe: Recipe | None) -> str:
+    """The allocator's library that ranks of a host preload, or "" for libc's."""
+    return "" if recipe and recipe.allocator == "libc" else host.tcmalloc
+
+
+def check_allocator(facts: ClusterFacts, recipe: Recipe | None) -> None:
+    """Make sure that all hosts have the allocator that the recipe names.
+
+    Raises:
+        PlanError: some do not.
+    """
+    without = [host.name for host in facts.hosts if not host.tcmalloc]
+    if recipe and recipe.allocator == "tcmalloc" and without:
+        raise PlanError(
+            f"allocator=tcmalloc, but it is not installed on {short_names(without)}",
+            "install libtcmalloc-minimal4 there, or set allocator=auto",
+        )
+
+
+def choose_precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple[str, str]:
+    """Decide between bf16 and fp32; return the reason, too."""
+    if recipe and recipe.precision != "auto":
+        return recipe.precision, f"set in recipe {recipe.name}"
+    without = [host.name for host in hosts if not _has_bf16(host)]
+    if not without:
+        return "bf16", "every host has AMX or AVX512-BF16"
+    others = "" if len(without) == len(hosts) else "; the other hosts alone would use bf16"
+    names = short_names(without)
+    return "fp32", f"no AMX or AVX512-BF16 on {names}, where bf16 is slower{others}"
+
+
+def _has_bf16(host: HostFacts) -> bool:
+    """Return whether bf16 is faster than fp32; a kernel may refuse AMX, but not AVX512."""
+    return BF16_FLAG in host.cpu_flags or (AMX_FLAG in host.cpu_flags and host.amx == "usable")

@@ -1,0 +1,294 @@
+"""The pictures of the page, and what each is made of."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import fmean
+from typing import Any
+
+import altair as alt
+from markupsafe import Markup
+
+from ftcluster.report import charts
+from ftcluster.report.run_page import RunPage
+from ftcluster.report.svg import svg_of
+from ftcluster.text.host_names import short_names
+from ftcluster.text.plural import counted
+from ftcluster_common.cpu_list import format_cpus, parse_cpus
+from ftcluster_common.rank_times import Interval, RankTimes
+
+MANY = 32  # bars of a picture; more ranks are shown as hosts
+METRICS = 6  # pictures of metrics
+FURTHER = 4  # times as many hosts as were measured are shown as predicted
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture with its title, and what it shows in a sentence."""
+
+    title: str
+    svg: Markup
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class HostPlace:
+    """Hosts on which the same ranks have the same cores.
+
+    Attributes:
+        runs: labels of the runs.
+        hosts: their names, and what they are.
+        ranks: a colour and a text for each rank.
+    """
+
+    runs: str
+    hosts: str
+    about: str
+    svg: Markup
+    ranks: list[tuple[str, str]]
+
+
+def places(runs: Sequence[RunPage]) -> Iterator[HostPlace]:
+    """Draw which ranks ran where; hosts that are alike are drawn once."""
+    alike: dict[str, list[tuple[RunPage, str, Mapping[str, Any], list[Mapping[str, Any]]]]] = {}
+    for run in runs:
+        facts = {host["name"]: host for host in run.record.get("facts", ())}
+        for host in dict.fromkeys(run.hosts):
+            ranked = zip(run.history.ranks, run.hosts, strict=True)
+            ranks = [rank for rank, name in ranked if name == host]
+            kind = facts.get(host, {})
+            shape = [(rank["cpus"], rank["threads"]) for rank in ranks]
+            key = json.dumps([shape, kind.get("numa"), kind.get("cpu_model")])
+            alike.setdefault(key, []).append((run, host, kind, ranks))
+    for group in alike.values():
+        _, _, kind, ranks = group[0]
+        hosts = list(dict.fromkeys(host for _, host, _, _ in group))
+        labels = list(dict.fromkeys(run.label for run, *_ in group))
+        names = short_names(hosts)
+        yield HostPlace(
+            ", ".join(labels) if len(runs) > 1 else "",
+            names,
+            _about(kind),
+            _cores(kind, ranks, f"cores of {names} by rank"),
+            [
+                (charts.RUNS[place % len(charts.RUNS)], _rank_text(rank, place, len(hosts) > 1))
+                for place, rank in enumerate(ranks)
+            ],
+        )
+
+
+def _cores(kind: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], title: str) -> Markup:
+    """The cores of a host with its ranks; without facts of the host, those with ranks."""
+    rank_of = {cpu: place for place, rank in enumerate(ranks) for cpu in parse_cpus(rank["cpus"])}
+    nodes: list[tuple[str, Sequence[int]]] = [
+        (f"NUMA node {node['node']}", parse_cpus(node["cpus"]))
+        for node in kind.get("numa", ())
+        if node["cores"]
+    ] or [("cores with ranks", sorted(rank_of))]
+    if more := sorted(rank_of.keys() - {cpu for _, cpus in nodes for cpu in cpus}):
+        nodes.append(("further hardware threads", more))
+    return Markup(svg_of(charts.cores(nodes, rank_of), title))
+
+
+def _about(kind: Mapping[str, Any]) -> str:
+    """Describe a host; "" without its facts."""
+    if not kind:
+        return ""
+    memory = f"{kind['memory_bytes'] / 2**30:.0f} GiB"
+    return f"{kind['cpu_model']}, {counted(kind['cores'], 'core')}, {memory}"
+
+
+def _rank_text(rank: Mapping[str, Any], place: int, several: bool) -> str:
+    """A rank's cores, threads and memory."""
+    name = f"local rank {place}" if several else f"rank {rank['rank']}"
+    nodes = rank["memory_nodes"]
+    memory = f", memory of NUMA node {', '.join(map(str, nodes))}" if nodes else ""
+    cpus = format_cpus(parse_cpus(rank["cpus"]))
+    return f"{name}: CPUs {cpus}, {counted(rank['threads'], 'thread')}{memory}"
+
+
+def picture(title: str, chart: alt.TopLevelMixin, note: str = "") -> Picture:
+    """Render a chart with its title."""
+    return Picture(title, Markup(svg_of(chart, title)), note)
+
+
+def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
+    """Draw how the runs went: curves and a time line."""
+    losses = _rows(runs, lambda run: [(one["step"], one["loss"]) for one in run.history.steps])
+    if losses:
+        yield picture("Loss", charts.curve(losses, "x", "y", "step", "training loss"))
+    names = dict.fromkeys(
+        name for run in runs for one in run.history.evaluations for name in one["metrics"]
+    )
+    for name in list(names)[:METRICS]:
+        found = _rows(
+            runs,
+            lambda run: [
+                (one["step"], one["metrics"][name])  # noqa: B023 - called at once
+                for one in run.history.evaluations
+                if name in one["metrics"]  # noqa: B023
+            ],
+        )
+        chart = charts.curve(found, "x", "y", "step", name)
+        yield picture(f"Evaluation: {name}", chart)
+    spans, marks = [], []
+    for run in runs:
+        began = run.history.began
+        spans += [
+            {
+                "run": run.label, "doing": span.doing,
+                "began": (span.began - began) / 60, "ended": (span.ended - began) / 60,
+            }
+            for span in run.history.spans
+        ]  # fmt: skip
+        marks += [
+            {"run": run.label, "what": what, "at": (one["time"] - began) / 60}
+            for what, events in (
+                ("checkpoint", run.history.checkpoints), ("restart", run.history.restarts),
+            )
+            for one in events
+        ]  # fmt: skip
+    if spans:
+        yield picture("What it did when", charts.time_line(spans, marks))
+
+
+def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
+    """Draw how fast the runs were, and why."""
+    over_time = _rows(
+        runs, lambda run: [((at - run.history.began) / 60, y) for at, y in run.history.speeds]
+    )
+    if over_time:
+        chart = charts.curve(
+            over_time, "x", "y", "minutes since the launch", "samples/s", zero=True
+        )
+        note = "between two logs, without evaluation and checkpoints"
+        yield picture("Samples per second over time", chart, note)
+    bars = [
+        {
+            "run": run.label,
+            "name": name,
+            "value": run.speed
+            * whole.seconds
+            / len(whole.ranks)
+            / fmean(one.work for one in ranks),
+        }
+        for run, whole, name, ranks in _bars(runs)
+    ]
+    if bars:
+        note = "while it computes and reads: what it would have if it waited for no other"
+        yield picture("Samples per second by rank", charts.bars(bars, "samples/s"), note)
+    known = [(run, run.parts) for run in runs if run.parts]
+    if known:
+        rows = [
+            {"name": run.label, "part": part, "value": value}
+            for run, parts in known
+            for part, value in (
+                ("products", parts.products), ("other work", parts.other),
+                ("communication", parts.communication), ("input", parts.input),
+                ("waiting", parts.waiting),
+            )
+        ]  # fmt: skip
+        title, note = (
+            "Where a step's time goes",
+            (
+                "products: what the model's matrix products take at their own speed; "
+                "communication: what the backward pass does not hide"
+            ),
+        )
+        yield picture(title, charts.shares(rows, charts.PARTS, "milliseconds"), note)
+    by_rank = [
+        {
+            "name": name,
+            "part": part,
+            "value": fmean(getattr(one, part) for one in ranks) / whole.seconds,
+        }
+        for run, whole, name, ranks in _bars(runs)
+        for part in charts.SHARES
+    ]
+    if by_rank:
+        chart = charts.shares(by_rank, charts.SHARES, "of its time", percent=True)
+        yield picture("Each rank's time", chart, "waiting: for a slower rank")
+
+
+def _rows(runs: Sequence[RunPage], points: Any) -> list[Mapping[str, Any]]:
+    """Points of each run, few enough for a picture."""
+    return [
+        row
+        for run in runs
+        for row in charts.thinned(
+            [{"run": run.label, "x": x, "y": y} for x, y in points(run) if isfinite(y)]
+        )
+    ]
+
+
+def _bars(runs: Sequence[RunPage]) -> Iterator[tuple[RunPage, Interval, str, list[RankTimes]]]:
+    """Find what has a bar: each rank, or each host where ranks are many; with its times."""
+    many = sum(len(run.hosts) for run in runs) > MANY
+    for run in runs:
+        if not run.whole or len(run.hosts) != len(run.whole.ranks):
+            continue
+        several = len(set(run.hosts)) > 1
+        of: dict[str, list[RankTimes]] = {}
+        for rank, (host, times) in enumerate(zip(run.hosts, run.whole.ranks, strict=True)):
+            name = host if many else f"{rank} {host}" if several else f"rank {rank}"
+            of.setdefault(f"{run.label}: {name}" if len(runs) > 1 else name, []).append(times)
+        for name, ranks in of.items():
+            yield run, run.whole, name, ranks
+
+
+def growth(runs: Sequence[RunPage], bench: Mapping[str, Any] | None) -> Iterator[Picture]:
+    """Draw samples per second by number of hosts: the runs of a recipe, and `bench scaling`."""
+    for recipe in dict.fromkeys(run.recipe for run in runs):
+        alike = [run for run in runs if run.recipe == recipe and run.speed and run.hosts]
+        if not alike:
+            continue
+        by_host = len({len(set(run.hosts)) for run in alike}) > 1 or len(set(alike[0].hosts)) > 1
+        by_host = by_host or len({len(run.hosts) for run in alike}) == 1
+        points = sorted(
+            (
+                {
+                    "run": run.label,
+                    "x": len(set(run.hosts)) if by_host else len(run.hosts),
+                    "y": run.speed,
+                }
+                for run in alike
+            ),
+            key=lambda point: (point["x"], point["y"]),
+        )  # fmt: skip
+        last = max(alike, key=lambda run: (len(set(run.hosts)), run.speed))
+        expected = []
+        if by_host and last.next:
+            expected = [points[-1], {"x": last.next.hosts, "y": last.next.same_share}]
+        yield _scaling(f"Scaling of {recipe}", points, expected, "hosts" if by_host else "ranks")
+    if bench:
+        yield _bench_scaling(bench)
+
+
+def _bench_scaling(bench: Mapping[str, Any]) -> Picture:
+    """The fastest mode for each number of hosts or ranks, and what its model predicts."""
+    x = "hosts" if bench["points"][-1]["hosts"] > 1 else "ranks"
+    best: dict[int, dict[str, Any]] = {}
+    for one in bench["points"]:
+        point = {"run": one["run"], "x": one[x], "y": one["samples_per_second"]}
+        if point["y"] > best.get(point["x"], {"y": 0.0})["y"]:
+            best[point["x"]] = point
+    points = [best[n] for n in sorted(best)]
+    predicted = (bench.get("model") or {"predicted": ()})["predicted"]
+    further = [
+        {"x": one["hosts"], "y": one["samples_per_second"][one["fastest"]]}
+        for one in predicted
+        if points[-1]["x"] < one["hosts"] <= FURTHER * points[-1]["x"]
+    ]
+    expected = [points[-1], *further] if further else []
+    return _scaling(f"bench scaling, {bench['recipe']}", points, expected, x)
+
+
+def _scaling(title: str, points: Any, expected: Any, x: str) -> Picture:
+    first = points[0]
+    most = max(point["x"] for point in (*points, *expected))
+    ideal = [{"x": n, "y": first["y"] * n / first["x"]} for n in (0, most)]
+    note = "dashed grey: ideal, as fast a host as the smallest run"
+    if expected:
+        note += "; rings: predicted, with as many samples a rank as now"
+    return picture(title, charts.scaling(points, ideal, expected, x), note)

@@ -1,0 +1,104 @@
+"""A run as the page and its pictures see it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ftcluster.report.analysis import (
+    HostCost,
+    NextHost,
+    StepParts,
+    host_costs,
+    next_host,
+    rank_hosts,
+    step_parts,
+)
+from ftcluster.report.files import RunFiles
+from ftcluster.report.history import History, history_of, totals
+from ftcluster_common.rank_times import Interval
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """A run, with what the page says of it.
+
+    Attributes:
+        label: its name on the page.
+    """
+
+    label: str
+    files: RunFiles
+
+    @cached_property
+    def history(self) -> History:
+        """Its events."""
+        return history_of(self.files.events)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Its record."""
+        return self.files.record
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name, or that of the script."""
+        return str(self.record.get("recipe", {}).get("name") or self.record.get("kind", "script"))
+
+    @cached_property
+    def hosts(self) -> list[str]:
+        """The host of each rank."""
+        return rank_hosts(self.history.ranks, self.record)
+
+    @cached_property
+    def whole(self) -> Interval | None:
+        """All of its training that the ranks have reported."""
+        return totals(self.history.intervals)
+
+    @cached_property
+    def parts(self) -> StepParts | None:
+        """The parts of a mean step; None where they are not known."""
+        return step_parts(self.whole, self.history.products) if self.whole else None
+
+    @cached_property
+    def costs(self) -> list[HostCost]:
+        """The hosts by their time in a step, the slowest first."""
+        return host_costs(self.whole, self.hosts) if self.whole else []
+
+    @cached_property
+    def next(self) -> NextHost | None:
+        """The prediction for one more host; None where the speed is not known."""
+        if not self.whole or not self.speed:
+            return None
+        return next_host(self.whole, self.speed, len(set(self.hosts)))
+
+    @property
+    def speed(self) -> float:
+        """Samples per second of its training."""
+        history = self.history
+        last = history.steps[-1]["samples_per_second"] if history.steps else 0.0
+        return float(history.result.get("samples_per_second", last))
+
+    @property
+    def epoch_seconds(self) -> float:
+        """The seconds of an epoch in the training loop; 0 if not known."""
+        samples = self.history.start.get("train_samples", 0)
+        return float(samples / self.speed) if self.speed else 0.0
+
+    @property
+    def state(self) -> str:
+        """Its state."""
+        return str(self.history.end.get("state", "running"))
+
+    @property
+    def last_metrics(self) -> dict[str, float]:
+        """The metrics of the result, or else of the last evaluation."""
+        evaluations = self.history.evaluations
+        found = self.history.result or (evaluations[-1] if evaluations else {})
+        return dict(found.get("metrics", {}))
+
+
+def labels(files: Sequence[RunFiles]) -> list[str]:
+    """Short names of runs, with the ends of their ids; the ids if these do not differ."""
+    names = [f"{one.run.split('-')[0]} {one.run.rpartition('-')[2]}" for one in files]
+    return names if len(set(names)) == len(names) else [one.run for one in files]

@@ -1,0 +1,203 @@
+"""Which calls of torch's attention go to the kernel, and how their arguments do.
+
+A row may have several documents, one after the other, of which no token attends to another one's,
+see `kernels.documents`. Its mask has their lengths, and int32 as dtype.
+"""
+
+from typing import TypeGuard
+
+import torch
+from torch.nn import functional
+
+from ftcluster_common.kernel_limits import ATTENTION_TOKENS
+from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.attention import NO_MASK, attention, masked
+from ftcluster_train.kernels.documents import join_documents, layout_of, split_row
+from ftcluster_train.kernels.dropout import MOST
+from ftcluster_train.patching.registry import FunctionPatch
+
+DTYPES = {torch.bfloat16, torch.float32}
+torch_attention = functional.scaled_dot_product_attention
+
+
+def cast_as_torch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under autocast in its dtype, as torch's function casts its arguments.
+
+    Rotary positions and norms in fp32 make queries and keys so, but not values.
+    """
+    if not torch.is_autocast_enabled("cpu"):
+        return tensors
+    dtype = torch.get_autocast_dtype("cpu")
+    return tuple(x.to(dtype) if x.dtype == torch.float32 else x for x in tensors)
+
+
+class Attention:
+    """The guard, the kernel and the fallback for `scaled_dot_product_attention`.
+
+    Args:
+        with_dropout: False leaves out dropout.
+        max_length: tokens; longer sequences go to torch's function. 0: all of them, and nothing is
+            said.
+        exact_dropout: whether the probability of dropout is the one asked for.
+        longer_with_dropout: whether with dropout only the loop in C limits the length; with it
+            torch's function keeps the whole matrix as well, in fp32.
+    """
+
+    def __init__(
+        self,
+        with_dropout: bool,
+        max_length: int = ATTENTION_TOKENS,
+        exact_dropout: bool = False,
+        longer_with_dropout: bool = False,
+    ) -> None:
+        self._longer_with_dropout = longer_with_dropout
+        self._with_dropout, self._max_length = with_dropout, max_length
+        self._exact_dropout = exact_dropout
+        # all layers of a model get the same mask: what was made from the last one is kept
+        self._last = NO_MASK
+
+    def patch(self) -> FunctionPatch:
+        """The entry."""
+        return FunctionPatch(functional, torch_attention, self.guard, self._kernel, self._fallback)
+
+    def guard(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,  # noqa: ARG002 - has torch's arguments
+        enable_gqa: bool = False,  # noqa: ARG002
+    ) -> str | None:
+        """None in training, also in a checkpoint's first pass, which keeps no graph."""
+        trained = query.requires_grad or key.requires_grad or value.requires_grad
+        p = self._p(dropout_p)
+        if not p and not (trained and torch.is_grad_enabled()):
+            return ""
+        if not self._max_length or p > MOST or not simd.is_available():
+            return ""
+        lengths = query.shape[-2], key.shape[-2]
+        if _is_documents(attn_mask):
+            lengths, attn_mask, is_causal = (int(attn_mask.max()),) * 2, None, True
+        dtypes = {x.dtype for x in (query, key, value)}
+        if torch.is_autocast_enabled("cpu"):
+            cast = torch.get_autocast_dtype("cpu")
+            dtypes = {cast if dtype == torch.float32 else dtype for dtype in dtypes}
+        why_not = ""
+        if not query.ndim == key.ndim == 4:
+            why_not = "tensors without a dimension of heads"
+        elif len(dtypes) > 1:
+            why_not = "tensors of different types"
+        elif not dtypes <= DTYPES:
+            why_not = f"tensors of {dtypes.pop()}"
+        elif attn_mask is not None and attn_mask.ndim != 4:
+            why_not = f"a mask of {attn_mask.ndim} dimensions"
+        elif is_causal and lengths[0] != lengths[1]:
+            why_not = "causal attention with more keys than queries"
+        elif max(lengths) > self._longest(p):
+            why_not = f"more than {self._longest(p)} tokens"
+        return f"attention with {why_not} is left to torch" if why_not else None
+
+    def _kernel(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        p = self._p(dropout_p)
+        query, key, value = cast_as_torch(query, key, value)
+        if _is_documents(attn_mask):
+            return self._of_documents(query, key, value, attn_mask, p, scale)
+        heads = query.shape[1]
+        if enable_gqa:
+            key, value = (_for_all_heads(x, heads) for x in (key, value))
+        # one head of keys for all queries (Falcon's multi_query), or one batch of them
+        key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
+        # another thread may replace `_last`
+        self._last = mask = masked(attn_mask, query, key.shape[2], self._last)
+        output = attention(
+            *(x.flatten(0, 1) for x in (query, key, value)), mask=mask,
+            heads=heads, causal=is_causal, scale=scale, p=p, exact=self._exact_dropout,
+        )  # fmt: skip
+        return output.unflatten(0, (-1, heads))
+
+    def _fallback(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        p = self._p(dropout_p)
+        if _is_documents(attn_mask):
+            query, key, value = cast_as_torch(query, key, value)
+            return self._of_documents(query, key, value, attn_mask, p, scale)
+        if enable_gqa and attn_mask is not None:  # torch's kernels take one or the other
+            key, value = (_for_all_heads(x, query.shape[1]) for x in (key, value))
+            enable_gqa = False
+        output: torch.Tensor = torch_attention(
+            query, key, value, attn_mask,
+            dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
+        )  # fmt: skip
+        return output
+
+    def _longest(self, p: float) -> int:
+        return simd.LONGEST if p and self._longer_with_dropout else self._max_length
+
+    def _p(self, dropout_p: float) -> float:
+        return dropout_p if self._with_dropout else 0.0
+
+    def _of_documents(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor,
+        p: float,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Causal attention inside each document, from shape (1, heads, tokens of all, size).
+
+        Queries whose heads share keys are rows of one matrix, so keys need not be repeated.
+        """
+        layout = layout_of(tuple(mask.flatten().tolist()), self._max_length)
+        per_key = query.shape[1] // key.shape[1]
+        parts = (split_row(x, layout, n) for x, n in ((query, per_key), (key, 1), (value, 1)))
+        outputs = []
+        for q, k, v in zip(*parts, strict=True):
+            of_a_head = q[:, :, : k.shape[2]]  # as many queries as keys
+            if self.guard(of_a_head, k, v, dropout_p=p) is None:
+                output = attention(
+                    *(x.flatten(0, 1) for x in (q, k, v)),
+                    heads=1, causal=True, scale=scale, p=p, exact=self._exact_dropout,
+                )  # fmt: skip
+                outputs.append(output.unflatten(0, q.shape[:2]))
+            else:
+                q = q.unflatten(2, (-1, per_key)).permute(0, 3, 1, 2, 4)
+                k, v = (x.unsqueeze(1).expand(-1, per_key, -1, -1, -1) for x in (k, v))
+                output = torch_attention(
+                    *(x.flatten(0, 1) for x in (q, k, v)), dropout_p=p, is_causal=True, scale=scale
+                )
+                output = output.unflatten(0, (-1, per_key)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+                outputs.append(output)
+        return join_documents(outputs, layout, per_key)
+
+
+def _is_documents(mask: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Whether it has the lengths of documents."""
+    return mask is not None and mask.dtype == torch.int32
+
+
+def _for_all_heads(keys: torch.Tensor, heads: int) -> torch.Tensor:
+    return keys.repeat_interleave(heads // keys.shape[1], 1)

@@ -1,0 +1,159 @@
+"""Modules of a model that compute with one kernel: GELUs, MLPs gated by an activation, RMSNorms.
+
+A module keeps its class, its layers and their names; only its `forward` is another one.
+"""
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.activations import TORCH, activate
+from ftcluster_train.kernels.norm import rms_norm
+from ftcluster_train.patching.registry import ObjectPatch, computes_same
+
+# classes of transformers.activations; both are the tanh approximation of GELU, in eight passes
+TANH_GELUS = ("NewGELUActivation", "FastGELUActivation")
+# what gated MLPs call their layers, and inputs and outputs of small ones
+LAYERS = {"gate_proj": (3, 5), "up_proj": (3, 5), "down_proj": (5, 3)}
+GATED = {*LAYERS, "act_fn"}
+EPSILONS = ("variance_epsilon", "eps")  # what RMSNorms call it
+
+
+class FusedForward:
+    """The forward pass of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        """Called by the module, with one tensor, whatever its argument is called."""
+        (x,) = (*inputs, *named.values())
+        return self.compute(x)
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """What the module computes."""
+        raise NotImplementedError
+
+
+class TanhGelu(FusedForward):
+    """The tanh approximation of GELU."""
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """Of any shape."""
+        return activate("tanh_gelu", x)
+
+
+def tanh_gelu(_: nn.Module, values: torch.Tensor) -> torch.Tensor:
+    """The same as the forward pass of a class, by torch's function."""
+    return functional.gelu(values, approximate="tanh")
+
+
+class GatedMlp(FusedForward):
+    """down(activation(gate(x)) * up(x)).
+
+    Args:
+        activation: a name of `kernels.activations`.
+    """
+
+    def __init__(self, module: nn.Module, activation: str) -> None:
+        super().__init__(module)
+        self._activation = activation
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """Shape (..., columns)."""
+        module = self.module
+        hidden: torch.Tensor = module.down_proj(
+            activate(self._activation, module.gate_proj(x), module.up_proj(x))
+        )
+        return hidden
+
+
+class RmsNorm(FusedForward):
+    """The norm over the last dimension."""
+
+    def __init__(self, module: nn.Module, epsilon: float) -> None:
+        super().__init__(module)
+        self._epsilon = epsilon
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """Shape (..., columns)."""
+        return rms_norm(x, self.module.weight, self._epsilon)
+
+
+def is_tanh_gelu(module: nn.Module) -> bool:
+    """Whether its class is one of transformers'."""
+    kind = type(module)
+    return kind.__module__ == "transformers.activations" and kind.__name__ in TANH_GELUS
+
+
+def _tanh_gelus(model: nn.Module) -> Iterator[TanhGelu]:
+    return (TanhGelu(module) for module in _unpatched(model) if is_tanh_gelu(module))
+
+
+def _gated_mlps(model: nn.Module) -> Iterator[GatedMlp]:
+    """Those that compute the same with small layers in place of the module's own.
+
+    Others also cut, scale or drop.
+    """
+    for module in _unpatched(model):
+        own = vars(module)
+        if own["_modules"].keys() == GATED and not own["_parameters"]:
+            activation = _activation_of(module)
+            if activation is not None:
+                yield GatedMlp(module, activation)
+
+
+def _activation_of(module: nn.Module) -> str | None:
+    """None where it computes anything but a gated MLP."""
+    small: nn.Module = object.__new__(type(module))
+    nn.Module.__init__(small)
+    vars(small).update({k: v for k, v in vars(module).items() if k not in vars(small)})
+    for seed, (name, sizes) in enumerate(LAYERS.items()):
+        layer = nn.Linear(*sizes, bias=False)
+        weights = torch.linspace(seed, 15, 15).sin_().view(layer.weight.shape)  # always the same
+        layer.weight = nn.Parameter(weights, requires_grad=False)
+        setattr(small, name, layer)
+    small.act_fn = copy.deepcopy(module.act_fn)  # `train` changes it
+    values = torch.linspace(-30, 40, 96).view(1, 32, 3)
+    for activation in TORCH:
+        fused = GatedMlp(small, activation)
+        if all(
+            computes_same(small.train(training), fused, values, rtol=1e-5, atol=1e-5)
+            for training in (True, False)
+        ):
+            return activation
+    return None
+
+
+def _rms_norms(model: nn.Module) -> Iterator[RmsNorm]:
+    """Those whose class is called so, and that compute the same: some add 1 to the weight."""
+    if not simd.is_available():
+        return
+    for module in _unpatched(model):
+        epsilon = next((getattr(module, name) for name in EPSILONS if hasattr(module, name)), None)
+        if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
+            continue
+        if [name for name, _ in module.named_parameters()] != ["weight"]:
+            continue
+        fused = RmsNorm(module, epsilon)
+        values = torch.linspace(-2, 3, 2 * module.weight.numel()).view(1, 2, -1)
+        if computes_same(module, fused, values, rtol=1e-3, atol=1e-5):
+            yield fused
+
+
+def _unpatched(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules that have their class's forward pass."""
+    return (module for module in model.modules() if "forward" not in vars(module))
+
+
+def _set_forward(fused: FusedForward) -> None:
+    fused.module.forward = fused
+
+
+FUSED_TANH_GELUS = ObjectPatch(_tanh_gelus, _set_forward)
+FUSED_GATED_MLPS = ObjectPatch(_gated_mlps, _set_forward)
+FUSED_RMS_NORMS = ObjectPatch(_rms_norms, _set_forward)

@@ -1,0 +1,108 @@
+"""What an entry is: what it changes, on what exactly, and the guard that it cannot be without."""
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+Place = TypeVar("Place")
+
+
+def always(*_: Any, **__: Any) -> None:
+    """The guard of an entry that is right wherever it is called.
+
+    tests/engine/test_patching.py lists such entries, each with the reason.
+    """
+
+
+@dataclass(frozen=True)
+class FunctionPatch:
+    """A function whose calls go to a kernel, where that computes the same.
+
+    Attributes:
+        owner: the module or class that has the function.
+        original: the function, as the owner has it before it is patched.
+        guard: gets a call's arguments. None: the kernel computes what the original would.
+            Otherwise why the original is called, for the user; "" where that is as it should be.
+        kernel: takes the original's arguments.
+        fallback: what is called where the guard objects; the original, unless given.
+    """
+
+    owner: Any
+    original: Callable[..., Any]
+    guard: Callable[..., str | None]
+    kernel: Callable[..., Any]
+    fallback: Callable[..., Any] | None = None
+
+    def function(self, say: Callable[[str], None] | None = None) -> Callable[..., Any]:
+        """What is called in place of the original.
+
+        Args:
+            say: is told why a call goes to the original, each time.
+        """
+        guard, kernel, fallback = self.guard, self.kernel, self.fallback or self.original
+        if guard is always:
+            return kernel
+
+        @functools.wraps(self.original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            why_not = guard(*args, **kwargs)
+            if why_not is None:
+                return kernel(*args, **kwargs)
+            if why_not and say:
+                say(why_not)
+            return fallback(*args, **kwargs)
+
+        return patched
+
+
+@dataclass(frozen=True)
+class ObjectPatch(Generic[Place]):
+    """A change of an object, such as a model, in those places of it where it computes the same.
+
+    Attributes:
+        guard: the places in an object where the change is right; none where it is done already.
+        change: makes it in one of them.
+    """
+
+    guard: Callable[[Any], Iterable[Place]]
+    change: Callable[[Place], object]
+
+    def apply(self, patched: Any) -> int:
+        """Change an object; returns in how many places."""
+        places = list(self.guard(patched))
+        for place in places:
+            self.change(place)
+        return len(places)
+
+
+def call_after(owner: type, name: str, action: Callable[[Any], object]) -> None:
+    """Have a class's method call `action` with the object at its end."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def extended(self: Any, *args: Any, **kwargs: Any) -> None:
+        method(self, *args, **kwargs)
+        action(self)
+
+    setattr(owner, name, extended)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def computes_same(
+    original: Callable[..., Any],
+    other: Callable[..., Any],
+    *inputs: torch.Tensor,
+    rtol: float,
+    atol: float,
+) -> bool:
+    """Whether two functions return the same for inputs; not where one of them fails with these."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            expected, found = original(*inputs), other(*inputs)
+            alike = torch.allclose(found, expected, rtol=rtol, atol=atol)
+        except Exception:  # a class that nobody knows may ask for anything, and return anything
+            return False
+    return alike and bool(expected.dtype == found.dtype)

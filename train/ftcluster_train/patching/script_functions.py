@@ -1,0 +1,211 @@
+"""Entries of a script of one's own: functions that are replaced in the whole process.
+
+Calls that no kernel is made for go to torch: evaluations, other devices and types, tracing and
+compiling.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ftcluster_train.kernels.cross_entropy import cross_entropy
+from ftcluster_train.kernels.linear import linear, torch_linear
+from ftcluster_train.kernels.norm import computes_in_bf16, is_fit, norm, rounded_output
+from ftcluster_train.kernels.private_torch import is_transformed
+from ftcluster_train.patching.attention import Attention, cast_as_torch
+from ftcluster_train.patching.fp32_residuals import torch_layer_norm
+from ftcluster_train.patching.functions import EXACT_DROPOUT, GELU, SILU
+from ftcluster_train.patching.notices import say_fp32, say_once
+from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, always, call_after
+from ftcluster_train.patching.skipped_rows import rows_read
+
+OLDEST_TORCH = (2, 5)  # the first whose attention has enable_gqa
+MANY_CLASSES = 4096
+torch_cross_entropy = functional.cross_entropy
+
+
+def _is_plain(*arguments: Any) -> bool:
+    """Whether the kernels can take them: numbers of this CPU, not traced and not compiled."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(_is_plain_tensor(x) for x in arguments if isinstance(x, torch.Tensor))
+        and not torch.jit.is_tracing()
+        and not is_transformed()
+    )
+
+
+def _is_plain_tensor(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+
+
+def _of_plain_tensors(patch: FunctionPatch) -> FunctionPatch:
+    def guard(*args: Any, **kwargs: Any) -> str | None:
+        return patch.guard(*args, **kwargs) if _is_plain(*args, *kwargs.values()) else ""
+
+    return replace(patch, guard=guard)
+
+
+def _in_training(patch: FunctionPatch) -> FunctionPatch:
+    def guard(*args: Any, **kwargs: Any) -> str | None:
+        if not torch.is_grad_enabled() or not _is_plain(*args, *kwargs.values()):
+            return ""
+        return patch.guard(*args, **kwargs)
+
+    return replace(patch, guard=guard)
+
+
+def _noting_fp32(patch: FunctionPatch) -> FunctionPatch:
+    """It also says that bf16 would be faster, of calls in training."""
+
+    def guard(*args: Any, **kwargs: Any) -> str | None:
+        why_not = patch.guard(*args, **kwargs)
+        first = args[0] if args else next(iter(kwargs.values()))
+        in_fp32 = first.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        if why_not != "" and in_fp32:
+            say_fp32()
+        return why_not
+
+    return replace(patch, guard=guard)
+
+
+def _linear(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    rounded = rounded_output(input) if computes_in_bf16() else None
+    input, weight = cast_as_torch(input if rounded is None else rounded, weight)
+    bias = None if bias is None else cast_as_torch(bias)[0]
+    return linear(input, weight, bias, rows_read(input))
+
+
+def _is_cast(values: torch.Tensor) -> bool:
+    """Whether torch's function would compute in fp32."""
+    return values.dtype == torch.bfloat16 and bool(torch.is_autocast_enabled("cpu"))
+
+
+def _is_layer_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,  # noqa: ARG001 - has torch's arguments
+) -> str | None:
+    fits = (
+        weight is not None
+        and (computes_in_bf16() or not torch.is_autocast_enabled("cpu"))
+        and len(normalized_shape) == 1
+        and (input.dtype == torch.float32 or _is_cast(input))
+        and is_fit(weight, bias, input.shape[-1])
+    )
+    return None if fits else ""
+
+
+def _layer_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],  # noqa: ARG001 - has torch's arguments
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Linear layers take its output in bf16."""
+    return norm(input.float(), weight, bias, eps, centered=True)
+
+
+def _is_cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,  # noqa: ARG001 - has torch's arguments
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> str | None:
+    if not (
+        input.ndim == 2
+        and input.shape[1] >= MANY_CLASSES
+        and target.shape == input.shape[:1]
+        and target.dtype == torch.int64
+        and (input.dtype == torch.float32 or _is_cast(input))
+    ):
+        return ""
+    plain = weight is None and size_average is None and reduce is None and not label_smoothing
+    if plain and reduction in ("mean", "sum", "none"):
+        return None
+    said = "cross entropy with class weights or label smoothing is left to torch"
+    return said if input.requires_grad else ""
+
+
+def _cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    **_: Any,
+) -> torch.Tensor:
+    return cross_entropy(input, target, ignore_index, reduction)
+
+
+def _is_compiled(model: Any = None, *_: Any, **__: Any) -> str:
+    is_model = isinstance(getattr(model, "__self__", model), torch.nn.Module)
+    return "a compiled model is left to torch.compile" if is_model else ""
+
+
+SCRIPT_FUNCTIONS = (
+    _of_plain_tensors(_noting_fp32(EXACT_DROPOUT)),
+    _of_plain_tensors(
+        _noting_fp32(
+            Attention(with_dropout=True, exact_dropout=True, longer_with_dropout=True).patch()
+        )
+    ),
+    _of_plain_tensors(
+        FunctionPatch(functional, torch_cross_entropy, _is_cross_entropy, _cross_entropy)
+    ),
+    _in_training(FunctionPatch(functional, torch_linear, always, _linear)),
+    _in_training(GELU),
+    _in_training(SILU),
+    _in_training(FunctionPatch(functional, torch_layer_norm, _is_layer_norm, _layer_norm)),
+    # its guard never gives way to a kernel: compiled code is not ours, which is said
+    FunctionPatch(torch, torch.compile, _is_compiled, torch.compile),
+)
+_replacements = [(patch, patch.function(say_once)) for patch in SCRIPT_FUNCTIONS]
+
+
+def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """What replaces `torch.nn.functional.scaled_dot_product_attention`."""
+    output: torch.Tensor = _replacements[1][1](*args, **kwargs)
+    return output
+
+
+def replace_functions() -> bool:
+    """Replace them; whether it is the first call, and this torch has what they need."""
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    if version < OLDEST_TORCH:
+        say_once(f"needs torch 2.5 or newer, and leaves torch {torch.__version__} as it is")
+        return False
+    if functional.dropout is _replacements[0][1]:
+        return False
+    for patch, function in _replacements:
+        setattr(patch.owner, patch.original.__name__, function)
+    for kind in (torch.optim.Adam, torch.optim.AdamW):
+        call_after(kind, "__init__", FUSED_ADAMW.apply)
+    return True
+
+
+def _open_groups(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
+    """Groups of parameters that torch's fused kernel takes, where the script chooses no other."""
+    for group in optimizer.param_groups:
+        chosen = [group.get(name) for name in ("fused", "foreach")]
+        special = group.get("capturable") or group.get("differentiable")
+        if chosen == [None, None] and not special and all(map(_is_fusible, group["params"])):
+            yield group
+
+
+def _is_fusible(parameter: torch.Tensor) -> bool:
+    return _is_plain_tensor(parameter) and parameter.dtype == torch.float32
+
+
+# one pass over the weights
+FUSED_ADAMW = ObjectPatch(_open_groups, lambda group: group.update(fused=True))

@@ -1,0 +1,140 @@
+"""What is replaced in the models of a script of one's own, and what of a model does not fit."""
+
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from ftcluster_train.patching.fused_modules import (
+    FUSED_GATED_MLPS,
+    FUSED_RMS_NORMS,
+    TANH_GELUS,
+    tanh_gelu,
+)
+from ftcluster_train.patching.notices import say_once
+from ftcluster_train.patching.registry import FunctionPatch, always, call_after
+from ftcluster_train.patching.rotary_positions import ROTARY_POSITIONS
+from ftcluster_train.patching.script_functions import attention
+from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS, why_not_skipped
+
+ATTENTION = "ftcluster"
+# activations of transformers that are one of torch's functions
+ONE_KERNEL = ("GELUActivation", "GELUTanh", "SiLUActivation", "MishActivation", "LinearActivation")
+
+_fused: WeakSet[nn.Module] = WeakSet()
+
+
+def patch_transformers() -> None:
+    """Fuse activations of all models, and patch each model that is made from now on."""
+    from transformers import PreTrainedModel
+
+    for patch in activation_patches():
+        patch.owner.forward = patch.function()
+    call_after(PreTrainedModel, "post_init", patch_script_model)
+
+
+def activation_patches() -> list[FunctionPatch]:
+    """The entries of the forward passes of transformers' activations."""
+    from transformers import activations
+
+    kinds = [getattr(activations, name) for name in TANH_GELUS]
+    return [FunctionPatch(kind, kind.forward, always, tanh_gelu) for kind in kinds]
+
+
+def patch_script_model(model: nn.Module) -> None:
+    """Have a model leave out what nothing reads, fuse its modules, and say what does not fit.
+
+    They compute with our kernels from its first training step on. Not before, because what they
+    compute is compared, and a new model's weights are not there yet. Evaluations are left as they
+    are, but for rotary positions.
+    """
+    SKIPPED_ROWS.apply(model)
+    if _fuse not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_fuse)
+    check_model(model)
+
+
+class _InTraining:
+    """The forward pass of a module, which has another one for evaluations: its class's."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._fused = module, module.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return self._fused(*args, **kwargs)
+        return type(self._module).forward(self._module, *args, **kwargs)
+
+
+def _fuse(model: nn.Module, _: Any) -> None:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or model in _fused:
+        return
+    _fused.add(model)
+    own = {module for module in model.modules() if "forward" in vars(module)}
+    for patch in (FUSED_RMS_NORMS, FUSED_GATED_MLPS, ROTARY_POSITIONS):
+        patch.apply(model)
+    for module in model.modules():
+        if "forward" in vars(module) and module not in own:
+            module.forward = _InTraining(module)
+
+
+def check_model(model: nn.Module) -> None:
+    """Say once what of a model is left as it is."""
+    if why := why_not_skipped(model):
+        say_once(why)
+    for module in model.modules():
+        kind = type(module)
+        own = kind.__module__ == "transformers.activations"
+        if own and kind.__name__ not in (*TANH_GELUS, *ONE_KERNEL):
+            say_once(f"the activation {kind.__name__} is left as it is")
+    config: Any = getattr(model, "config", None)
+    # transformers has no public name for it
+    chosen = getattr(config, "_attn_implementation", None)
+    if isinstance(chosen, str) and chosen not in ("sdpa", ATTENTION):
+        say_once(
+            f"a {config.model_type} model computes attention itself "
+            f"(attn_implementation={chosen}), which is left as it is"
+        )
+
+
+def register_attention() -> None:
+    """Make the attention known to transformers by its name, where it has such a register."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError:  # before 4.54
+        return
+    AttentionInterface.register(ATTENTION, attention_forward)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """As transformers' own for sdpa; the output's shape is (batch, length, heads, head size).
+
+    Raises:
+        ValueError: the model asks for what only other implementations compute.
+    """
+    for name in ("position_bias", "softcap", "cache"):
+        if others.get(name) is not None:
+            raise ValueError(f"attn_implementation={ATTENTION} has no {name}; take sdpa or eager")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    length = query.shape[2]
+    causal = bool(causal) and attention_mask is None and length > 1
+    if causal:  # a static cache has more keys
+        key, value = key[:, :, :length], value[:, :, :length]
+    output = attention(
+        query, key, value, attention_mask, dropout, causal, scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    return output.transpose(1, 2).contiguous(), None

@@ -1,0 +1,230 @@
+"""Rows of a padded batch that nothing reads in an encoder, which need no products.
+
+Attention masks padding, so nothing reads its keys and values. In a classifier that looks at the
+first token of each sample nothing reads padding at all, as tokens meet nowhere else, nor other
+tokens than the first behind the last layer's attention; and columns of padding behind the longest
+sample of a batch, which scripts such as run_glue have, need not exist. Loss and gradients are the
+same to rounding.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ftcluster_train.kernels.linear import MANY_ROWS
+from ftcluster_train.patching.registry import ObjectPatch
+
+# model types in which only masked attention mixes tokens, and whose classifier looks at the first
+FIRST_TOKEN = (
+    "albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta",
+    "xlm-roberta",
+)  # fmt: skip
+# those in which the attention of a padding token is not that of padding, and keys have their layer
+MASKED_KEYS = (
+    "albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta",
+)  # fmt: skip
+SHARED_LAYERS = ("albert",)  # the last layer's weights are those of the others
+PADDED = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+# by names of transformers
+KEYS_AND_VALUES = {"key", "value", "k_lin", "v_lin"}
+# Linear layers of the last block whose output is read at the first token only. Another name is one
+# that nobody has looked at; and DeBERTa's query_proj is of positions as well.
+OF_FIRST_TOKEN = {"query", "q_lin", "dense", "out_lin", "lin1", "lin2", "Wo", "Wi"}
+# torch's modules in these models: what they compute for a token depends on no other one
+TORCH_MODULES = (
+    nn.Linear, nn.Dropout, nn.LayerNorm, nn.Embedding, nn.ModuleList, nn.Tanh, nn.Identity, nn.GELU,
+)  # fmt: skip
+# whose hooks and wrappers read no hidden states
+LIBRARIES = ("accelerate", "ftcluster_train", "torch", "transformers")
+HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+class _Rows:
+    """Of the batch that a model computes now, the rows that are read.
+
+    Attributes:
+        model: the one that was called.
+        shape: (samples, tokens), of inputs whose rows these are.
+        real: their numbers, without padding; None if most rows are real.
+        usual: those that are read of most layers; None: all.
+        last: those that are read behind the last attention.
+        read: those that are read of the present layer.
+    """
+
+    def __init__(self, model: nn.Module, mask: torch.Tensor, classifies: bool) -> None:
+        self.model, self.shape = model, mask.shape
+        self.real: torch.Tensor | None = mask.flatten().nonzero().flatten()
+        # a single sample has no padding behind it, and the shape of DeBERTa's table of positions
+        if len(mask) == 1 or len(self.real) > MANY_ROWS * mask.numel():
+            self.real = None
+        self.usual = self.read = self.real if classifies else None
+        self.last = torch.arange(len(mask)) * mask.shape[1] if classifies else None
+
+
+_rows: _Rows | None = None
+
+
+def rows_read(input: torch.Tensor) -> torch.Tensor | None:
+    """The numbers of the rows of a layer's output that are read; None if all are to be computed.
+
+    Args:
+        input: of the layer, shape (..., columns).
+    """
+    return _rows.read if _rows is not None and input.shape[:-1] == _rows.shape else None
+
+
+def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
+    """The model itself, if it is one of these encoders, and of a class of transformers."""
+    known = _looks_at_first_token(model) or _model_type(model) in MASKED_KEYS
+    if known and _is_stock(type(model)) and _begin not in model._forward_pre_hooks.values():
+        yield model
+
+
+def why_not_skipped(model: nn.Module) -> str:
+    """Why a model of these types computes all rows; "" where it does not, or is of another type."""
+    if _model_type(model) not in {*FIRST_TOKEN, *MASKED_KEYS}:
+        return ""
+    found = _foreign_part(model)
+    return f"{found} may read any token, so rows of padding are computed" if found else ""
+
+
+def _model_type(model: nn.Module) -> str:
+    return str(getattr(getattr(model, "config", None), "model_type", ""))
+
+
+def _is_stock(kind: type) -> bool:
+    # transformers_modules are those with code of their own
+    return kind.__module__.startswith("transformers.") or kind in TORCH_MODULES
+
+
+def _foreign_part(model: nn.Module) -> str:
+    """What of a model is not as transformers has made it, so that it may read any token; or ""."""
+    for name, module in model.named_modules():
+        kind = type(module)
+        where = f"{name} ({kind.__name__})" if name else kind.__name__
+        forward = vars(module).get("forward")
+        if not _is_stock(kind):
+            return where
+        if not _of_library(kind.forward) or (forward is not None and not _of_library(forward)):
+            return f"the forward pass of {where}"
+        if not all(_of_library(hook) for hooks in HOOKS for hook in vars(module)[hooks].values()):
+            return f"a hook on {where}"
+    return ""
+
+
+def _of_library(function: Any) -> bool:
+    # functools.wraps gives a wrapper the __module__ of what it wraps
+    of_method = getattr(function, "__func__", function)
+    place = getattr(of_method, "__globals__", {}).get("__name__") or type(of_method).__module__
+    return bool(str(place).partition(".")[0] in LIBRARIES)
+
+
+def _skip_rows(model: nn.Module) -> None:
+    """Have it not compute them in training."""
+    model.register_forward_pre_hook(_begin, with_kwargs=True)
+    model.register_forward_hook(_end, always_call=True)
+    if not _looks_at_first_token(model):
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in KEYS_AND_VALUES:
+                _set_around(layer, _read_real)
+    elif getattr(model.config, "model_type", "") not in SHARED_LAYERS:
+        for layer in _behind_last_attention(model):
+            _set_around(layer, _read_last)
+
+
+SKIPPED_ROWS = ObjectPatch(_skips_rows, _skip_rows)
+
+
+def _looks_at_first_token(model: nn.Module) -> bool:
+    config: Any = getattr(model, "config", None)
+    return (
+        _is_stock(type(model))
+        and type(model).__name__.endswith("ForSequenceClassification")
+        and _model_type(model) in FIRST_TOKEN
+        and getattr(config, "classifier_pooling", "cls") == "cls"  # of ModernBERT
+        and not getattr(config, "conv_kernel_size", 0)  # of DeBERTa: neighbours meet in it
+    )
+
+
+def _behind_last_attention(model: nn.Module) -> Iterator[nn.Module]:
+    """The linear layers of the last block of which the classifier reads the first token only."""
+    blocks = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
+    for name, module in blocks[-1].named_modules() if blocks else ():
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in OF_FIRST_TOKEN:
+            yield module
+
+
+def _begin(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a call without columns of padding; None where they stay as they are."""
+    global _rows
+    if _rows is not None and _is_part(model, _rows.model):
+        return None
+    _rows = None  # a call that was interrupted leaves it
+    mask: Any = kwargs.get("attention_mask")
+    tokens: Any = kwargs.get("input_ids")
+    config: Any = model.config
+    if (
+        not model.training
+        or args
+        or kwargs.get("inputs_embeds") is not None
+        or type(mask) is not torch.Tensor
+        or type(tokens) is not torch.Tensor
+        or mask.ndim != 2
+        or mask.shape != tokens.shape
+        or torch.compiler.is_compiling()
+        or _foreign_part(model)  # at each call, because hooks may come later
+    ):
+        return None
+    if not _looks_at_first_token(model):
+        # attention without any real key is that of padding; a decoder gives its keys to the caller
+        if mask.any(1).all() and not getattr(config, "is_decoder", False):
+            _rows = _Rows(model, mask, classifies=False)
+        return None
+    by_token = ("output_attentions", "output_hidden_states")
+    if (
+        any(kwargs.get(name) or getattr(config, name, False) for name in by_token)
+        or not mask[:, 0].all()  # attention of padding may be that of padding
+    ):
+        return None
+    length = int((mask.any(0) * torch.arange(1, mask.shape[1] + 1)).amax())
+    _rows = _Rows(model, mask[:, :length], classifies=True)
+    if length == mask.shape[1]:
+        return None
+    cut = {name: kwargs[name][..., :length] for name in PADDED if kwargs.get(name) is not None}
+    return args, {**kwargs, **cut}
+
+
+def _is_part(model: nn.Module, whole: nn.Module) -> bool:
+    return model is not whole and any(part is model for part in whole.modules())
+
+
+def _end(model: nn.Module, *_: Any) -> None:
+    global _rows
+    if _rows is not None and _rows.model is model:
+        _rows = None
+
+
+def _set_around(layer: nn.Module, hook: Callable[..., None]) -> None:
+    layer.register_forward_pre_hook(hook)
+    layer.register_forward_hook(_read_usual, always_call=True)
+
+
+def _read_last(*_: Any) -> None:
+    if _rows is not None:
+        _rows.read = _rows.last
+
+
+def _read_real(*_: Any) -> None:
+    if _rows is not None:
+        _rows.read = _rows.real
+
+
+def _read_usual(*_: Any) -> None:
+    if _rows is not None:
+        _rows.read = _rows.usual
