@@ -8,9 +8,10 @@ from ftcluster.cli.arguments import add_output, print_result
 from ftcluster.cli.run_options import add_run_options, find, one_name
 from ftcluster.cluster.price import price_document
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.follow import Followed, attach, raise_if_stopped
+from ftcluster.launch.follow import attach
 from ftcluster.launch.place import head_lost_hint
 from ftcluster.launch.record import read_record
+from ftcluster.launch.run import Followed, raise_if_stopped
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.view import make_view
 from ftcluster.report.cost import cost_line, recorded_price

@@ -16,8 +16,8 @@ from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
 from ftcluster.cli.train import prepare_run, prices
 from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
-from ftcluster.launch.follow import host_of
 from ftcluster.launch.place import place_of
+from ftcluster.launch.run import host_of
 from ftcluster.launch.runs import clean_runs
 from ftcluster.launch.training_run import TrainingRun, train
 from ftcluster.paths import write_atomically

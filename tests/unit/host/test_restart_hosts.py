@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.launch import Host, Launch, RankCores, read_launch
+from ftcluster_common.launch import Launch, RankCores, RankHost, read_launch
 from ftcluster_train.host import restarts
 from ftcluster_train.host.host_leases import Leases
 from ftcluster_train.host.metrics_file import MetricsFile
@@ -20,7 +20,7 @@ from tests.unit.host.test_supervisor import NODES, launch, notices, ssh_on_path,
 
 CORES = (RankCores("0", 1), RankCores("1", 1))
 HOSTS = tuple(
-    Host(f"node{number}", f"10.0.0.{number}", CORES[: 1 if number == 2 else 2])
+    RankHost(f"node{number}", f"10.0.0.{number}", CORES[: 1 if number == 2 else 2])
     for number in range(5)
 )
 LAUNCH = Launch(
@@ -88,7 +88,7 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each start ends with the loss of a worker; the hosts that are off do not answer."""
-    off: set[Host] = set()
+    off: set[RankHost] = set()
     tried: list[str] = []
     announced: list[str] = []
     after = [{HOSTS[1]}, {HOSTS[3]}, {HOSTS[1], HOSTS[3]}]  # off after each start

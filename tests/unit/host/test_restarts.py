@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import Host, Launch
+from ftcluster_common.launch import Launch, RankHost
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.host.monitors import watch_of
 from ftcluster_train.host.rank_life import Trouble
@@ -39,7 +39,7 @@ def started(
         f"code=$?; exit $(({ends}))"
     )
     launch(
-        run_dir, script, site_packages=site_packages, hosts=[Host("head", "127.0.0.1", CORES)],
+        run_dir, script, site_packages=site_packages, hosts=[RankHost("head", "127.0.0.1", CORES)],
         max_restarts=max_restarts, **launch_fields,
     )  # fmt: skip
 

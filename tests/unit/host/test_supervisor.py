@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import Host, Launch, RankCores, read_launch
+from ftcluster_common.launch import Launch, RankCores, RankHost, read_launch
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.host import hub_token
 from tests.programs import NODE_PATH, wait_for
 
 CORES = (RankCores("0", 1),)
 NODES = [
-    Host(f"node{number}", address, CORES)
+    RankHost(f"node{number}", address, CORES)
     for number, address in enumerate(("127.0.0.1", "10.0.0.12", "10.0.0.13"), 1)
 ]
 # the last word of the program is a script in place of mpirun; ranks that do not end by themselves
@@ -66,7 +66,7 @@ def launch(
     token: str = "",
     site_packages: str = "",
     env: Mapping[str, str] | None = None,
-    hosts: Sequence[Host] = NODES[:1],
+    hosts: Sequence[RankHost] = NODES[:1],
     **fields: Any,
 ) -> None:
     """Have the supervisor launch a shell script instead of mpirun."""

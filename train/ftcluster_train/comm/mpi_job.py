@@ -15,8 +15,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ftcluster_train.comm.mpi_library import MPI
-from ftcluster_train.comm.mpi_progress import Channel, Operation, Progress
+from ftcluster_train.comm.mpi_progress import Channel, Progress
+from ftcluster_train.comm.mpi_types import MPI
+from ftcluster_train.comm.mpi_work import Operation
 
 # of each rank: 8 ranks took 6 MB for all-reduces of 100 MB (Intel MPI 2021.18)
 SHARED_BYTES = 2 << 20

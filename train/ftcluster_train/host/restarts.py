@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.launch import LAUNCH_FILE, Host, Launch
+from ftcluster_common.launch import LAUNCH_FILE, Host, Launch, RankHost
 from ftcluster_train.host import background, processes
 from ftcluster_train.host.monitors import Ending
 from ftcluster_train.host.rank_launch import HostsRefused, Run, run_ranks
@@ -97,7 +97,7 @@ def _killed(launch: Launch) -> dict[str, Any]:
     return {"message": "the supervisor was killed", "hint": hint, "host": host, "rank": None}
 
 
-def hosts_of_restart(launch: Launch, lost: Collection[Host]) -> tuple[Host, ...] | None:
+def hosts_of_restart(launch: Launch, lost: Collection[Host]) -> tuple[RankHost, ...] | None:
     """The hosts that get ranks, the head first; None where too few are left.
 
     An idle host takes the place of a lost one, so that the ranks on all others keep their numbers.
