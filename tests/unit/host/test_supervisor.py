@@ -244,17 +244,6 @@ def test_ranks_get_the_environment_of_oneccl(run_dir: Path, tmp_path: Path) -> N
     assert any(line.startswith(f"PATH={sys.prefix}/bin:/ccl/bin:") for line in lines)
 
 
-def test_a_run_with_ccl_on_a_stack_without_it(run_dir: Path, tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    launch(run_dir, f": > {started}", env=CCL)
-    end = until_end(run_dir)
-    assert (end["state"], end["exit_code"]) == ("failed", 1)
-    [error] = errors(run_dir)
-    assert "oneccl_bindings_for_pytorch, which the stack does not have" in str(error["message"])
-    assert "training.ddp_backend=gloo" in str(error["hint"])
-    assert not started.exists()
-
-
 def test_the_supervisor_outlives_its_starters_terminal(run_dir: Path) -> None:
     launch(run_dir, "sleep 300")
     pid = int((run_dir / "supervisor.pid").read_text())

@@ -4,19 +4,15 @@ Every collective is a nonblocking one of MPI, so that several are in flight whil
 computes. Reductions are MPI's own, in the tensor's type; everything else moves bytes.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ftcluster_common.launch import IMPI
-from ftcluster_train.comm import mpi_job
+from ftcluster_train.comm.mpi_job import Copies, JoinedGroup
 from ftcluster_train.comm.mpi_types import (
     AVG,
-    LEAVE,
     MPI,
     Tensors,
     apart_from,
@@ -24,7 +20,6 @@ from ftcluster_train.comm.mpi_types import (
     as_elements,
     as_parts,
     contiguous,
-    describe,
     elements_of,
     empty_for,
     flat,
@@ -34,63 +29,16 @@ from ftcluster_train.comm.mpi_types import (
     signature,
     unflatten,
 )
-from ftcluster_train.comm.mpi_work import MpiWork, Operation
+from ftcluster_train.comm.mpi_work import MpiWork
 
 SEGMENT = 8 << 20  # bytes: larger all-reduces leave the caches (64 MiB: 68 ms in one, 11 in eight)
 
-Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # destination, source
 
-
-class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
+class MpiGroup(JoinedGroup):
     """The ranks of a group; methods as torch calls them.
 
     Tensors may have any layout: those that are not contiguous are copied.
-
-    Args:
-        timeout: of an operation, unless its call has another one.
-
-    Raises:
-        DistBackendError: see `mpi_job.open_channel`.
     """
-
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
-        self._own, self._ranks, self._timeout = rank, size, timeout
-        self._channel = mpi_job.open_channel(store, rank, size, timeout, describe)
-        self._name = self._description = ""
-        self._together: list[MpiWork] | None = None  # called since `_start_coalescing`
-        mpi_job.leave_at_exit(self._channel, self._leave)
-
-    def getBackendName(self) -> str:
-        return IMPI
-
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    def getGroupName(self) -> str:
-        return self._name
-
-    def setGroupDesc(self, text: str) -> None:
-        self._description = text
-
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    def shutdown(self) -> None:
-        """Leave the group without waiting for the others; destroy_process_group calls it."""
-        mpi_job.leave(self._channel)
-
-    abort = shutdown
-
-    def _leave(self) -> Operation:
-        return self._operation(LEAVE, lambda _: None, (), signature(LEAVE)).operations[0]
-
-    def _start_coalescing(self, _: torch.device) -> None:
-        self._together = []
-
-    def _end_coalescing(self, _: torch.device) -> MpiWork:
-        works, self._together = self._together or [], None
-        return MpiWork.joined(works)
 
     # reductions
 
@@ -337,53 +285,3 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> MpiWork:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
-
-    def _operation(
-        self,
-        name: str,
-        start: Callable[[MPI.Intracomm], Iterator[MPI.Request] | MPI.Request | None],
-        outputs: Tensors,
-        values: tuple[int, ...] = (),
-        copies: Copies = (),
-        opts: Any = None,
-        splits: tuple[int, ...] = (),
-        divide: torch.Tensor | None = None,
-    ) -> MpiWork:
-        """Hand an operation to the thread that makes all calls of MPI.
-
-        Args:
-            values: its signature.
-            copies: to be made when it is complete; none where both are the same tensor.
-            divide: by the number of ranks, when it is complete.
-        """
-
-        def finish() -> None:
-            if divide is not None:
-                mode = None if divide.is_floating_point() or divide.is_complex() else "trunc"
-                divide.div_(self._ranks, rounding_mode=mode)
-            for target, data in copies:
-                if target is not data:
-                    target.copy_(data.view(target.shape))
-
-        def begin() -> Iterator[MPI.Request]:
-            requests = start(self._channel.comm)
-            if isinstance(requests, Iterator):
-                yield from requests
-            elif requests:
-                yield requests
-
-        limit = getattr(opts, "timeout", None)
-        seconds = (limit if limit and limit > timedelta(0) else self._timeout).total_seconds()
-        one = Operation(
-            describe(values) if values else name,
-            begin,
-            finish,
-            values,
-            splits,
-            deadline=time.monotonic() + seconds,
-        )
-        mpi_job.progress().submit(self._channel, one)
-        work = MpiWork([one], outputs)
-        if self._together is not None:
-            self._together.append(work)
-        return work

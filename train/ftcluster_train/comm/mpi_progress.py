@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from ftcluster_train.comm.mpi_types import MPI, as_bytes
+from ftcluster_train.comm.mpi_types import MPI, as_bytes, describe
 from ftcluster_train.comm.mpi_work import Operation, Transfer
 
 # Seconds between two looks at what is in flight: they double up to LONGEST, and in a long wait are
@@ -36,7 +36,6 @@ class Channel:
 
     Args:
         hosts: of each rank.
-        describe: the text for a signature.
         store: where ranks tell that they are waiting.
 
     Attributes:
@@ -44,18 +43,12 @@ class Channel:
         broken: why no operation of this group can succeed any more.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        hosts: Sequence[str],
-        describe: Callable[[Sequence[int]], str],
-        store: dist.Store,
-    ) -> None:
+    def __init__(self, comm: MPI.Intracomm, hosts: Sequence[str], store: dist.Store) -> None:
         self.comm, self._agreements = comm, comm.Dup()
         self.broken: Exception | None = None
         self.queue: deque[Operation] = deque()  # collectives; the first one is agreed upon
         self._messages: deque[Operation] = deque()  # between two ranks: they wait for no collective
-        self._hosts, self._describe, self._store = hosts, describe, store
+        self._hosts, self._store = hosts, store
         self.moving: list[Transfer] = []
         self._agreement: Iterator[None] | None = None
         self._agreed_on: deque[Operation] = deque()
@@ -148,8 +141,7 @@ class Channel:
             by_call.setdefault(tuple(values), []).append(rank)
         if len(by_call) > 1:
             calls = "; ".join(
-                f"{self._names(ranks)}: {self._describe(values)}"
-                for values, ranks in by_call.items()
+                f"{self._names(ranks)}: {describe(values)}" for values, ranks in by_call.items()
             )
             raise ValueError(f"the ranks differ in call {one.number} of their group: {calls}")
 

@@ -128,11 +128,11 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
         request.repeated = bool(launch.slurm_job)  # Slurm signals every process, several times
         slow = SlowHostWatch(Path(launch.run_dir), events, beats.lives)
 
-        def each_look(step: int) -> None:
+        def on_step(step: int) -> None:
             run.metrics.tick(launch, step)
             slow.tick()
 
-        trouble = _read(process, watch, beats, request, each_look)
+        trouble = _read(process, watch, beats, request, on_step)
         heard_out = True
         code = process.wait()
         # whatever became of mpirun after its ranks had ended well

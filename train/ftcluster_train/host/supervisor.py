@@ -46,7 +46,7 @@ from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_firs
 from ftcluster_train.io.fsync import write_atomically
 
 NO_UNIT = 3  # exit code of `start`
-SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of a process that looks
+SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of the process of `as_account`
 
 
 def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
@@ -112,7 +112,7 @@ def start(run_dir: Path, user: str) -> int:
     Raises:
         TrainError: the account's files cannot be read.
     """
-    before = background.as_account(user, lambda: look(run_dir))
+    before = background.as_account(user, lambda: read_state(run_dir))
     if before not in (SUPERVISED, UNSUPERVISED):
         return before
     if before == UNSUPERVISED:
@@ -129,7 +129,7 @@ def start(run_dir: Path, user: str) -> int:
     return 0
 
 
-def look(run_dir: Path) -> int:
+def read_state(run_dir: Path) -> int:
     """Returns SUPERVISED, UNSUPERVISED, or 1 after saying why it cannot be supervised here."""
     if background.is_supervised(run_dir):
         return SUPERVISED
