@@ -95,14 +95,16 @@ def without_room(
     sizes: Sequence[int], hosts: Sequence[HostFacts], decided: LaunchPlan
 ) -> dict[int, str]:
     """By size, why there is no room for it in the memory of a host."""
-    found = {}
+    reasons = {}
     for size in sizes:
         for facts, host in zip(hosts, decided.hosts, strict=True):
             need = host.ranks * (COPIES * size + RUNTIME)
             if need > USABLE * facts.memory_bytes:
                 have = gigabytes(facts.memory_bytes)
-                found[size] = f"{host.ranks} ranks of {host.name} need {gigabytes(need)} of {have}"
-    return found
+                reasons[size] = (
+                    f"{host.ranks} ranks of {host.name} need {gigabytes(need)} of {have}"
+                )
+    return reasons
 
 
 def prepare(

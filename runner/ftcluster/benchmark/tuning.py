@@ -147,9 +147,10 @@ def _communication_cores(hosts: Sequence[HostFacts], plan: LaunchPlan) -> Iterat
     if any(host.cpu_quota is not None for host in hosts):
         return
     ranks = [(len(parse_cpus(r.cpus)), r.threads) for host in plan.hosts for r in host.placement]
-    fewest, own = min(cores for cores, _ in ranks), {cores - threads for cores, threads in ranks}
+    fewest = min(cores for cores, _ in ranks)
+    planned = {cores - threads for cores, threads in ranks}
     for cores in range(min(MOST_CORES, fewest // CORES_A_CORE) + 1):
-        if {cores} != own:
+        if {cores} != planned:
             yield cores
 
 
@@ -289,7 +290,7 @@ class Search:
         where = "last round" if number == FINAL else f"round {number}"
         self._say(f"{where}, {counted(steps, 'step')}: {what} ...")
         try:
-            found = self._measured(settings, steps)
+            measured = self._measured(settings, steps)
         except ClusterChanged:  # no trial of these settings
             raise
         except FtclusterError as error:
@@ -298,28 +299,30 @@ class Search:
             self.trials.append(Trial(settings, number, steps, None, error.message))
             self._say(f"  failed: {error.message.splitlines()[0]}")
             return
-        self._overhead = max(self._overhead, found.seconds - steps * found.step_seconds)
-        self.trials.append(Trial(settings, number, steps, found.samples_per_second))
+        self._overhead = max(self._overhead, measured.seconds - steps * measured.step_seconds)
+        self.trials.append(Trial(settings, number, steps, measured.samples_per_second))
         against = ""
         if settings:
-            before = [one for one in self.trials if not one.settings and one.round == number]
+            before = [
+                trial for trial in self.trials if not trial.settings and trial.round == number
+            ]
             if before and before[-1].samples_per_second:
-                speed_up = found.samples_per_second / before[-1].samples_per_second
+                speed_up = measured.samples_per_second / before[-1].samples_per_second
                 against = f", {speed_up:.2f} x the default"
-        self._say(f"  {found.samples_per_second:.1f} samples/s{against}")
+        self._say(f"  {measured.samples_per_second:.1f} samples/s{against}")
 
 
 def relative(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
     """The candidates of a round, and their speed relative to the default just before and after."""
-    found = []
+    speeds = []
     for number, trial in enumerate(trials):
         if not trial.settings or not trial.samples_per_second:
             continue
         before = [speed for speed in map(_default_speed, trials[:number]) if speed][-1:]
         after = [speed for speed in map(_default_speed, trials[number:]) if speed][:1]
         if around := before + after:
-            found.append((trial, trial.samples_per_second / mean(around)))
-    return found
+            speeds.append((trial, trial.samples_per_second / mean(around)))
+    return speeds
 
 
 def _default_speed(trial: Trial) -> float | None:
@@ -350,7 +353,7 @@ def decide(trials: Sequence[Trial]) -> Verdict:
             of[name] = trial.settings
             speeds.setdefault(name, []).append(trial.samples_per_second)
     default = defaults.get(FINAL, [])
-    known = {name: own for name, own in speeds.items() if len(own) >= LEAST_TURNS}
+    known = {name: turns for name, turns in speeds.items() if len(turns) >= LEAST_TURNS}
     if len(default) < LEAST_TURNS or not known:
         return Verdict()
     best = max(known, key=lambda name: mean(known[name]))

@@ -145,8 +145,8 @@ class ClusterFacts:
     @property
     def known_all_reduce(self) -> AllReduce | None:
         """The measurement, unless it was within a host and these are several, or the reverse."""
-        found = self.all_reduce
-        return found if found and (found.hosts > 1) == (len(self.hosts) > 1) else None
+        measured = self.all_reduce
+        return measured if measured and (measured.hosts > 1) == (len(self.hosts) > 1) else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as data for JSON."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ftcluster.ansible.playbook import Outcome
@@ -25,12 +25,14 @@ class Run(ABC):
     Attributes:
         id: its name, see `new_run_id`.
         playbook: the collection's playbook that launches and follows it.
+        command: what asks for it, for its record.
     """
 
     id: str
     cluster: Cluster
     plan: LaunchPlan
     launch: Launch
+    command: tuple[str, ...] = field(default=(), kw_only=True)
 
     playbook: ClassVar[str]
 

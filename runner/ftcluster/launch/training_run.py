@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.follow import (
-    RECONNECT_LIMIT_SECONDS,
-    launch_and_follow,
-)
+from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, launch_and_follow
 from ftcluster.launch.run import Run, failure, raise_if_stopped
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View

@@ -96,7 +96,7 @@ def check_quantization(recipe: Recipe, stack: Stack, stacks: Mapping[str, Stack]
     if recipe.load_in_4bit and not stack.version(BITSANDBYTES):
         raise PlanError(
             f"load_in_4bit=true, but stack {stack.name} does not have {BITSANDBYTES}",
-            install_hint([one for one in stacks.values() if one.version(BITSANDBYTES)]),
+            install_hint([other for other in stacks.values() if other.version(BITSANDBYTES)]),
         )
 
 

@@ -134,5 +134,5 @@ def _shapes(file: Path) -> list[list[int]]:
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    found = next((config[name] for name in names if name in config), 0)
-    return found if isinstance(found, int) and 0 <= found < MOST else 0
+    value = next((config[name] for name in names if name in config), 0)
+    return value if isinstance(value, int) and 0 <= value < MOST else 0

@@ -343,8 +343,8 @@ def _together(problems: Sequence[PlanError]) -> PlanError:
 def _grouped(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
     """Decisions by their subject; one that is the same for several hosts is kept once."""
     hosts: dict[tuple[str, str, str], list[str]] = {}
-    for one in decisions:
-        hosts.setdefault((one.what, one.value, one.why), []).extend(one.hosts)
-    order = list(dict.fromkeys(one.what for one in decisions))
+    for decision in decisions:
+        hosts.setdefault((decision.what, decision.value, decision.why), []).extend(decision.hosts)
+    order = list(dict.fromkeys(decision.what for decision in decisions))
     merged = [Decision(*made, tuple(names)) for made, names in hosts.items()]
-    return tuple(sorted(merged, key=lambda one: order.index(one.what)))
+    return tuple(sorted(merged, key=lambda decision: order.index(decision.what)))

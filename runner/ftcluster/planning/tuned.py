@@ -66,19 +66,19 @@ def choose_tuned(
     None in place of the decision where this recipe was never tuned.
     """
     now = hosts_of(hosts)
-    same = [one for one in tunings if one.recipe == recipe_of(recipe)]
-    for one in same:
-        if one.hosts != now:
+    same = [tuning for tuning in tunings if tuning.recipe == recipe_of(recipe)]
+    for tuning in same:
+        if tuning.hosts != now:
             continue
-        on = f"ftcluster tune on {one.date}"
-        if not one.settings:
-            why = f"{on}: of {one.trials} trials none was faster by more than their spread"
-            return UNTUNED, ("the plan's default", f"{why}, {one.spread:.1%}")
-        value = f"{one.speed_up:.2f} x the plan's default"
-        found = f"{on}, {one.trials} trials: {written(one.settings)}"
-        return Tuned(one.settings, f"tuned: {on}"), (value, found)
+        on = f"ftcluster tune on {tuning.date}"
+        if not tuning.settings:
+            why = f"{on}: of {tuning.trials} trials none was faster by more than their spread"
+            return UNTUNED, ("the plan's default", f"{why}, {tuning.spread:.1%}")
+        value = f"{tuning.speed_up:.2f} x the plan's default"
+        found = f"{on}, {tuning.trials} trials: {written(tuning.settings)}"
+        return Tuned(tuning.settings, f"tuned: {on}"), (value, found)
     if same:
-        newest = max(same, key=lambda one: one.date)
+        newest = max(same, key=lambda tuning: tuning.date)
         differs = _difference(newest.hosts, now)
         why = f"that of {newest.date} was on other hosts: {differs}; ftcluster tune measures again"
         return UNTUNED, ("none", why)

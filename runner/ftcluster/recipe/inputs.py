@@ -243,8 +243,8 @@ def _has_chat(folder: Path) -> bool:
     if (folder / CHAT_TEMPLATES[0]).is_file():
         return True
     try:
-        found = read_json(folder / CHAT_TEMPLATES[1])
-        return bool(found.get("chat_template"))
+        config = read_json(folder / CHAT_TEMPLATES[1])
+        return bool(config.get("chat_template"))
     except (ValueError, AttributeError):
         return False
 

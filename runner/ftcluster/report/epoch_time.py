@@ -18,8 +18,8 @@ from ftcluster_common.recipe import Recipe
 
 MEASURED, ESTIMATED = "measured", "estimated"
 MOST_RUNS = 50  # whose events are read: some MB in all
-SAME = ("task", "data_config", "from_scratch", "config_overrides", "options")
-PATHS = ("model", "data")  # folders have other parents on other clusters
+COMPARED_FIELDS = ("task", "data_config", "from_scratch", "config_overrides", "options")
+COMPARED_NAMES = ("model", "data")  # folders have other parents on other clusters
 
 Ranks = tuple[tuple[str, int], ...]  # CPU and threads of each rank
 
@@ -150,21 +150,22 @@ def how_of(precision: str, ipex: bool, sharded: bool, fields: Mapping[str, Any])
 
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether an epoch of two recipes has the same samples and the same model."""
-    return all(one.get(name) == other.get(name) for name in SAME) and all(
-        PurePath(str(one.get(name))).name == PurePath(str(other.get(name))).name for name in PATHS
+    return all(one.get(name) == other.get(name) for name in COMPARED_FIELDS) and all(
+        PurePath(str(one.get(name))).name == PurePath(str(other.get(name))).name
+        for name in COMPARED_NAMES
     )
 
 
 def thread_rates(runs: Iterable[PastRun], precision: str) -> dict[str, float]:
     """GFLOP/s of a thread by CPU: the median of the first run that has measured it."""
-    found: dict[str, float] = {}
+    medians: dict[str, float] = {}
     for run in runs:
-        own: dict[str, list[float]] = {}
+        of_run: dict[str, list[float]] = {}
         for cpu, rate in run.rates if run.how[0] == precision else ():
-            own.setdefault(cpu, []).append(rate)
-        for cpu, rates in own.items():
-            found.setdefault(cpu, median(rates))
-    return found
+            of_run.setdefault(cpu, []).append(rate)
+        for cpu, rates in of_run.items():
+            medians.setdefault(cpu, median(rates))
+    return medians
 
 
 def past_runs() -> list[PastRun]:
@@ -172,7 +173,7 @@ def past_runs() -> list[PastRun]:
 
     Damaged records are left out.
     """
-    found: list[PastRun] = []
+    runs: list[PastRun] = []
     started: list[tuple[float, str]] = []
     for run in recorded_runs():
         record = read_record(run) or {}
@@ -184,8 +185,8 @@ def past_runs() -> list[PastRun]:
             past = past_run(run, files.record, history_of(files.events)) if files else None
         except (FtclusterError, KeyError, TypeError, ValueError):  # of another version
             continue
-        found += [past] if past else []
-    return found
+        runs += [past] if past else []
+    return runs
 
 
 def past_run(run: str, record: Mapping[str, Any], history: History) -> PastRun | None:

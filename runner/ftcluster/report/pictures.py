@@ -11,8 +11,8 @@ import altair as alt
 from markupsafe import Markup
 
 from ftcluster.report import charts
+from ftcluster.report.charts import svg_of
 from ftcluster.report.run_page import RunPage
-from ftcluster.report.svg import svg_of
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
@@ -115,22 +115,24 @@ def picture(title: str, chart: alt.TopLevelMixin, note: str = "") -> Picture:
 
 def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
     """Draw how the runs went: curves and a time line."""
-    losses = _rows(runs, lambda run: [(one["step"], one["loss"]) for one in run.history.steps])
+    losses = _rows(
+        runs, lambda run: [(event["step"], event["loss"]) for event in run.history.steps]
+    )
     if losses:
         yield picture("Loss", charts.curve(losses, "x", "y", "step", "training loss"))
     names = dict.fromkeys(
-        name for run in runs for one in run.history.evaluations for name in one["metrics"]
+        name for run in runs for event in run.history.evaluations for name in event["metrics"]
     )
     for name in list(names)[:METRICS]:
-        found = _rows(
+        values = _rows(
             runs,
             lambda run: [
-                (one["step"], one["metrics"][name])  # noqa: B023 - called at once
-                for one in run.history.evaluations
-                if name in one["metrics"]  # noqa: B023
+                (event["step"], event["metrics"][name])  # noqa: B023 - called at once
+                for event in run.history.evaluations
+                if name in event["metrics"]  # noqa: B023
             ],
         )
-        chart = charts.curve(found, "x", "y", "step", name)
+        chart = charts.curve(values, "x", "y", "step", name)
         yield picture(f"Evaluation: {name}", chart)
     spans, marks = [], []
     for run in runs:
@@ -143,11 +145,11 @@ def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
             for span in run.history.spans
         ]  # fmt: skip
         marks += [
-            {"run": run.label, "what": what, "at": (one["time"] - began) / 60}
+            {"run": run.label, "what": what, "at": (event["time"] - began) / 60}
             for what, events in (
                 ("checkpoint", run.history.checkpoints), ("restart", run.history.restarts),
             )
-            for one in events
+            for event in events
         ]  # fmt: skip
     if spans:
         yield picture("What it did when", charts.time_line(spans, marks))
@@ -171,7 +173,7 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
             "value": run.speed
             * whole.seconds
             / len(whole.ranks)
-            / fmean(one.work for one in ranks),
+            / fmean(times.work for times in ranks),
         }
         for run, whole, name, ranks in _bars(runs)
     ]
@@ -201,7 +203,7 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
         {
             "name": name,
             "part": part,
-            "value": fmean(getattr(one, part) for one in ranks) / whole.seconds,
+            "value": fmean(getattr(times, part) for times in ranks) / whole.seconds,
         }
         for run, whole, name, ranks in _bars(runs)
         for part in charts.SHARES
@@ -269,16 +271,16 @@ def _bench_scaling(bench: Mapping[str, Any]) -> Picture:
     """The fastest mode for each number of hosts or ranks, and what its model predicts."""
     x = "hosts" if bench["points"][-1]["hosts"] > 1 else "ranks"
     best: dict[int, dict[str, Any]] = {}
-    for one in bench["points"]:
-        point = {"run": one["run"], "x": one[x], "y": one["samples_per_second"]}
+    for row in bench["points"]:
+        point = {"run": row["run"], "x": row[x], "y": row["samples_per_second"]}
         if point["y"] > best.get(point["x"], {"y": 0.0})["y"]:
             best[point["x"]] = point
     points = [best[n] for n in sorted(best)]
     predicted = (bench.get("model") or {"predicted": ()})["predicted"]
     further = [
-        {"x": one["hosts"], "y": one["samples_per_second"][one["fastest"]]}
-        for one in predicted
-        if points[-1]["x"] < one["hosts"] <= FURTHER * points[-1]["x"]
+        {"x": row["hosts"], "y": row["samples_per_second"][row["fastest"]]}
+        for row in predicted
+        if points[-1]["x"] < row["hosts"] <= FURTHER * points[-1]["x"]
     ]
     expected = [points[-1], *further] if further else []
     return _scaling(f"bench scaling, {bench['recipe']}", points, expected, x)

@@ -94,11 +94,11 @@ class RunPage:
     def last_metrics(self) -> dict[str, float]:
         """The metrics of the result, or else of the last evaluation."""
         evaluations = self.history.evaluations
-        found = self.history.result or (evaluations[-1] if evaluations else {})
-        return dict(found.get("metrics", {}))
+        event = self.history.result or (evaluations[-1] if evaluations else {})
+        return dict(event.get("metrics", {}))
 
 
 def labels(files: Sequence[RunFiles]) -> list[str]:
     """Short names of runs, with the ends of their ids; the ids if these do not differ."""
-    names = [f"{one.run.split('-')[0]} {one.run.rpartition('-')[2]}" for one in files]
-    return names if len(set(names)) == len(names) else [one.run for one in files]
+    names = [f"{run.run.split('-')[0]} {run.run.rpartition('-')[2]}" for run in files]
+    return names if len(set(names)) == len(names) else [run.run for run in files]

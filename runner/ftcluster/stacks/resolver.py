@@ -167,13 +167,13 @@ def _conflicts(
     needs: Sequence[Requirement], stacks: Sequence[Stack]
 ) -> list[tuple[Requirement, ...]]:
     """The smallest groups of requirements that no stack meets together."""
-    found: list[tuple[Requirement, ...]] = []
+    conflicts: list[tuple[Requirement, ...]] = []
     for size in range(1, len(needs) + 1):
         for group in combinations(needs, size):
-            minimal = not any(set(smaller) <= set(group) for smaller in found)
+            minimal = not any(set(smaller) <= set(group) for smaller in conflicts)
             if minimal and not _meeting(group, stacks):
-                found.append(group)
-    return found
+                conflicts.append(group)
+    return conflicts
 
 
 def _explain(conflict: Sequence[Requirement], stacks: Sequence[Stack]) -> list[Note]:

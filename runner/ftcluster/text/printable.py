@@ -11,9 +11,14 @@ _CONTROL = re.compile(
 )
 
 
-def _escape(found: "re.Match[str]") -> str:
-    code = ord(found[0])
+def _escape(match: "re.Match[str]") -> str:
+    code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a path or argument is UTF-8; other bytes are surrogates (PEP 383)."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def printable(value: Any) -> Any:
@@ -26,7 +31,7 @@ def printable(value: Any) -> Any:
         lines = _COLOUR.sub("", value).replace("\r\n", "\n")
         return _CONTROL.sub(_escape, lines)
     if isinstance(value, list | tuple):
-        return [printable(one) for one in value]
+        return [printable(part) for part in value]
     if isinstance(value, dict):
-        return {printable(name): printable(one) for name, one in value.items()}
+        return {printable(name): printable(part) for name, part in value.items()}
     return value
