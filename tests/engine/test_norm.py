@@ -153,6 +153,20 @@ def test_arguments_that_torch_takes(weight: torch.Tensor, epsilon: float) -> Non
     torch.testing.assert_close(layer_norm(x, [20], weight, bias, epsilon), wanted)
 
 
+@pytest.mark.parametrize(("dtype", "of_weight"), [(BF16, BF16), (BF16, FP32), (FP32, BF16)])
+def test_rms_norm_of_other_dtypes(dtype: torch.dtype, of_weight: torch.dtype) -> None:
+    """In fp32, then rounded to the wider one, as its gradients are to their own."""
+    leaves = [torch.randn(5, 20).to(dtype), torch.randn(20).to(of_weight)]
+    found, wanted = (
+        (output, *torch.autograd.grad(output.sum(), inputs))
+        for inputs in ([x.requires_grad_() for x in leaves], [x.float() for x in leaves])
+        for output in [rms_norm(*inputs, EPSILON)]
+    )
+    wider = torch.promote_types(dtype, of_weight)
+    for one, other, kind in zip(found, wanted, (wider, dtype, of_weight), strict=True):
+        assert torch.equal(one, other.to(kind))
+
+
 def check_gradients(
     found: tuple[torch.Tensor, ...],
     x: torch.Tensor,

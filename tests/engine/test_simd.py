@@ -40,14 +40,6 @@ def make_mask(count: int, drop: Drop) -> torch.Tensor:
     return simd.dropout(torch.ones(count, dtype=torch.bfloat16), drop)
 
 
-@given(st.integers(0, 30_000), dtypes, rates, seeds, threads)
-@example(1 << 16, torch.bfloat16, 0.1, 0, 2)
-def test_dropout(count: int, dtype: torch.dtype, p: float, seed: int, threads: int) -> None:
-    torch.set_num_threads(threads)
-    values, drop = torch.randn(count).to(dtype), drop_of(p, seed)
-    assert torch.equal(simd.dropout(values, drop), values * make_mask(count, drop))
-
-
 def test_dropout_of_what_is_not_contiguous_and_of_special_numbers() -> None:
     values = torch.tensor([torch.inf, torch.nan, -0.0, 1e-45, 3e38] * 40).view(20, 10)
     drop = drop_of(0.5, 3)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ftcluster.ansible.playbook import Outcome
+from ftcluster.ansible.playbooks import Launched, Playbook, RunEvents
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
 from ftcluster.launch.place import off_hint, sudo_hint
@@ -24,7 +25,7 @@ class Run(ABC):
 
     Attributes:
         id: its name, see `new_run_id`.
-        playbook: the collection's playbook that launches and follows it.
+        kind: "train" or "run".
         command: what asks for it, for its record.
     """
 
@@ -34,7 +35,7 @@ class Run(ABC):
     launch: Launch
     command: tuple[str, ...] = field(default=(), kw_only=True)
 
-    playbook: ClassVar[str]
+    kind: ClassVar[str]
 
     @property
     @abstractmethod
@@ -42,8 +43,8 @@ class Run(ABC):
         """The content of job.json on the hosts."""
 
     @abstractmethod
-    def variables(self) -> dict[str, Any]:
-        """The playbook's variables, besides those of all runs."""
+    def playbook(self, events: RunEvents, launch: Launched) -> Playbook:
+        """What launches and follows it."""
 
     @abstractmethod
     def record(self) -> dict[str, Any]:

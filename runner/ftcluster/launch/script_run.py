@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
+from ftcluster.ansible.playbooks import Launched, RunEvents, RunScript
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import launch_and_follow
 from ftcluster.launch.hub_token import rank_variables
@@ -35,7 +36,7 @@ class ScriptRun(Run):
     layer: Layer | None = None
     hub_token: str = field(default="", repr=False)
 
-    playbook: ClassVar[str] = "run"
+    kind: ClassVar[str] = "run"
 
     @property
     def logs(self) -> str:
@@ -53,7 +54,7 @@ class ScriptRun(Run):
         program = self.script.program
         return () if self.copied else program[: 2 if program[0] == "-m" else 1]
 
-    def variables(self) -> dict[str, Any]:
+    def playbook(self, events: RunEvents, launch: Launched) -> RunScript:
         document = {
             "source": str(self.copied.folder) if self.copied else "",
             "files": self.copied.files if self.copied else (),
@@ -66,7 +67,7 @@ class ScriptRun(Run):
             "wheels": str(self.layer.folder) if self.layer else "",
             "lock": str(self.layer.folder / LOCK) if self.layer else "",
         }
-        return {"run_hub_token": self.hub_token, "run_script": document, "run_layer": layer}
+        return RunScript(events, launch, document, layer, self.hub_token)
 
     def record(self) -> dict[str, Any]:
         script = {
