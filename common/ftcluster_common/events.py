@@ -88,7 +88,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     },
     # what rank 0 of a user's script prints, to stdout or stderr
     "output": {"rank": int, "stream": str, "text": str},
-    # of what guardians report also `step` and `cause`, see ftcluster_train.host.heartbeats
+    # of what guardians report also `step` and `cause`, see ftcluster_train.host.rank_life
     "error": {"message": str, "hint": str, "host": str, "rank": int | None},
     # state: done, failed or stopped
     "end": {"state": str, "exit_code": int, "seconds": Number},

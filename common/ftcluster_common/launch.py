@@ -130,18 +130,27 @@ class RankCores:
 
 @dataclass(frozen=True)
 class Host:
-    """One host of a launch.
+    """One host of a cluster.
 
     Attributes:
         name: the inventory's name.
         address: the address that the head reaches it by.
+    """
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True)
+class RankHost(Host):
+    """One host of a launch.
+
+    Attributes:
         ranks: where each of its ranks runs, by local rank.
         preload: libraries for LD_PRELOAD; a relative path is below the stack.
         env: further variables of its ranks.
     """
 
-    name: str
-    address: str
     ranks: tuple[RankCores, ...] = ()
     preload: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict, hash=False)
@@ -175,13 +184,13 @@ class Launch:
     run_dir: str
     program: tuple[str, ...]
     env: dict[str, str]
-    hosts: tuple[Host, ...]
+    hosts: tuple[RankHost, ...]
     ssh_config: str
     stack: str
     script: bool = False
     restarts: int = 0
     max_restarts: int = 0
-    idle: tuple[Host, ...] = ()
+    idle: tuple[RankHost, ...] = ()
     spares: int = 0
     min_nodes: int = 0
     wait: bool = False
@@ -219,11 +228,11 @@ class Launch:
         return len(self.hosts) + len(self.idle) - self.spares
 
     @property
-    def rank_hosts(self) -> list[Host]:
+    def rank_hosts(self) -> list[RankHost]:
         """The host of each rank: they are numbered in the order of `hosts`."""
         return [host for host in self.hosts for _ in host.ranks]
 
-    def on(self, hosts: Sequence[Host]) -> "Launch":
+    def on(self, hosts: Sequence[RankHost]) -> "Launch":
         """The same launch with ranks on these of `hosts` and `idle`, the head first."""
         idle = (host for host in (*self.idle, *self.hosts) if host not in hosts)
         return replace(self, hosts=tuple(hosts), idle=tuple(idle))
@@ -276,7 +285,7 @@ def mpirun_command(launch: Launch) -> MpirunCommand:
     return MpirunCommand(argv, {**launch.env, PLACEMENT_VARIABLE: placement}, "".join(lines))
 
 
-def rank_placement(hosts: Sequence[Host], stack: str) -> dict[str, Any]:
+def rank_placement(hosts: Sequence[RankHost], stack: str) -> dict[str, Any]:
     """The placement of all ranks, which `ftcluster_train.host.bind` reads on the hosts.
 
     Hosts that are alike share an entry, because a variable has a limit (128 KiB, MAX_ARG_STRLEN):
@@ -307,13 +316,13 @@ def read_launch(run_dir: Path) -> Launch:
         GivenFileError: it is missing or damaged.
     """
 
-    def host(data: Any) -> Host:
+    def host(data: Any) -> RankHost:
         ranks = tuple(
             RankCores(rank["cpus"], rank["threads"], tuple(rank["memory"]))
             for rank in data.pop("ranks")
         )
         preload = tuple(os.fspath(library) for library in data.pop("preload"))
-        return Host(ranks=ranks, preload=preload, env=dict(data.pop("env")), **data)
+        return RankHost(ranks=ranks, preload=preload, env=dict(data.pop("env")), **data)
 
     def launch(data: Any) -> Launch:
         hosts: dict[str, Any] = {key: tuple(map(host, data.pop(key))) for key in ("hosts", "idle")}

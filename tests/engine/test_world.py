@@ -13,7 +13,7 @@ import pytest
 from ftcluster_train.comm import world
 from ftcluster_train.comm.world import gather_over_ranks, open_store
 from ftcluster_train.errors import TrainError
-from ftcluster_train.host.store_address import RENDEZVOUS, listen_at_one_address
+from ftcluster_train.host.startup_hooks import RENDEZVOUS, listen_at_one_address
 from ftcluster_train.host.supervisor import free_port
 from tests.engine.ranks import on_ranks
 

@@ -18,7 +18,7 @@ from ftcluster.cli.main import main
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError, RecipeError
-from ftcluster.launch.follow import carry_out, new_run_id
+from ftcluster.launch.follow import launch_and_follow, new_run_id
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import plan
@@ -175,7 +175,7 @@ def test_every_field_of_every_task(place: Place) -> None:
             return {**super().job, "recipes": [asdict(recipe) for recipe in recipes]}
 
     everything = All(**vars(job))
-    followed = carry_out(everything, make_view(False, Console(stderr=True)), ())
+    followed = launch_and_follow(everything, make_view(False, Console(stderr=True)), ())
     assert followed.outcome.state == "done", followed.outcome.failures
     for name in ("job.json", "guard"):
         assert (place.run_folder() / name).stat().st_mode & 0o777 == 0o600

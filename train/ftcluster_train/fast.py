@@ -14,7 +14,7 @@ have nothing but the attention:
 
 from typing import Any
 
-from ftcluster_train.host.after_import import after_import
+from ftcluster_train.host.startup_hooks import after_import
 from ftcluster_train.patching.in_use import kernels_in_use
 from ftcluster_train.patching.script_functions import replace_functions
 from ftcluster_train.patching.script_models import (

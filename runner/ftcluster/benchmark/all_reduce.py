@@ -9,8 +9,9 @@ from typing import Any
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import UsageError
-from ftcluster.launch.follow import carry_out, failure, new_run_id, raise_if_stopped
+from ftcluster.launch.follow import launch_and_follow, new_run_id
 from ftcluster.launch.mpirun import run_dir
+from ftcluster.launch.run import failure, raise_if_stopped
 from ftcluster.launch.script_run import ScriptRun, render_script
 from ftcluster.planning.backends import stack_of
 from ftcluster.planning.memory import USABLE, gigabytes
@@ -166,7 +167,7 @@ def measure(bench: Bench, view: View, reach: tuple[str, ...]) -> tuple[Measured,
         Interrupted: the user stopped it; no rank is left running.
     """
     measured = Measured()
-    followed = carry_out(bench.run, view, reach, measured.add, may_detach=False)
+    followed = launch_and_follow(bench.run, view, reach, measured.add, may_detach=False)
     known = {"run": bench.run.id}
     raise_if_stopped(followed, known)
     if followed.progress.state != "done":

@@ -9,7 +9,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from ftcluster.benchmark.all_reduce import Bench, Measured, size_text
-from ftcluster.launch.follow import host_of
+from ftcluster.launch.run import host_of
 from ftcluster.planning.network import host_bytes, nominal_mbits
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned

@@ -10,11 +10,10 @@ import platform
 import secrets
 import signal
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from ftcluster.ansible.answers import CLUSTER_CHANGED, take
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
@@ -25,11 +24,9 @@ from ftcluster.errors import (
     ClusterChanged,
     Detached,
     FtclusterError,
-    Interrupted,
-    StoppedElsewhere,
 )
 from ftcluster.launch.events import EventReader
-from ftcluster.launch.place import Place, off_hint, sudo_hint
+from ftcluster.launch.place import Place
 from ftcluster.launch.record import (
     begin_events,
     begin_record,
@@ -39,73 +36,19 @@ from ftcluster.launch.record import (
     forget_record,
     record_dir,
 )
+from ftcluster.launch.run import RUN_LIMIT_SECONDS, Followed, Run
 from ftcluster.paths import plain_name
 from ftcluster.planning.backends import stack_of
-from ftcluster.planning.plan import LaunchPlan
-from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
-from ftcluster.progress.view import View, below
+from ftcluster.progress.view import View
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster_common import __version__
-from ftcluster_common.launch import SLURM_VARIABLE, Launch
+from ftcluster_common.launch import SLURM_VARIABLE
 
-RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only follows it
 STOP_LIMIT_SECONDS = 3600  # the supervisor has its own, by the grace time of the run
 RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run continues meanwhile
 RECONNECT_PAUSE_SECONDS = 5.0
 SKIP_SECONDS = 1.0  # a task that takes longer is not skipped
-
-
-@dataclass(frozen=True)
-class Run(ABC):
-    """A run of a training or a script.
-
-    Attributes:
-        id: its name, see `new_run_id`.
-        kind: "train" or "run".
-        command: what asks for it, for its record.
-    """
-
-    id: str
-    cluster: Cluster
-    plan: LaunchPlan
-    launch: Launch
-    command: tuple[str, ...] = field(default=(), kw_only=True)
-
-    kind: ClassVar[str]
-
-    @property
-    @abstractmethod
-    def job(self) -> dict[str, Any]:
-        """The content of job.json on the hosts."""
-
-    @abstractmethod
-    def playbook(self, events: RunEvents, launch: Launched) -> Playbook:
-        """What launches and follows it."""
-
-    @abstractmethod
-    def record(self) -> dict[str, Any]:
-        """What run.json has besides what it has of all runs."""
-
-
-@dataclass(frozen=True)
-class Followed:
-    """A run that has ended, or could not be started.
-
-    Attributes:
-        progress: from its events.
-        outcome: how the playbook ended; "stopped" means that no rank is left running, unless it is
-            detached.
-        detached: whether the run continues without this command.
-        head_lost: whether the head has not answered for too long.
-        changed: what the head said of the cluster where it is not what the plan was made of.
-    """
-
-    progress: RunProgress
-    outcome: Outcome
-    detached: bool = False
-    head_lost: bool = False
-    changed: Mapping[str, Any] | None = None
 
 
 def new_run_id(name: str) -> str:
@@ -119,7 +62,7 @@ def new_run_id(name: str) -> str:
             return run
 
 
-def carry_out(
+def launch_and_follow(
     run: Run,
     view: View,
     reach: tuple[str, ...],
@@ -398,41 +341,3 @@ def _record(run: Run) -> dict[str, Any]:
         "launch": run.launch.shown(),
         **run.record(),
     }
-
-
-def raise_if_stopped(followed: Followed, details: dict[str, Any]) -> None:
-    """Raise an error with these details if the user stopped the run, here or elsewhere."""
-    if followed.outcome.state == "stopped":
-        raise Interrupted(stopped_line(followed.progress), details=details)
-    if followed.progress.state == "stopped":
-        raise StoppedElsewhere(stopped_line(followed.progress), details=details)
-
-
-def failure(run: Run, followed: Followed) -> FtclusterError:
-    """Why a run failed: the ranks' errors, else those of the playbook's tasks, else Ansible's."""
-    progress, outcome = followed.progress, followed.outcome
-    failed = f"run {run.id} failed"
-    if progress.errors:
-        first, *others = progress.errors
-        number, host = first["rank"], first["host"]
-        if number is not None and host not in {one.name for one in run.plan.prepared}:
-            host = host_of(run.plan, number)  # the error has the hostname
-        rank = f"rank {number} on {host}: " if number is not None else ""
-        more = [f"  also: {below(error['message'])}" for error in others]
-        message = "\n".join([f"{failed}: {rank}{below(first['message'])}", *more])
-        return FtclusterError(message, below(first["hint"]))
-    if outcome.failures:
-        reasons = [f"{event.host}: {event.problem}" for event in outcome.failures]
-        off = [event.host for event in outcome.failures if event.kind == "unreachable"]
-        hint = off_hint(off, run.plan.hosts[0].name)
-        hint = hint or sudo_hint(event.message for event in outcome.failures)
-        return FtclusterError(f"{failed}\n  " + "\n  ".join(reasons), hint)
-    if outcome.state == "timeout":
-        return FtclusterError(f"run {run.id} took longer than {RUN_LIMIT_SECONDS} s")
-    return FtclusterError(f"{failed}; output of ansible:\n{outcome.output}")
-
-
-def host_of(plan: LaunchPlan, rank: int) -> str:
-    """The inventory's name of a rank's host; ranks are numbered in the order of hosts."""
-    names = [host.name for host in plan.hosts for _ in range(host.ranks)]
-    return names[rank] if 0 <= rank < len(names) else "an unknown host"

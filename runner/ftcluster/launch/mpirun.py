@@ -12,9 +12,9 @@ from ftcluster_common.launch import (
     CCL,
     MPI_VARIABLES,
     RUN_VARIABLE,
-    Host,
     Launch,
     RankCores,
+    RankHost,
     head_variables,
     mesh_variables,
     mpirun_command,
@@ -77,9 +77,9 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: s
     )
 
 
-def launch_host(plan: LaunchPlan, host: HostPlan) -> Host:
+def launch_host(plan: LaunchPlan, host: HostPlan) -> RankHost:
     """One host of a launch, with its ranks."""
-    return Host(
+    return RankHost(
         host.name,
         host.address,
         tuple(RankCores(rank.cpus, rank.threads, tuple(rank.memory)) for rank in host.placement),

@@ -6,10 +6,11 @@ from typing import Any, ClassVar, Literal
 
 from ftcluster.ansible.playbooks import Launched, RunEvents, RunScript
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.follow import Run, carry_out, failure, raise_if_stopped
+from ftcluster.launch.follow import launch_and_follow
 from ftcluster.launch.hub_token import rank_variables
 from ftcluster.launch.layer import LOCK, Layer
 from ftcluster.launch.mpirun import render, run_dir
+from ftcluster.launch.run import Run, failure, raise_if_stopped
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -161,7 +162,7 @@ def run_script(
         if event["event"] == "output":
             show(event["stream"], event["text"])
 
-    followed = carry_out(run, view, reach, on_event, cancelled, detach)
+    followed = launch_and_follow(run, view, reach, on_event, cancelled, detach)
     progress = followed.progress
     if followed.detached:
         return progress

@@ -8,13 +8,8 @@ from typing import Any, ClassVar
 
 from ftcluster.ansible.playbooks import Launched, RunEvents, Train
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.follow import (
-    RECONNECT_LIMIT_SECONDS,
-    Run,
-    carry_out,
-    failure,
-    raise_if_stopped,
-)
+from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, launch_and_follow
+from ftcluster.launch.run import Run, failure, raise_if_stopped
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.recipe.data_columns import Columns
@@ -98,7 +93,7 @@ def train(
         FtclusterError: it failed; has the ranks' or hosts' messages.
         Interrupted: the user stopped it, or it was stopped elsewhere; no rank is left running.
     """
-    followed = carry_out(
+    followed = launch_and_follow(
         run, view, reach, on_event=on_event, detach=detach, head_seconds=head_seconds,
         may_detach=may_detach,
     )  # fmt: skip

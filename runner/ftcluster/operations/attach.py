@@ -7,9 +7,9 @@ from typing import Any
 from ftcluster.cluster.price import Price, price_document
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
-from ftcluster.launch.follow import Followed, raise_if_stopped
 from ftcluster.launch.place import head_lost_hint
 from ftcluster.launch.record import read_record
+from ftcluster.launch.run import Followed, raise_if_stopped
 from ftcluster.operations.connection import Connection, find
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress

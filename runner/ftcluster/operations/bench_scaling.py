@@ -10,8 +10,8 @@ from ftcluster.benchmark.scaling import Point, document, doubled, lines, measure
 from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.launch import training_run
-from ftcluster.launch.follow import host_of
 from ftcluster.launch.place import place_of
+from ftcluster.launch.run import host_of
 from ftcluster.launch.runs import clean_runs
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of

@@ -9,9 +9,10 @@ from typing import TypeVar
 from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.follow import Run, new_run_id
+from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.preview import headline
+from ftcluster.launch.run import Run
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import Connection

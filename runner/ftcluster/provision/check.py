@@ -15,7 +15,7 @@ from ftcluster.ansible.scratch import private_folder
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
-from ftcluster.provision.meeting import meet, say_unchecked
+from ftcluster.provision.questions import meet, say_unchecked
 from ftcluster.provision.stages import address, raise_timeout, show_playbook
 
 TIME_LIMIT_SECONDS = 300  # the ranks themselves give up after 180

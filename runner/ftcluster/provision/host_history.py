@@ -43,7 +43,7 @@ FIGURES = {
         "check cable, switch port, duplex and error counters (ethtool, ethtool -S)",
     ),
 }
-SAME = ("cpu", "threads", "torch")  # else figures are not comparable
+COMPARED_FIELDS = ("cpu", "threads", "torch")  # else figures are not comparable
 
 Document = dict[str, Any]
 History = Mapping[str, Sequence[Mapping[str, Any]]]  # of each host, the oldest first
@@ -92,7 +92,7 @@ def compared(document: Document, history: History) -> Document:
             before = [
                 one
                 for one in history.get(host["name"], ())
-                if all(one[key] == current[key] for key in SAME)
+                if all(one[key] == current[key] for key in COMPARED_FIELDS)
             ]
         parts: list[float] = []
         if current and len(before) >= LEAST:
@@ -174,7 +174,7 @@ def _kept(document: Any) -> dict[str, dict[str, list[dict[str, Any]]]]:
     for one in (one for hosts in found.values() for checks in hosts.values() for one in checks):
         numbers = [one["mhz"], one["memory_bytes"], *map(one.get, FIGURES)]
         known = all(isinstance(number, int | float | None) for number in numbers)
-        if not known or not isinstance(one["date"], str) or not set(SAME) <= one.keys():
+        if not known or not isinstance(one["date"], str) or not set(COMPARED_FIELDS) <= one.keys():
             raise TypeError(one)
     return found
 

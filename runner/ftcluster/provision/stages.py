@@ -26,8 +26,7 @@ from ftcluster.cluster.saved import recall_of
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
-from ftcluster.provision.meeting import meet, say_unchecked
-from ftcluster.provision.which_hosts import which_hosts
+from ftcluster.provision.questions import meet, say_unchecked, which_hosts
 
 TIME_LIMIT_SECONDS = 3600
 UNLOCK_SECONDS = 60

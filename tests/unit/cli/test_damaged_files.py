@@ -11,9 +11,9 @@ from ftcluster.ansible.playbook import Outcome
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch import follow
-from ftcluster.launch.follow import Followed
 from ftcluster.launch.place import Place
 from ftcluster.launch.record import begin_record, record_dir
+from ftcluster.launch.run import Followed
 from ftcluster.operations import check, connection, runs
 from ftcluster.paths import state_dir
 from ftcluster.progress.state import RunProgress

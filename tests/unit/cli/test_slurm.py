@@ -14,8 +14,8 @@ from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.cluster.slurm import Allocation
 from ftcluster.errors import Interrupted
 from ftcluster.launch import training_run
-from ftcluster.launch.follow import Followed
 from ftcluster.launch.record import begin_record
+from ftcluster.launch.run import Followed
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations import slurm_job, train

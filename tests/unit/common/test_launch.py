@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ftcluster_common.launch import (
-    Host,
     Launch,
     RankCores,
+    RankHost,
     mesh_variables,
     mpirun_command,
     read_launch,
@@ -25,8 +25,8 @@ def launch(folder: Path, script: bool = False) -> Launch:
         program=("-m", "x"),
         env={"OTHER": f"{LINK}/x"},
         hosts=(
-            Host("node1", "10.0.0.1", CORES, ("lib/libiomp5.so", "/usr/lib/a.so"), {"A": "b"}),
-            Host("node2", "10.0.0.2", CORES[:1]),
+            RankHost("node1", "10.0.0.1", CORES, ("lib/libiomp5.so", "/usr/lib/a.so"), {"A": "b"}),
+            RankHost("node2", "10.0.0.2", CORES[:1]),
         ),
         ssh_config="/mesh/ssh_config",
         stack=LINK,

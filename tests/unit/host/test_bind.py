@@ -204,7 +204,7 @@ def test_a_launch_without_a_plan(missing: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("alone", [True, False])
 def test_ranks_do_not_keep_hydras_listening_socket_open_to_others(alone: bool) -> None:
     program = (
-        "import os, sys; from ftcluster_train.host.hydra_socket import "
+        "import os, sys; from ftcluster_train.host.bind import "
         "close_inherited_listeners as close; close(sys.argv[1] == 'True'); "
         "print([os.path.exists(f'/proc/self/fd/{number}') for number in sys.argv[2:]])"
     )

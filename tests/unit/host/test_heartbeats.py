@@ -21,10 +21,11 @@ from ftcluster_common.launch import RENDEZVOUS_PORTS, Host
 from ftcluster_common.timeouts import Timeouts
 from ftcluster_train.host.activity import activity, sleep_of
 from ftcluster_train.host.guardian import connect
-from ftcluster_train.host.heartbeats import UNGREETED, Heartbeats, RankLife, find_trouble
+from ftcluster_train.host.heartbeats import UNGREETED, Heartbeats
 from ftcluster_train.host.host_condition import HostCondition
 from ftcluster_train.host.messages import REPORT, rank_of, read_report
 from ftcluster_train.host.rank_launch import listen_for_guardians
+from ftcluster_train.host.rank_life import RankLife, find_trouble
 
 HOSTS = ["head", "head", "node1", "node1"]
 HOST = Host("head", "127.0.0.1")

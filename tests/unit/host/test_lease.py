@@ -72,16 +72,16 @@ def holders(tmp_path: Path) -> Iterator[list[Holder]]:
 
 def test_the_kernel_frees_what_a_killed_owner_held(holders: list[Holder], tmp_path: Path) -> None:
     first, second = holders
-    assert lease.look(tmp_path) == ""
+    assert lease.current_holder(tmp_path) == ""
     assert first.ask() == first.ask() == "held"
-    assert lease.look(tmp_path).startswith(f"run {NAME} is using it (since ")
+    assert lease.current_holder(tmp_path).startswith(f"run {NAME} is using it (since ")
     assert re.fullmatch(rf"taken run {NAME} is using it \(since \d\d:\d\d UTC\)", second.ask())
     assert (tmp_path / ".lease").stat().st_mode & 0o027 == 0
     first.process.kill()
     first.process.wait()
-    assert lease.look(tmp_path) == ""
+    assert lease.current_holder(tmp_path) == ""
     assert second.ask() == "held"
-    assert lease.look(tmp_path).startswith("run other is using it")
+    assert lease.current_holder(tmp_path).startswith("run other is using it")
 
 
 def test_a_lease_lasts_as_long_as_processes_of_the_run(
@@ -128,7 +128,7 @@ def test_a_run_that_shares_takes_the_lease_once_it_is_free(
         assert sharing.ask().startswith("taken ")
         holders[0].end()
         sharing.say("")
-        wait_for(lambda: "sharing" in lease.look(tmp_path))
+        wait_for(lambda: "sharing" in lease.current_holder(tmp_path))
     finally:
         sharing.end()
 
@@ -174,7 +174,7 @@ def test_a_restart_keeps_the_lease_or_takes_it_again(
         assert leases.take(launch, Path(sys.prefix)) == []
         assert owner_alone() == owner
         os.kill(owner, signal.SIGKILL)
-        wait_for(lambda: lease.look(tmp_path) == "")
+        wait_for(lambda: lease.current_holder(tmp_path) == "")
         assert leases.take(launch, Path(sys.prefix)) == []
         assert holders[1].ask().startswith("taken run run is using it")
         owner = owner_alone()
@@ -251,13 +251,13 @@ def test_another_host_is_refused_by_its_name_and_the_head_is_free_again(
         assert str(error["message"]).startswith(f"node3: run {NAME} is using it (since ")
         waits = launched(tmp_path, "waits", f"cat {tmp_path}/*/.lease", wait=True, hosts=NODES)
         wait_for(lambda: "waiting: node3" in phases(waits))
-        wait_for(lambda: lease.look(tmp_path) == "")
+        wait_for(lambda: lease.current_holder(tmp_path) == "")
     finally:
         other.end()
     assert until_end(waits)["state"] == "done"
     assert (waits / "ranks.log").read_text().count(waits.name) == 2
     for folder in (tmp_path, *(tmp_path / host.address for host in NODES[1:])):
-        assert lease.look(folder) == ""
+        assert lease.current_holder(folder) == ""
 
 
 def test_a_spare_is_taken_with_the_hosts_and_kept_but_not_needed_later(
@@ -282,7 +282,7 @@ def test_a_spare_is_taken_with_the_hosts_and_kept_but_not_needed_later(
         leases = host_leases.Leases(share=False)
         for restarts in range(2):
             assert leases.take(replace(launch, restarts=restarts), Path(sys.prefix)) == []
-            assert "run run is using it" in lease.look(tmp_path / NODES[2].address)
+            assert "run run is using it" in lease.current_holder(tmp_path / NODES[2].address)
     finally:
         leases.release()
         other.end()

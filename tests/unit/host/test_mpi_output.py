@@ -14,6 +14,7 @@ from ftcluster_train.host.mpi_output import (
     RankOutput,
     Splitter,
     Stream,
+    append_to_log,
     read_end,
 )
 
@@ -190,3 +191,12 @@ def test_a_full_disk_does_not_end_the_run(listener: Listener) -> None:
     listener.output.feed("stdout", f"{A}hello\n".encode())
     listener.output.close()
     assert listener.told == [("stdout", "hello\n")]
+
+
+def test_a_log_keeps_its_end_and_what_was_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    for number in range(10):
+        append_to_log(path, f"line {number}\n".encode(), limit_bytes=21)
+    assert path.read_text() == "line 9\n"
+    assert (tmp_path / "rank-0.log.1").read_text() == "line 6\nline 7\nline 8\n"
+    append_to_log(tmp_path / "missing" / "x.log", b"lost")  # as on a full disk

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.launch import Host, Launch, RankCores
-from ftcluster_train.host import supervisor
+from ftcluster_common.launch import Launch, RankCores, RankHost, read_launch
+from ftcluster_train.host import restarts
 from ftcluster_train.host.host_leases import Leases
 from ftcluster_train.host.metrics_file import MetricsFile
 from ftcluster_train.host.monitors import Ending
 from ftcluster_train.host.rank_launch import HostsRefused, Run
-from ftcluster_train.host.restart_hosts import change_notice, hosts_of_restart
+from ftcluster_train.host.restarts import change_notice, hosts_of_restart
 from ftcluster_train.host.ssh_check import Refusal
 from ftcluster_train.host.stop_request import StopRequest
 from ftcluster_train.io.events import EventWriter
@@ -20,7 +20,7 @@ from tests.unit.host.test_supervisor import NODES, launch, notices, ssh_on_path,
 
 CORES = (RankCores("0", 1), RankCores("1", 1))
 HOSTS = tuple(
-    Host(f"node{number}", f"10.0.0.{number}", CORES[: 1 if number == 2 else 2])
+    RankHost(f"node{number}", f"10.0.0.{number}", CORES[: 1 if number == 2 else 2])
     for number in range(5)
 )
 LAUNCH = Launch(
@@ -88,7 +88,7 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each start ends with the loss of a worker; the hosts that are off do not answer."""
-    off: set[Host] = set()
+    off: set[RankHost] = set()
     tried: list[str] = []
     announced: list[str] = []
     after = [{HOSTS[1]}, {HOSTS[3]}, {HOSTS[1], HOSTS[3]}]  # off after each start
@@ -98,20 +98,20 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
         if refused := [Refusal(host, "off", True) for host in launch.hosts if host in off]:
             raise HostsRefused(refused)
         announced.append(notice)
-        assert supervisor.read_launch(tmp_path).hosts == launch.hosts
+        assert read_launch(tmp_path).hosts == launch.hosts
         if not after:
             return Ending("done", 0, [])
         off.clear()
         off.update(after.pop(0))
-        return Ending("failed", 1, [supervisor._killed(launch)], restartable=True)
+        return Ending("failed", 1, [restarts._killed(launch)], restartable=True)
 
-    monkeypatch.setattr(supervisor, "run_ranks", run_ranks)
+    monkeypatch.setattr(restarts, "run_ranks", run_ranks)
     launch = replace(LAUNCH, run_dir=str(tmp_path), max_restarts=3, min_nodes=2)
-    supervisor._write(launch)
+    restarts._write(launch)
     run = Run(Leases(share=False), EventWriter(tmp_path), "", StopRequest(), MetricsFile(tmp_path))
     began = time.monotonic()
-    assert supervisor.run_with_restarts(launch, run, again=False).state == "done"
-    assert time.monotonic() - began < supervisor.HOST_RETRY_SECONDS  # nothing was waited for
+    assert restarts.run_with_restarts(launch, run, again=False).state == "done"
+    assert time.monotonic() - began < restarts.HOST_RETRY_SECONDS  # nothing was waited for
     assert tried == ["012", "012", "032", "032", "012", "012", "032", "02"]
     assert announced == [
         "",

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import Host, Launch
+from ftcluster_common.launch import Launch, RankHost
 from ftcluster_train.errors import TrainError, error_line
-from ftcluster_train.host.heartbeats import Trouble
 from ftcluster_train.host.monitors import watch_of
+from ftcluster_train.host.rank_life import Trouble
 from ftcluster_train.io.events import EventWriter
 from tests.programs import NODE_PATH
 from tests.unit.host.test_supervisor import (
@@ -39,7 +39,7 @@ def started(
         f"code=$?; exit $(({ends}))"
     )
     launch(
-        run_dir, script, site_packages=site_packages, hosts=[Host("head", "127.0.0.1", CORES)],
+        run_dir, script, site_packages=site_packages, hosts=[RankHost("head", "127.0.0.1", CORES)],
         max_restarts=max_restarts, **launch_fields,
     )  # fmt: skip
 

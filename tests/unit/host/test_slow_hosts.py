@@ -11,8 +11,8 @@ import pytest
 
 from ftcluster_common.rank_times import Interval, RankTimes
 from ftcluster_train.host import host_condition, slow_hosts
-from ftcluster_train.host.heartbeats import RankLife
 from ftcluster_train.host.host_condition import HostCondition
+from ftcluster_train.host.rank_life import RankLife
 from ftcluster_train.host.slow_hosts import (
     WINDOW_SECONDS,
     Behind,

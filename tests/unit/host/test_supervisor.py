@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import Host, Launch, RankCores, read_launch
+from ftcluster_common.launch import Launch, RankCores, RankHost, read_launch
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.host import hub_token
 from tests.programs import NODE_PATH, wait_for
 
 CORES = (RankCores("0", 1),)
 NODES = [
-    Host(f"node{number}", address, CORES)
+    RankHost(f"node{number}", address, CORES)
     for number, address in enumerate(("127.0.0.1", "10.0.0.12", "10.0.0.13"), 1)
 ]
 # the last word of the program is a script in place of mpirun; ranks that do not end by themselves
@@ -66,7 +66,7 @@ def launch(
     token: str = "",
     site_packages: str = "",
     env: Mapping[str, str] | None = None,
-    hosts: Sequence[Host] = NODES[:1],
+    hosts: Sequence[RankHost] = NODES[:1],
     **fields: Any,
 ) -> None:
     """Have the supervisor launch a shell script instead of mpirun."""
@@ -242,17 +242,6 @@ def test_ranks_get_the_environment_of_oneccl(run_dir: Path, tmp_path: Path) -> N
     assert "CCL_WORKER_COUNT=1" in lines  # the plan's word is above the script's
     # the stack's folder stays before the binding's
     assert any(line.startswith(f"PATH={sys.prefix}/bin:/ccl/bin:") for line in lines)
-
-
-def test_a_run_with_ccl_on_a_stack_without_it(run_dir: Path, tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    launch(run_dir, f": > {started}", env=CCL)
-    end = until_end(run_dir)
-    assert (end["state"], end["exit_code"]) == ("failed", 1)
-    [error] = errors(run_dir)
-    assert "oneccl_bindings_for_pytorch, which the stack does not have" in str(error["message"])
-    assert "training.ddp_backend=gloo" in str(error["hint"])
-    assert not started.exists()
 
 
 def test_the_supervisor_outlives_its_starters_terminal(run_dir: Path) -> None:

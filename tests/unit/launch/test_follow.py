@@ -27,6 +27,7 @@ from ftcluster.launch.record import (
     record_dir,
     recorded_place,
 )
+from ftcluster.launch.run import Followed, raise_if_stopped
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import plan
 from ftcluster.progress.view import TerminalView, View
@@ -203,14 +204,14 @@ def hangs_up() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def launch(view: View) -> follow.Followed:
+def launch(view: View) -> Followed:
     """A training that this command launches."""
     facts = cluster(host("head"), host("node1"))
     recipe = load_recipe("quickstart")
     decided = plan(facts, recipe, STACKS)
     where = Cluster(PLACE.inventories, facts)
     run = TrainingRun(RUN, where, decided, render(decided, RUN), recipe)
-    return follow.carry_out(run, view, ())
+    return follow.launch_and_follow(run, view, ())
 
 
 def signalled(
@@ -295,7 +296,7 @@ def test_a_launch_that_is_to_end_stops_its_run(
     followed = launch(Said())
     assert played == ["train", "stop"]
     with pytest.raises(Interrupted, match="stopped: run"):
-        follow.raise_if_stopped(followed, {})
+        raise_if_stopped(followed, {})
 
 
 def test_a_signal_that_comes_with_the_runs_end_changes_nothing(

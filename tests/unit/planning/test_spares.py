@@ -9,8 +9,8 @@ from ftcluster.ansible.playbook import Outcome
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import PlanError, UsageError
-from ftcluster.launch.follow import Followed, failure
 from ftcluster.launch.mpirun import as_shell, render
+from ftcluster.launch.run import Followed, failure
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import LaunchPlan, plan
 from ftcluster.planning.spares import next_hosts, plan_with_spares

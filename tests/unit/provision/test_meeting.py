@@ -8,7 +8,7 @@ from ftcluster.ansible.host_keys import Keys, Met
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.errors import FtclusterError
 from ftcluster.progress.view import make_view
-from ftcluster.provision import meeting
+from ftcluster.provision import questions
 
 HOSTS = Inventory((Path("/i.ini"),), ("a", "b"), ("a", "b"))
 
@@ -29,12 +29,12 @@ def met(name: str, known: Path) -> Met:
 
 def meet(monkeypatch: pytest.MonkeyPatch, keys: Keys, answer: str | None, accept: bool) -> bool:
     """Meet hosts with these keys; without an answer there is no terminal."""
-    monkeypatch.setattr(meeting, "ask_hosts", lambda *_: keys)
+    monkeypatch.setattr(questions, "ask_hosts", lambda *_: keys)
     kind = io.StringIO if answer is None else Terminal
     monkeypatch.setattr("sys.stdin", kind(f"{answer}\n"))
     monkeypatch.setattr("sys.stderr", kind())
     view = make_view(False, Console(quiet=True))
-    return meeting.meet("setup", HOSTS, HOSTS.hosts, (), view, accept)
+    return questions.meet("setup", HOSTS, HOSTS.hosts, (), view, accept)
 
 
 @pytest.mark.parametrize(("answer", "accept"), [("y", False), ("YES", False), (None, True)])

@@ -10,7 +10,7 @@ from ftcluster.ansible.inventory import Inventory
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import UsageError
 from ftcluster.progress.view import View
-from ftcluster.provision import stages, which_hosts
+from ftcluster.provision import questions, stages
 from tests.unit.clusters import VM, cluster
 
 GROUPS = {"databases": ("db1",), "xeons": ("x1", "x2")}
@@ -18,7 +18,7 @@ COMPANY = Inventory((Path("/company.ini"),), ("db1", "x1", "x2"), ("db1", "x1", 
 
 
 def test_what_is_clear_is_not_asked() -> None:
-    assert which_hosts.which_hosts(replace(COMPANY, groups={}), View().ask) == ""
+    assert questions.which_hosts(replace(COMPANY, groups={}), View().ask) == ""
 
 
 def test_the_question_names_the_groups(said: Callable[[object], None]) -> None:
@@ -28,14 +28,14 @@ def test_the_question_names_the_groups(said: Callable[[object], None]) -> None:
         asked.append(question)
         return "xeons"
 
-    assert which_hosts.which_hosts(COMPANY, answer) == "xeons"
+    assert questions.which_hosts(COMPANY, answer) == "xeons"
     said(asked[0])
     with pytest.raises(UsageError) as error:
-        which_hosts.which_hosts(COMPANY, View().ask)
+        questions.which_hosts(COMPANY, View().ask)
     said(error.value)
     many = {f"tag_{number}": ("x1",) for number in range(100)}
     with pytest.raises(UsageError) as error:
-        which_hosts.which_hosts(replace(COMPANY, groups=many), View().ask)
+        questions.which_hosts(replace(COMPANY, groups=many), View().ask)
     assert "tag_19: x1\n  ..." in error.value.message
 
 

@@ -4,91 +4,41 @@ Every collective is a nonblocking one of MPI, so that several are in flight whil
 computes. Reductions are MPI's own, in the tensor's type; everything else moves bytes.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ftcluster_common.launch import IMPI
-from ftcluster_train.comm import mpi_job
-from ftcluster_train.comm.mpi_library import MPI
-from ftcluster_train.comm.mpi_progress import Operation
+from ftcluster_train.comm.mpi_job import Copies, JoinedGroup
 from ftcluster_train.comm.mpi_types import (
     AVG,
-    DTYPES,
-    KINDS,
+    MPI,
+    Tensors,
+    apart_from,
     as_bytes,
     as_elements,
     as_parts,
+    contiguous,
+    elements_of,
+    empty_for,
+    flat,
     kind_of,
     operator_of,
+    require_equal,
+    signature,
+    unflatten,
 )
 from ftcluster_train.comm.mpi_work import MpiWork
 
 SEGMENT = 8 << 20  # bytes: larger all-reduces leave the caches (64 MiB: 68 ms in one, 11 in eight)
-LEAVE = "nothing, it has left the group"
-CALLS = [
-    LEAVE, "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter",
-    "reduce_scatter", "all_to_all", "barrier",
-]  # fmt: skip
-
-Tensors = Sequence[torch.Tensor]
-Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # destination, source
 
 
-class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
+class MpiGroup(JoinedGroup):
     """The ranks of a group; methods as torch calls them.
 
     Tensors may have any layout: those that are not contiguous are copied.
-
-    Args:
-        timeout: of an operation, unless its call has another one.
-
-    Raises:
-        DistBackendError: see `mpi_job.open_channel`.
     """
-
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
-        self._own, self._ranks, self._timeout = rank, size, timeout
-        self._channel = mpi_job.open_channel(store, rank, size, timeout, describe)
-        self._name = self._description = ""
-        self._together: list[MpiWork] | None = None  # called since `_start_coalescing`
-        mpi_job.leave_at_exit(self._channel, self._leave)
-
-    def getBackendName(self) -> str:
-        return IMPI
-
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    def getGroupName(self) -> str:
-        return self._name
-
-    def setGroupDesc(self, text: str) -> None:
-        self._description = text
-
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    def shutdown(self) -> None:
-        """Leave the group without waiting for the others; destroy_process_group calls it."""
-        mpi_job.leave(self._channel)
-
-    abort = shutdown
-
-    def _leave(self) -> Operation:
-        return self._operation(LEAVE, lambda _: None, (), signature(LEAVE)).operations[0]
-
-    def _start_coalescing(self, _: torch.device) -> None:
-        self._together = []
-
-    def _end_coalescing(self, _: torch.device) -> MpiWork:
-        works, self._together = self._together or [], None
-        return MpiWork.joined(works)
 
     # reductions
 
@@ -335,151 +285,3 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> MpiWork:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
-
-    def _operation(
-        self,
-        name: str,
-        start: Callable[[MPI.Intracomm], Iterator[MPI.Request] | MPI.Request | None],
-        outputs: Tensors,
-        values: tuple[int, ...] = (),
-        copies: Copies = (),
-        opts: Any = None,
-        splits: tuple[int, ...] = (),
-        divide: torch.Tensor | None = None,
-    ) -> MpiWork:
-        """Hand an operation to the thread that makes all calls of MPI.
-
-        Args:
-            values: its signature.
-            copies: to be made when it is complete; none where both are the same tensor.
-            divide: by the number of ranks, when it is complete.
-        """
-
-        def finish() -> None:
-            if divide is not None:
-                mode = None if divide.is_floating_point() or divide.is_complex() else "trunc"
-                divide.div_(self._ranks, rounding_mode=mode)
-            for target, data in copies:
-                if target is not data:
-                    target.copy_(data.view(target.shape))
-
-        def begin() -> Iterator[MPI.Request]:
-            requests = start(self._channel.comm)
-            if isinstance(requests, Iterator):
-                yield from requests
-            elif requests:
-                yield requests
-
-        limit = getattr(opts, "timeout", None)
-        seconds = (limit if limit and limit > timedelta(0) else self._timeout).total_seconds()
-        one = Operation(
-            describe(values) if values else name,
-            begin,
-            finish,
-            values,
-            splits,
-            deadline=time.monotonic() + seconds,
-        )
-        mpi_job.progress().submit(self._channel, one)
-        work = MpiWork([one], outputs)
-        if self._together is not None:
-            self._together.append(work)
-        return work
-
-
-def signature(
-    call: str, data: torch.Tensor | None = None, kind: Any = None, root: int = -1
-) -> tuple[int, ...]:
-    """What has to be the same on all ranks."""
-    return (
-        CALLS.index(call),
-        -1 if data is None else DTYPES.index(data.dtype),
-        0 if data is None else data.numel(),
-        -1 if kind is None else KINDS.index(kind),
-        root,
-    )
-
-
-def describe(values: Sequence[int]) -> str:
-    """The text for a signature.
-
-    >>> describe(signature("all_reduce", torch.zeros(3), dist.ReduceOp.SUM))
-    'all_reduce (sum) of 3 float32'
-    """
-    call, dtype, elements, kind, root = values
-    text = CALLS[call]
-    if kind >= 0:
-        text += f" ({KINDS[kind].name.lower()})"
-    if dtype >= 0:
-        number = f"{elements} " if elements >= 0 else ""
-        text += f" of {number}{str(DTYPES[dtype]).removeprefix('torch.')}"
-    if root >= 0:
-        text += f", root {root}"
-    return text
-
-
-def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of it, that MPI can read.
-
-    Raises:
-        ValueError: it is not a dense tensor in the memory of a CPU.
-    """
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        raise ValueError(
-            f"this backend moves dense CPU tensors, not {tensor.layout} on {tensor.device}"
-        )
-    return tensor.detach().contiguous()
-
-
-def empty_for(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if MPI can write into it, else one that is copied into it."""
-    return (
-        tensor.detach()
-        if tensor.is_contiguous()
-        else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    )
-
-
-def apart_from(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """As `empty_for`, in other memory than `data`."""
-    shared = tensor.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
-    return torch.empty_like(tensor) if shared else empty_for(tensor)
-
-
-def flat(tensors: Tensors) -> torch.Tensor:
-    """All elements one after the other."""
-    return torch.cat([contiguous(tensor).view(-1) for tensor in tensors])
-
-
-def unflatten(
-    tensors: Tensors, parts: Sequence[torch.Tensor]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The copies from the parts of a flat tensor into others."""
-    return list(zip(tensors, parts, strict=True))
-
-
-def elements_of(tensor: torch.Tensor, rows: Sequence[int], ranks: int) -> list[int]:
-    """The elements of each rank's part.
-
-    Raises:
-        ValueError: the parts are not the tensor.
-    """
-    have = tensor.shape[0] if tensor.dim() else 1
-    if not rows:
-        if have % ranks:
-            raise ValueError(f"{have} rows are not divisible by {ranks} ranks")
-        rows = [have // ranks] * ranks
-    if len(rows) != ranks or sum(rows) != have:
-        raise ValueError(f"the splits {list(rows)} are not {ranks} parts of {have} rows")
-    row = tensor.numel() // have if have else 0
-    return [count * row for count in rows]
-
-
-def require_equal(what: str, elements: int, other: str, expected: int) -> None:
-    """Compare numbers of elements.
-
-    Raises:
-        ValueError: they differ.
-    """
-    if elements != expected:
-        raise ValueError(f"the {what} has {elements} elements, the {other} are {expected}")

@@ -1,4 +1,4 @@
-"""The MPI job that this process belongs to: start, communicators, end."""
+"""The MPI job that this process belongs to: start, communicators, groups, end."""
 
 import atexit
 import importlib.metadata
@@ -9,14 +9,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from ftcluster_train.comm.mpi_library import MPI
-from ftcluster_train.comm.mpi_progress import Channel, Operation, Progress
+from ftcluster_common.launch import IMPI
+from ftcluster_train.comm.mpi_progress import Channel, Progress
+from ftcluster_train.comm.mpi_types import LEAVE, MPI, Tensors, describe, signature
+from ftcluster_train.comm.mpi_work import MpiWork, Operation
 
 # of each rank: 8 ranks took 6 MB for all-reduces of 100 MB (Intel MPI 2021.18)
 SHARED_BYTES = 2 << 20
@@ -26,6 +30,8 @@ _progress: Progress | None = None
 _lock = threading.Lock()
 _open: dict[Channel, Callable[[], Operation]] = {}  # groups, and what leaves them
 _left: list[Operation] = []
+
+Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # destination, source
 
 
 @dataclass(frozen=True)
@@ -74,13 +80,7 @@ def check_shared_memory(ranks: int, folder: str = "/dev/shm") -> None:
         )
 
 
-def open_channel(
-    store: dist.Store,
-    rank: int,
-    size: int,
-    timeout: timedelta,
-    describe: Callable[[Sequence[int]], str],
-) -> Channel:
+def open_channel(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Channel:
     """A communicator for the ranks of a group; all of them call it.
 
     Raises:
@@ -95,7 +95,7 @@ def open_channel(
         group = MPI.COMM_WORLD.Get_group().Incl([member.number for member in members])
         comm = MPI.COMM_WORLD.Create_group(group)
         hosts = [member.host for member in members]
-        return Channel(comm, hosts, describe, store)
+        return Channel(comm, hosts, store)
 
     return thread.call(make)
 
@@ -146,15 +146,6 @@ def check(members: Sequence[Member]) -> None:
         )
 
 
-def leave_at_exit(channel: Channel, call: Callable[[], Operation]) -> None:
-    """Remember a group.
-
-    Args:
-        call: tells the others that this rank leaves it.
-    """
-    _open[channel] = call
-
-
 def leave(channel: Channel) -> None:
     """Leave a group; no effect where this rank has left it."""
     if channel in _open:
@@ -182,3 +173,103 @@ def finalize() -> None:
         time.sleep(PRINT_SECONDS)  # mpirun ends the others when this one ends
     else:
         progress().call(MPI.Finalize)
+
+
+class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """A rank's part in a group: joins it, hands operations to MPI's thread, and leaves it.
+
+    Args:
+        timeout: of an operation, unless its call has another one.
+
+    Raises:
+        DistBackendError: see `open_channel`.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._own, self._ranks, self._timeout = rank, size, timeout
+        self._channel = open_channel(store, rank, size, timeout)
+        self._name = self._description = ""
+        self._together: list[MpiWork] | None = None  # called since `_start_coalescing`
+        _open[self._channel] = self._leave
+
+    def getBackendName(self) -> str:
+        return IMPI
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, text: str) -> None:
+        self._description = text
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def shutdown(self) -> None:
+        """Leave the group without waiting for the others; destroy_process_group calls it."""
+        leave(self._channel)
+
+    abort = shutdown
+
+    def _leave(self) -> Operation:
+        return self._operation(LEAVE, lambda _: None, (), signature(LEAVE)).operations[0]
+
+    def _start_coalescing(self, _: torch.device) -> None:
+        self._together = []
+
+    def _end_coalescing(self, _: torch.device) -> MpiWork:
+        works, self._together = self._together or [], None
+        return MpiWork.joined(works)
+
+    def _operation(
+        self,
+        name: str,
+        start: Callable[[MPI.Intracomm], Iterator[MPI.Request] | MPI.Request | None],
+        outputs: Tensors,
+        values: tuple[int, ...] = (),
+        copies: Copies = (),
+        opts: Any = None,
+        splits: tuple[int, ...] = (),
+        divide: torch.Tensor | None = None,
+    ) -> MpiWork:
+        """Hand an operation to the thread that makes all calls of MPI.
+
+        Args:
+            values: its signature.
+            copies: to be made when it is complete; none where both are the same tensor.
+            divide: by the number of ranks, when it is complete.
+        """
+
+        def finish() -> None:
+            if divide is not None:
+                mode = None if divide.is_floating_point() or divide.is_complex() else "trunc"
+                divide.div_(self._ranks, rounding_mode=mode)
+            for target, data in copies:
+                if target is not data:
+                    target.copy_(data.view(target.shape))
+
+        def begin() -> Iterator[MPI.Request]:
+            requests = start(self._channel.comm)
+            if isinstance(requests, Iterator):
+                yield from requests
+            elif requests:
+                yield requests
+
+        limit = getattr(opts, "timeout", None)
+        seconds = (limit if limit and limit > timedelta(0) else self._timeout).total_seconds()
+        one = Operation(
+            describe(values) if values else name,
+            begin,
+            finish,
+            values,
+            splits,
+            deadline=time.monotonic() + seconds,
+        )
+        progress().submit(self._channel, one)
+        work = MpiWork([one], outputs)
+        if self._together is not None:
+            self._together.append(work)
+        return work

@@ -10,18 +10,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from ftcluster_train.comm.mpi_library import MPI
-from ftcluster_train.comm.mpi_types import as_bytes
+from ftcluster_train.comm.mpi_types import MPI, as_bytes, describe
+from ftcluster_train.comm.mpi_work import Operation, Transfer
 
 # Seconds between two looks at what is in flight: they double up to LONGEST, and in a long wait are
 # a part of it up to PATIENT: a rank that waits for a hung one must not seem to compute (see
-# host.heartbeats.IDLE_CPU). A look takes 0.1 ms, on a slow or busy CPU several times that.
+# host.rank_life.IDLE_CPU). A look takes 0.1 ms, on a slow or busy CPU several times that.
 SHORTEST, LONGEST, PATIENT, PART_OF_WAIT = 20e-6, 500e-6, 50e-3, 0.02
 # A transfer's look that takes longer has moved data, so the next one follows at once; after a long
 # pause the caches are cold.
@@ -32,80 +31,11 @@ ANSWER_SECONDS = 3.0  # for the store, when an operation has timed out
 Result = TypeVar("Result")
 
 
-@dataclass(eq=False)
-class Operation:
-    """One call of torch.distributed.
-
-    Attributes:
-        name: of torch's function, with what it is called on, for messages.
-        start: starts the transfers, if any, each when the one before is complete.
-        finish: called when the transfer is complete.
-        signature: what has to be the same on all ranks; empty for a message between two ranks.
-        splits: for all-to-all, the elements for each rank and those from each.
-        deadline: of time.monotonic(); infinite: none.
-        number: of this call among the group's; 0 for a message between two ranks.
-        source: the rank that a message came from.
-        done: set when it is complete or has failed with `error`.
-    """
-
-    name: str
-    start: Callable[[], Iterator[MPI.Request]]
-    finish: Callable[[], None]
-    signature: tuple[int, ...] = ()
-    splits: tuple[int, ...] = ()
-    deadline: float = float("inf")
-    number: int = 0
-    error: Exception | None = None
-    source: int = -1
-    done: threading.Event = field(default_factory=threading.Event)
-    called: float = field(default_factory=time.monotonic)
-    told: bool = False
-    callbacks: list[Callable[[], None]] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def end(self, error: Exception | None = None) -> None:
-        """Complete it, or let it fail."""
-        with self._lock:
-            self.error = error
-            self.done.set()
-        for callback in self.callbacks:
-            callback()
-
-    def when_done(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once it is done, at once if it is."""
-        with self._lock:
-            if not self.done.is_set():
-                self.callbacks.append(callback)
-                return
-        callback()
-
-
-class Transfer:
-    """An operation whose data moves."""
-
-    def __init__(self, operation: Operation) -> None:
-        self.operation = operation
-        self._requests = operation.start()
-        self._request: MPI.Request | None = None
-        self._status = MPI.Status()
-
-    def advance(self) -> bool:
-        """Whether everything has moved."""
-        while self._request is None or self._request.Test(self._status):
-            if self._request is not None:
-                self.operation.source = self._status.source
-            self._request = next(self._requests, None)
-            if self._request is None:
-                return True
-        return False
-
-
 class Channel:
     """The operations of one group.
 
     Args:
         hosts: of each rank.
-        describe: the text for a signature.
         store: where ranks tell that they are waiting.
 
     Attributes:
@@ -113,18 +43,12 @@ class Channel:
         broken: why no operation of this group can succeed any more.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        hosts: Sequence[str],
-        describe: Callable[[Sequence[int]], str],
-        store: dist.Store,
-    ) -> None:
+    def __init__(self, comm: MPI.Intracomm, hosts: Sequence[str], store: dist.Store) -> None:
         self.comm, self._agreements = comm, comm.Dup()
         self.broken: Exception | None = None
         self.queue: deque[Operation] = deque()  # collectives; the first one is agreed upon
         self._messages: deque[Operation] = deque()  # between two ranks: they wait for no collective
-        self._hosts, self._describe, self._store = hosts, describe, store
+        self._hosts, self._store = hosts, store
         self.moving: list[Transfer] = []
         self._agreement: Iterator[None] | None = None
         self._agreed_on: deque[Operation] = deque()
@@ -217,8 +141,7 @@ class Channel:
             by_call.setdefault(tuple(values), []).append(rank)
         if len(by_call) > 1:
             calls = "; ".join(
-                f"{self._names(ranks)}: {self._describe(values)}"
-                for values, ranks in by_call.items()
+                f"{self._names(ranks)}: {describe(values)}" for values, ranks in by_call.items()
             )
             raise ValueError(f"the ranks differ in call {one.number} of their group: {calls}")
 

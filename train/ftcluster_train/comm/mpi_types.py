@@ -1,11 +1,19 @@
-"""torch's types and reductions in MPI's terms."""
+"""torch's tensors, reductions and calls in MPI's terms.
 
+mpi4py's MPI is initialized and finalized by this package. mpi4py would call MPI_Finalize in every
+process that ends, and a rank that has failed would wait there for others that wait for it.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
+import mpi4py
 import torch
 import torch.distributed as dist
 
-from ftcluster_train.comm.mpi_library import MPI
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+
+from mpi4py import MPI as MPI  # noqa: E402 - the import acts on the settings above
 
 INTEL_BFLOAT16 = 0x4C000247  # MPIX_C_BF16 in the mpi.h of Intel MPI 2021.18; MPI 5 has a type
 
@@ -29,6 +37,14 @@ OPERATORS = {
 KINDS = list(OPERATORS)
 # of bytes that are 0 or 1, these are "or" and "and"
 OPERATORS_OF_BOOL = OPERATORS | {SUM: MPI.MAX, dist.ReduceOp.PRODUCT: MPI.MIN}
+
+LEAVE = "nothing, it has left the group"
+CALLS = [
+    LEAVE, "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter",
+    "reduce_scatter", "all_to_all", "barrier",
+]  # fmt: skip
+
+Tensors = Sequence[torch.Tensor]
 
 
 def kind_of(reduction: dist.ReduceOp) -> Any:
@@ -72,3 +88,101 @@ def as_parts(tensor: torch.Tensor, elements: list[int]) -> list[Any]:
 
 def _memory(tensor: torch.Tensor) -> Any:
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
+
+
+def signature(
+    call: str, data: torch.Tensor | None = None, kind: Any = None, root: int = -1
+) -> tuple[int, ...]:
+    """What has to be the same on all ranks."""
+    return (
+        CALLS.index(call),
+        -1 if data is None else DTYPES.index(data.dtype),
+        0 if data is None else data.numel(),
+        -1 if kind is None else KINDS.index(kind),
+        root,
+    )
+
+
+def describe(values: Sequence[int]) -> str:
+    """The text for a signature.
+
+    >>> describe(signature("all_reduce", torch.zeros(3), dist.ReduceOp.SUM))
+    'all_reduce (sum) of 3 float32'
+    """
+    call, dtype, elements, kind, root = values
+    text = CALLS[call]
+    if kind >= 0:
+        text += f" ({KINDS[kind].name.lower()})"
+    if dtype >= 0:
+        number = f"{elements} " if elements >= 0 else ""
+        text += f" of {number}{str(DTYPES[dtype]).removeprefix('torch.')}"
+    if root >= 0:
+        text += f", root {root}"
+    return text
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of it, that MPI can read.
+
+    Raises:
+        ValueError: it is not a dense tensor in the memory of a CPU.
+    """
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise ValueError(
+            f"this backend moves dense CPU tensors, not {tensor.layout} on {tensor.device}"
+        )
+    return tensor.detach().contiguous()
+
+
+def empty_for(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if MPI can write into it, else one that is copied into it."""
+    return (
+        tensor.detach()
+        if tensor.is_contiguous()
+        else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    )
+
+
+def apart_from(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """As `empty_for`, in other memory than `data`."""
+    shared = tensor.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
+    return torch.empty_like(tensor) if shared else empty_for(tensor)
+
+
+def flat(tensors: Tensors) -> torch.Tensor:
+    """All elements one after the other."""
+    return torch.cat([contiguous(tensor).view(-1) for tensor in tensors])
+
+
+def unflatten(
+    tensors: Tensors, parts: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The copies from the parts of a flat tensor into others."""
+    return list(zip(tensors, parts, strict=True))
+
+
+def elements_of(tensor: torch.Tensor, rows: Sequence[int], ranks: int) -> list[int]:
+    """The elements of each rank's part.
+
+    Raises:
+        ValueError: the parts are not the tensor.
+    """
+    have = tensor.shape[0] if tensor.dim() else 1
+    if not rows:
+        if have % ranks:
+            raise ValueError(f"{have} rows are not divisible by {ranks} ranks")
+        rows = [have // ranks] * ranks
+    if len(rows) != ranks or sum(rows) != have:
+        raise ValueError(f"the splits {list(rows)} are not {ranks} parts of {have} rows")
+    row = tensor.numel() // have if have else 0
+    return [count * row for count in rows]
+
+
+def require_equal(what: str, elements: int, other: str, expected: int) -> None:
+    """Compare numbers of elements.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if elements != expected:
+        raise ValueError(f"the {what} has {elements} elements, the {other} are {expected}")

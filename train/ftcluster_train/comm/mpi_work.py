@@ -1,6 +1,9 @@
-"""torch's handle of operations in flight."""
+"""Calls of torch.distributed in flight over MPI, and torch's handle of them."""
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -8,7 +11,75 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ftcluster_train.comm.mpi_progress import Operation
+from ftcluster_train.comm.mpi_types import MPI
+
+
+@dataclass(eq=False)
+class Operation:
+    """One call of torch.distributed.
+
+    Attributes:
+        name: of torch's function, with what it is called on, for messages.
+        start: starts the transfers, if any, each when the one before is complete.
+        finish: called when the transfer is complete.
+        signature: what has to be the same on all ranks; empty for a message between two ranks.
+        splits: for all-to-all, the elements for each rank and those from each.
+        deadline: of time.monotonic(); infinite: none.
+        number: of this call among the group's; 0 for a message between two ranks.
+        source: the rank that a message came from.
+        done: set when it is complete or has failed with `error`.
+    """
+
+    name: str
+    start: Callable[[], Iterator[MPI.Request]]
+    finish: Callable[[], None]
+    signature: tuple[int, ...] = ()
+    splits: tuple[int, ...] = ()
+    deadline: float = float("inf")
+    number: int = 0
+    error: Exception | None = None
+    source: int = -1
+    done: threading.Event = field(default_factory=threading.Event)
+    called: float = field(default_factory=time.monotonic)
+    told: bool = False
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def end(self, error: Exception | None = None) -> None:
+        """Complete it, or let it fail."""
+        with self._lock:
+            self.error = error
+            self.done.set()
+        for callback in self.callbacks:
+            callback()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once it is done, at once if it is."""
+        with self._lock:
+            if not self.done.is_set():
+                self.callbacks.append(callback)
+                return
+        callback()
+
+
+class Transfer:
+    """An operation whose data moves."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self._requests = operation.start()
+        self._request: MPI.Request | None = None
+        self._status = MPI.Status()
+
+    def advance(self) -> bool:
+        """Whether everything has moved."""
+        while self._request is None or self._request.Test(self._status):
+            if self._request is not None:
+                self.operation.source = self._status.source
+            self._request = next(self._requests, None)
+            if self._request is None:
+                return True
+        return False
 
 
 class MpiWork(dist.Work):  # type: ignore[misc]

@@ -94,7 +94,7 @@ def reduction(backend: str) -> Reduce:
 def mpi_all_reduce() -> Reduce:
     """MPI_Allreduce, called as a program of MPI would."""
     from ftcluster_train.comm import mpi_job  # loads MPI
-    from ftcluster_train.comm.mpi_library import MPI as library
+    from ftcluster_train.comm.mpi_types import MPI as library
     from ftcluster_train.comm.mpi_types import as_elements
 
     mpi_job.progress()  # initializes MPI

@@ -37,9 +37,8 @@ from ftcluster_train.comm.connectivity import (
 )
 from ftcluster_train.errors import first_line
 from ftcluster_train.health.consistency import KERNELS
+from ftcluster_train.health.host_benchmark import measure_disk, measure_memory, measure_speed
 from ftcluster_train.health.host_firewalls import HostFirewall
-from ftcluster_train.health.matmul_benchmark import measure_speed
-from ftcluster_train.health.memory_benchmark import measure_disk, measure_memory
 from ftcluster_train.health.open_ports import accept_connections
 from ftcluster_train.host.processes import run_of
 from ftcluster_train.io.cpu import cpuinfo_field

@@ -23,7 +23,7 @@ from pathlib import Path
 from ftcluster_train.host.processes import is_running, processes_of
 
 NAME = ".lease"
-IN_USE = 3  # exit code of `look`
+IN_USE = 3  # exit code of the verb `look`
 HINT = (
     "wait for its end with --wait, end it with ftcluster stop RUN, or share the hosts with "
     "--share-hosts"
@@ -91,7 +91,7 @@ def holder(lease: int) -> str:
     return f"run {run} is using it (since {time.strftime(f'{day}%H:%M UTC', since)})"
 
 
-def look(runs: Path) -> str:
+def current_holder(runs: Path) -> str:
     """Which run has the lease, for a person; "" if it is free."""
     try:
         lease = os.open(runs / NAME, os.O_RDONLY | os.O_NOFOLLOW)
@@ -110,7 +110,7 @@ def main() -> int:
         if verb == "hold":
             hold(Path(folder), words[0], float(words[1]), "--share" in words)
             return 0
-        found = look(Path(folder))
+        found = current_holder(Path(folder))
     except OSError as error:
         print(f"the lease {folder}/{NAME} cannot be used: {error.strerror}", file=sys.stderr)
         return 1

@@ -13,9 +13,14 @@ from typing import Any
 
 from ftcluster_common.launch import Launch
 from ftcluster_train.errors import STOPPED_LINE, read_error_line
-from ftcluster_train.host.heartbeats import Trouble
-from ftcluster_train.host.mpi_output import RankEnd, RankOutput, Splitter, Stream
-from ftcluster_train.host.rank_logs import append
+from ftcluster_train.host.mpi_output import (
+    RankEnd,
+    RankOutput,
+    Splitter,
+    Stream,
+    append_to_log,
+)
+from ftcluster_train.host.rank_life import Trouble
 from ftcluster_train.host.stop_request import EXIT_CODE
 from ftcluster_train.io.events import EventWriter
 
@@ -113,11 +118,11 @@ class _TrainingWatch(Watch):
     def _take(self, rank: int | None, line: bytes) -> None:
         if rank is not None:
             self._logs.mkdir(exist_ok=True)
-            append(self._logs / f"rank-{rank}.log", line + b"\n")
+            append_to_log(self._logs / f"rank-{rank}.log", line + b"\n")
             line = b"[%d] %s" % (rank, line)
         elif self._killed is None and (found := KILLED.match(line)):
             self._killed = int(found[1])
-        append(self._path, line + b"\n")
+        append_to_log(self._path, line + b"\n")
         text = line.decode(errors="replace").rstrip()
         self._lines = [*self._lines, text][-LAST_LINES:] if text else self._lines
         error = read_error_line(text)

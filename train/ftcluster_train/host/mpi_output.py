@@ -8,6 +8,7 @@ for one. Standard library only.
 """
 
 import codecs
+import contextlib
 import itertools
 import json
 import re
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Literal
 
 from ftcluster_train.errors import MARKER, read_error_line
-from ftcluster_train.host.rank_logs import append
 
 Stream = Literal["stdout", "stderr"]
 
@@ -29,6 +29,7 @@ FLUSH_SECONDS = 0.2  # rank 0's output is handed on this often, not write by wri
 FLUSH_CHARACTERS = 65536
 LAST_BYTES = 8192  # kept of each rank for `last_lines`
 LAST_LINES = 15
+LOG_BYTES = 32 << 20  # of a file; the one before it is kept as NAME.1
 # mpirun's message about a rank that was killed together with the process that started it
 BANNER = re.compile(r"RANK (\d+) PID \d+ RUNNING AT (\S+)\s+=\s+KILLED BY SIGNAL: (\d+)")
 # of faulthandler, which writes the main thread last; what waits in the backend impi is torch's call
@@ -36,6 +37,16 @@ FRAME = re.compile(
     r'Current thread .*\n(?:  File ".+/(?:threading|mpi_work)\.py", .+\n)*'
     r'  File "(.+)", line (\d+) in (.+)'
 )
+
+
+def append_to_log(path: Path, data: bytes, limit_bytes: int = LOG_BYTES) -> None:
+    """Append to a log; one that is full is renamed first. A full disk loses the data."""
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size + len(data) > limit_bytes:
+                path.replace(path.with_name(f"{path.name}.1"))
+        with path.open("ab") as file:
+            file.write(data)
 
 
 @dataclass(frozen=True)
@@ -277,7 +288,7 @@ class RankOutput:
             return
         self._last[rank] = (self._last.get(rank, b"") + data)[-LAST_BYTES:]
         name = "mpirun.log" if rank is None else f"rank-{rank}.log"
-        append(self._logs / name, data)
+        append_to_log(self._logs / name, data)
         if rank == 0:
             self._pending.append((stream, self._decoders[stream].decode(data)))
 

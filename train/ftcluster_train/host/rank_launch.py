@@ -25,7 +25,7 @@ from ftcluster_common.launch import (
 from ftcluster_train.comm import oneccl
 from ftcluster_train.host import processes
 from ftcluster_train.host.guardian import ADDRESS, SECRET
-from ftcluster_train.host.heartbeats import Heartbeats, RankLife, Trouble
+from ftcluster_train.host.heartbeats import Heartbeats
 from ftcluster_train.host.host_leases import Leases
 from ftcluster_train.host.hub_token import give
 from ftcluster_train.host.metrics_file import MetricsFile
@@ -37,6 +37,7 @@ from ftcluster_train.host.rank_environment import (
     rank_environment,
     without_credentials,
 )
+from ftcluster_train.host.rank_life import RankLife, Trouble
 from ftcluster_train.host.slow_hosts import SlowHostWatch
 from ftcluster_train.host.ssh_check import Refusal
 from ftcluster_train.host.stack_lock import hold_stack, own_stack
@@ -127,11 +128,11 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
         request.repeated = bool(launch.slurm_job)  # Slurm signals every process, several times
         slow = SlowHostWatch(Path(launch.run_dir), events, beats.lives)
 
-        def each_look(step: int) -> None:
+        def on_step(step: int) -> None:
             run.metrics.tick(launch, step)
             slow.tick()
 
-        trouble = _read(process, watch, beats, request, each_look)
+        trouble = _read(process, watch, beats, request, on_step)
         heard_out = True
         code = process.wait()
         # whatever became of mpirun after its ranks had ended well

@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -24,14 +25,15 @@ from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.job import read_script_job
 from ftcluster_common.launch import CHECKPOINT_VARIABLE, RESTART_VARIABLE
 from ftcluster_train.errors import TrainError, error_line
-from ftcluster_train.host.last_checkpoint import last_checkpoint, mark_start
-from ftcluster_train.host.layer import add_layer, own_layer
 from ftcluster_train.host.mpi_output import RankEnd, signal_name
 from ftcluster_train.host.processes import end_with_parent
+from ftcluster_train.host.startup_hooks import add_layer, own_layer
 from ftcluster_train.io import rank_status
 
 STARTUP = Path(__file__).parent / "startup"  # see sitecustomize.py there
 GRACE_SECONDS = 8  # between SIGTERM and SIGKILL; less than the supervisor's
+LEVELS = 3  # below the folder that the script starts in, which may have checkpoints
+COMPLETE = "trainer_state.json"  # transformers' Trainer writes it last
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -83,6 +85,34 @@ def run(run_dir: Path) -> int:
     end = rank_end(status, int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0"))))
     os.write(2, end.line().encode())
     return end.code
+
+
+def mark_start(run_dir: Path) -> None:
+    """Remember when the script was first started on this host."""
+    with contextlib.suppress(OSError):  # another rank of this host has done it, or the disk is full
+        (run_dir / "started").touch(exist_ok=False)
+
+
+def last_checkpoint(run_dir: Path, folder: Path) -> str:
+    """The newest complete checkpoint of transformers' Trainer that the run has written here; or "".
+
+    `folder`, where the script starts, may also have checkpoints of other trainings.
+    """
+    try:
+        since = (run_dir / "started").stat().st_mtime_ns
+    except OSError:  # the first start on this host
+        return ""
+    found = [one for one in _checkpoints(folder) if one[0] > since]
+    return str(max(found)[1]) if found else ""
+
+
+def _checkpoints(folder: Path) -> Iterator[tuple[int, Path]]:
+    """When each checkpoint below a folder was complete."""
+    for level in range(LEVELS):
+        for path in folder.glob("*/" * level + "checkpoint-*"):
+            with contextlib.suppress(OSError):  # it is not complete, or is being removed
+                if path.name.removeprefix("checkpoint-").isdecimal():
+                    yield (path / COMPLETE).stat().st_mtime_ns, path
 
 
 def rank_end(status: int, rank: int) -> RankEnd:

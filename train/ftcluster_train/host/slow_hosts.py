@@ -13,7 +13,7 @@ from statistics import median, median_low
 from typing import Any
 
 from ftcluster_common.rank_times import Interval, interval_between
-from ftcluster_train.host.heartbeats import RankLife
+from ftcluster_train.host.rank_life import RankLife
 from ftcluster_train.io.events import EventReader, EventWriter
 
 SLOWER = 1 / 0.85  # 15 % fewer steps a second than the others, or than itself before

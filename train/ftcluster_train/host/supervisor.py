@@ -15,23 +15,18 @@ Standard library only: it starts at once and does not depend on what it watches.
 """
 
 import contextlib
-import json
 import os
 import signal
 import sys
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.launch import (
     LAUNCH_FILE,
     RUN_VARIABLE,
     SLURM_VARIABLE,
-    Host,
-    Launch,
     read_launch,
 )
 from ftcluster_train.errors import TrainError
@@ -43,16 +38,15 @@ from ftcluster_train.host.metrics_file import MetricsFile
 from ftcluster_train.host.monitors import Ending
 from ftcluster_train.host.processes import kill_rest
 from ftcluster_train.host.rank_environment import free_port as free_port  # for --dry-run's text
-from ftcluster_train.host.rank_launch import HostsRefused, Run, run_ranks
-from ftcluster_train.host.restart_hosts import change_notice, hosts_of_restart
+from ftcluster_train.host.rank_launch import HostsRefused, Run
+from ftcluster_train.host.restarts import run_with_restarts
 from ftcluster_train.host.ssh_check import Refusal
 from ftcluster_train.host.stop_request import EXIT_CODE, Stopped, StopRequest
 from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
 
-HOST_RETRY_SECONDS = 5.0
 NO_UNIT = 3  # exit code of `start`
-SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of a process that looks
+SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of the process of `as_account`
 
 
 def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
@@ -92,83 +86,6 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     return ending.exit_code
 
 
-def run_with_restarts(launch: Launch, run: Run, again: bool) -> Ending:
-    """Start the ranks again after a failure that is not the program's own, as often as allowed.
-
-    A training resumes by itself from its newest checkpoint or snapshot. A spare takes the place of
-    a host that was lost; where none is left it is left out, if the launch allows that, or awaited.
-
-    Raises:
-        HostsRefused, TrainError, Stopped: no rank was started at all.
-    """
-    began = time.monotonic()
-    if again:
-        began -= seconds_since_first(Path(launch.run_dir))
-        processes.kill_all(launch.run)
-        ending = Ending("failed", 1, [_killed(launch)], restartable=True)
-    else:
-        ending = run_ranks(launch, run)
-    while ending.restartable and launch.restarts < launch.max_restarts:
-        launch = replace(launch, restarts=launch.restarts + 1)
-        _write(launch)
-        why = "; ".join(map(_where_and_what, ending.errors))
-        run.events.write(
-            "restart", restart=launch.restarts, max_restarts=launch.max_restarts, message=why
-        )
-        started = _restart(launch, run)
-        if started is None:
-            break  # the cause of the first failure is the run's
-        launch, ending = started
-    return replace(ending, seconds=round(time.monotonic() - began, 2))
-
-
-def _where_and_what(error: dict[str, Any]) -> str:
-    rank = "" if error["rank"] is None else f"rank {error['rank']} on "
-    return f"{rank}{error['host']}: {error['message']}"
-
-
-def _restart(launch: Launch, run: Run) -> tuple[Launch, Ending] | None:
-    """Start the ranks again, on the hosts that answer; None where these are too few.
-
-    Returns:
-        The launch on those hosts, and how it ended.
-    """
-    deadline = time.monotonic() + launch.timeouts.host_return
-    before = launch.hosts
-    lost: set[Host] = set()
-    while True:
-        hosts = hosts_of_restart(launch, lost)
-        if hosts is None:
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(HOST_RETRY_SECONDS)
-            lost.clear()  # they may be back
-            continue
-        if hosts != launch.hosts:
-            launch = launch.on(hosts)
-            _write(launch)
-        try:
-            return launch, run_ranks(launch, run, change_notice(before, hosts))
-        except HostsRefused as error:
-            lost |= {refusal.host for refusal in error.refused}
-
-
-def _write(launch: Launch) -> None:
-    """Write a launch anew, for a supervisor that follows this one."""
-    path = Path(launch.run_dir) / LAUNCH_FILE
-    write_atomically(path, json.dumps(launch.to_dict()) + "\n")
-
-
-def _killed(launch: Launch) -> dict[str, Any]:
-    """The fields of an event `error`."""
-    host = launch.hosts[0].name
-    hint = (
-        "the kernel kills processes when memory is short: dmesg; one that is stopped (SIGSTOP) is "
-        f"killed after {background.WATCHDOG_SECONDS:g} s; else ask who did"
-    )
-    return {"message": "the supervisor was killed", "hint": hint, "host": host, "rank": None}
-
-
 def _not_started(refusal: Refusal) -> dict[str, str | None]:
     """The fields of an event `error`."""
     host = refusal.host
@@ -195,7 +112,7 @@ def start(run_dir: Path, user: str) -> int:
     Raises:
         TrainError: the account's files cannot be read.
     """
-    before = background.as_account(user, lambda: look(run_dir))
+    before = background.as_account(user, lambda: read_state(run_dir))
     if before not in (SUPERVISED, UNSUPERVISED):
         return before
     if before == UNSUPERVISED:
@@ -212,7 +129,7 @@ def start(run_dir: Path, user: str) -> int:
     return 0
 
 
-def look(run_dir: Path) -> int:
+def read_state(run_dir: Path) -> int:
     """Returns SUPERVISED, UNSUPERVISED, or 1 after saying why it cannot be supervised here."""
     if background.is_supervised(run_dir):
         return SUPERVISED

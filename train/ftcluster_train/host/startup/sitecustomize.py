@@ -1,9 +1,9 @@
 """Imported by Python at the start of a user's script, whose folder is first on PYTHONPATH then.
 
-The packages of its own requirements come behind those of the stack, see `layer`. With `--fast` our
+The packages of its own requirements come behind the stack's, see `add_layer`. With `--fast` our
 kernels replace torch's functions once the script has imported torch, see `ftcluster_train.fast`.
 
-The store of torch's rendezvous listens at the head's address only, see `store_address`.
+The store of torch's rendezvous listens at the head's address only, see `listen_at_one_address`.
 
 A script that hangs is asked for its Python stacks, see `rank_status`.
 
@@ -23,9 +23,12 @@ import time
 from pathlib import Path
 
 from ftcluster_common.launch import FAST_VARIABLE
-from ftcluster_train.host.after_import import after_import
-from ftcluster_train.host.layer import add_layer
-from ftcluster_train.host.store_address import RENDEZVOUS, listen_at_one_address
+from ftcluster_train.host.startup_hooks import (
+    RENDEZVOUS,
+    add_layer,
+    after_import,
+    listen_at_one_address,
+)
 from ftcluster_train.io import rank_status
 
 SETTLE_SECONDS = 0.3

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ftcluster_train.health.memory_benchmark import measure_disk
+from ftcluster_train.health.host_benchmark import measure_disk
 
 
 def test_a_disk_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
