@@ -20,8 +20,9 @@ import torch
 
 from ftcluster_common.job import Job
 from ftcluster_train.comm.world import World
-from ftcluster_train.engine import resume
+from ftcluster_train.engine import snapshots as module
 from ftcluster_train.engine.optim.state import State
+from ftcluster_train.engine.train_state import TrainState
 
 PARAMETERS = 124_440_000
 
@@ -46,12 +47,12 @@ def main() -> int:
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    resume.COST_SHARE, resume.MEMORY_SHARE = float("inf"), 1.0
+    module.COST_SHARE, module.MEMORY_SHARE = float("inf"), 1.0
     optimizer = Optimizer()
     with tempfile.TemporaryDirectory() as folder:
-        snapshots = resume.Snapshots(Path(folder), 1e-9, False, World(0, 1, "gloo"), print)
+        snapshots = module.Snapshots(Path(folder), 1e-9, False, World(0, 1, "gloo"), print)
         for step in range(1 + options.turns):  # the first one also allocates the memory
-            snapshots.take(optimizer, lambda: resume.Position(step))  # type: ignore[arg-type]  # noqa: B023
+            snapshots.take(optimizer, TrainState(step))  # type: ignore[arg-type]
             snapshots.wait()
     cost = statistics.median(snapshots.costs[1:])
     every = max(Job.snapshot_seconds, 100 * cost)

@@ -17,7 +17,7 @@ import vl_convert
 from bench.engine import ROOT
 from bench.local_sync import METRICS
 from bench.time_to_quality import mean_and_spread
-from ftcluster.report.svg import THEME
+from ftcluster.report.charts import THEME
 
 RESULTS = ROOT / "bench/results"
 FILES = {

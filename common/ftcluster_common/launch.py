@@ -6,8 +6,8 @@ Variables of Hydra and Intel MPI: Intel MPI Developer Reference, Hydra Environme
 import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ RUN_VARIABLE = "FTCLUSTER_RUN"  # the run's id, by which its processes are known
 RESTART_VARIABLE = "FTCLUSTER_RESTART"  # how often the ranks were started again
 CHECKPOINT_VARIABLE = "FTCLUSTER_CHECKPOINT"  # from which a restarted script may resume
 BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # of torch.distributed
-PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see ftcluster.launch.mpirun.placement_text
+PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see `rank_placement`
 SLURM_VARIABLE = "SLURM_JOB_ID"  # Slurm's own
 LAYER_VARIABLE = "FTCLUSTER_LAYER"  # the folder with a script's own packages
 FAST_VARIABLE = "FTCLUSTER_FAST"  # whether a script is trained with our kernels
@@ -114,42 +114,49 @@ def label_pattern(run: str) -> str:
 
 
 @dataclass(frozen=True)
+class RankCores:
+    """Where one rank runs on its host.
+
+    Attributes:
+        cpus: the kernel's list of CPUs, such as 0-31.
+        threads: OpenMP threads.
+        memory: the NUMA nodes that it prefers; none: the kernel's default policy.
+    """
+
+    cpus: str
+    threads: int
+    memory: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Host:
-    """One host of a cluster.
+    """One host of a launch.
 
     Attributes:
         name: the inventory's name.
         address: the address that the head reaches it by.
+        ranks: where each of its ranks runs, by local rank.
+        preload: libraries for LD_PRELOAD; a relative path is below the stack.
+        env: further variables of its ranks.
     """
 
     name: str
     address: str
-
-
-def grouped(kinds: Iterable[int]) -> list[list[int]]:
-    """Kinds of hosts in a placement, with the number of hosts in a row that are of each."""
-    return [[kind, len(list(same))] for kind, same in itertools.groupby(kinds)]
-
-
-def hostfile_of(hosts: Sequence[Host], counts: Sequence[int], by_name: bool = False) -> str:
-    """The text of a hostfile, given the number of ranks of each host.
-
-    Args:
-        by_name: whether mpirun is to know the hosts by name, as srun does.
-    """
-    pairs = zip(hosts, counts, strict=True)
-    return "".join(f"{one.name if by_name else one.address}:{count}\n" for one, count in pairs)
+    ranks: tuple[RankCores, ...] = ()
+    preload: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the supervisor on the head starts.
+    """What the supervisor on the head starts; `mpirun_command` renders it.
 
     Attributes:
-        argv: mpirun's command line; no shell is involved.
+        program: arguments of the stack's Python: what each rank becomes once it is bound.
+        env: variables of mpirun and all ranks.
         hosts: those with ranks, the head first.
         stack: the link to the stack in use, or the stack's folder.
-        script_ranks: number of ranks where they run a user's script; None for a training.
+        script: whether the ranks run a user's script; else it is a training.
         restarts: how often the ranks have been started again so far.
         max_restarts: how often the ranks are started again after a failure that is not theirs.
         idle: hosts that are prepared but have no ranks: spares, and those that a restart left out.
@@ -166,13 +173,12 @@ class Launch:
     """
 
     run_dir: str
-    argv: tuple[str, ...]
+    program: tuple[str, ...]
     env: dict[str, str]
-    hostfile: str
     hosts: tuple[Host, ...]
     ssh_config: str
     stack: str
-    script_ranks: int | None = None
+    script: bool = False
     restarts: int = 0
     max_restarts: int = 0
     idle: tuple[Host, ...] = ()
@@ -197,10 +203,10 @@ class Launch:
         return f"{self.run_dir}/hostfile"
 
     @property
-    def variables(self) -> dict[str, str]:
-        """`env`, and that a training finds model and data on its host, where `prepare` put them."""
-        offline = {"HF_HUB_OFFLINE": "1"} if self.script_ranks is None else {}
-        return {**self.env, TIMEOUT_VARIABLE: f"{self.timeout_seconds:g}", **offline}
+    def supervised_variables(self) -> dict[str, str]:
+        """Variables of ranks whose hosts are prepared: a training has model and data there."""
+        offline = {} if self.script else {"HF_HUB_OFFLINE": "1"}
+        return {TIMEOUT_VARIABLE: f"{self.timeout_seconds:g}", **offline}
 
     @property
     def timeouts(self) -> Timeouts:
@@ -214,61 +220,84 @@ class Launch:
 
     @property
     def rank_hosts(self) -> list[Host]:
-        """The host of each rank, by the hostfile's lines, which are in the order of `hosts`."""
-        counts = [int(line.rpartition(":")[2]) for line in self.hostfile.split()]
-        pairs = zip(self.hosts, counts, strict=True)
-        return [host for host, count in pairs for _ in range(count)]
+        """The host of each rank: they are numbered in the order of `hosts`."""
+        return [host for host in self.hosts for _ in host.ranks]
 
     def on(self, hosts: Sequence[Host]) -> "Launch":
         """The same launch with ranks on these of `hosts` and `idle`, the head first."""
-        placement = json.loads(self.env[PLACEMENT_VARIABLE])
-        order = [*placement.get("idle", []), *placement["hosts"]]
-        kinds = [kind for kind, count in order for _ in range(count)]
-        kind_of = dict(zip((*self.idle, *self.hosts), kinds, strict=True))
-        idle = [host for host in kind_of if host not in hosts]
-        for key, some in (("hosts", hosts), ("idle", idle)):
-            placement[key] = grouped(kind_of[host] for host in some)
-        counts = [len(placement["kinds"][kind_of[host]]["ranks"]) for host in hosts]
-        at = self.argv.index("-n") + 1
-        assert self.argv[at] == str(len(self.rank_hosts))
-        return replace(
-            self,
-            argv=(*self.argv[:at], str(sum(counts)), *self.argv[at + 1 :]),
-            env={**self.env, PLACEMENT_VARIABLE: json.dumps(placement, separators=(",", ":"))},
-            hostfile=hostfile_of(hosts, counts, bool(self.slurm_job)),
-            hosts=tuple(hosts),
-            idle=tuple(idle),
-            script_ranks=None if self.script_ranks is None else sum(counts),
-        )
-
-    def with_stack(self, folder: Path) -> "Launch":
-        """The same launch by the stack's folder, because the link may be moved during the run."""
-        link, real = f"{self.stack}/", f"{folder}/"
-        return replace(
-            self,
-            argv=tuple(
-                word.replace(link, real, 1) if word.startswith(link) else word for word in self.argv
-            ),
-            env={name: value.replace(link, real) for name, value in self.env.items()},
-            stack=str(folder),
-        )
+        idle = (host for host in (*self.idle, *self.hosts) if host not in hosts)
+        return replace(self, hosts=tuple(hosts), idle=tuple(idle))
 
     def shown(self) -> dict[str, Any]:
         """What `--json` shows of it."""
         return {
-            "argv": list(self.argv),
-            "env": self.env,
-            "hostfile": self.hostfile,
-            "hosts": [vars(host) for host in self.hosts],
+            **asdict(mpirun_command(self)),
+            "hosts": [{"name": host.name, "address": host.address} for host in self.hosts],
             "ssh_config": self.ssh_config,
             "stack": self.stack,
         }
 
     def to_dict(self) -> dict[str, Any]:
         """The content of launch.json, which `read_launch` reads."""
-        data = {**asdict(self), **self.shown()}
+        data = asdict(self)
         del data["run_dir"]
         return data
+
+
+@dataclass(frozen=True)
+class MpirunCommand:
+    """What starts the ranks of a launch; no shell is involved.
+
+    Attributes:
+        hostfile: the content of the file at `Launch.hostfile_path`.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    hostfile: str
+
+
+def mpirun_command(launch: Launch) -> MpirunCommand:
+    """Render the command that starts a launch's ranks on its hosts."""
+    python = f"{launch.stack}/bin/python"
+    argv = (
+        f"{launch.stack}/bin/mpirun",
+        "-machinefile", launch.hostfile_path,  # -f fills the first host, whatever its count says
+        "-n", str(len(launch.rank_hosts)),
+        "-prepend-pattern", label_pattern(launch.run),
+        python, "-m", "ftcluster_train.host.bind",
+        python, *launch.program,
+    )  # fmt: skip
+    placement = json.dumps(rank_placement(launch.hosts, launch.stack), separators=(",", ":"))
+    lines = (
+        f"{host.name if launch.slurm_job else host.address}:{len(host.ranks)}\n"  # as srun does
+        for host in launch.hosts
+    )
+    return MpirunCommand(argv, {**launch.env, PLACEMENT_VARIABLE: placement}, "".join(lines))
+
+
+def rank_placement(hosts: Sequence[Host], stack: str) -> dict[str, Any]:
+    """The placement of all ranks, which `ftcluster_train.host.bind` reads on the hosts.
+
+    Hosts that are alike share an entry, because a variable has a limit (128 KiB, MAX_ARG_STRLEN):
+
+        {"kinds": [{"env": {"LD_PRELOAD": "/usr/lib/..."}, "ranks":
+            [{"cpus": "0-31", "threads": 31, "memory": [0]}, ...]}, ...],
+         "hosts": [[0, 7], [1, 1]]}
+
+    are seven hosts of the first kind and then one of the second.
+    """
+    kinds: list[dict[str, Any]] = []
+    numbers = []
+    for host in hosts:
+        libraries = ":".join(str(Path(stack, library)) for library in host.preload)
+        preload = {"LD_PRELOAD": libraries} if libraries else {}
+        kind = {"env": {**preload, **host.env}, "ranks": [asdict(rank) for rank in host.ranks]}
+        if kind not in kinds:
+            kinds.append(kind)
+        numbers.append(kinds.index(kind))
+    in_a_row = [[kind, len(list(same))] for kind, same in itertools.groupby(numbers)]
+    return {"kinds": kinds, "hosts": in_a_row}
 
 
 def read_launch(run_dir: Path) -> Launch:
@@ -278,10 +307,16 @@ def read_launch(run_dir: Path) -> Launch:
         GivenFileError: it is missing or damaged.
     """
 
+    def host(data: Any) -> Host:
+        ranks = tuple(
+            RankCores(rank["cpus"], rank["threads"], tuple(rank["memory"]))
+            for rank in data.pop("ranks")
+        )
+        preload = tuple(os.fspath(library) for library in data.pop("preload"))
+        return Host(ranks=ranks, preload=preload, env=dict(data.pop("env")), **data)
+
     def launch(data: Any) -> Launch:
-        lists: dict[str, Any] = {
-            key: tuple(Host(**host) for host in data.pop(key)) for key in ("hosts", "idle")
-        }
-        return Launch(run_dir=str(run_dir), argv=tuple(data.pop("argv")), **lists, **data)
+        hosts: dict[str, Any] = {key: tuple(map(host, data.pop(key))) for key in ("hosts", "idle")}
+        return Launch(str(run_dir), tuple(data.pop("program")), **hosts, **data)
 
     return read_form(run_dir / LAUNCH_FILE, launch)

@@ -29,9 +29,11 @@ options:
         type: path
         required: true
       state:
-        description: C(absent) removes folders with all that is in them.
+        description: >-
+          C(absent) removes folders with all that is in them, C(absent_if_empty) a folder without
+          anything in it.
         type: str
-        choices: [file, directory, absent]
+        choices: [file, directory, absent, absent_if_empty]
         default: file
       content:
         description: The whole text of a file. Without it, a file that is there keeps its text.
@@ -72,10 +74,12 @@ changed_paths:
   elements: str
 """
 
+import errno
 import grp
 import os
 import pwd
 import stat
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
@@ -85,6 +89,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     difference,
     make_folder,
     opened,
+    opened_parent,
     read_text,
     refuse_unguarded,
     remove,
@@ -149,9 +154,28 @@ def text_to_show(path, found):
     return None if too_large else read_text(path)
 
 
+def remove_empty(path, check_mode):
+    """Remove a folder without contents; returns whether there was one."""
+    found = status(path, follow=False)
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        return False
+    if check_mode:
+        return not any(Path(path).iterdir())
+    try:
+        with opened_parent(path, follow=False) as (folder, name):
+            os.rmdir(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
+
+
 def settle(entry, check_mode):
     """Bring one path into its state; returns (changed, text before, text after)."""
     path, state, content = entry["path"], entry["state"], entry["content"]
+    if state == "absent_if_empty":
+        return remove_empty(path, check_mode), "", ""
     if state == "absent":
         found = status(path, follow=False)
         if found is None:
@@ -192,7 +216,7 @@ def main():
     """Ansible's entry point."""
     options = {
         "path": {"type": "path", "required": True},
-        "state": {"choices": ["file", "directory", "absent"], "default": "file"},
+        "state": {"choices": ["file", "directory", "absent", "absent_if_empty"], "default": "file"},
         "content": {"type": "str"},
         "mode": {"type": "str"},
         "owner": {"type": "str", "default": ""},
@@ -204,6 +228,7 @@ def main():
         },
         supports_check_mode=True,
     )
+    os.umask(0o022)  # folders on the way are root's, and open to all
     changed_paths, diff = [], []
     for entry in module.params["files"]:
         try:
@@ -216,6 +241,9 @@ def main():
                 changed=bool(changed_paths),
             )
         if changed:
+            # sshd may read keys only in folders of the type ssh_home_t
+            if entry["state"] == "directory" and not module.check_mode:
+                module.set_default_selinux_context(entry["path"], True)
             changed_paths.append(entry["path"])
             diff.append(difference(entry["path"], before, after))
     module.exit_json(changed=bool(changed_paths), changed_paths=changed_paths, diff=diff)

@@ -226,13 +226,6 @@ facts:
     tcmalloc:
       {description: Path of the tcmalloc library.,
        type: str, sample: /usr/lib/x86_64-linux-gnu/libtcmalloc.so.4}
-    packages_of_others:
-      description:
-        - The distribution's packages that were installed for clusters in other folders than
-          O(prefix), until C(/etc/ftcluster/packages) says that this one uses them too.
-      type: list
-      elements: str
-      sample: [libtcmalloc-minimal4]
     other_clusters:
       description:
         - The clusters in other folders than O(prefix) that root has set up on this host, with the
@@ -337,7 +330,6 @@ RDMA_LIBRARIES = (
     "libibverbs.so.1", "librdmacm.so.1", "libefa.so.1", "libpsm2.so.2", "libnuma.so.1",
     "libuuid.so.1",
 )  # fmt: skip
-RECORD = "/etc/ftcluster/packages"  # which the role os_package writes
 FIREWALL_RULES = Path("/etc/ftcluster/firewall.nft")  # which the role firewall writes
 CLUSTERS = Path("/etc/ftcluster/clusters")  # which the playbook system writes
 OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
@@ -537,18 +529,6 @@ def host_firewall(read_file, is_active):
     return "firewalld" if is_active("firewalld") else ""
 
 
-def packages_of_others(record, prefix):
-    """The packages of the record that it does not name the prefix as a user of.
-
-    >>> record = "tree: tree\\nacl: acl\\nacl is used by /opt/a\\nacl is used by /opt/b\\n"
-    >>> packages_of_others(record, "/opt/b")
-    ['tree']
-    """
-    lines = record.splitlines()
-    names = [name for name, colon, _ in (line.partition(":") for line in lines) if colon]
-    return [name for name in names if f"{name} is used by {prefix}" not in lines]
-
-
 def other_clusters(prefix, folder=CLUSTERS):
     """The clusters of a folder with a record of each, but for the one in `prefix`."""
     records = (read(str(path)).split("\n")[0] for path in sorted(folder.glob("*")))
@@ -638,7 +618,6 @@ def main():
         "tcmalloc": library(TCMALLOC),
         "host_firewall": host_firewall(read, is_active),
         "firewall_rules": exists(FIREWALL_RULES),
-        "packages_of_others": packages_of_others(read(RECORD), prefix),
         "other_clusters": other_clusters(str(prefix)),
         "firewall_hosts": firewall_hosts(read(str(FIREWALL_RULES))),
         "openmp": library(OPENMP, (prefix / "current" / "lib", *LIBRARY_FOLDERS)),

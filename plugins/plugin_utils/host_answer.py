@@ -29,7 +29,6 @@ FORMS = {
     "network_interface": r"[^\s/]*",
     "node_package": NAME,
     "openmp": PATH,
-    "packages_of_others": NAME,
     "prefix": f"(?=/){PATH}",
     "python": NAME,
     "rdma_libraries": NAME,

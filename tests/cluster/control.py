@@ -28,6 +28,10 @@ cd /etc
 find . -type f ! -name '*-' ! -name .pwd.lock ! -name ld.so.cache -exec sha256sum {} + | sort -k2
 find . -type l -printf '%p -> %l\n' | sort
 """
+PURGE = r"""
+apt-get -qq purge --auto-remove $(dpkg-query -W -f '${Package}\n' \
+  nftables tree 'libtcmalloc-minimal4*' python3-apt 2> /dev/null) > /dev/null
+"""
 # one of this machine's two cores each, as hosts of their own would have
 PIN_LOGINS = """
 mkdir /etc/systemd/system/ssh.service.d
@@ -114,6 +118,11 @@ class Control:
         finally:
             for host, undo in done:
                 self.shell(host, undo)
+
+    def purge_packages(self) -> None:
+        """Remove the distribution's packages that setup brought, which teardown leaves."""
+        for name in self.hosts:
+            self.shell(name, PURGE)
 
     def snapshots(self) -> dict[str, str]:
         return {name: self.shell(name, SNAPSHOT) for name in self.hosts}

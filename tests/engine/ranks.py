@@ -134,7 +134,7 @@ def learn(case: Case, rank: int, size: int) -> Learned:
     overrides = contextlib.nullcontext()
     if case.rows:
         overrides = KernelMode()
-        overrides.arriving = update.arriving
+        overrides.arriving = update.pending_gathers
     autocast = case.rows and case.dtype == torch.bfloat16
     for batch in case.batches:
         losses.append(0.0)
@@ -142,7 +142,7 @@ def learn(case: Case, rank: int, size: int) -> Learned:
         for part in parts:
             own = tokens[part]
             if not case.rows:
-                update.arriving.wait()
+                update.pending_gathers.wait()
             with overrides, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 loss = model(input_ids=own, labels=own).loss * len(part) / len(batch)
                 if case.unused and rank == 0:

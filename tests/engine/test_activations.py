@@ -44,20 +44,6 @@ def mlp_gradients(loss: torch.Tensor, model: nn.Module) -> dict[str, torch.Tenso
     return {n: one.grad.double() for n, one in model.named_parameters() if ".mlp." in n}
 
 
-@architectures
-def test_a_model_in_fp32(architecture: str) -> None:
-    """It has the same weights and logits, also if it is fused twice."""
-    model = make_model(architecture)
-    names, before = list(model.state_dict()), model(input_ids=TOKENS).logits
-    assert fuse_activations(model) == COUNTS[architecture]
-    assert list(model.state_dict()) == names
-    after = model(input_ids=TOKENS).logits
-    torch.testing.assert_close(after, before)
-    fuse_activations(model)
-    assert list(model.state_dict()) == names
-    assert torch.equal(model(input_ids=TOKENS).logits, after)
-
-
 @pytest.mark.needs("avx2", "compiler")
 @architectures
 def test_gradients_of_a_model_in_bf16(architecture: str) -> None:
@@ -139,15 +125,17 @@ OTHERS: dict[str, Forward] = {
     "adds": lambda m, x: x + Mlp.forward(m, x),
     "takes one token": lambda m, x: Mlp.forward(m, x[:, :1]),
     "raises": lambda m, x: m.experts(x),
-}
-SWAPPED: dict[str, Forward] = {
     "activates the other one": lambda m, x: m.down_proj(m.gate_proj(x) * m.act_fn(m.up_proj(x))),
     "has one product": lambda m, x: m.down_proj(m.act_fn(m.gate_proj(x)) * m.gate_proj(x)),
-}
-UNLIKE: dict[str, Forward] = {
     "returns two": lambda m, x: (Mlp.forward(m, x), None),
     "returns a shape": lambda m, x: Mlp.forward(m, x).shape,
     "returns fp64": lambda m, x: Mlp.forward(m, x).double(),
+    "cuts what is large": lambda m, x: m.down_proj(
+        m.act_fn(m.gate_proj(x).clamp(max=10)) * m.up_proj(x)
+    ),
+    "computes something else after training": lambda m, x: (
+        Mlp.forward(m, x) * (1 if m.training else 2)
+    ),
 }
 
 
@@ -161,33 +149,9 @@ def test_a_class_that_computes_something_else(forward: Forward) -> None:
     check_left_alone(mlp_with(forward))
 
 
-@pytest.mark.parametrize("forward", SWAPPED.values(), ids=SWAPPED)
-def test_a_class_with_other_products(forward: Forward) -> None:
-    check_left_alone(mlp_with(forward))
-
-
-@pytest.mark.parametrize("forward", UNLIKE.values(), ids=UNLIKE)
-def test_a_class_that_returns_something_else(forward: Forward) -> None:
-    check_left_alone(mlp_with(forward))
-
-
-def test_a_class_that_cuts_what_is_large() -> None:
-    check_left_alone(
-        mlp_with(lambda m, x: m.down_proj(m.act_fn(m.gate_proj(x).clamp(max=10)) * m.up_proj(x)))
-    )
-
-
-@pytest.mark.parametrize("kind", [Norm, Weighted])
-def test_a_class_with_further_weights(kind: type[Mlp]) -> None:
+@pytest.mark.parametrize("kind", [Norm, Weighted, ScaledByDefault])
+def test_a_class_with_further_weights_or_settings(kind: type[Mlp]) -> None:
     check_left_alone(kind())
-
-
-def test_a_module_with_other_settings_than_its_class() -> None:
-    check_left_alone(ScaledByDefault())
-
-
-def test_a_class_that_computes_something_else_after_training() -> None:
-    check_left_alone(mlp_with(lambda m, x: Mlp.forward(m, x) * (1 if m.training else 2)))
 
 
 def test_an_activation_stays_in_its_mode() -> None:

@@ -1,7 +1,6 @@
 """Dropout's masks: their rate and scale, and that they are SplitMix64's numbers."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,17 +9,25 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.dropout import CHUNK, LANES, LEVELS, drop_of, make_mask
+from ftcluster_train.kernels.dropout import LEVELS, MOST, drop_of
+from ftcluster_train.kernels.simd import Drop
 from ftcluster_train.patching.functions import DROPOUT
 from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors
 
+pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
 dropout = DROPOUT.function()
+LANES = 4  # elements that a word of SplitMix64 decides on
 # standard deviations: one in 10^9 of all cases is beyond
 SIGMAS = 6
-rates = st.floats(0, 1, exclude_min=True, exclude_max=True) | st.sampled_from(
+rates = st.floats(0, MOST, exclude_min=True) | st.sampled_from(
     [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 0.9]
 )
 counts = st.integers(0, 50_000)
+
+
+def make_mask(count: int, drop: Drop) -> torch.Tensor:
+    """The factors of dropout."""
+    return simd.dropout(torch.ones(count, dtype=torch.bfloat16), drop)
 
 
 def scale_of(p: float) -> float:
@@ -28,7 +35,7 @@ def scale_of(p: float) -> float:
 
 
 @given(counts, rates, seeds)
-@example(50_000, 0.999999, 0)  # of a probability next to 1 nothing is left
+@example(50_000, MOST, 0)
 def test_the_rate_and_the_scale(count: int, p: float, seed: int) -> None:
     made, scale = make_mask(count, drop_of(p, seed)), scale_of(p)
     assert (made.shape, made.dtype) == ((count,), torch.bfloat16)
@@ -71,16 +78,6 @@ def test_each_element_is_decided_on_by_its_counter(p: float, seed: int, places: 
         assert made[place] == (scale if number >= round(share * LEVELS) / LEVELS else 0)
 
 
-@pytest.fixture(scope="module", params=["one pass", "torch"])
-def _both(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With the loops in C, and without them."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "torch":
-            patch.setattr(simd, "is_available", lambda: False)
-        yield
-
-
-@pytest.mark.usefixtures("_both")
 @given(st.lists(st.integers(0, 6), max_size=4), dtypes, rates, st.integers(0, 2**32), st.data())
 def test_outputs_and_gradients(
     shape: list[int], dtype: torch.dtype, p: float, seed: int, data: st.DataObject
@@ -112,7 +109,7 @@ def test_the_mask_follows_from_the_default_generator() -> None:
 
 
 def test_the_number_of_threads_changes_nothing() -> None:
-    count = 3 * CHUNK * LANES + 2  # more than a stream holds, whatever the threads are
+    count = 100 * simd.FEW_ELEMENTS + 2
     made, before = [], torch.get_num_threads()
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)

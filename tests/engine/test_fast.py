@@ -269,6 +269,7 @@ def test_adamw_is_fused_where_the_script_has_not_chosen() -> None:
     assert torch.allclose(*ends, atol=1e-6)
 
 
+@pytest.mark.needs("avx2", "compiler")
 @pytest.mark.usefixtures("enabled")
 def test_what_does_not_fit_is_said_once(said: Any) -> None:
     query, key, value = attention_inputs(dtype=torch.float16)
@@ -302,6 +303,7 @@ def test_another_rank_says_nothing(said: Any, monkeypatch: pytest.MonkeyPatch) -
     assert said() == []
 
 
+@pytest.mark.needs("avx2", "compiler")
 @pytest.mark.usefixtures("enabled")
 def test_fp32_is_kept_and_said(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags : avx2 avx512_bf16 \n")

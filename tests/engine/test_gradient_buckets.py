@@ -10,7 +10,7 @@ from ftcluster_train.engine.optim import gradient_buckets
 from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.engine.optim.gradient_buckets import (
     BUCKET,
-    MEBIBYTE,
+    FP32_PER_MIB,
     GradientBuckets,
     bucket_slices,
 )
@@ -141,8 +141,8 @@ def test_a_table_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_buckets_of_a_given_size() -> None:
-    end = 5 * MEBIBYTE // 2
+    end = 5 * FP32_PER_MIB // 2
     assert [part.stop - part.start for part in bucket_slices(end, end, bucket_mb=1)] == [
-        MEBIBYTE // 2, MEBIBYTE, MEBIBYTE,
+        FP32_PER_MIB // 2, FP32_PER_MIB, FP32_PER_MIB,
     ]  # fmt: skip
     assert bucket_slices(end, end) == [slice(0, end)]

@@ -1,5 +1,6 @@
 """The contrastive loss against its formula in fp64, on any number of ranks and parts."""
 
+import contextlib
 import copy
 import math
 from collections.abc import Sequence
@@ -16,12 +17,16 @@ from transformers import PreTrainedModel
 from ftcluster_common.recipe import SentenceSimilarity
 from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.comm.world import World
+from ftcluster_train.engine.batches import StepBatch
+from ftcluster_train.engine.data import sampler
 from ftcluster_train.engine.data.sampler import micro_batches, share_of_rank
 from ftcluster_train.engine.data.token_store import Sample
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.engine.tasks import length_groups
-from ftcluster_train.engine.tasks.in_batch_negatives import Texts, ranking_loss
+from ftcluster_train.engine.step import make_step
+from ftcluster_train.engine.step_times import StepTimes
+from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts, ranking_loss
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from tests.engine.jobs import make_job, make_task_of, run
@@ -72,7 +77,7 @@ def formula(embeddings: dict[int, torch.Tensor], scale: float, symmetric: bool) 
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length_groups, "PASS_TOKENS", 8)
+    monkeypatch.setattr(sampler, "PASS_TOKENS", 8)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -83,9 +88,10 @@ def test_loss_and_gradients_are_those_of_the_formula(symmetric: bool) -> None:
     theirs = {number: one.double().requires_grad_() for number, one in every.items()}
     kinds = torch.tensor([min(place, 2) for row in ROWS for place in range(len(row))])
     embeddings = functional.normalize(torch.stack([ours[n] for n in numbers]), dim=-1)
-    texts = Texts(torch.tensor(numbers), kinds)
+    texts = BatchTexts(torch.tensor(numbers), kinds, slice(0, 8), [len(numbers)])
     parts = [
-        ranking_loss(embeddings, texts, own, 20.0, symmetric) for own in (slice(0, 3), slice(3, 8))
+        ranking_loss(embeddings, texts._replace(rows=rows), 20.0, symmetric)
+        for rows in (slice(0, 3), slice(3, 8))
     ]
     wanted = formula(theirs, 20.0, symmetric)
     assert sum(parts).item() == pytest.approx(wanted.item(), rel=64 * UNIT)  # type: ignore[union-attr]
@@ -94,8 +100,8 @@ def test_loss_and_gradients_are_those_of_the_formula(symmetric: bool) -> None:
     for number, one in ours.items():
         assert torch.allclose(one.grad.double(), theirs[number].grad, rtol=0, atol=1e4 * UNIT)
     # a text that is left out would change it
-    all_differ = texts._replace(texts=torch.arange(len(numbers)))
-    other = ranking_loss(embeddings, all_differ, slice(0, 8), 20.0, symmetric)
+    all_differ = texts._replace(numbers=torch.arange(len(numbers)))
+    other = ranking_loss(embeddings, all_differ, 20.0, symmetric)
     assert other.item() > wanted.item() * 1.05
 
 
@@ -109,6 +115,34 @@ def sample(row: Sequence[int]) -> Sample:
     }
 
 
+class Gradients:
+    """In place of an optimizer: leaves the gradients where torch puts them."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self.lasts: list[bool] = []
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        loss.backward()
+        self.lasts.append(last)
+
+    def step(self) -> float:
+        return 0.0
+
+
+def loss_of(
+    task: Task, model: PreTrainedModel, parts: Sequence[Sequence[Sample]], world: World,
+    kernels: Any = None,
+) -> tuple[float, list[bool]]:  # fmt: skip
+    """This rank's loss of a batch; and of each backward pass, whether it was the last one."""
+    optimizer = Gradients()
+    times = StepTimes(optimizer.traffic, world)
+    kernels = kernels or contextlib.nullcontext()
+    step = make_step(task, model, optimizer, kernels, times, bf16=False)  # type: ignore[arg-type]
+    batch = StepBatch(1, 0, 0, 1, [], parts, dropout_seed=0)
+    return step.run(batch).loss, optimizer.lasts
+
+
 def gradients(
     rank: int, size: int, folder: Path, rows: Sequence[Sequence[int]], parts: int, symmetric: bool
 ) -> tuple[float, dict[str, torch.Tensor]]:
@@ -118,24 +152,15 @@ def gradients(
     task.options = SentenceSimilarity(symmetric=symmetric)  # type: ignore[attr-defined]
     model = make_model("bert", "sentence-similarity").eval()
     task.check_model(model)
-
-    def forward(samples: Sequence[Sample]) -> tuple[Any, dict[str, torch.Tensor]]:
-        inputs, targets = task.collate(samples)
-        return call_model(model, inputs), targets
-
     own = micro_batches(share_of_rank(range(len(rows)), rank, size), parts)
-    total, lasts = torch.zeros(()), []
     batches = [[sample(rows[i]) for i in part] for part in own]
-    for loss, last in task.losses(batches, forward, Traffic()):
-        loss.backward()
-        total += loss.detach()
-        lasts.append(last)
+    loss, lasts = loss_of(task, model, batches, World(rank, size, "gloo"))
     assert lasts == [False] * (max(len(own), 1) - 1) + [True]
     found = {
         name: torch.zeros_like(p) if p.grad is None else p.grad
         for name, p in model.named_parameters()
     }
-    sums = torch.cat([total.flatten(), *(one.flatten() for one in found.values())])
+    sums = torch.cat([torch.tensor([loss]), *(one.flatten() for one in found.values())])
     dist.all_reduce(sums)
     total, *pieces = sums.split([1, *(one.numel() for one in found.values())])
     found = {name: piece.view_as(found[name]) for name, piece in zip(found, pieces, strict=True)}
@@ -144,7 +169,7 @@ def gradients(
 
 
 def cases(rank: int, size: int, folder: Path) -> list[Any]:
-    length_groups.PASS_TOKENS = 8  # also in another process
+    sampler.PASS_TOKENS = 8  # also in another process
     return [
         gradients(rank, size, folder / name, rows, parts, symmetric)
         for name, rows, parts, symmetric in (
@@ -213,9 +238,8 @@ def double_loss(model: PreTrainedModel, pooling: str) -> torch.Tensor:
     return formula(embeddings, 20.0, False)
 
 
-@pytest.mark.usefixtures("world")
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_a_model_learns_what_it_learns_in_fp64(tmp_path: Path, pooling: str) -> None:
+def test_a_model_learns_what_it_learns_in_fp64(tmp_path: Path, world: World, pooling: str) -> None:
     job = make_job(tmp_path, "sentence-similarity")
     task = make_task(job.recipe, make_tokenizer())
     task.options = SentenceSimilarity(pooling=pooling)  # type: ignore[attr-defined, arg-type]
@@ -223,15 +247,9 @@ def test_a_model_learns_what_it_learns_in_fp64(tmp_path: Path, pooling: str) -> 
     model = make_model("bert", "sentence-similarity", initializer_range=0.3).eval()
     exact = copy.deepcopy(model).double()
     task.check_model(model)
-
-    def forward(samples: Sequence[Sample]) -> tuple[Any, dict[str, torch.Tensor]]:
-        inputs, targets = task.collate(samples)
-        return call_model(model, inputs), targets
-
-    [(loss, _)] = task.losses([list(map(sample, ROWS))], forward, Traffic())
+    loss, _ = loss_of(task, model, [list(map(sample, ROWS))], world)
     wanted = double_loss(exact, pooling)
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
-    loss.backward()
+    assert loss == pytest.approx(wanted.item(), rel=1e-5)
     wanted.backward()
     norm = math.sqrt(
         sum(float(p.grad.norm() ** 2) for p in exact.parameters() if p.grad is not None)
@@ -242,28 +260,21 @@ def test_a_model_learns_what_it_learns_in_fp64(tmp_path: Path, pooling: str) -> 
             assert torch.allclose(p.grad.double(), right[name].grad, rtol=0, atol=1e-5 * norm), name
 
 
-@pytest.mark.usefixtures("world")
-def test_parts_have_the_same_dropout_twice(tmp_path: Path) -> None:
+def test_parts_have_the_same_dropout_twice(tmp_path: Path, world: World) -> None:
     job = make_job(tmp_path, "sentence-similarity")
     task = make_task(job.recipe, make_tokenizer())
     model = make_model("bert", "sentence-similarity", dropout=0.2).train()
     task.check_model(model)
     kernels = patch_model(model, task, True, Optimizations(), ProgressLog())
-    seen = []
-
-    def forward(samples: Sequence[Sample]) -> tuple[Any, dict[str, torch.Tensor]]:
-        inputs, targets = task.collate(samples)
-        outputs = call_model(model, inputs)
-        seen.append(outputs.last_hidden_state.detach().clone())
-        return outputs, targets
-
-    with kernels:
-        rows = list(map(sample, ROWS))
-        for loss, _ in task.losses([rows[:4], rows[4:]], forward, Traffic()):
-            loss.backward()
+    seen: list[torch.Tensor] = []
+    model.register_forward_hook(
+        lambda _model, _inputs, outputs: seen.append(outputs.last_hidden_state.detach().clone())
+    )
+    rows = list(map(sample, ROWS))
+    loss_of(task, model, [rows[:4], rows[4:]], world, kernels)
     first, again = seen[: len(seen) // 2], seen[len(seen) // 2 :]
     assert len(first) == len(again) > 2  # groups of lengths
     assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
-    forward([{"input_ids": [2, 5, 3]}])
-    forward([{"input_ids": [2, 5, 3]}])
+    for _ in range(2):
+        call_model(model, task.collate([{"input_ids": [2, 5, 3]}]).inputs)
     assert not torch.equal(seen[-1], seen[-2])

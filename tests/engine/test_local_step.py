@@ -20,8 +20,7 @@ from ftcluster_train.engine import loop
 from ftcluster_train.engine.data.sampler import share_of_rank
 from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
 from ftcluster_train.engine.optim.local_step import LocalOptimizerStep
-from ftcluster_train.engine.stopping import TrainingStopped
-from ftcluster_train.errors import TrainError
+from ftcluster_train.errors import TrainError, TrainingStopped
 from tests.engine.jobs import Run, make_job, make_samples
 from tests.engine.jobs import run as run_once
 from tests.engine.models import VOCABULARY, make_model

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from ftcluster_train.kernels.norm import rounded_output
-from ftcluster_train.kernels.rms_norm import rms_norm
+from ftcluster_train.kernels.norm import rms_norm, rounded_output
 from ftcluster_train.patching import fp32_residuals
 from ftcluster_train.patching.fp32_residuals import LAYER_NORM, Linear
 from tests.engine.drawn import check_near, tensors, unit
@@ -152,6 +151,20 @@ def test_arguments_that_torch_takes(weight: torch.Tensor, epsilon: float) -> Non
     wanted = functional.layer_norm(x, [20], weight, bias, epsilon)
     weight.master_weight = weight
     torch.testing.assert_close(layer_norm(x, [20], weight, bias, epsilon), wanted)
+
+
+@pytest.mark.parametrize(("dtype", "of_weight"), [(BF16, BF16), (BF16, FP32), (FP32, BF16)])
+def test_rms_norm_of_other_dtypes(dtype: torch.dtype, of_weight: torch.dtype) -> None:
+    """In fp32, then rounded to the wider one, as its gradients are to their own."""
+    leaves = [torch.randn(5, 20).to(dtype), torch.randn(20).to(of_weight)]
+    found, wanted = (
+        (output, *torch.autograd.grad(output.sum(), inputs))
+        for inputs in ([x.requires_grad_() for x in leaves], [x.float() for x in leaves])
+        for output in [rms_norm(*inputs, EPSILON)]
+    )
+    wider = torch.promote_types(dtype, of_weight)
+    for one, other, kind in zip(found, wanted, (wider, dtype, of_weight), strict=True):
+        assert torch.equal(one, other.to(kind))
 
 
 def check_gradients(

@@ -1,11 +1,14 @@
 """The entries of `ftcluster_train.patching`: each has a guard, or a reason to have none."""
 
+import inspect
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.kernels import simd
@@ -18,12 +21,11 @@ from ftcluster_train.patching.fused_modules import (
 )
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, always, computes_same
-from ftcluster_train.patching.rotary_positions import ROTARY_POSITIONS
+from ftcluster_train.patching.rotary_positions import NAME, ROTARY_POSITIONS
 from ftcluster_train.patching.script_functions import SCRIPT_FUNCTIONS
 from ftcluster_train.patching.script_models import activation_patches
 from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
 from tests.engine.models import make_model
-from tests.engine.test_rotary import _transformers  # noqa: F401 - a fixture
 
 # functions whose entry is right for each call, and why
 UNGUARDED = {
@@ -60,9 +62,53 @@ NOT_COMPARED = {
     "others, looked at before each call; tests know that nothing of these is read",
     FUSED_TANH_GELUS: "two classes of transformers",
 }
-OBJECT_PATCHES = (
-    SKIPPED_ROWS, FUSED_TANH_GELUS, FUSED_GATED_MLPS, FUSED_RMS_NORMS, ROTARY_POSITIONS,
-)  # fmt: skip
+
+
+@pytest.fixture
+def _transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' own functions; an earlier test may have replaced them."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers.models.") and hasattr(module, NAME):
+            monkeypatch.setattr(module, NAME, inspect.unwrap(getattr(module, NAME)))
+
+
+FUSIONS = (FUSED_TANH_GELUS, FUSED_GATED_MLPS, FUSED_RMS_NORMS, ROTARY_POSITIONS)
+# in how many places: Gemma's norms add 1 to the weight, Phi-3's MLPs have other layers
+PLACES = {
+    "llama": [0, 2, 5, 1], "qwen2": [0, 2, 5, 1], "qwen3": [0, 2, 9, 1], "mistral": [0, 2, 5, 1],
+    "gemma": [0, 2, 0, 1], "gemma2": [0, 2, 0, 1], "gemma3_text": [0, 2, 0, 1],
+    "phi3": [0, 0, 5, 1], "gpt2": [2, 0, 0, 0],
+}  # fmt: skip
+TINY = {
+    "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0,
+    "initializer_range": 0.1,  # five times the usual one: near 0 activations are almost linear
+}  # fmt: skip
+
+
+@pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
+@pytest.mark.usefixtures("_transformers")
+@pytest.mark.parametrize("architecture", PLACES)
+def test_models_with_fused_modules(architecture: str) -> None:
+    """Their weights are the same, and gradients too, to rounding; nothing is fused twice."""
+    config = AutoConfig.for_model(architecture, **TINY)
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    names, tokens = list(model.state_dict()), torch.arange(24).view(2, 12)
+
+    def gradients(autocast: bool) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        found = torch.autograd.grad(loss, list(model.parameters()))
+        return torch.cat([one.flatten() for one in found])
+
+    before = [gradients(autocast) for autocast in (False, True)]
+    assert [fusion.apply(model) for fusion in FUSIONS] == PLACES[architecture]
+    assert [fusion.apply(model) for fusion in FUSIONS] == [0] * len(FUSIONS)
+    assert list(model.state_dict()) == names
+    after = [gradients(autocast) for autocast in (False, True)]
+    for one, other, off in zip(after, before, (1e-5, 2e-2), strict=True):
+        assert (one - other).norm() < off * other.norm()
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -73,8 +119,10 @@ def test_changes_of_models_are_compared(monkeypatch: pytest.MonkeyPatch, same: b
         monkeypatch.setattr(room, "computes_same", lambda *_, **__: same)
     monkeypatch.setattr(simd, "is_available", lambda: True)
     models = make_model("llama", "causal-lm"), make_model("gpt2", "causal-lm"), make_model("bert")
-    made = {patch for patch in OBJECT_PATCHES for model in models if [*patch.guard(model)]}
-    assert made == ({*OBJECT_PATCHES} if same else NOT_COMPARED.keys())
+    made = {
+        patch for patch in (SKIPPED_ROWS, *FUSIONS) for model in models if [*patch.guard(model)]
+    }
+    assert made == ({SKIPPED_ROWS, *FUSIONS} if same else NOT_COMPARED.keys())
 
 
 def test_an_entry_without_a_guard_cannot_be_made() -> None:

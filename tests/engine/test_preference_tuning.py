@@ -136,7 +136,7 @@ def test_some_labels_are_wrong(tmp_path: Path) -> None:
     start = torch.tensor([[-30.0, -9.0], [-8.0, -40.0]], dtype=torch.float64)
     targets = {
         "places": torch.arange(sum(counts)), "tokens": tokens, "counts": torch.tensor(counts),
-        "start": start,
+        "reference": start,
     }  # fmt: skip
     outputs = SimpleNamespace(logits=logits.float()[None])
     found = task.loss(outputs, targets)
@@ -151,7 +151,7 @@ def test_some_labels_are_wrong(tmp_path: Path) -> None:
         *(torch.autograd.grad(one, logits)[0] for one in (found, exact)), rtol=1e-4, atol=1e-6
     )
     samples = [{"number": [number]} for number in range(2)]
-    task.see_start([samples], lambda _: start.tolist())
+    task.set_reference(samples, start.tolist())
     now = torch.stack([one.sum() for one in likely]).view(2, 2).tolist()
     assert task.score(now, samples)["loss"] == pytest.approx(exact.item() / 2, rel=1e-5)
 
@@ -197,7 +197,7 @@ def test_loss_and_gradients_are_those_of_trl(
     task = make_task_of(job)
     with torch.no_grad(), task.evaluation_kernels(start.eval()):
         outputs = start(**task.collate(samples).inputs)
-        task.see_start([samples], lambda found: task.predictions(outputs, found))
+        task.set_reference(samples, task.predictions(outputs, samples))
     task.use_fused_loss(model)
     batch = task.collate(samples)
     with task.evaluation_kernels(model.train()):

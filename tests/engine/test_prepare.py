@@ -11,6 +11,7 @@ import pytest
 
 from ftcluster_train.engine import prepare as prepare_module
 from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.models import dtype_keyword
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
 from tests.engine.jobs import make_job
@@ -62,3 +63,18 @@ def test_named_data_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(encoded) == 3
     first, second = (Samples(Path(samples) / "train")[0]["input_ids"] for samples in found[1:3])
     assert list(first) != list(second)
+
+
+@pytest.mark.parametrize(
+    ("version", "keyword"),
+    [
+        ("4.51.3", "torch_dtype"),
+        ("4.55.4", "torch_dtype"),
+        ("4.56.0", "dtype"),
+        ("4.57.6", "dtype"),
+        ("5.23.0", "dtype"),
+        ("5.24.0.dev0", "dtype"),
+    ],
+)
+def test_each_transformers_is_asked_for_fp32_in_its_own_words(version: str, keyword: str) -> None:
+    assert dtype_keyword(version) == keyword

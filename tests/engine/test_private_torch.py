@@ -6,16 +6,8 @@ from ftcluster_train.health.probe import cpu_flags
 from ftcluster_train.kernels.private_torch import (
     has_linear_in_bf16,
     is_transformed,
-    softmax_backward,
     version_of,
 )
-
-
-def test_the_gradient_of_softmax() -> None:
-    scores = torch.randn(3, 5, requires_grad=True)
-    output, grad_output = torch.softmax(scores, -1), torch.randn(3, 5)
-    (wanted,) = torch.autograd.grad(output, scores, grad_output)
-    assert torch.equal(softmax_backward(grad_output, output.detach()), wanted)
 
 
 def test_the_version_of_a_tensor() -> None:

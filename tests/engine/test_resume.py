@@ -21,10 +21,11 @@ from transformers import PreTrainedModel
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.comm.world import World
-from ftcluster_train.engine import checkpoints, loop, resume
+from ftcluster_train.engine import checkpoints, loop, snapshots, state_files
 from ftcluster_train.engine.optim.state import State
-from ftcluster_train.engine.stopping import TrainingStopped, listen
-from ftcluster_train.errors import TrainError
+from ftcluster_train.engine.rank import listen_for_stop
+from ftcluster_train.engine.train_state import TrainState
+from ftcluster_train.errors import TrainError, TrainingStopped
 from ftcluster_train.io import fsync
 from tests.engine.jobs import Run, make_job, make_samples
 from tests.engine.jobs import run as run_once
@@ -123,17 +124,17 @@ def test_snapshots_are_written_beside_the_training(
 ) -> None:
     job = replace(job_of(tmp_path, max_steps=6, save_strategy="no"), snapshot_seconds=1e-6)
     folder = job.run_dir / "snapshots"
-    monkeypatch.setattr(resume, "COST_SHARE", math.inf)  # one after each step
+    monkeypatch.setattr(snapshots, "COST_SHARE", math.inf)  # one after each step
     with monkeypatch.context() as patch:
         killed_at(patch, 4)
         # each is written before the next step, so that the test knows which there is
-        started = resume.threading.Thread.start
+        started = snapshots.threading.Thread.start
 
         def start(thread: Any) -> None:
             started(thread)
             thread.join()
 
-        patch.setattr(resume.threading.Thread, "start", start)
+        patch.setattr(snapshots.threading.Thread, "start", start)
         with pytest.raises(Killed):
             run(job, make_model("bert"), world)
     assert [path.name for path in folder.iterdir()] == ["snapshot-3"]
@@ -150,8 +151,8 @@ def test_a_full_disk_costs_the_snapshot_only(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(resume, "_write_tensors", full)
-    monkeypatch.setattr(resume, "COST_SHARE", math.inf)
+    monkeypatch.setattr(state_files, "_write_tensors", full)
+    monkeypatch.setattr(snapshots, "COST_SHARE", math.inf)
     job = replace(job_of(tmp_path, max_steps=3, save_strategy="no"), snapshot_seconds=1e-6)
     done = run(job, make_model("bert"), world)
     assert done.of("step")[-1]["step"] == 3
@@ -166,12 +167,12 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
     written: list[int] = []
     write_state = checkpoints.write_state
 
-    def full(partial: Path, header: Any, pieces: Any, position: resume.Position) -> None:
-        written.append(position.step)
-        if position.step == 8:
+    def full(partial: Path, header: Any, pieces: Any, state: TrainState) -> None:
+        written.append(state.step)
+        if state.step == 8:
             assert {path.name for path in folder.iterdir()} == {"checkpoint-4", partial.name}
             raise OSError(28, "No space left on device")
-        write_state(partial, header, pieces, position)
+        write_state(partial, header, pieces, state)
 
     monkeypatch.setattr(checkpoints, "write_state", full)
     done = run(job, make_model("bert"), world)
@@ -211,7 +212,7 @@ def _on_two_hosts(rank: int, size: int, folder: Path) -> tuple[Run, Run]:
     job = job_of(folder / f"host{rank}", **TO_STOP)
     loop.report = signalled
     with pytest.raises(TrainingStopped):
-        run(job, make_model("bert"), world, stop_asked=listen())
+        run(job, make_model("bert"), world, stop_asked=listen_for_stop())
     loop.report = report
     shutil.copytree(job.run_dir, folder / f"left{rank}")
     if rank == 0:
@@ -259,7 +260,7 @@ def _save_until(folder: Path, stop_before: int) -> None:
         if (writes or event == "fsync") and next(changes) == stop_before:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    fsync, digest = os.fsync, resume.hashlib.sha256
+    fsync, digest = os.fsync, state_files.hashlib.sha256
 
     def counted_fsync(descriptor: int) -> None:
         count("fsync", ())
@@ -279,7 +280,7 @@ def _save_until(folder: Path, stop_before: int) -> None:
             return self._digest.hexdigest()
 
     os.fsync = counted_fsync
-    resume.hashlib = types.SimpleNamespace(sha256=Digest)  # type: ignore[assignment]
+    state_files.hashlib = types.SimpleNamespace(sha256=Digest)  # type: ignore[assignment]
     sys.addaudithook(count)
     save(folder, 2)
     checkpoints.keep_newest([folder / "checkpoint-1", folder / "checkpoint-2"], 1, None)
@@ -291,8 +292,8 @@ def save(folder: Path, step: int) -> None:
     )
     checkpoints.save_model(
         *MODEL, folder / f"checkpoint-{step}",
-        lambda partial: resume.write_state(
-            partial, state.header, state.pieces(), resume.Position(step)
+        lambda partial: state_files.write_state(
+            partial, state.header, state.pieces(), TrainState(step)
         ),
     )  # fmt: skip
 
@@ -300,7 +301,7 @@ def save(folder: Path, step: int) -> None:
 def test_a_kill_at_any_write_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resume, "PIECE", 10_000)
+    monkeypatch.setattr(state_files, "PIECE", 10_000)
     (tmp_path / "before").mkdir()
     save(tmp_path / "before", 1)
     left, code = [], -1
@@ -315,7 +316,7 @@ def test_a_kill_at_any_write_leaves_a_whole_checkpoint(
             os._exit(1)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert code in (0, -signal.SIGKILL)
-        found = resume.newest_state([folder], lambda path: pytest.fail(f"{path} is damaged"))
+        found = state_files.newest_state([folder], lambda path: pytest.fail(f"{path} is damaged"))
         assert found, f"killed at change {len(left)}"
         step, path = found
         weights = load_file(path / "state.safetensors")
@@ -337,17 +338,17 @@ def test_snapshots_cost_a_hundredth_of_the_time(
             return State.of({"master_weights": torch.zeros(2_000_000)})
 
     seconds = [0.0]
-    monkeypatch.setattr(resume.time, "monotonic", lambda: seconds[0])
-    taken = resume.Snapshots(tmp_path, 1e-9, False, World(0, 1, "gloo"), notice=pytest.fail)
+    monkeypatch.setattr(snapshots.time, "monotonic", lambda: seconds[0])
+    taken = snapshots.Snapshots(tmp_path, 1e-9, False, World(0, 1, "gloo"), notice=pytest.fail)
     for _ in range(3):
         seconds[0] += 1e-6
         if not taken.is_pausing():
-            taken.take(Optimizer(), lambda: resume.Position(1))  # type: ignore[arg-type]
+            taken.take(Optimizer(), TrainState(1))  # type: ignore[arg-type]
         taken.wait()
     assert len(taken.costs) == 1
     seconds[0] += 101 * taken.costs[0]
     assert not taken.is_pausing()
-    taken.take(Optimizer(), lambda: resume.Position(2))  # type: ignore[arg-type]
+    taken.take(Optimizer(), TrainState(2))  # type: ignore[arg-type]
     taken.wait()
     assert len(taken.costs) == 2
 

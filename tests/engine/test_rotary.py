@@ -1,18 +1,12 @@
 """Rotary positions as one loop are the formula in fp64, except for their roundings."""
 
-import inspect
-import sys
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from ftcluster_train.kernels.rotary import rotary
-from ftcluster_train.patching.rotary_positions import NAME, ROTARY_POSITIONS
 from tests.engine.drawn import check_near, dtypes, seeds, unit
-from tests.engine.test_rms_norm import TINY
 
 pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
 
@@ -55,36 +49,3 @@ def positive(
     swapped = values.abs().roll(values.shape[-1] // 2, -1)
     sines = sines.roll(values.shape[-1] // 2, -1) if back else sines
     return values.abs() * cosines.unsqueeze(1) + swapped * sines.unsqueeze(1)
-
-
-@pytest.fixture
-def _transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers' own functions; an earlier test may have replaced them."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("transformers.models.") and hasattr(module, NAME):
-            monkeypatch.setattr(module, NAME, inspect.unwrap(getattr(module, NAME)))
-
-
-@pytest.mark.usefixtures("_transformers")
-@pytest.mark.parametrize(
-    ("architecture", "count"), [("llama", 1), ("mistral", 1), ("gemma", 1), ("gpt2", 0)]
-)
-def test_models(architecture: str, count: int) -> None:
-    """Their gradients are those before, to rounding."""
-    config = AutoConfig.for_model(architecture, **TINY)
-    torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    tokens = torch.arange(24).view(2, 12) % 32
-
-    def gradients(autocast: bool) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = model(input_ids=tokens, labels=tokens).loss
-        found = torch.autograd.grad(loss, list(model.parameters()))
-        return torch.cat([one.flatten() for one in found])
-
-    before = [gradients(autocast) for autocast in (False, True)]
-    first = ROTARY_POSITIONS.apply(model)
-    after = [gradients(autocast) for autocast in (False, True)]
-    assert [first, ROTARY_POSITIONS.apply(model)] == [count, 0]
-    for one, other, off in zip(after, before, (1e-6, 1e-2), strict=True):
-        assert (one - other).norm() < off * other.norm()

@@ -17,12 +17,15 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import Training
 from ftcluster_train.comm.world import World, check_equal_on_ranks
-from ftcluster_train.engine import checkpoints, loop, resume
+from ftcluster_train.engine import checkpoints, loop, state_files
 from ftcluster_train.engine.checkpoints import Checkpoints
 from ftcluster_train.engine.optim import gradient_buckets
 from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.resume import resume
+from ftcluster_train.engine.snapshots import Snapshots
+from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import Run, make_job, make_samples, make_task_of
 from tests.engine.jobs import run as run_once
@@ -82,7 +85,7 @@ class Found:
     became_whole: Run
 
 
-def _waits_for_the_one_before(snapshots: resume.Snapshots) -> bool:
+def _waits_for_the_one_before(snapshots: Snapshots) -> bool:
     if snapshots._writer:
         snapshots._writer.join()
     return False
@@ -111,15 +114,15 @@ def _on_two_hosts(rank: int, size: int, folder: Path) -> Found:
     resumed = run(job, world, other)
 
     # a full disk on one host: neither its snapshots nor its checkpoints
-    write_tensors = resume._write_tensors
+    write_tensors = state_files._write_tensors
 
     def full(*arguments: Any) -> str:
         if rank == 1:
             raise OSError(28, "No space left on device")
         return write_tensors(*arguments)
 
-    resume._write_tensors = full
-    usual, resume.Snapshots.is_pausing = resume.Snapshots.is_pausing, _waits_for_the_one_before
+    state_files._write_tensors = full
+    usual, Snapshots.is_pausing = Snapshots.is_pausing, _waits_for_the_one_before
     # a snapshot after each step
     job = replace(job_of(folder / f"full-{rank}", **SAVED), snapshot_seconds=1e-9)
     with killed_at(6):
@@ -127,7 +130,7 @@ def _on_two_hosts(rank: int, size: int, folder: Path) -> Found:
     for thread in threading.enumerate():
         if "_write" in thread.name:
             thread.join()
-    resume._write_tensors, resume.Snapshots.is_pausing = write_tensors, usual
+    state_files._write_tensors, Snapshots.is_pausing = write_tensors, usual
     left = sorted(path.name for path in job.run_dir.glob("*/*-*"))
     after_full = run(job, world)
 
@@ -172,7 +175,7 @@ def test_two_hosts_have_the_same_whole_checkpoint(folder: Path) -> None:
     manifests = [json.loads((place / "manifest.json").read_text()) for place in places]
     for name in ("state.safetensors", "model.safetensors"):
         assert manifests[0][name] == manifests[1][name]
-    assert all(resume.is_whole(place) for place in places)
+    assert all(state_files.is_whole(place) for place in places)
 
 
 def test_each_logged_step_has_what_every_rank_waited(found: list[Found]) -> None:
@@ -227,11 +230,11 @@ def _load(
     job = replace(job_of(state.parent / f"{size}-{shard}-{rank}", **STEPS), shard_optimizer=shard)
     world = World(rank, size, "gloo")
     optimizer = make_optimizer_step(job, make_model("bert"), size)
-    resume.resume([state], "", optimizer, world, {}, str)
     changed = replace(
         job.recipe.training, resume_from_checkpoint=str(state), gradient_accumulation_steps=2
     )
     job = replace(job, recipe=replace(job.recipe, training=changed))
+    resume(job, optimizer, world, {}, ProgressLog())
     done = run(job, world)
     return whole_tensors(optimizer.state()), optimizer.digest(), done
 
@@ -289,10 +292,8 @@ def _save_without_space(rank: int, size: int, folder: Path) -> Path | None:
     job = job_of(folder / f"host{rank}")
     optimizer = make_optimizer_step(job, make_model("bert"), size)
     checkpoints.MARGIN = 1e12
-    saved = Checkpoints(
-        job.run_dir / "checkpoints", None, 0, World(rank, size, "gloo"), ProgressLog(None)
-    )
-    place = saved.save(optimizer, make_task_of(job), resume.Position(3))
+    saved = Checkpoints(job, 0, World(rank, size, "gloo"), ProgressLog())
+    place = saved.save(optimizer, make_task_of(job), TrainState(3))
     assert len({optimizer.digest() for _ in range(2)}) == 1
     return place
 

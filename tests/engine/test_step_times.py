@@ -27,17 +27,18 @@ def _report(rank: int, size: int) -> tuple[float, dict[str, object]]:
         with times:
             time.sleep(INPUT * (rank + 1))
         traffic.waited += EXCHANGE + (SLOWER if step % size == rank else 0.0)
-        times.end_step()
+        times.end_step(rank + 1.0, tokens=100)
         if step % 2:
-            found = times.over_ranks(rank + 1.0)
+            found = times.over_ranks()
     return found
 
 
 def test_waiting_for_ranks_is_told_from_the_exchange(tmp_path: Path) -> None:
     (loss, fields), (_, same) = on_ranks(_report, 2, tmp_path)
     assert loss == 3.0
-    assert (fields | {"sent_bytes": 0}) == (same | {"sent_bytes": 0})
-    event = {"step": STEPS, "train_seconds": 1.0, "useful_tokens": 0, "time": 0.0, **fields}
+    assert fields | {"train_seconds": 0} == same | {"train_seconds": 0}
+    assert fields["useful_tokens"] == STEPS * 100
+    event = {"step": STEPS, "time": 0.0, **fields}
     found = interval_between(None, event)
     assert found.steps == STEPS
     for rank, times in enumerate(found.ranks):

@@ -77,7 +77,7 @@ from ftcluster_common.data_files import DataError, Table
 from ftcluster_common.events import EVENTS
 from ftcluster_common.given_files import GivenFileError, read_given, read_json
 from ftcluster_common.job import Job, ScriptJob, read_job, read_script_job
-from ftcluster_common.launch import LAUNCH_FILE, Host, Launch, read_launch
+from ftcluster_common.launch import LAUNCH_FILE, Host, Launch, RankCores, read_launch
 from ftcluster_common.recipe import CausalLm, SentenceSimilarity, TextClassification, TextRanking
 from ftcluster_common.run_state import RunState
 from ftcluster_common.sentence_modules import read_modules
@@ -340,7 +340,8 @@ def dumped(value: object) -> bytes:
 
 LAUNCH = dumped(
     Launch(
-        "/opt/runs/r", ("mpirun", "-n", "1"), {"A": "b"}, "10.0.0.1:1\n", (Host("a", "10.0.0.1"),),
+        "/opt/runs/r", ("-m", "x"), {"A": "b"},
+        (Host("a", "10.0.0.1", (RankCores("0-3", 4, (0,)),), ("lib/a.so",), {"B": "c"}),),
         "/mesh/ssh_config", "/opt/current",
     ).to_dict()
 )  # fmt: skip

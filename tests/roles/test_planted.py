@@ -13,6 +13,7 @@ import yaml
 from rich.console import Console
 
 from ftcluster.ansible.playbook import TaskEvent, run_playbook
+from ftcluster.ansible.playbooks import Preflight
 from ftcluster.cli.main import main
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.cluster.saved import Cluster, recall, remember
@@ -265,7 +266,7 @@ def test_what_becomes_a_path_or_a_line_is_refused(place: Place) -> None:
     place.lies(dict.fromkeys(names, TEMPLATE))
     view = make_view(False, Console(stderr=True))
     with pytest.raises(FtclusterError) as caught:
-        run_stages("preflight", (place.inventory,), (), view)
+        run_stages(Preflight(), (place.inventory,), (), view)
     _, line, _ = str(caught.value).splitlines()
     assert line.startswith("  localhost: Read the host's facts: the host's facts are invalid")
     assert all(f"{name} is {TEMPLATE!a}" in line for name in names)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.programs import CONTROL, ROOT
@@ -48,6 +49,7 @@ def test_the_stack_and_the_record_are_compared(tmp_path: Path) -> None:
     (tmp_path / "inventory.ini").write_text("\n".join(lines) + "\n")
     (tmp_path / "play.yml").write_text(PLAYBOOK)
     variables = {"ansible_connection": "local", "place": str(tmp_path),
+                 "ansible_python_interpreter": sys.executable,
                  "tasks": str(ROOT / "playbooks/tasks/same-cluster.yml")}  # fmt: skip
     done = subprocess.run(
         [CONTROL / "ansible-playbook", "-i", "inventory.ini", "play.yml",

@@ -6,7 +6,7 @@ from typing import Any
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts, NumaNode
 from ftcluster.stacks.catalog import load_stacks
-from ftcluster_common.launch import Launch
+from ftcluster_common.launch import Launch, mpirun_command
 
 STACKS = load_stacks()
 
@@ -71,5 +71,5 @@ def nodes(cores: int, count: int, memory_bytes: int = 256 * 10**9) -> tuple[Numa
 
 def placed(launch: Launch) -> dict[str, Any]:
     """What the ranks read of the plan."""
-    found: dict[str, Any] = json.loads(launch.env["FTCLUSTER_PLACEMENT"])
+    found: dict[str, Any] = json.loads(mpirun_command(launch).env["FTCLUSTER_PLACEMENT"])
     return found

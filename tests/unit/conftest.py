@@ -37,6 +37,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from ansible_collections.ftcluster.cluster.plugins.modules.cluster_record import settle
 
     from ftcluster.ansible.inventory import Inventory
+    from ftcluster.ansible.playbooks import Record
     from ftcluster.errors import FtclusterError
     from ftcluster.provision import shared
     from ftcluster.provision.stages import StagesResult
@@ -45,12 +46,11 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.parent.mkdir()
 
     def run_stages(
-        playbook: str, paths: tuple[Path, ...], options: Sequence[str], _: object, given: Any
+        playbook: Record, paths: tuple[Path, ...], options: Sequence[str], _: object
     ) -> StagesResult:
-        assert playbook == "record"
         name = options[-1]
         try:
-            _, text = settle(file, "present", "", given["record_changes"], False)
+            _, text = settle(file, "present", "", playbook.record_changes, False)
         except ValueError as error:  # the module fails
             raise FtclusterError(f"record failed on 1 of 1 hosts\n  {name}: {error}") from error
         return StagesResult(Inventory(paths, (name,), (name,)), records={name: text})

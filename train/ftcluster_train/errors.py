@@ -25,6 +25,10 @@ class TrainError(Exception):
         self.restartable = restartable
 
 
+class TrainingStopped(Exception):
+    """Every rank has ended its training after the same step, and its state is saved."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or its type where that is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,14 +1,15 @@
 """What playbooks bring back from hosts: from which task, in which form, how much of it.
 
 A host writes the result of its own modules, and may claim any fact there. It cannot choose a
-task's name or action, so a fact is taken only of the task `set_fact` that the playbook has for it.
+task's name or action, so an answer is taken only of the task that the playbook has for it.
+Which playbook gives which answer, `playbooks.py` says.
 """
 
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -17,6 +18,7 @@ from ftcluster.errors import FtclusterError
 from ftcluster_common.run_state import STATES, RunState, is_run_id, run_state_of
 
 SET_FACT = "ansible.builtin.set_fact"
+STACK_LINK, CLUSTER_RECORD = "ftcluster.cluster.stack_link", "ftcluster.cluster.cluster_record"
 MOST_TEXT = 4096  # characters of a text
 MOST_SHOWN = 60
 MOST_NUMBER = 1 << 53
@@ -24,6 +26,7 @@ LAST_SECOND = 253_000_000_000.0  # in the year 9987; datetime ends in 9999
 # ansible-runner leaves out a result that is longer (MAX_EVENT_RES)
 MOST_BYTES = 700_000
 ANOTHER_VERSION = "run ftcluster setup; if it goes on, somebody has changed the host"
+FEWER_RUNS = "remove runs that are not needed any more: their folders in PREFIX/runs on the head"
 Answered = TypeVar("Answered")
 Answered_co = TypeVar("Answered_co", covariant=True)
 
@@ -34,22 +37,22 @@ class WrongAnswer(ValueError):
 
 @dataclass(frozen=True)
 class Answer(Generic[Answered_co]):
-    """The answer that a playbook exists for.
+    """One answer of a playbook.
 
     Attributes:
-        task: the name of the task that sets the fact.
-        fact: its name.
+        task: the name of the task that gives it.
+        key: the name of the fact that it sets, or what the result of its module has.
         read: checks the value; raises WrongAnswer.
+        action: the task's module, fully qualified.
+        most: what to do where it is larger than Ansible's runner brings; without it, an answer
+            that is missing counts as none.
     """
 
     task: str
-    fact: str
+    key: str
     read: Callable[[Any], Answered_co]
-
-
-def facts_set(event: TaskEvent) -> Mapping[str, Any]:
-    """The facts that the playbook itself has set, never those that a host's module claims."""
-    return event.result.get("ansible_facts", {}) if event.action == SET_FACT else {}
+    action: str = SET_FACT
+    most: str = ""
 
 
 def take(answer: Answer[Answered], event: TaskEvent) -> tuple[Answered] | None:
@@ -58,19 +61,22 @@ def take(answer: Answer[Answered], event: TaskEvent) -> tuple[Answered] | None:
     Raises:
         FtclusterError: it has another form, or is too large; names the host.
     """
-    if (event.kind not in ("ok", "changed")) or event.action != SET_FACT:
+    if event.kind not in ("ok", "changed"):
         return None
-    if event.task != answer.task:
+    if (event.task, event.action) != (answer.task, answer.action):
         return None
-    found = facts_set(event)
-    if answer.fact not in found:
+    result = event.result
+    found = result.get("ansible_facts", {}) if answer.action == SET_FACT else result
+    if answer.key not in found:
+        if not answer.most:
+            return None
         raise FtclusterError(
             f"{event.host}: the answer to '{event.task}' is larger than {MOST_BYTES // 1000} kB, "
             "which is the most that Ansible's runner brings",
-            "remove runs that are not needed any more: their folders in PREFIX/runs on the head",
+            answer.most,
         )
     try:
-        return (answer.read(found[answer.fact]),)
+        return (answer.read(found[answer.key]),)
     except WrongAnswer as error:
         raise FtclusterError(
             f"{event.host} answered what is refused: {error}", ANOTHER_VERSION
@@ -117,20 +123,6 @@ def folder(what: str, value: Any) -> str:
     if found != value or (found and (not found.startswith("/") or ".." in found.split("/"))):
         _refuse(what, value)
     return found
-
-
-def stack_folder(event: TaskEvent) -> str:
-    """The folder of the stack in use, of the module `stack_link`; "" for none.
-
-    Raises:
-        FtclusterError: it is none.
-    """
-    try:
-        return folder("current", event.result["current"] or "")
-    except WrongAnswer as error:
-        raise FtclusterError(
-            f"{event.host} answered what is refused: {error}", ANOTHER_VERSION
-        ) from (None)
 
 
 def _list(what: str, value: Any) -> list[Any]:
@@ -219,10 +211,55 @@ def _true(value: Any) -> bool:
     return True
 
 
-RUNS_LISTED = Answer("Return the list", "runs_listed", _runs)
-JOBS_FOUND = Answer("Return what was found", "jobs_found", _jobs)
-SCRIPT_FOUND = Answer("Return that it is there", "script_found", _true)
-STACK_DESCRIBED = Answer("Return what the stack has", "stack_described", _stack)
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        _refuse("a mapping", value)
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        _refuse("a text", value)
+    return value
+
+
+def _lines(value: Any) -> list[str]:
+    return [_text(one) for one in _list("the lines", value)]
+
+
+def _findings(value: Any) -> list[dict[str, str]]:
+    return [
+        {name: _text(text) for name, text in _mapping(one).items()}
+        for one in _list("the findings", value)
+    ]
+
+
+def _folder(value: Any) -> str:
+    return folder("the folder of the stack", value or "")
+
+
+# of runs
+RUNS_LISTED = Answer("Return the list", "runs_listed", _runs, most=FEWER_RUNS)
+JOBS_FOUND = Answer("Return what was found", "jobs_found", _jobs, most=FEWER_RUNS)
+SCRIPT_FOUND = Answer("Return that it is there", "script_found", _true, most=ANOTHER_VERSION)
+STACK_DESCRIBED = Answer(
+    "Return what the stack has", "stack_described", _stack, most=ANOTHER_VERSION
+)
+CLUSTER_CHANGED = Answer("Return what the cluster has now", "cluster_changed", _mapping)
+# of stages
+HOSTS = Answer("List the hosts of the cluster", "cluster_hosts", _lines)
+FACTS = Answer("Keep the facts", "preflight_facts", _mapping)
+PROBLEMS = Answer("Collect problems and warnings of each host", "preflight_problems", _findings)
+NOTICES = Answer("Collect problems and warnings of each host", "preflight_notices", _findings)
+CHOICE = Answer("Keep the choice", "torch_stack_choice", _mapping)
+REPORT = Answer("Keep the result", "verify_report", _mapping)
+TABLE = Answer("Keep the result", "verify_table", _lines)
+CURRENT = Answer("Make the stack the current one", "current", _folder, STACK_LINK)
+PREVIOUS = Answer("Make the former stack the current one", "current", _folder, STACK_LINK)
+MEASURED = Answer("Keep what all control nodes have to know", "record", _text, CLUSTER_RECORD)
+RECORDED = Answer("Change what all control nodes have to know", "record", _text, CLUSTER_RECORD)
+# of ssh
+SSH_WAY = Answer("Say how ssh connects", "msg", _mapping, "ansible.builtin.debug")
 
 
 def clean_removed(asked: Sequence[str]) -> Answer[list[str]]:
@@ -235,7 +272,7 @@ def clean_removed(asked: Sequence[str]) -> Answer[list[str]]:
                 raise WrongAnswer(f"the run {one} is removed, which nobody asked for")
         return found
 
-    return Answer("Return what was removed", "clean_removed", read)
+    return Answer("Return what was removed", "clean_removed", read, most=FEWER_RUNS)
 
 
 def json_object(host: str, name: str, text: bytes) -> dict[str, Any]:

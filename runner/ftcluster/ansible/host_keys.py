@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.answers import SSH_WAY, take
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.playbooks import ASK_KEY, CHECK_KEY, HostKeys
 from ftcluster.ansible.scratch import private_folder
 from ftcluster.ansible.settings import users_ssh_args
 from ftcluster.ansible.ssh_words import CHANGED, REFUSED, UNKNOWN
 from ftcluster.errors import FtclusterError
 
 TIME_LIMIT_SECONDS = 120
-CHECK, ASK, SAY = "Check the key", "Ask for the key", "Say how ssh connects"  # tasks
 PASSWORDS = ("--become-password-file", "--connection-password-file")
 ACCEPT = "--accept-new-host-keys"
 WAYS = (
@@ -87,22 +88,19 @@ def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]
     checked: dict[str, str] = {}
     asked: dict[str, str] = {}
 
-    def take(event: TaskEvent) -> None:
-        if event.task == SAY and event.kind == "ok":
-            ways[event.host] = event.result["msg"]
+    def on_event(event: TaskEvent) -> None:
+        if way := take(SSH_WAY, event):
+            (ways[event.host],) = way
         elif event.kind in ("failed", "unreachable", "ok", "changed"):
-            {CHECK: checked, ASK: asked}.get(event.task, {})[event.host] = event.message
+            {CHECK_KEY: checked, ASK_KEY: asked}.get(event.task, {})[event.host] = event.message
 
     with private_folder() as folder:
+        playbook = HostKeys(list(hosts), str(folder), users_ssh_args())
         outcome = run_playbook(
-            "ftcluster.cluster.host_keys",
+            playbook.qualified,
             inventory.paths,
-            {
-                "host_keys_hosts": list(hosts),
-                "host_keys_folder": str(folder),
-                "host_keys_ssh_args": users_ssh_args(),
-            },
-            take,
+            playbook.variables(),
+            on_event,
             options=_without_passwords(options),
             time_limit_seconds=TIME_LIMIT_SECONDS,
         )

@@ -28,7 +28,7 @@ RUNTIME = 300 * 10**6  # bytes of a rank without them: Python with torch
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ranks reported.
+    """The events in which the ranks report what they measured.
 
     Attributes:
         times: the events `all_reduce`, and the sizes that memory has no room for.
@@ -48,7 +48,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Bench:
-    """A run that measures.
+    """A run that measures all-reduces, before it is launched.
 
     Attributes:
         hosts: the facts of those with ranks.
@@ -63,7 +63,7 @@ class Bench:
 
 
 def read_size(text: str) -> int:
-    """Bytes.
+    """Read a size of the command line, in bytes.
 
     >>> read_size("4K"), read_size("25M"), read_size("512")
     (4096, 26214400, 512)
@@ -94,14 +94,16 @@ def without_room(
     sizes: Sequence[int], hosts: Sequence[HostFacts], decided: LaunchPlan
 ) -> dict[int, str]:
     """By size, why there is no room for it in the memory of a host."""
-    found = {}
+    reasons = {}
     for size in sizes:
         for facts, host in zip(hosts, decided.hosts, strict=True):
             need = host.ranks * (COPIES * size + RUNTIME)
             if need > USABLE * facts.memory_bytes:
                 have = gigabytes(facts.memory_bytes)
-                found[size] = f"{host.ranks} ranks of {host.name} need {gigabytes(need)} of {have}"
-    return found
+                reasons[size] = (
+                    f"{host.ranks} ranks of {host.name} need {gigabytes(need)} of {have}"
+                )
+    return reasons
 
 
 def prepare(

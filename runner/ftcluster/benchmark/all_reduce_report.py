@@ -33,18 +33,18 @@ def document(bench: Bench, measured: Measured, seconds: float) -> dict[str, Any]
     speed = mbits / 8 if mbits else slowest
     rows = [
         {
-            "bytes": one["bytes"],
-            "type": one["type"],
-            "turns": one["turns"],
-            "times": times(one, plan.world_size, len(plan.hosts), speed),
+            "bytes": event["bytes"],
+            "type": event["type"],
+            "turns": event["turns"],
+            "times": times(event, plan.world_size, len(plan.hosts), speed),
         }
-        for one in measured.times
-        if not one["left_out"]
+        for event in measured.times
+        if not event["left_out"]
     ]
     left_out = [
-        {key: one[key] for key in ("bytes", "type")} | {"why": one["left_out"]}
-        for one in measured.times
-        if one["left_out"]
+        {key: event[key] for key in ("bytes", "type")} | {"why": event["left_out"]}
+        for event in measured.times
+        if event["left_out"]
     ]
     left_out += [{"bytes": size, "type": None, "why": why} for size, why in bench.left_out.items()]
     return {
@@ -73,18 +73,18 @@ def times(
         network: MB/s of a host; None where it is not known, or there is one host.
     """
     ms = event["milliseconds"]
-    found = {}
-    for name, own in ms.items():
-        rate = event["bytes"] / (own * 1e6)  # GB/s
-        sent = host_bytes(event["bytes"], hosts) / (own * 1000)  # MB/s
-        found[name] = {
-            "ms": round(own, 4),
+    backends = {}
+    for name, milliseconds in ms.items():
+        rate = event["bytes"] / (milliseconds * 1e6)  # GB/s
+        sent = host_bytes(event["bytes"], hosts) / (milliseconds * 1000)  # MB/s
+        backends[name] = {
+            "ms": round(milliseconds, 4),
             "bus_gb_per_second": round(2 * (ranks - 1) / ranks * rate, 4),
-            "of_gloo": round(own / ms[GLOO], 3) if GLOO in ms else None,
-            "of_mpi": round(own / ms[MPI], 3) if MPI in ms else None,
+            "of_gloo": round(milliseconds / ms[GLOO], 3) if GLOO in ms else None,
+            "of_mpi": round(milliseconds / ms[MPI], 3) if MPI in ms else None,
             "of_network": round(sent / network, 3) if network else None,
         }
-    return found
+    return backends
 
 
 def large(rows: Sequence[Document]) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ def fp32_times(result: Document) -> tuple[int, dict[str, float]]:
 
 
 def lines(result: Document) -> Iterator[str]:
-    """The result as text."""
+    """Format the document for a terminal, line by line."""
     ranks = counted(result["world_size"], "rank")
     yield (
         f"stack {result['stack']}, {ranks} on {counted(len(result['hosts']), 'host')}; bus "
@@ -130,17 +130,17 @@ def lines(result: Document) -> Iterator[str]:
         rows = [[*_row(row, names), *_share(row, shared)] for row in result["sizes"]]
         yield from aligned([[*head, *(["of network"] if shared else [])], *rows])
         yield ""
-    for one in result["left_out"]:
-        kind = f" in {one['type']}" if one["type"] else ""
-        yield f"left out: {size_text(one['bytes'])}{kind}: {one['why']}"
-    if found := result["large"]:
+    for size in result["left_out"]:
+        kind = f" in {size['type']}" if size["type"] else ""
+        yield f"left out: {size_text(size['bytes'])}{kind}: {size['why']}"
+    if large_sizes := result["large"]:
         ratios = [
-            f"{found[key]:.2f} of {of}'s time"
+            f"{large_sizes[key]:.2f} of {of}'s time"
             for key, of in (("of_gloo", "gloo"), ("of_mpi", "MPI"))
-            if found[key] is not None and found["fastest"] != of
+            if large_sizes[key] is not None and large_sizes["fastest"] != of
         ]
         means = f", {' and '.join(ratios)}" if ratios else ""
-        yield f"from {size_text(BUCKET)} up {found['fastest']} is the fastest{means}"
+        yield f"from {size_text(BUCKET)} up {large_sizes['fastest']} is the fastest{means}"
 
 
 def _network(result: Document) -> str:
@@ -172,12 +172,12 @@ def _compared(name: str, names: Sequence[str]) -> list[tuple[str, str]]:
 def _row(row: Document, names: Sequence[str]) -> list[str]:
     cells = [size_text(row["bytes"]), row["type"]]
     for name in names:
-        one = row["times"][name]
-        cells += [f"{one['ms']:.4g}", f"{one['bus_gb_per_second']:.3g}"]
-        cells += [f"{one[key]:.2f}" for key, _ in _compared(name, names)]
+        times = row["times"][name]
+        cells += [f"{times['ms']:.4g}", f"{times['bus_gb_per_second']:.3g}"]
+        cells += [f"{times[key]:.2f}" for key, _ in _compared(name, names)]
     return cells
 
 
 def _share(row: Document, shared: bool) -> list[str]:
     """How much of the network's speed the fastest backend has."""
-    return [f"{max(one['of_network'] for one in row['times'].values()):.0%}"] if shared else []
+    return [f"{max(times['of_network'] for times in row['times'].values()):.0%}"] if shared else []

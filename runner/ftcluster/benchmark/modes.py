@@ -47,7 +47,7 @@ def overrides(mode: Mode) -> list[str]:
 
 
 def mode_of(recipe: Recipe, plan: LaunchPlan) -> Mode:
-    """The mode of a training."""
+    """Return the mode in which a planned training exchanges what it learns."""
     training = recipe.training
     if training.sync == "local":
         return Mode(plan.backend, training.sync_dtype, LOCAL, training.sync_steps)

@@ -74,7 +74,7 @@ class Point:
 
 
 def measure(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the events `communication` of a run say of a step, as fields of a Point.
+    """Average the events `communication` of a run over its steps, as fields of a Point.
 
     What comes before the first of them is the warm-up.
     """
@@ -145,8 +145,8 @@ def document(recipe: str, stack: str, steps: int, points: Sequence[Point]) -> di
         "steps": steps,
         "points": rows,
         "references": [
-            dict(zip(("hosts", "speed_up", "efficiency", "of"), one, strict=True))
-            for one in REFERENCES
+            dict(zip(("hosts", "speed_up", "efficiency", "of"), reference, strict=True))
+            for reference in REFERENCES
         ],
         "model": model_document(model, steps_measured, first) if model else None,
     }
@@ -196,7 +196,7 @@ def model_document(model: Model, steps: Sequence[Step], first: Point) -> dict[st
             }
             for backend, x in model.per_byte.items()
         },
-        "latency_seconds": {mode.name: one for mode, one in model.latency.items()},
+        "latency_seconds": {mode.name: latency for mode, latency in model.latency.items()},
         "exchanged_bytes": {
             mode.name: {str(hosts): round(size(hosts)) for hosts in PREDICTED}
             for mode, size in model.exchanged.items()
@@ -207,7 +207,7 @@ def model_document(model: Model, steps: Sequence[Step], first: Point) -> dict[st
 
 
 def lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """The result as text."""
+    """Format the document for a terminal, line by line."""
     points = result["points"]
     first = points[0]
     samples = first["batch_size"] // first["ranks"]
@@ -232,11 +232,11 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
     ]  # fmt: skip
     rows += [
         (
-            str(one["hosts"]), "", "", "reference", "",
-            f"{one['speed_up']:.2f}" if one["speed_up"] else "", f"{one['efficiency']:.0%}", "",
-            "", *(("", "") if priced else ()), f"{bar(one['efficiency'])} {one['of']}",
+            str(other["hosts"]), "", "", "reference", "",
+            f"{other['speed_up']:.2f}" if other["speed_up"] else "", f"{other['efficiency']:.0%}",
+            "", "", *(("", "") if priced else ()), f"{bar(other['efficiency'])} {other['of']}",
         )
-        for one in result["references"]
+        for other in result["references"]
     ]  # fmt: skip
     yield from aligned([head, *rows])
     if first["hosts"] == points[-1]["hosts"]:
@@ -251,7 +251,7 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def bar(part: float) -> str:
-    """A bar of characters.
+    """Draw a part of 1 as a bar of characters.
 
     >>> bar(0.5)
     '##########'
@@ -260,7 +260,7 @@ def bar(part: float) -> str:
 
 
 def _epoch(point: Mapping[str, Any]) -> tuple[str, str]:
-    """Time and cost of an epoch."""
+    """Format the time and the cost of an epoch."""
     epoch, price = point["epoch"], point["price"]
     cost = Price(**price).shown(epoch["cost"]) if price else ""
     return duration(epoch["seconds"]), cost

@@ -50,7 +50,7 @@ class Mode:
 
     @property
     def name(self) -> str:
-        """As `--modes` takes it.
+        """The mode's name, as `--modes` takes it.
 
         >>> Mode("impi", "bf16", "sharded").name
         'impi-bf16-sharded'
@@ -85,13 +85,13 @@ class Exchanged:
     most: float
 
     def __call__(self, hosts: int) -> float:
-        """Bytes."""
+        """Return S for a number of hosts, in bytes."""
         return min(self.base + self.per_host * hosts, self.most)
 
 
 @dataclass(frozen=True)
 class Model:
-    """What was fitted; the units and letters are those of this module's docstring.
+    """The fitted model; units and letters are those of this module's docstring.
 
     Attributes:
         compute: c.
@@ -108,7 +108,7 @@ class Model:
     exchanged: Mapping[Mode, Exchanged]
 
     def seconds(self, mode: Mode, hosts: int) -> float:
-        """T(hosts)."""
+        """Return T(hosts): the seconds of a step on so many hosts."""
         if hosts == 1:
             return self.compute
         fixed = self.fixed.get((mode.backend, mode.optimizer), 0.0)
@@ -123,7 +123,7 @@ class Model:
 
 
 def messages(mode: Mode, hosts: int) -> float:
-    """L(hosts).
+    """Return L(hosts): the messages of a collective that wait for each other.
 
     >>> messages(Mode("gloo", "fp32", "whole"), 8), messages(Mode("impi", "fp32", "whole"), 8)
     (7.0, 3.0)
@@ -148,12 +148,12 @@ def fit(steps: Sequence[Step]) -> Model | None:
     }
     per_byte = {}
     for backend, group in groupby(several, key=lambda step: step.mode.backend):
-        own = list(group)
+        of_backend = list(group)
         longer = [
             step.seconds - compute - latency[step.mode] * messages(step.mode, step.hosts)
-            for step in own
+            for step in of_backend
         ]
-        per_byte[backend], of_kinds = _fit_backend(own, longer)
+        per_byte[backend], of_kinds = _fit_backend(of_backend, longer)
         fixed |= {(backend, kind): seconds for kind, seconds in sorted(of_kinds.items())}
     exchanged = {
         mode: _fit_size(list(group)) for mode, group in groupby(several, key=lambda step: step.mode)
@@ -166,12 +166,12 @@ def prediction_errors(steps: Sequence[Step]) -> list[tuple[Step, float]]:
 
     The error is a part of the measured time. Steps whose mode has no other point have none.
     """
-    found = []
+    errors = []
     for step in steps:
         model = fit([other for other in steps if other is not step])
         if step.hosts > 1 and model and step.mode in model.exchanged:
-            found.append((step, model.seconds(step.mode, step.hosts) / step.seconds - 1))
-    return found
+            errors.append((step, model.seconds(step.mode, step.hosts) / step.seconds - 1))
+    return errors
 
 
 def _fit_size(steps: Sequence[Step]) -> Exchanged:
@@ -202,7 +202,7 @@ def _fit_backend(steps: Sequence[Step], longer: Sequence[float]) -> tuple[float,
         """The factors of 1 / H that are closest to the values, by kind."""
         rows = list(zip(steps, often, values, strict=True))
         return {
-            kind: sum(w * one for step, w, one in rows if step.mode.optimizer == kind)
+            kind: sum(w * value for step, w, value in rows if step.mode.optimizer == kind)
             / sum(w * w for step, w, _ in rows if step.mode.optimizer == kind)
             for kind in kinds
         }
@@ -214,13 +214,13 @@ def _fit_backend(steps: Sequence[Step], longer: Sequence[float]) -> tuple[float,
         return sum(x * y for x, y in zip(xs, ys, strict=True)) / under
 
     def without(values: Sequence[float]) -> list[float]:
-        found = means(values)
+        factors = means(values)
         rows = zip(steps, often, values, strict=True)
-        return [one - w * found[step.mode.optimizer] for step, w, one in rows]
+        return [value - w * factors[step.mode.optimizer] for step, w, value in rows]
 
     if len(steps) > len(kinds):
         x = slope(without(sizes), without(longer))
         if x is not None and x >= 0:
-            left = [one - x * size for one, size in zip(longer, sizes, strict=True)]
+            left = [value - x * size for value, size in zip(longer, sizes, strict=True)]
             return x, means(left)
     return max(0.0, slope(sizes, longer) or 0.0), dict.fromkeys(kinds, 0.0)

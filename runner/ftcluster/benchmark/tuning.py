@@ -44,7 +44,7 @@ TRIAL_SECONDS = 4.0  # of training in a trial of the first round
 
 @dataclass(frozen=True)
 class Measured:
-    """What a trial has measured.
+    """The speed that a trial has measured.
 
     Attributes:
         step_seconds: of a step after the warm-up.
@@ -75,7 +75,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the last round says.
+    """The winner of the last round, if there is one.
 
     Attributes:
         settings: the winner's; none: the plan's default.
@@ -136,9 +136,10 @@ def _communication_cores(hosts: Sequence[HostFacts], plan: LaunchPlan) -> Iterat
     if any(host.cpu_quota is not None for host in hosts):
         return
     ranks = [(len(parse_cpus(r.cpus)), r.threads) for host in plan.hosts for r in host.placement]
-    fewest, own = min(cores for cores, _ in ranks), {cores - threads for cores, threads in ranks}
+    fewest = min(cores for cores, _ in ranks)
+    planned = {cores - threads for cores, threads in ranks}
     for cores in range(min(MOST_CORES, fewest // CORES_A_CORE) + 1):
-        if {cores} != own:
+        if {cores} != planned:
             yield cores
 
 
@@ -188,7 +189,7 @@ class Search:
         self._overhead = self._step = 0.0  # seconds of a trial's start and end, and of a step
 
     def run(self, pool: Sequence[Settings]) -> None:
-        """Try these candidates.
+        """Try these candidates, and keep all trials.
 
         Raises:
             FtclusterError: the default failed twice.
@@ -209,11 +210,11 @@ class Search:
         return self._overhead + steps * self._step
 
     def _reserve(self, steps: int, finalists: int, turns: int = TURNS) -> float:
-        """Seconds of the last round."""
+        """Return the seconds that the last round takes."""
         return turns * (finalists + 1) * self._cost(steps)
 
     def _round(self, pool: Sequence[Settings], steps: int) -> list[Settings]:
-        """Those that are faster than the default, the fastest first; tries them in their order."""
+        """Try candidates in order; return those faster than the default, the fastest first."""
         order = list(pool)
 
         def has_time(trials: int) -> bool:
@@ -261,7 +262,7 @@ class Search:
         where = "last round" if number == FINAL else "alone"
         self._say(f"{where}, {counted(steps, 'step')}: {what} ...")
         try:
-            found = self._measured(settings, steps)
+            measured = self._measured(settings, steps)
         except ClusterChanged:  # no trial of these settings
             raise
         except FtclusterError as error:
@@ -270,28 +271,30 @@ class Search:
             self.trials.append(Trial(settings, number, steps, None, error.message))
             self._say(f"  failed: {error.message.splitlines()[0]}")
             return
-        self._overhead = max(self._overhead, found.seconds - steps * found.step_seconds)
-        self.trials.append(Trial(settings, number, steps, found.samples_per_second))
+        self._overhead = max(self._overhead, measured.seconds - steps * measured.step_seconds)
+        self.trials.append(Trial(settings, number, steps, measured.samples_per_second))
         against = ""
         if settings:
-            before = [one for one in self.trials if not one.settings and one.round == number]
+            before = [
+                trial for trial in self.trials if not trial.settings and trial.round == number
+            ]
             if before and before[-1].samples_per_second:
-                speed_up = found.samples_per_second / before[-1].samples_per_second
+                speed_up = measured.samples_per_second / before[-1].samples_per_second
                 against = f", {speed_up:.2f} x the default"
-        self._say(f"  {found.samples_per_second:.1f} samples/s{against}")
+        self._say(f"  {measured.samples_per_second:.1f} samples/s{against}")
 
 
 def relative(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
     """The candidates of a round, and their speed relative to the default just before and after."""
-    found = []
+    speeds = []
     for number, trial in enumerate(trials):
         if not trial.settings or not trial.samples_per_second:
             continue
         before = [speed for speed in map(_default_speed, trials[:number]) if speed][-1:]
         after = [speed for speed in map(_default_speed, trials[number:]) if speed][:1]
         if around := before + after:
-            found.append((trial, trial.samples_per_second / mean(around)))
-    return found
+            speeds.append((trial, trial.samples_per_second / mean(around)))
+    return speeds
 
 
 def _default_speed(trial: Trial) -> float | None:
@@ -299,7 +302,7 @@ def _default_speed(trial: Trial) -> float | None:
 
 
 def spread(speeds: Sequence[float]) -> float:
-    """How much repeated trials differ, as a part of their mean.
+    """Return the largest difference of repeated trials, as a part of their mean.
 
     >>> spread([98.0, 102.0])
     0.04
@@ -322,7 +325,7 @@ def decide(trials: Sequence[Trial]) -> Verdict:
             of[name] = trial.settings
             speeds.setdefault(name, []).append(trial.samples_per_second)
     default = defaults.get(FINAL, [])
-    known = {name: own for name, own in speeds.items() if len(own) >= LEAST_TURNS}
+    known = {name: turns for name, turns in speeds.items() if len(turns) >= LEAST_TURNS}
     if len(default) < LEAST_TURNS or not known:
         return Verdict()
     best = max(known, key=lambda name: mean(known[name]))
@@ -363,7 +366,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """The result as text."""
+    """Format the document for a terminal, line by line."""
     count = counted(len(result["trials"]), "trial")
     yield (
         f"recipe {result['recipe']}, stack {result['stack']}: {count} in "

@@ -82,7 +82,7 @@ class HostFacts:
 
     @property
     def network(self) -> HostNetwork:
-        """What it has for MPI."""
+        """The interfaces and devices that MPI can use on the host."""
         return HostNetwork.from_dict(asdict(self))
 
     @classmethod
@@ -112,7 +112,7 @@ def stack_name(folder: str) -> str:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """How long an all-reduce in fp32 takes over the hosts of a cluster.
+    """The measured time of an all-reduce in fp32 over the hosts of a cluster.
 
     Attributes:
         ms: by backend of torch.distributed.
@@ -145,16 +145,16 @@ class ClusterFacts:
     @property
     def known_all_reduce(self) -> AllReduce | None:
         """The measurement, unless it was within a host and these are several, or the reverse."""
-        found = self.all_reduce
-        return found if found and (found.hosts > 1) == (len(self.hosts) > 1) else None
+        measured = self.all_reduce
+        return measured if measured and (measured.hosts > 1) == (len(self.hosts) > 1) else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON-ready data."""
+        """Return the facts as data for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "ClusterFacts":
-        """The inverse of `to_dict`."""
+        """Read what `to_dict` returns."""
         hosts = tuple(HostFacts.from_dict(host) for host in data["hosts"])
         measured = data.get("all_reduce")
         return cls(hosts, AllReduce(**measured) if measured else None)

@@ -1,4 +1,4 @@
-"""What hosts cost. Pure functions only."""
+"""Prices of hosts and the costs that follow. Pure functions only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ HOUR = 3600.0  # seconds
 
 @dataclass(frozen=True)
 class Price:
-    """What some hosts cost together.
+    """The price of some hosts together.
 
     Attributes:
         per_hour: in the inventory's currency.
@@ -21,7 +21,7 @@ class Price:
     currency: str = ""
 
     def cost(self, seconds: float) -> float:
-        """Of so many seconds."""
+        """Return the cost of so many seconds."""
         return self.per_hour * seconds / HOUR
 
     def shown(self, amount: float) -> str:
@@ -51,7 +51,7 @@ def read_price(text: str) -> Price:
 
 
 def price_of(hosts: Sequence[tuple[str, str]]) -> tuple[Price | None, str]:
-    """What hosts cost together; None with the reason where that is not known.
+    """Sum the prices of hosts; None with the reason where that is not possible.
 
     Args:
         hosts: name and price of each, "" where it has none. The reason is "" if none of them has.
@@ -73,7 +73,7 @@ def price_of(hosts: Sequence[tuple[str, str]]) -> tuple[Price | None, str]:
 
 
 def price_document(price: Price | None) -> dict[str, Any] | None:
-    """What all hosts cost, for `--json`."""
+    """Return a price for `--json`."""
     return {"per_hour": price.per_hour, "currency": price.currency} if price else None
 
 

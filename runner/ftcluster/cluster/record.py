@@ -32,7 +32,7 @@ class Drained:
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """How long an all-reduce in fp32 of so many bytes takes, and over which hosts and stack."""
+    """The times of an all-reduce in fp32, with its size, hosts and stack."""
 
     ms: Mapping[str, float]
     bytes: int
@@ -42,7 +42,7 @@ class MeasuredOn:
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """What the record says.
+    """The content of the record.
 
     Attributes:
         drained: by host.
@@ -95,7 +95,7 @@ def key_of(tuning: Tuning) -> str:
 
 def with_drained(names: Mapping[str, Drained | None]) -> dict[str, Any]:
     """The change that drains hosts, or with None takes them back."""
-    return {"drained": {name: asdict(one) if one else None for name, one in names.items()}}
+    return {"drained": {name: asdict(host) if host else None for name, host in names.items()}}
 
 
 def with_bench(measured: MeasuredOn) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def with_tuning(tuning: Tuning) -> dict[str, Any]:
 
 def without_tunings(gone: tuple[Tuning, ...]) -> dict[str, Any]:
     """The change that removes tunings."""
-    return {"tunings": {key_of(one): None for one in gone}}
+    return {"tunings": {key_of(tuning): None for tuning in gone}}
 
 
 def _check(holds: bool, problem: str) -> None:
@@ -123,27 +123,27 @@ def _section(
 ) -> dict[str, One]:
     section = document.get(name, {})
     _check(isinstance(section, dict), f"its {name} is no mapping")
-    found = {}
-    for key, one in section.items():
+    entries = {}
+    for key, entry in section.items():
         try:
-            _check(isinstance(one, dict), "it is no mapping")
-            found[key] = read(one)
+            _check(isinstance(entry, dict), "it is no mapping")
+            entries[key] = read(entry)
         except (ValueError, KeyError, OverflowError) as error:
             raise ValueError(f"{name}: {_shown(key)}: {error}") from None
-    return found
+    return entries
 
 
-def _drained(one: Mapping[str, Any]) -> Drained:
-    _check(isinstance(one["why"], str), "its why is no text")
-    return Drained(one["why"], _date(one["since"]))
+def _drained(entry: Mapping[str, Any]) -> Drained:
+    _check(isinstance(entry["why"], str), "its why is no text")
+    return Drained(entry["why"], _date(entry["since"]))
 
 
-def _measured(one: Mapping[str, Any]) -> MeasuredOn:
-    _check(isinstance(one["ms"], dict), "its ms is no mapping")
-    _check(isinstance(one["hosts"], list), "its hosts are no list")
-    ms = {name: _number(value) for name, value in one["ms"].items()}
-    hosts = tuple(_text(name) for name in one["hosts"])
-    return MeasuredOn(ms, int(_number(one["bytes"])), hosts, _text(one["stack"]))
+def _measured(entry: Mapping[str, Any]) -> MeasuredOn:
+    _check(isinstance(entry["ms"], dict), "its ms is no mapping")
+    _check(isinstance(entry["hosts"], list), "its hosts are no list")
+    ms = {name: _number(value) for name, value in entry["ms"].items()}
+    hosts = tuple(_text(name) for name in entry["hosts"])
+    return MeasuredOn(ms, int(_number(entry["bytes"])), hosts, _text(entry["stack"]))
 
 
 # the fields of a recipe that a search tries, see benchmark/tuning.py, and what they may be
@@ -158,10 +158,10 @@ _SETTINGS: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def _tuning(one: Mapping[str, Any]) -> Tuning:
-    settings = one["settings"]
-    _check(isinstance(one["recipe"], dict) and isinstance(settings, dict), "it is no tuning")
-    hosts = one["hosts"]
+def _tuning(entry: Mapping[str, Any]) -> Tuning:
+    settings = entry["settings"]
+    _check(isinstance(entry["recipe"], dict) and isinstance(settings, dict), "it is no tuning")
+    hosts = entry["hosts"]
     _check(isinstance(hosts, list) and all(isinstance(host, dict) for host in hosts), "no hosts")
     for host in hosts:
         _text(host["name"])
@@ -170,14 +170,14 @@ def _tuning(one: Mapping[str, Any]) -> Tuning:
         fits = isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
         _check(fits, f"the setting {_shown(name)} is {_shown(value)}")
     return Tuning(
-        _text(one["name"]),
-        one["recipe"],
+        _text(entry["name"]),
+        entry["recipe"],
         hosts,
-        _date(one["date"]),
+        _date(entry["date"]),
         settings,
-        _number(one["speed_up"]),
-        _number(one["spread"]),
-        int(_number(one["trials"])),
+        _number(entry["speed_up"]),
+        _number(entry["spread"]),
+        int(_number(entry["trials"])),
     )
 
 

@@ -27,7 +27,7 @@ class NoCluster(FtclusterError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that was set up.
+    """A cluster that was set up, as this control node knows it.
 
     Attributes:
         inventories: what it was made from.
@@ -59,7 +59,7 @@ class Cluster:
 
     @property
     def known(self) -> dict[str, str]:
-        """What a launch compares with the head's: the stack, and the record's SHA-256."""
+        """The stack and the record's SHA-256, which a launch compares with the head's."""
         digest = hashlib.sha256(self.record.encode()).hexdigest()
         return {"stack": self.facts.head.stack, "record": digest}
 
@@ -89,7 +89,7 @@ def _with_record(cluster: Cluster, text: object, as_of: str) -> Cluster:
     record = record_of(text)
     facts = replace(cluster.facts, all_reduce=record.measured(cluster.facts))
     others = {host.name for host in facts.hosts[1:]}  # without the head nothing can run
-    drained = {name: one for name, one in record.drained.items() if name in others}
+    drained = {name: reason for name, reason in record.drained.items() if name in others}
     return replace(
         cluster, facts=facts, drained=drained, tunings=record.tunings, record=str(text), as_of=as_of
     )
@@ -103,7 +103,7 @@ def remember(cluster: Cluster) -> None:
         "hosts": cluster.pattern,
         "options": cluster.options,
         "facts": cluster.facts.to_dict(),
-        "drained": {name: asdict(one) for name, one in cluster.drained.items()},
+        "drained": {name: asdict(drained) for name, drained in cluster.drained.items()},
         "record": cluster.record,
         "as_of": cluster.as_of,
     }
@@ -136,7 +136,7 @@ def recall() -> Cluster:
 
 
 def damage() -> str:
-    """What is wrong with the saved cluster, or "" where there is none or it can be read."""
+    """Return why the saved cluster cannot be read; "" where it can, or there is none."""
     try:
         recall()
     except NoCluster:
@@ -205,10 +205,10 @@ def _read() -> Cluster:
     if not facts.hosts:
         raise ValueError("it has no hosts")
     inventories = tuple(
-        _BUNDLED if one == LOCALHOST else Path(one) for one in _texts(document["inventories"])
+        _BUNDLED if text == LOCALHOST else Path(text) for text in _texts(document["inventories"])
     )
     options, pattern = _texts(document["options"]), str(document["hosts"])
-    drained = {name: Drained(**one) for name, one in document.get("drained", {}).items()}
+    drained = {name: Drained(**entry) for name, entry in document.get("drained", {}).items()}
     cluster = Cluster(inventories, facts, options, pattern, drained=drained)
     as_of = str(document.get("as_of", ""))
     # before heads had records, all was here
@@ -216,7 +216,7 @@ def _read() -> Cluster:
 
 
 def _texts(values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
+    if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
         raise ValueError(f"{values!a} is no list of texts")
     return tuple(values)
 

@@ -41,7 +41,7 @@ UNSEEN = 3  # its exit code where the node does not see the file
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a Slurm job has.
+    """The nodes and CPUs that a Slurm job has.
 
     Attributes:
         job: its id.
@@ -61,7 +61,7 @@ class Allocation:
 
 
 def allocation(environment: Mapping[str, str]) -> Allocation | None:
-    """What the Slurm job has that this command runs in; None outside of one.
+    """Return the allocation of the Slurm job that this command runs in; None outside of one.
 
     Raises:
         FtclusterError: scontrol fails.
@@ -73,7 +73,7 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocation:
-    """What a Slurm job has, by its environment and its nodes in Slurm's order."""
+    """Read an allocation from a job's environment and its nodes in Slurm's order."""
     here = environment.get("SLURMD_NODENAME", "")
     cpus = repeated(environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
     pairs = list(zip(nodes, cpus + (0,) * (len(nodes) - len(cpus)), strict=True))
@@ -94,29 +94,29 @@ def repeated(text: str) -> tuple[int, ...]:
     >>> repeated("4(x2),2")
     (4, 4, 2)
     """
-    found: list[int] = []
+    numbers: list[int] = []
     for word in filter(None, text.split(",")):
         number, _, count = word.partition("(x")
-        found += [int(number)] * int(count.rstrip(")") or "1")
-    return tuple(found)
+        numbers += [int(number)] * int(count.rstrip(")") or "1")
+    return tuple(numbers)
 
 
-def on_first_node(found: Allocation, terminal: bool, command: Sequence[str]) -> list[str]:
+def on_first_node(job: Allocation, terminal: bool, command: Sequence[str]) -> list[str]:
     """The command that runs another one on the first node of a job, as after `salloc`."""
     pty = ["--pty"] if terminal else []
-    return [*_srun(found.job, found.nodes[0]), *pty, *command]
+    return [*_srun(job.job, job.nodes[0]), *pty, *command]
 
 
-def cluster_of_job(found: Allocation) -> Cluster:
+def cluster_of_job(job: Allocation) -> Cluster:
     """The nodes of a job as a cluster, with the prefix of the last setup.
 
     Raises:
         UsageError: several tasks of a step run this command.
         FtclusterError: a node cannot be used; names each with its reason.
     """
-    if found.copies > 1:
+    if job.copies > 1:
         raise UsageError(
-            f"srun has started this command {found.copies} times; it starts the ranks by itself",
+            f"srun has started this command {job.copies} times; it starts the ranks by itself",
             "leave srun out",
         )
     head = recall().facts.head
@@ -128,8 +128,8 @@ def cluster_of_job(found: Allocation) -> Cluster:
         )
     return Cluster(
         (inventory_path(LOCALHOST),),
-        ClusterFacts(gather(found, head.prefix)),
-        slurm_job=found.job,
+        ClusterFacts(gather(job, head.prefix)),
+        slurm_job=job.job,
     )
 
 
@@ -147,7 +147,7 @@ def requeue(job: str) -> None:
     _output(["scontrol", "requeue", job])
 
 
-def gather(found: Allocation, prefix: str) -> tuple[HostFacts, ...]:
+def gather(job: Allocation, prefix: str) -> tuple[HostFacts, ...]:
     """The facts of a job's nodes, as preflight gathers them.
 
     Raises:
@@ -155,22 +155,22 @@ def gather(found: Allocation, prefix: str) -> tuple[HostFacts, ...]:
             names all of them.
     """
     if not Path(prefix, "current").exists():
-        raise FtclusterError(f"{found.nodes[0]}: no stack is set up in {prefix}", SHARED)
+        raise FtclusterError(f"{job.nodes[0]}: no stack is set up in {prefix}", SHARED)
     with tempfile.NamedTemporaryFile(prefix=".slurm-", dir=prefix) as seen:
 
         def ask(node: str) -> dict[str, Any] | str:
             arguments = {"ANSIBLE_MODULE_ARGS": {"prefix": prefix, "inventory_address": node}}
             command = [sys.executable, "-m", MODULE, json.dumps(arguments)]
-            return _facts(_srun(found.job, node), seen.name, command, prefix)
+            return _facts(_srun(job.job, node), seen.name, command, prefix)
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            answers = dict(zip(found.nodes, pool.map(ask, found.nodes), strict=True))
-    problems = [f"{node}: {one}" for node, one in answers.items() if isinstance(one, str)]
+            answers = dict(zip(job.nodes, pool.map(ask, job.nodes), strict=True))
+    problems = [f"{node}: {answer}" for node, answer in answers.items() if isinstance(answer, str)]
     if problems:
         raise FtclusterError("\n  ".join(problems), "no rank was started")
     return tuple(
         host_facts(node, facts, cpus)
-        for (node, facts), cpus in zip(answers.items(), found.cpus, strict=True)
+        for (node, facts), cpus in zip(answers.items(), job.cpus, strict=True)
         if not isinstance(facts, str)
     )
 
@@ -224,7 +224,7 @@ def _facts(srun: list[str], seen: str, command: list[str], prefix: str) -> dict[
         return f"it does not run {command[0]}: {lines[0] if lines else 'no output'}"
     promised = yaml.safe_load(RETURN)["facts"]["contains"]
     facts, wrong = known_facts(
-        answer, {name: one for name, one in promised.items() if name not in CLOCK}
+        answer, {name: form for name, form in promised.items() if name not in CLOCK}
     )
     if wrong:
         return "; ".join(wrong)

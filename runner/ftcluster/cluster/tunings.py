@@ -1,4 +1,4 @@
-"""What `ftcluster tune` has found; the cluster's record on the head has it.
+"""Results of `ftcluster tune`, which the cluster's record on the head keeps.
 
 A tuning is for all recipes whose steps take the same time, and for hosts that are the same: what
 either of them is decides whether it is used.
@@ -14,8 +14,8 @@ from ftcluster_common import __version__
 from ftcluster_common.recipe import Recipe
 
 # fields of a recipe that the time of a step does not depend on
-ANY_NAME = ("name", "options", "training")
-ANY_TRAINING = (
+FIELDS_WITHOUT_EFFECT = ("name", "options", "training")
+TRAINING_FIELDS_WITHOUT_EFFECT = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio", "warmup_steps",
     "num_train_epochs", "max_steps", "per_device_eval_batch_size", "weight_decay", "adam_beta1",
     "adam_beta2", "adam_epsilon", "label_smoothing_factor", "logging_strategy", "logging_steps",
@@ -25,7 +25,7 @@ ANY_TRAINING = (
     "outer_learning_rate", "outer_momentum",
 )  # fmt: skip
 # facts of a host that it does depend on
-OF_HOST = (
+HOST_FACTS = (
     "name", "cpu_model", "amx", "cores", "threads", "cpu_quota", "stack", "tcmalloc", "openmp",
     "network_interface", "network_provider",
 )  # fmt: skip
@@ -57,19 +57,23 @@ class Tuning:
 
 
 def recipe_of(recipe: Recipe) -> dict[str, Any]:
-    """What the time of a step depends on, of a recipe and of ftcluster, as JSON has it."""
+    """Return the fields of a recipe, and the version, that the time of a step depends on."""
     data = asdict(recipe)
-    training = {key: one for key, one in data["training"].items() if key not in ANY_TRAINING}
-    top = {key: one for key, one in data.items() if key not in ANY_NAME}
+    training = {
+        key: value
+        for key, value in data["training"].items()
+        if key not in TRAINING_FIELDS_WITHOUT_EFFECT
+    }
+    top = {key: value for key, value in data.items() if key not in FIELDS_WITHOUT_EFFECT}
     known = {**top, "options": data["options"], "training": training, "ftcluster": __version__}
     return json.loads(json.dumps(known))  # type: ignore[no-any-return]
 
 
 def hosts_of(hosts: Sequence[HostFacts]) -> list[dict[str, Any]]:
-    """The same of hosts, in the order of their ranks."""
+    """Return the facts of hosts that the time of a step depends on, in the order of their ranks."""
     return [
         {
-            **{key: getattr(host, key) for key in OF_HOST},
+            **{key: getattr(host, key) for key in HOST_FACTS},
             "NUMA nodes": [{"cpus": node.cpus, "hbm": node.hbm} for node in host.numa],
         }
         for host in hosts

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.export.pods import STACK, VOLUME, Resources
-from ftcluster.launch.mpirun import placement_text
+from ftcluster.launch.mpirun import launch_host, stack_link
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster_common.job import Job
+from ftcluster_common.launch import rank_placement
 from ftcluster_common.recipe import Recipe
 
 PYTORCH, TRAIN = "pytorchjob", "trainjob"  # both start torchrun in each pod
@@ -86,8 +87,8 @@ class Pods:
 
     @cached_property
     def _placement(self) -> dict[str, Any]:
-        parsed: dict[str, Any] = json.loads(placement_text(self.plan))
-        return parsed
+        hosts = [launch_host(self.plan, host) for host in self.plan.hosts]
+        return rank_placement(hosts, stack_link(self.plan))
 
 
 def manifests(kind: str, pods: Pods) -> str:

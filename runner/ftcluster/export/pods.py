@@ -19,7 +19,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Resources:
-    """What a pod requests, and its limits.
+    """The resources of a pod, both requested and limits.
 
     Attributes:
         cpus: logical CPUs, as Kubernetes counts them.
@@ -30,7 +30,7 @@ class Resources:
 
 
 def resources(facts: ClusterFacts) -> Resources:
-    """What a pod has of each node: all but one core and a tenth of the memory.
+    """Return the resources of a pod: all of a node but one core and a tenth of the memory.
 
     Those are for kubelet, the system and daemon sets: a pod that requests all of a node is never
     scheduled.
@@ -42,12 +42,12 @@ def resources(facts: ClusterFacts) -> Resources:
 
 
 def as_pods(facts: ClusterFacts) -> ClusterFacts:
-    """The same hosts with what a pod of the node image has of them."""
+    """Return the hosts as a pod of the node image sees them."""
     return ClusterFacts(tuple(map(_as_pod, facts.hosts)))
 
 
 def _as_pod(host: HostFacts) -> HostFacts:
-    """One host as a pod.
+    """Return the facts of a host as a pod sees them.
 
     Its address is its name: a pod's own is not known before it starts, and plan() only makes sure
     that hosts have different ones. RDMA needs a device plugin.

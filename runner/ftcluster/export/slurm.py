@@ -10,7 +10,7 @@ SIGNAL_SECONDS = SAVE_SECONDS + 30  # before the time limit, which Slurm checks 
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What the script has.
+    """The name, nodes and command of a batch job.
 
     Attributes:
         name: of the job; its log is called so, too.

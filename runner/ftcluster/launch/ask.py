@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ftcluster.ansible.answers import SCRIPT_FOUND, STACK_DESCRIBED, Answer, Answered
+from ftcluster.ansible.playbooks import Ask
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.place import Place, off_hint
 from ftcluster.launch.runs import SHORT_SECONDS, play
@@ -101,5 +102,5 @@ def _is_requirement(line: str) -> bool:
 def _ask(
     place: Place, look: Sequence[str], stack: bool, answer: Answer[Answered]
 ) -> dict[str, Answered]:
-    variables = {**place.variables(), "run_script": {"look": list(look)}, "ask_stack": stack}
-    return play("ask", place, variables, SHORT_SECONDS, answer, unreachable=True)
+    playbook = Ask(place.at(), {"look": list(look)}, stack)
+    return play(playbook, place, SHORT_SECONDS, answer, unreachable=True)

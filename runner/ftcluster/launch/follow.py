@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from ftcluster.ansible.answers import facts_set
+from ftcluster.ansible.answers import CLUSTER_CHANGED, take
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.playbooks import FOLLOW, Attach, Launched, Playbook, RunEvents, Stop
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster, learn
 from ftcluster.errors import (
@@ -53,8 +54,6 @@ STOP_LIMIT_SECONDS = 3600  # the supervisor has its own, by the grace time of th
 RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run continues meanwhile
 RECONNECT_PAUSE_SECONDS = 5.0
 SKIP_SECONDS = 1.0  # a task that takes longer is not skipped
-FOLLOW = "ftcluster.cluster.follow"  # the task that brings the events
-ATTACH = "attach"  # the playbook that follows a run that was launched before
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Run(ABC):
 
     Attributes:
         id: its name, see `new_run_id`.
-        playbook: the collection's playbook that launches and follows it.
+        kind: "train" or "run".
         command: what asks for it, for its record.
     """
 
@@ -73,7 +72,7 @@ class Run(ABC):
     launch: Launch
     command: tuple[str, ...] = field(default=(), kw_only=True)
 
-    playbook: ClassVar[str]
+    kind: ClassVar[str]
 
     @property
     @abstractmethod
@@ -81,8 +80,8 @@ class Run(ABC):
         """The content of job.json on the hosts."""
 
     @abstractmethod
-    def variables(self) -> dict[str, Any]:
-        """The playbook's variables, besides those of all runs."""
+    def playbook(self, events: RunEvents, launch: Launched) -> Playbook:
+        """What launches and follows it."""
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
@@ -152,18 +151,16 @@ def carry_out(
     begin_record(run.id, _record(run))
     hosts = run.cluster.addressed([host.name for host in run.plan.prepared])
     place = Place(run.cluster.inventories, hosts, run.plan.rank_user, run.plan.prefix, reach)
-    variables = {
-        "train_launch": replace(run.launch, started_by=this_user()).to_dict(),
-        "train_job": run.job,
-        "train_follow": not detach,
-        "train_guard": secrets.token_hex(16),
-        "train_version": __version__,
-        "train_known": {} if run.cluster.slurm_job else run.cluster.known,
-        **run.variables(),
-    }
-    followed = _follow(
-        run.playbook, place, run.id, variables, view, on_event, cancelled, head_seconds, may_detach
+    launch = Launched(
+        train_launch=replace(run.launch, started_by=this_user()).to_dict(),
+        train_job=run.job,
+        train_follow=not detach,
+        train_guard=secrets.token_hex(16),
+        train_version=__version__,
+        train_known={} if run.cluster.slurm_job else run.cluster.known,
     )
+    playbook = run.playbook(_events_of(place, run.id), launch)
+    followed = _follow(playbook, place, run.id, view, on_event, cancelled, head_seconds, may_detach)
     if followed.changed:
         forget_record(run.id)
         raise _changed(run.cluster, followed.changed)
@@ -216,14 +213,18 @@ def attach(
     Raises:
         Detached: a signal, such as that of Ctrl-C, has ended this command only.
     """
-    return _follow(ATTACH, place, run, {}, view, on_event, lambda: False, RECONNECT_LIMIT_SECONDS)
+    playbook = Attach(_events_of(place, run))
+    return _follow(playbook, place, run, view, on_event, lambda: False, RECONNECT_LIMIT_SECONDS)
+
+
+def _events_of(place: Place, run: str) -> RunEvents:
+    return RunEvents(place.at(run), str(events_file(run)))
 
 
 def _follow(
-    playbook: str,
+    playbook: Playbook,
     place: Place,
     run: str,
-    variables: Mapping[str, Any],
     view: View,
     on_event: Callable[[dict[str, Any]], None],
     cancelled: Callable[[], bool],
@@ -234,15 +235,16 @@ def _follow(
     progress = RunProgress(run=run)
     reader = EventReader(events_file(run))
     launched = False  # whether the head has written an event
-    goes_on = playbook == ATTACH  # whether the run has a supervisor, for which this one is nothing
+    attaches = isinstance(playbook, Attach)
+    goes_on = attaches  # whether the run has a supervisor, for which this one is nothing
     task, began = "", 0.0  # that is not shown yet: all hosts may skip it
     changed: Mapping[str, Any] | None = None
 
     def on_task(event: TaskEvent) -> None:
         nonlocal task, began, changed, goes_on
         goes_on = goes_on or event.action == FOLLOW
-        if event.host == place.head:
-            changed = facts_set(event).get("cluster_changed", changed)
+        if event.host == place.head and (answer := take(CLUSTER_CHANGED, event)):
+            (changed,) = answer
         if event.kind == "task":  # of a run that follows, its own events say more
             task = "" if event.action == FOLLOW else event.task[:1].lower() + event.task[1:]
             began = time.monotonic()
@@ -253,10 +255,10 @@ def _follow(
     def show_task() -> None:
         nonlocal task
         if task and not launched:
-            take({"event": "phase", "doing": task})
+            add({"event": "phase", "doing": task})
         task = ""
 
-    def take(event: dict[str, Any]) -> None:
+    def add(event: dict[str, Any]) -> None:
         progress.add(event)
         view.run_event(progress, event["event"])
         on_event(event)
@@ -265,16 +267,16 @@ def _follow(
         nonlocal launched
         for event in reader.new_events():
             launched = True
-            take(event)
+            add(event)
         if time.monotonic() - began > SKIP_SECONDS:
             show_task()
         view.tick()
 
-    def play(name: str) -> Outcome:
+    def play(playbook: Playbook) -> Outcome:
         outcome = run_playbook(
-            f"ftcluster.cluster.{name}",
+            playbook.qualified,
             place.inventories,
-            {**place.variables(run), "train_events": str(events_file(run)), **variables},
+            playbook.variables(),
             on_task,
             options=(*place.limit, *place.options),
             on_tick=on_tick,
@@ -304,7 +306,7 @@ def _follow(
         while not interrupts.count and (why := lost()) and time.monotonic() < deadline:
             view.say(why)
             time.sleep(RECONNECT_PAUSE_SECONDS)
-            outcome = play(ATTACH)
+            outcome = play(Attach(_events_of(place, run)))
             if reader.offset > came:
                 came, deadline = reader.offset, time.monotonic() + head_seconds
         cut_off = goes_on and not progress.ended and outcome.state == "failed"
@@ -312,7 +314,7 @@ def _follow(
             outcome = replace(outcome, state="stopped")
         if outcome.state == "stopped":
             view.close()
-    if outcome.state == "stopped" and playbook == ATTACH:
+    if outcome.state == "stopped" and attaches:
         if not progress.ended:
             raise Detached(run, interrupts.first, progress.document())
         outcome = replace(outcome, state="done")
@@ -360,10 +362,11 @@ def stop(
         FtclusterError: it may still be running; says how to end it.
     """
     begin_events(run)
+    playbook = Stop(_events_of(place, run), force)
     outcome = run_playbook(
-        "ftcluster.cluster.stop",
+        playbook.qualified,
         place.inventories,
-        {**place.variables(run), "train_events": str(events_file(run)), "stop_force": force},
+        playbook.variables(),
         lambda _: None,
         options=(*place.limit, *place.options),
         on_tick=on_tick,
@@ -384,7 +387,7 @@ def _record(run: Run) -> dict[str, Any]:
     facts = run.cluster.facts
     stack = stack_of(facts, load_stacks())
     return {
-        "kind": run.playbook,
+        "kind": run.kind,
         "command": list(run.command),
         "inventories": [str(path.absolute()) for path in run.cluster.inventories],
         "options": run.cluster.options,

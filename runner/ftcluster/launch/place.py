@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ftcluster.ansible.inventory import pattern_of
+from ftcluster.ansible.playbooks import RunFolder
 from ftcluster.cluster.saved import Cluster
 
 UNREACHABLE = "check that it is on and that ssh connects to it: ftcluster check"  # a hint
@@ -72,20 +72,20 @@ class Place:
         """The option that keeps a playbook to these hosts."""
         return ("--limit", pattern_of(self.hosts))
 
-    def variables(self, run: str = "") -> dict[str, Any]:
-        """What every playbook of runs needs to know.
+    def at(self, run: str = "") -> RunFolder:
+        """What every playbook of runs is given.
 
         Args:
             run: the run's id; left out where it is about all of them.
         """
-        return {
-            "train_head": self.head,
-            "train_rank_user": self.rank_user,
-            "train_stack": f"{self.prefix}/current",
-            "train_runs": self.runs,
-            "train_run": run,
-            "train_run_dir": f"{self.runs}/{run}",
-        }
+        return RunFolder(
+            self.head,
+            self.rank_user,
+            f"{self.prefix}/current",
+            self.runs,
+            run,
+            f"{self.runs}/{run}",
+        )
 
 
 def head_lost_hint(run: str) -> str:

@@ -15,6 +15,7 @@ from ftcluster.ansible.answers import (
     take,
 )
 from ftcluster.ansible.playbook import TaskEvent, run_playbook
+from ftcluster.ansible.playbooks import Ask, Clean, Fetch, Jobs, Logs, Runs
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.launch.place import UNREACHABLE, Place, head_lost_hint, sudo_hint
@@ -34,7 +35,7 @@ def list_runs(place: Place) -> list[RunState]:
     Raises:
         FtclusterError: the head does not answer, or not as it should.
     """
-    found = play("runs", place, place.variables(), SHORT_SECONDS, RUNS_LISTED)
+    found = play(Runs(place.at()), place, SHORT_SECONDS, RUNS_LISTED)
     if place.head not in found:
         raise FtclusterError(f"{place.head} gave no list of its runs", "run ftcluster setup")
     return list(found[place.head])
@@ -89,7 +90,7 @@ def find_job(place: Place, run: str) -> FoundJob:
     Raises:
         FtclusterError: no host answers, there is no such run, or it is a script's.
     """
-    jobs = play("jobs", place, place.variables(run), SHORT_SECONDS, JOBS_FOUND, unreachable=True)
+    jobs = play(Jobs(place.at(run)), place, SHORT_SECONDS, JOBS_FOUND, unreachable=True)
     hosts = tuple(host for host in place.hosts if host in jobs)
     if not hosts:
         raise FtclusterError("none of the cluster's hosts answers", UNREACHABLE)
@@ -149,13 +150,8 @@ def copy_log(
         FtclusterError: the head does not answer.
         Interrupted: the user stopped it.
     """
-    variables = {
-        **place.variables(run),
-        "logs_file": file,
-        "logs_follow": follow,
-        "logs_destination": str(destination),
-    }
-    play("logs", place, variables, LONG_SECONDS, on_tick=on_tick)
+    playbook = Logs(place.at(run), file, str(destination), follow)
+    play(playbook, place, LONG_SECONDS, on_tick=on_tick)
 
 
 def fetch_model(place: Place, run: str, path: str, destination: Path) -> None:
@@ -165,12 +161,7 @@ def fetch_model(place: Place, run: str, path: str, destination: Path) -> None:
         FtclusterError: it cannot be copied; says why.
         Interrupted: the user stopped it.
     """
-    variables = {
-        **place.variables(run),
-        "fetch_path": path,
-        "fetch_destination": str(destination.absolute()),
-    }
-    play("fetch", place, variables, LONG_SECONDS)
+    play(Fetch(place.at(run), path, str(destination.absolute())), place, LONG_SECONDS)
 
 
 def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
@@ -179,14 +170,13 @@ def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
     Raises:
         FtclusterError: a host does not answer.
     """
-    variables = {**place.variables(), "clean_runs": list(runs)}
-    return play("clean", place, variables, SHORT_SECONDS, clean_removed(runs)).get(place.head, [])
+    playbook = Clean(place.at(), list(runs))
+    return play(playbook, place, SHORT_SECONDS, clean_removed(runs)).get(place.head, [])
 
 
 def play(
-    playbook: str,
+    playbook: Ask | Clean | Fetch | Jobs | Logs | Runs,
     place: Place,
-    variables: Mapping[str, Any],
     time_limit_seconds: float,
     answer: Answer[Answered] | None = None,
     on_tick: Callable[[], None] = lambda: None,
@@ -210,9 +200,9 @@ def play(
 
     with Interrupts() as interrupts:
         outcome = run_playbook(
-            f"ftcluster.cluster.{playbook}",
+            playbook.qualified,
             place.inventories,
-            variables,
+            playbook.variables(),
             on_event,
             options=(*place.limit, *place.options),
             on_tick=on_tick,
@@ -230,9 +220,11 @@ def play(
             for event in failed
         ]
         hint = UNREACHABLE if off else sudo_hint(event.message for event in failed)
-        if place.head in off and variables["train_run"]:
-            hint = head_lost_hint(variables["train_run"])
+        if place.head in off and playbook.at.train_run:
+            hint = head_lost_hint(playbook.at.train_run)
         raise FtclusterError("\n  ".join(words), hint)
     if outcome.state != "done":
-        raise FtclusterError(f"{playbook} {outcome.state}: ansible said\n{outcome.output.strip()}")
+        raise FtclusterError(
+            f"{playbook.name} {outcome.state}: ansible said\n{outcome.output.strip()}"
+        )
     return answered

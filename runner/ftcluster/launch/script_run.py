@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
+from ftcluster.ansible.playbooks import Launched, RunEvents, RunScript
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import Run, carry_out, failure, raise_if_stopped
 from ftcluster.launch.hub_token import rank_variables
 from ftcluster.launch.layer import LOCK, Layer
-from ftcluster.launch.mpirun import render, run_dir, stack_bin
+from ftcluster.launch.mpirun import render, run_dir
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -34,7 +35,7 @@ class ScriptRun(Run):
     layer: Layer | None = None
     hub_token: str = field(default="", repr=False)
 
-    playbook: ClassVar[str] = "run"
+    kind: ClassVar[str] = "run"
 
     @property
     def logs(self) -> str:
@@ -52,7 +53,7 @@ class ScriptRun(Run):
         program = self.script.program
         return () if self.copied else program[: 2 if program[0] == "-m" else 1]
 
-    def variables(self) -> dict[str, Any]:
+    def playbook(self, events: RunEvents, launch: Launched) -> RunScript:
         document = {
             "source": str(self.copied.folder) if self.copied else "",
             "files": self.copied.files if self.copied else (),
@@ -65,7 +66,7 @@ class ScriptRun(Run):
             "wheels": str(self.layer.folder) if self.layer else "",
             "lock": str(self.layer.folder / LOCK) if self.layer else "",
         }
-        return {"run_hub_token": self.hub_token, "run_script": document, "run_layer": layer}
+        return RunScript(events, launch, document, layer, self.hub_token)
 
     def record(self) -> dict[str, Any]:
         script = {
@@ -101,22 +102,20 @@ def render_script(
     layer: Layer | None = None,
     fast: bool = False,
 ) -> Launch:
-    """The mpirun command of a script's run.
+    """The launch of a script's run.
 
     Args:
         hub_token: whether the ranks have a token for the Hub.
         layer: the packages of the script's own requirements, or None.
         fast: whether it is trained with our kernels.
     """
-    program = (
-        f"{stack_bin(plan)}/python", "-m", "ftcluster_train.host.script", "run", run_dir(plan, run)
-    )  # fmt: skip
+    program = ("-m", "ftcluster_train.host.script", "run", run_dir(plan, run))
     launch = render(plan, run, program)
     token = rank_variables(run_dir(plan, run)) if hub_token else {}
     packages = {LAYER_VARIABLE: layer_folder(plan, layer)} if layer else {}
     kernels = {FAST_VARIABLE: "1"} if fast else {}
     env = launch.env | _script_environment(plan) | token | packages | kernels
-    return replace(launch, env=env, script_ranks=plan.world_size)
+    return replace(launch, env=env, script=True)
 
 
 def start_folder(plan: LaunchPlan, run: str, script: Script) -> str:

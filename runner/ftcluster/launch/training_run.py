@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ftcluster.ansible.playbooks import Launched, RunEvents, Train
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import (
     RECONNECT_LIMIT_SECONDS,
@@ -47,7 +48,7 @@ class TrainingRun(Run):
     must_resume: bool = True
     hub_token: str = field(default="", repr=False)
 
-    playbook: ClassVar[str] = "train"
+    kind: ClassVar[str] = "train"
 
     @property
     def job(self) -> dict[str, Any]:
@@ -61,9 +62,9 @@ class TrainingRun(Run):
         )  # fmt: skip
         return job.to_dict()
 
-    def variables(self) -> dict[str, Any]:
+    def playbook(self, events: RunEvents, launch: Launched) -> Train:
         folders = [{"source": source, "path": path} for source, path in self.folders]
-        return {"train_folders": folders, "train_hub_token": self.hub_token}
+        return Train(events, launch, folders, self.hub_token)
 
     def record(self) -> dict[str, Any]:
         return {"recipe": asdict(self.recipe)}

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, pattern_of, read_inventory
+from ftcluster.ansible.playbooks import Setup, Teardown
 from ftcluster.cluster.record import Drained, with_drained
 from ftcluster.cluster.saved import Cluster, change, recall
 from ftcluster.errors import FtclusterError, InventoryError
@@ -128,7 +129,7 @@ def remove(request: HostsRequest, view: View) -> Result:
             )
     if request.teardown:
         limit = ("--limit", pattern_of(names))
-        run_stages("teardown", cluster.inventories, (*reach, *limit), view)
+        run_stages(Teardown(), cluster.inventories, (*reach, *limit), view)
     named = pattern[1].partition("=")[2] if pattern else cluster.pattern
     change(cluster.inventories, lambda saved: saved and _without(saved, left, named))
     words = (*cluster.options, *given, *pattern)
@@ -243,7 +244,7 @@ def _tell_all(
     options: tuple[str, ...],
     view: View,
     passwords: tuple[str, ...],
-    stack: Mapping[str, str] | None = None,
+    stack: Setup = Setup(),  # noqa: B008 - it is frozen
 ) -> StagesResult:
     """Run these stages on all hosts: `system` renews their firewalls.
 
@@ -253,11 +254,11 @@ def _tell_all(
     return set_up(cluster.inventories, (*options, "--tags", stages), view, passwords, stack)
 
 
-def _stack_of(found: StagesResult) -> dict[str, str]:
-    """The variable for the stack that the head has, which hosts that come and go do not change,
+def _stack_of(found: StagesResult) -> Setup:
+    """The playbook for the stack that the head has, which hosts that come and go do not change,
     whatever the inventory says of the next setup.
     """
-    return {"torch_stack_name": found.facts[found.inventory.head].stack}
+    return Setup(torch_stack_name=found.facts[found.inventory.head].stack)
 
 
 def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 """Turns hosts into a cluster, switches its stack back, and removes it again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.inventory import LOCALHOST, inventory_path
+from ftcluster.ansible.playbooks import Rollback, Setup, Teardown
 from ftcluster.ansible.settings import inventory_of_ansible
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, NoCluster, change, damage, forget, recall, recall_of
@@ -57,30 +58,26 @@ class SetupRequest:
         if self.rollback and (self.stack or self.bundle):
             raise UsageError("--rollback cannot be used with --stack or --bundle")
 
-    def variables(self) -> dict[str, str | bool]:
-        """The variables of the playbook for the requested stack.
+    def playbook(self) -> Setup:
+        """The playbook for the requested stack.
 
         Raises:
             UsageError: there is no such stack, or no such bundle.
         """
-        found: dict[str, str | bool] = {}
-        if self.stack:
-            stacks = load_stacks()
-            if self.stack != "auto":
-                find_stack(self.stack, stacks)
-            found["torch_stack_name"] = self.stack
-        if self.bundle:
-            path = Path(self.bundle).absolute()
-            if not path.is_file():
-                raise UsageError(f"bundle {self.bundle} does not exist")
-            found["torch_stack_bundle"] = str(path)
-        flags = {
-            "torch_stack_allow_yanked": self.allow_yanked,
-            "torch_stack_allow_unverified": self.allow_unverified,
-            "node_agent_downgrade": self.downgrade,
-            "ftcluster_prune": self.prune,
-        }
-        return found | {name: True for name, given in flags.items() if given}
+        if self.stack and self.stack != "auto":
+            find_stack(self.stack, load_stacks())
+        bundle = Path(self.bundle).absolute() if self.bundle else None
+        if bundle and not bundle.is_file():
+            raise UsageError(f"bundle {self.bundle} does not exist")
+        return Setup(
+            torch_stack_name=self.stack or None,
+            torch_stack_bundle=str(bundle) if bundle else None,
+            # what is not asked for here may be in the inventory
+            torch_stack_allow_yanked=self.allow_yanked or None,
+            torch_stack_allow_unverified=self.allow_unverified or None,
+            node_agent_downgrade=self.downgrade or None,
+            ftcluster_prune=self.prune or None,
+        )
 
 
 @dataclass(frozen=True)
@@ -149,7 +146,7 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
     """
     connection, accept_new = request.connection, request.accept_new_host_keys
     inventories = find_inventories(connection.inventories)
-    variables = {} if request.rollback else request.variables()
+    playbook = Setup() if request.rollback else request.playbook()
     options, passwords = connection.options, connection.passwords
     before = recall_of(inventories)
     if before and not connection.inventories:  # connect as the last time
@@ -158,10 +155,10 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
         view.say(f"{damaged}; what can be known again is read from the hosts")
     checked = CHECK in options
     if not request.rollback:
-        result = set_up(inventories, options, view, passwords, variables, accept_new)
+        result = set_up(inventories, options, view, passwords, playbook, accept_new)
         return SetupResult(result, checked)
     result = run_stages(
-        "rollback", inventories, (*options, *passwords), view, accept_new=accept_new
+        Rollback(), inventories, (*options, *passwords), view, accept_new=accept_new
     )
     if not checked:
         change(inventories, lambda saved: saved and _with_stack(saved, result))
@@ -194,14 +191,14 @@ def set_up(
     options: tuple[str, ...],
     view: View,
     passwords: tuple[str, ...] = (),
-    variables: Mapping[str, str | bool] | None = None,
+    playbook: Setup = Setup(),  # noqa: B008 - it is frozen
     accept_new: bool = False,
 ) -> StagesResult:
     """Run the playbook `setup` and save the cluster.
 
     Args:
         passwords: further arguments, which are not saved.
-        variables: see `SetupRequest.variables`.
+        playbook: with the variables that the stack is chosen by.
         accept_new: see run_stages.
 
     Raises:
@@ -209,7 +206,7 @@ def set_up(
         Interrupted: the user stopped it.
     """
     reach = (*options, *passwords)
-    result = run_stages("setup", inventories, reach, view, variables, accept_new=accept_new)
+    result = run_stages(playbook, inventories, reach, view, accept_new=accept_new)
     if CHECK not in options:
         _save(result, options)
     return result
@@ -287,7 +284,7 @@ def teardown(connection: Connection, view: View) -> TeardownResult:
     if not connection.inventories:
         raise UsageError("teardown needs the cluster's inventory")
     paths = tuple(map(inventory_path, connection.inventories))
-    result = run_stages("teardown", paths, connection.arguments, view)
+    result = run_stages(Teardown(), paths, connection.arguments, view)
     checked = CHECK in connection.options
     if not checked and "--limit" not in connection.options:
         forget(result.inventory.paths)

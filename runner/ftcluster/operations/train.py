@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ftcluster.ansible.inventory import HOSTS_VARIABLE, pattern_of
+from ftcluster.ansible.playbooks import Mesh
 from ftcluster.cluster.price import epoch_document, price_document, price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.cluster.slurm import Allocation, cluster_of_job
@@ -245,4 +246,4 @@ def _ensure_head_ssh(attempt: _Attempt, view: View) -> None:
     usual = not attempt.request.connection.inventories and names[0] == cluster.facts.head.name
     if run.resume and len(names) > 1 and not usual:
         hosts = ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(names)}")
-        run_stages("mesh", cluster.inventories, (*attempt.reach, *hosts), view)
+        run_stages(Mesh(), cluster.inventories, (*attempt.reach, *hosts), view)

@@ -1,4 +1,4 @@
-"""What a run uses of its stack: IPEX, a backend of torch.distributed. Pure functions only.
+"""The choice of IPEX and of a backend of torch.distributed. Pure functions only.
 
 oneCCL runs collectives in threads of its own, the workers, which poll all the time. Its guide asks
 for cores that do not compute (oneCCL Developer Guide, Execution of Communication Operations). Each
@@ -48,7 +48,7 @@ def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
 def choose_ipex(
     recipe: Recipe | None, hosts: Sequence[HostFacts], stack: Stack, stacks: Mapping[str, Stack]
 ) -> tuple[bool, str]:
-    """Whether IPEX optimizes the model, and why.
+    """Decide whether IPEX optimizes the model; return the reason, too.
 
     Args:
         recipe: None for a user's own script.
@@ -96,7 +96,7 @@ def check_quantization(recipe: Recipe, stack: Stack, stacks: Mapping[str, Stack]
     if recipe.load_in_4bit and not stack.version(BITSANDBYTES):
         raise PlanError(
             f"load_in_4bit=true, but stack {stack.name} does not have {BITSANDBYTES}",
-            install_hint([one for one in stacks.values() if one.version(BITSANDBYTES)]),
+            install_hint([other for other in stacks.values() if other.version(BITSANDBYTES)]),
         )
 
 

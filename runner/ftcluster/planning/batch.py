@@ -61,7 +61,7 @@ class Batch:
 
     @classmethod
     def of(cls, recipe: Recipe, precision: str, model: ModelSize | None, ipex: bool) -> "Batch":
-        """The batch of a recipe."""
+        """Return the batch of a recipe."""
         longest = (model and model.positions) or recipe.max_length
         return cls(
             samples=recipe.batch_size,
@@ -85,7 +85,7 @@ class Batch:
         return self.each * self.parts * world if self.each else self.samples
 
     def is_enough(self, world: int) -> bool:
-        """Whether each of so many ranks has a sample, as far as that is known."""
+        """Return whether each of so many ranks has a sample; True where the batch is not known."""
         samples = self.total(world)
         return samples is None or samples >= world
 
@@ -113,7 +113,7 @@ class Batch:
         )  # fmt: skip
 
     def fits(self, host: HostFacts, ranks: int, world: int) -> bool:
-        """Whether so many ranks fit into the memory of a host, as far as that is known."""
+        """Return whether so many ranks fit into a host's memory; True where that is not known."""
         needed = self.need(world)
         return needed is None or ranks * needed.total <= USABLE * host.memory_bytes
 

@@ -1,4 +1,4 @@
-"""What hosts have to have for a launch: addresses, an allocator, bf16. Pure functions only."""
+"""Checks of hosts before a launch: addresses, allocator, bf16. Pure functions only."""
 
 from collections.abc import Sequence
 
@@ -62,7 +62,7 @@ def check_allocator(facts: ClusterFacts, recipe: Recipe | None) -> None:
 
 
 def choose_precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple[str, str]:
-    """bf16 or fp32, and why."""
+    """Decide between bf16 and fp32; return the reason, too."""
     if recipe and recipe.precision != "auto":
         return recipe.precision, f"set in recipe {recipe.name}"
     without = [host.name for host in hosts if not _has_bf16(host)]
@@ -74,5 +74,5 @@ def choose_precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple
 
 
 def _has_bf16(host: HostFacts) -> bool:
-    """Whether bf16 is faster than fp32 there; a kernel may refuse AMX, but not AVX512."""
+    """Return whether bf16 is faster than fp32; a kernel may refuse AMX, but not AVX512."""
     return BF16_FLAG in host.cpu_flags or (AMX_FLAG in host.cpu_flags and host.amx == "usable")

@@ -151,7 +151,7 @@ def need(
 
 
 def adapter_parameters(size: ModelSize, rank: int) -> int:
-    """Those of low-rank adapters of all linear layers, at most.
+    """Return the most parameters that low-rank adapters of all linear layers have.
 
     Inputs and outputs of a layer's seven matrices, with an inner width of up to five times its own:
     55 million for rank 16 and Llama 3 with 8 billion, which has 42 million.
@@ -171,7 +171,7 @@ def sharded_bytes(precision: str, shards: int) -> float:
 
 
 def gigabytes(size: float) -> str:
-    """A size as text.
+    """Format a size in bytes.
 
     >>> gigabytes(2_100_000_000), gigabytes(137_438_953_472)
     ('2.1 GB', '137 GB')

@@ -119,7 +119,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _shapes(file: Path) -> list[list[int]]:
-    """Those of the floating-point tensors in a file (safetensors' README, Format)."""
+    """Read the shapes of the floating-point tensors in a file (safetensors' README, Format)."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > MOST_HEADER_BYTES:
@@ -134,5 +134,5 @@ def _shapes(file: Path) -> list[list[int]]:
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    found = next((config[name] for name in names if name in config), 0)
-    return found if isinstance(found, int) and 0 <= found < MOST else 0
+    value = next((config[name] for name in names if name in config), 0)
+    return value if isinstance(value, int) and 0 <= value < MOST else 0

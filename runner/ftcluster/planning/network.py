@@ -48,7 +48,7 @@ def nominal_mbits(hosts: Sequence[HostFacts]) -> float | None:
 
 
 def host_bytes(size: int, hosts: int) -> float:
-    """What a host sends in an all-reduce at least: all but its own part, twice.
+    """Return the bytes that a host sends in an all-reduce at least: all but its own part, twice.
 
     >>> host_bytes(100, 2)
     100.0

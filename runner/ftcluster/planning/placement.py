@@ -33,7 +33,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """The resources of one rank.
+    """The cores, memory and samples of one rank.
 
     Attributes:
         cpus: the CPUs it may run on, such as "0-15".
@@ -80,7 +80,7 @@ def domains(host: HostFacts) -> tuple[Domain, ...]:
         if not cpus:
             continue
         hbm = tuple(other.node for other in host.numa if other.hbm and other.near == node.node)
-        shared = next((one for one in found if set(one.cpus) & set(cpus)), None)
+        shared = next((domain for domain in found if set(domain.cpus) & set(cpus)), None)
         if shared:  # the same cores, as emulated nodes have
             found[found.index(shared)] = Domain(
                 nodes=(*shared.nodes, node.node),
@@ -109,7 +109,7 @@ def worthwhile(host: HostFacts) -> tuple[tuple[Domain, ...], tuple[Domain, ...]]
 
 
 def limited(host: HostFacts) -> bool:
-    """Whether a quota allows less than all cores of a host."""
+    """Return whether a quota allows less than all cores of a host."""
     cores = sum(len(domain.cpus) for domain in domains(host))
     return host.cpu_quota is not None and host.cpu_quota < cores
 
@@ -165,14 +165,14 @@ def lay_out(
     for index, (cpus, near) in enumerate(shares):
         own = cpus[system:]
         threads = max(1, (cores if floating else len(own)) - kept)
-        one = RankPlan(format_cpus(own), threads, _memory(host, near))
+        rank = RankPlan(format_cpus(own), threads, _memory(host, near))
         if workers:
             # the workers of ranks that share CPUs have different ones
             last = len(own) - (index * workers % len(own) if floating else 0)
             working = own[last - workers : last]
             computing = [cpu for cpu in own if not kept or cpu not in working]
-            one = replace(one, cpus=format_cpus(computing), workers=format_cpus(working))
-        plans.append(one)
+            rank = replace(rank, cpus=format_cpus(computing), workers=format_cpus(working))
+        plans.append(rank)
     whole = sum(len(domain.cpus) for domain in used)
     return Layout(
         ranks=tuple(plans),
@@ -193,11 +193,11 @@ def _shares(used: Sequence[Domain], ranks: int) -> list[_Share]:
         size = len(used) // ranks
         return [_all_of(used[first : first + size]) for first in range(0, len(used), size)]
     inside = ranks // len(used)
-    if ranks % len(used) == 0 and all(len(one.cpus) >= inside for one in used):
-        return [(cpus, (one,)) for one in used for cpus in _pieces(one.cpus, inside)]
+    if ranks % len(used) == 0 and all(len(domain.cpus) >= inside for domain in used):
+        return [(cpus, (domain,)) for domain in used for cpus in _pieces(domain.cpus, inside)]
     everything, _ = _all_of(used)
     return [
-        (cpus, tuple(one for one in used if set(one.cpus) & set(cpus)))
+        (cpus, tuple(domain for domain in used if set(domain.cpus) & set(cpus)))
         for cpus in _pieces(everything, ranks)
     ]
 
@@ -207,12 +207,12 @@ def _floating(used: Sequence[Domain], ranks: int) -> list[_Share]:
     if len(used) % ranks == 0:
         return _shares(used, ranks)
     if ranks % len(used) == 0:
-        return [_all_of([one]) for one in used for _ in range(ranks // len(used))]
+        return [_all_of([domain]) for domain in used for _ in range(ranks // len(used))]
     return [_all_of(used)] * ranks
 
 
 def _all_of(used: Sequence[Domain]) -> _Share:
-    return tuple(cpu for one in used for cpu in one.cpus), tuple(used)
+    return tuple(cpu for domain in used for cpu in domain.cpus), tuple(used)
 
 
 def _pieces(cpus: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:

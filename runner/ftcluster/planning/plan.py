@@ -100,7 +100,7 @@ class HostPlan:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One launch.
+    """All that a launch is made of: hosts, ranks and settings, each with its reason.
 
     Attributes:
         hosts: the head first, which runs rank 0.
@@ -129,7 +129,7 @@ class LaunchPlan:
         return self.hosts + self.spares
 
     def with_decision(self, decision: Decision) -> "LaunchPlan":
-        """The same plan with one more decision."""
+        """Return the plan with one more decision."""
         return replace(self, decisions=(*self.decisions, decision))
 
     @property
@@ -307,7 +307,7 @@ def plan(
 
 
 def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
-    """The same facts; on a single host, with the loopback address for the rendezvous."""
+    """Return the facts; those of a single host with the loopback address for the rendezvous."""
     if len(facts.hosts) > 1:
         return facts
     head = replace(facts.head, network_address=LOOPBACK, network_interface="lo")
@@ -343,8 +343,8 @@ def _together(problems: Sequence[PlanError]) -> PlanError:
 def _grouped(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
     """Decisions by their subject; one that is the same for several hosts is kept once."""
     hosts: dict[tuple[str, str, str], list[str]] = {}
-    for one in decisions:
-        hosts.setdefault((one.what, one.value, one.why), []).extend(one.hosts)
-    order = list(dict.fromkeys(one.what for one in decisions))
+    for decision in decisions:
+        hosts.setdefault((decision.what, decision.value, decision.why), []).extend(decision.hosts)
+    order = list(dict.fromkeys(decision.what for decision in decisions))
     merged = [Decision(*made, tuple(names)) for made, names in hosts.items()]
-    return tuple(sorted(merged, key=lambda one: order.index(one.what)))
+    return tuple(sorted(merged, key=lambda decision: order.index(decision.what)))

@@ -52,7 +52,7 @@ def choose_counts(facts: ClusterFacts, requested: Count | None, batch: Batch) ->
     fitting = _for_the_batch(possible, batch)
     balanced = _balanced(facts, possible, fitting)
     in_memory = _in_memory(facts, possible, balanced, batch)
-    found = {}
+    counts = {}
     for host in facts.hosts:
         ranks = in_memory[host.name]
         if ranks < balanced[host.name]:
@@ -61,8 +61,8 @@ def choose_counts(facts: ClusterFacts, requested: Count | None, batch: Batch) ->
             why = "ranks have equal parts of a batch, so those of other hosts would wait"
         else:
             why = f"a batch of {batch.samples} samples is too small for more ranks"
-        found[host.name] = Count(ranks, _reason(host, ranks, possible[host.name][0], why))
-    return found
+        counts[host.name] = Count(ranks, _reason(host, ranks, possible[host.name][0], why))
+    return counts
 
 
 def _requested(facts: ClusterFacts, requested: Count) -> dict[str, Count]:
@@ -77,26 +77,26 @@ def _requested(facts: ClusterFacts, requested: Count) -> dict[str, Count]:
             "each rank needs a core of its own\n  " + "\n  ".join(short),
             f"use fewer: --ranks-per-host {min(host.cores for host in facts.hosts)}",
         )
-    found = {}
+    counts = {}
     for host in facts.hosts:
         nodes, good = len(worthwhile(host)[0]), even_counts(host)
         why = requested.why
         if nodes % ranks and ranks % nodes:
             would = f"{', '.join(map(str, good[:-1]))} or {good[-1]}"
             why += f"; some ranks have cores of two NUMA nodes, with {would} ranks none would"
-        found[host.name] = Count(ranks, why)
-    return found
+        counts[host.name] = Count(ranks, why)
+    return counts
 
 
 def _for_the_batch(possible: Mapping[str, tuple[int, ...]], batch: Batch) -> dict[str, int]:
     """The most ranks with which each has a sample; one per host if there is no such number."""
     most = max(counts[0] for counts in possible.values())
-    found: dict[str, int] = {}
+    fitting: dict[str, int] = {}
     for cap in range(most, 0, -1):
-        found = {name: next(n for n in counts if n <= cap) for name, counts in possible.items()}
-        if batch.is_enough(sum(found.values())):
+        fitting = {name: next(n for n in counts if n <= cap) for name, counts in possible.items()}
+        if batch.is_enough(sum(fitting.values())):
             break
-    return found
+    return fitting
 
 
 def _balanced(
@@ -128,12 +128,12 @@ def _in_memory(
     def fits(host: HostFacts, ranks: int) -> bool:
         return batch.fits(host, ranks, world)
 
-    found = most
+    fitting = most
     before: dict[str, int] = {}
-    while found != before:  # fewer ranks have larger parts of the batch
-        before, world = found, sum(found.values())
-        found = _most(facts, possible, before, fits)
-    return found
+    while fitting != before:  # fewer ranks have larger parts of the batch
+        before, world = fitting, sum(fitting.values())
+        fitting = _most(facts, possible, before, fits)
+    return fitting
 
 
 def _most(
@@ -141,11 +141,11 @@ def _most(
     good: Callable[[HostFacts, int], bool],
 ) -> dict[str, int]:  # fmt: skip
     """The highest possible count of each host that is not above its `most` and good, else one."""
-    found = {}
+    highest = {}
     for host in facts.hosts:
         counts = (n for n in possible[host.name] if n <= most[host.name] and good(host, n))
-        found[host.name] = next(counts, 1)
-    return found
+        highest[host.name] = next(counts, 1)
+    return highest
 
 
 def _reason(host: HostFacts, ranks: int, most: int, why_fewer: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether the optimizer is sharded over the ranks. Pure functions only.
+"""The choice of sharding the optimizer over the ranks. Pure functions only.
 
 With shards a step in bf16 sends fewer bytes, see `bytes_share`, and its own work is no more than
 without (bench/README.md), so it is faster where a step waits for the network.
@@ -29,7 +29,7 @@ def choose_sharding(
     counts: Mapping[str, Count],
     tuned: Tuned = UNTUNED,
 ) -> tuple[bool, str]:
-    """Whether each rank has only a part of the optimizer, and why.
+    """Decide whether each rank has only a part of the optimizer; return the reason, too.
 
     Args:
         recipe: None for a user's own script.
@@ -88,7 +88,7 @@ def choose_sharding(
 
 
 def bytes_share(batch: Batch) -> float:
-    """What a step in bf16 sends with shards, as a part of what it sends without.
+    """Return the bytes that a step in bf16 sends with shards, as a part of those without.
 
     Bytes a parameter, but for the rows of the batch: gradients and weights in bf16, embeddings'
     gradients in fp32; without shards all gradients in fp32 twice, to be summed and back, and no

@@ -13,7 +13,7 @@ TRAINING = "training."
 
 @dataclass(frozen=True)
 class Tuned:
-    """What of a recipe was measured instead of being decided.
+    """The fields of a recipe that were measured instead of being decided.
 
     Attributes:
         settings: values of fields; a field of the section `training` has its name before it.
@@ -61,24 +61,24 @@ def written(settings: Mapping[str, Any]) -> str:
 def choose_tuned(
     tunings: Sequence[Tuning], recipe: Recipe, hosts: Sequence[HostFacts]
 ) -> tuple[Tuned, tuple[str, str] | None]:
-    """What was measured for this recipe on these hosts, and the value and reason of a decision.
+    """Return the tuned fields for a recipe on hosts, and the value and reason of a decision.
 
     None in place of the decision where this recipe was never tuned.
     """
     now = hosts_of(hosts)
-    same = [one for one in tunings if one.recipe == recipe_of(recipe)]
-    for one in same:
-        if one.hosts != now:
+    same = [tuning for tuning in tunings if tuning.recipe == recipe_of(recipe)]
+    for tuning in same:
+        if tuning.hosts != now:
             continue
-        on = f"ftcluster tune on {one.date}"
-        if not one.settings:
-            why = f"{on}: of {one.trials} trials none was faster by more than their spread"
-            return UNTUNED, ("the plan's default", f"{why}, {one.spread:.1%}")
-        value = f"{one.speed_up:.2f} x the plan's default"
-        found = f"{on}, {one.trials} trials: {written(one.settings)}"
-        return Tuned(one.settings, f"tuned: {on}"), (value, found)
+        on = f"ftcluster tune on {tuning.date}"
+        if not tuning.settings:
+            why = f"{on}: of {tuning.trials} trials none was faster by more than their spread"
+            return UNTUNED, ("the plan's default", f"{why}, {tuning.spread:.1%}")
+        value = f"{tuning.speed_up:.2f} x the plan's default"
+        found = f"{on}, {tuning.trials} trials: {written(tuning.settings)}"
+        return Tuned(tuning.settings, f"tuned: {on}"), (value, found)
     if same:
-        newest = max(same, key=lambda one: one.date)
+        newest = max(same, key=lambda tuning: tuning.date)
         differs = _difference(newest.hosts, now)
         why = f"that of {newest.date} was on other hosts: {differs}; ftcluster tune measures again"
         return UNTUNED, ("none", why)
@@ -86,7 +86,7 @@ def choose_tuned(
 
 
 def _difference(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
-    """What of the hosts is another one than it was."""
+    """Name the first difference between the hosts of a tuning and those of now."""
     names, others = ([str(host["name"]) for host in some] for some in (then, now))
     if names != others:
         return f"{', '.join(names)}, now {', '.join(others)}"

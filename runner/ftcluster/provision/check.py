@@ -1,15 +1,16 @@
 """Runs the playbook `check` on the hosts of an inventory and collects its results."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.answers import facts_set
+from ftcluster.ansible.answers import FACTS, HOSTS, NOTICES, PROBLEMS, REPORT, take
 from ftcluster.ansible.host_keys import refused_hosts
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.ansible.playbooks import Check, ClusterVariables
 from ftcluster.ansible.scratch import private_folder
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.state import SetupProgress
@@ -44,17 +45,16 @@ class Found:
         """Add one event of the playbook."""
         if event.kind in ("failed", "unreachable"):
             self.failures[event.host] = event
-        known = facts_set(event)
-        if "cluster_hosts" in known:
-            self.inventory = self.inventory.in_order(known["cluster_hosts"])
-        for name, found in (
-            ("preflight_facts", self.facts),
-            ("preflight_problems", self.problems),
-            ("preflight_notices", self.notices),
-        ):
-            if name in known:
-                found[event.host] = known[name]
-        self.report = known.get("verify_report", self.report)
+        if hosts := take(HOSTS, event):
+            self.inventory = self.inventory.in_order(*hosts)
+        if facts := take(FACTS, event):
+            (self.facts[event.host],) = facts
+        if problems := take(PROBLEMS, event):
+            (self.problems[event.host],) = problems
+        if notices := take(NOTICES, event):
+            (self.notices[event.host],) = notices
+        if report := take(REPORT, event):
+            (self.report,) = report
 
 
 def collect(
@@ -85,7 +85,7 @@ def collect(
 
 
 def _run(
-    inventory: Inventory, known: Mapping[str, Any], options: Sequence[str], view: View
+    inventory: Inventory, known: ClusterVariables, options: Sequence[str], view: View
 ) -> tuple[Found, Outcome]:
     found = Found(inventory)
     progress = SetupProgress()
@@ -94,7 +94,7 @@ def _run(
     with private_folder() as sockets:
         settings = {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets)}
         outcome = show_playbook(
-            "check", inventory, known, options, view, progress, found.add, TIME_LIMIT_SECONDS,
+            Check(), inventory, known, options, view, progress, found.add, TIME_LIMIT_SECONDS,
             settings,
         )  # fmt: skip
     progress.finished = True

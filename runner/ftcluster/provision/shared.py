@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ftcluster.ansible.playbooks import Record
 from ftcluster.cluster.saved import Cluster, change
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import run_stages
@@ -22,11 +23,9 @@ def change_record(
     """
     head = cluster.facts.head
     # where the cluster is, which -e may have said at setup
-    variables = {"record_changes": changes, "ftcluster_prefix": head.prefix}
-    if not head.can_become_root:
-        variables["ftcluster_root"] = "false"
+    playbook = Record(dict(changes), head.prefix, None if head.can_become_root else "false")
     options = (*reach, "--limit", head.name)
-    result = run_stages("record", cluster.inventories, options, view, variables)
+    result = run_stages(playbook, cluster.inventories, options, view)
     record = result.records.get(head.name)
     change(cluster.inventories, lambda saved: saved and saved.with_record(record))
     return cluster.with_record(record)

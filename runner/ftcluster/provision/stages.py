@@ -4,12 +4,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from ftcluster.ansible.answers import facts_set, stack_folder
+from ftcluster.ansible.answers import (
+    CHOICE,
+    CURRENT,
+    FACTS,
+    HOSTS,
+    MEASURED,
+    PREVIOUS,
+    RECORDED,
+    TABLE,
+    take,
+)
 from ftcluster.ansible.host_keys import refused_hosts
-from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, pattern_of, read_inventory
+from ftcluster.ansible.inventory import Inventory, pattern_of, read_inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.playbooks import SETUP_LOCK, ClusterVariables, Stages, Unlock
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.facts import HostFacts, stack_name
 from ftcluster.cluster.saved import recall_of
@@ -52,41 +62,40 @@ class StagesResult:
 
     def add(self, event: TaskEvent) -> None:
         """Add one event of the playbook."""
-        if event.action.endswith(".setup_lock") and event.kind == "ok":
+        if event.action == SETUP_LOCK and event.kind == "ok":
             self.locked = True
-        found = facts_set(event)
-        if "preflight_facts" in found:
-            facts = found["preflight_facts"]
+        if gathered := take(FACTS, event):
+            (facts,) = gathered
             stack = stack_name(facts.get("current") or "")
             known = {**facts, "stack": stack} if stack else facts
             if stack:
                 self.set_up.add(event.host)
             self.facts[event.host] = HostFacts.from_dict(known)
             self.records[event.host] = facts.get("record", "")
-        if event.action.endswith(".cluster_record") and "record" in event.result:
-            self.records[event.host] = event.result["record"]
-        if "cluster_hosts" in found:
-            self.inventory = self.inventory.in_order(found["cluster_hosts"])
-        self.stack_why = found.get("torch_stack_choice", {}).get("why", self.stack_why)
-        if event.action.endswith(".stack_link") and "current" in event.result:
-            self.stack = stack_name(stack_folder(event))
-        self.table = found.get("verify_table", self.table)
+        if record := take(MEASURED, event) or take(RECORDED, event):
+            (self.records[event.host],) = record
+        if hosts := take(HOSTS, event):
+            self.inventory = self.inventory.in_order(*hosts)
+        if choice := take(CHOICE, event):
+            self.stack_why = choice[0].get("why", self.stack_why)
+        if current := take(CURRENT, event) or take(PREVIOUS, event):
+            self.stack = stack_name(*current)
+        if table := take(TABLE, event):
+            (self.table,) = table
 
 
 def run_stages(
-    playbook: str,
+    playbook: Stages,
     paths: Sequence[Path],
     options: Sequence[str],
     view: View,
-    variables: Mapping[str, Any] | None = None,
     unreachable: bool = False,
     accept_new: bool = False,
 ) -> StagesResult:
     """Run a playbook of stages.
 
     Args:
-        playbook: its name in the collection, which is also what messages call it.
-        variables: data for the playbook; -e among the options overrides them.
+        playbook: with its variables, which -e among the options overrides.
         unreachable: whether it is enough that some of the hosts answer.
         accept_new: whether keys of hosts that are not known are stored without a question.
 
@@ -98,17 +107,16 @@ def run_stages(
     if inventory.pattern:
         view.say(f"hosts: {inventory.pattern} ({len(inventory.cluster)})")
     say_unchecked(inventory, view)
-    variables = {**(variables or {}), **known}
-    began = time.monotonic()
-    result, outcome = _run(playbook, inventory, variables, options, view)
+    name, began = playbook.name, time.monotonic()
+    result, outcome = _run(playbook, inventory, known, options, view)
     refused = refused_hosts(outcome) if outcome.state == "failed" and not unreachable else ()
-    if refused and meet(playbook, inventory, refused, options, view, accept_new):
-        result, outcome = _run(playbook, inventory, variables, options, view)
+    if refused and meet(name, inventory, refused, options, view, accept_new):
+        result, outcome = _run(playbook, inventory, known, options, view)
     progress = result.progress
     result.seconds = time.monotonic() - began
     if outcome.state == "stopped":
-        raise Interrupted(f"stopped: {playbook} is not finished; run it again to resume")
-    raise_timeout(playbook, outcome, progress, TIME_LIMIT_SECONDS)
+        raise Interrupted(f"stopped: {name} is not finished; run it again to resume")
+    raise_timeout(name, outcome, progress, TIME_LIMIT_SECONDS)
     failed = {name: host for name, host in progress.hosts.items() if host.failed}
     if unreachable and result.facts and all(host.unreachable for host in failed.values()):
         return result
@@ -117,18 +125,18 @@ def run_stages(
         lines = "\n".join(reasons).replace("\n", "\n  ")
         count = f"{len(failed)} of {len(inventory.hosts)} hosts"
         raise FtclusterError(
-            f"{playbook} failed on {count}\n  {lines}",
-            _advice(playbook, result.inventory, progress),
+            f"{name} failed on {count}\n  {lines}",
+            _advice(name, result.inventory, progress),
         )
     if outcome.state != "done":
-        raise FtclusterError(f"{playbook} failed; output of ansible:\n{outcome.output.strip()}")
+        raise FtclusterError(f"{name} failed; output of ansible:\n{outcome.output.strip()}")
     return result
 
 
 def _run(
-    playbook: str,
+    playbook: Stages,
     inventory: Inventory,
-    variables: Mapping[str, Any],
+    known: ClusterVariables,
     options: Sequence[str],
     view: View,
 ) -> tuple[StagesResult, Outcome]:
@@ -137,7 +145,7 @@ def _run(
     outcome = show_playbook(
         playbook,
         inventory,
-        variables,
+        known,
         options,
         view,
         result.progress,
@@ -145,16 +153,16 @@ def _run(
         TIME_LIMIT_SECONDS,
     )
     if result.locked and outcome.state != "done":
-        _unlock(inventory, variables, options)
+        _unlock(inventory, known, options)
     result.progress.finished = outcome.state == "done"
     view.close()
     return result, outcome
 
 
 def show_playbook(
-    playbook: str,
+    playbook: Stages,
     inventory: Inventory,
-    variables: Mapping[str, Any],
+    known: ClusterVariables,
     options: Sequence[str],
     view: View,
     progress: SetupProgress,
@@ -171,9 +179,9 @@ def show_playbook(
 
     with Interrupts() as interrupts:
         return run_playbook(
-            f"ftcluster.cluster.{playbook}",
+            playbook.qualified,
             inventory.paths,
-            variables,
+            {**playbook.variables(), **known.variables()},
             show,
             options=options,
             on_tick=view.tick,
@@ -192,12 +200,12 @@ def raise_timeout(
         raise FtclusterError(f"{playbook} took longer than {limit_seconds:.0f} s, at {where}")
 
 
-def _unlock(inventory: Inventory, known: Mapping[str, Any], options: Sequence[str]) -> None:
+def _unlock(inventory: Inventory, known: ClusterVariables, options: Sequence[str]) -> None:
     """Release the lock on all hosts that answer; the earlier failure is reported anyway."""
     run_playbook(
-        "ftcluster.cluster.unlock",
+        Unlock().qualified,
         inventory.paths,
-        known,
+        known.variables(),
         lambda _: None,
         options=[*options, "--tags", "verify"],
         time_limit_seconds=UNLOCK_SECONDS,
@@ -206,7 +214,7 @@ def _unlock(inventory: Inventory, known: Mapping[str, Any], options: Sequence[st
 
 def address(
     paths: Sequence[Path], options: Sequence[str], view: View
-) -> tuple[Inventory, dict[str, Any]]:
+) -> tuple[Inventory, ClusterVariables]:
     """The cluster's hosts, and variables for its playbooks.
 
     The options or the inventory say which hosts the cluster has; else it has the hosts of the last
@@ -221,17 +229,17 @@ def address(
     inventory = read_inventory(paths, options, before.pattern if before else "")
     if not before and (chosen := which_hosts(inventory, view.ask)):
         inventory = read_inventory(paths, options, chosen)
-    known: dict[str, Any] = {HOSTS_VARIABLE: inventory.pattern} if inventory.pattern else {}
     left_out = set(inventory.cluster) - set(inventory.hosts)
+    stack, addresses = None, None
     if before and inventory.head in left_out:
-        known["cluster_known_stack"] = before.facts.head.stack
+        stack = before.facts.head.stack
     if before and left_out:
-        known["cluster_known_addresses"] = {
+        addresses = {
             host.name: host.network_address
             for host in before.facts.hosts
             if host.name in left_out and host.network_address
         }
-    return inventory, known
+    return inventory, ClusterVariables(inventory.pattern or None, stack, addresses)
 
 
 def _advice(playbook: str, inventory: Inventory, progress: SetupProgress) -> str:

@@ -38,9 +38,9 @@ def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
 
     It can for files of CSV, TSV, JSON and JSONL here; Parquet and data of the Hub only hosts read.
     """
-    found = header(recipe, purpose)
+    names = header(recipe, purpose)
     try:
-        return _by_use(recipe.options, found, purpose != PREDICT) if found else {}
+        return _by_use(recipe.options, names, purpose != PREDICT) if names else {}
     except DataError:  # check_data says more of it
         return {}
 
@@ -61,20 +61,20 @@ def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
     return []
 
 
-def _by_use(options: Options, found: Sequence[str], answered: bool) -> Columns:
+def _by_use(options: Options, columns: Sequence[str], answered: bool) -> Columns:
     """The columns of a task by what they are for, and those that it does not read."""
     uses: dict[str, tuple[str, ...]]
     match options:
         case TextClassification():
-            texts, label = classification_columns(options, found, answered)
+            texts, label = classification_columns(options, columns, answered)
             uses = {"text": texts, "label": (label,) if answered else ()}
         case QuestionAnswering():
             read = zip(ANSWERING, answering_columns(options, answered), strict=False)
             uses = {use: (name,) for use, name in read}
         case CausalLm():
-            uses = {"text": (text_column(options, found),)}
+            uses = {"text": (text_column(options, columns),)}
         case SentenceSimilarity() if answered:
-            pair = search_columns(options, found)
+            pair = search_columns(options, columns)
             uses = {
                 "query": (pair.query,),
                 "positive": (pair.positive,),
@@ -82,26 +82,26 @@ def _by_use(options: Options, found: Sequence[str], answered: bool) -> Columns:
                 "label": (pair.label,) if pair.label else (),
             }
         case SentenceSimilarity():
-            uses = {"text": (embedded_column(options, found),)}
+            uses = {"text": (embedded_column(options, columns),)}
         case TextRanking():
-            (query, text, negatives, _), label = ranking_columns(options, found, answered)
+            (query, text, negatives, _), label = ranking_columns(options, columns, answered)
             uses = {"query": (query,), "text": (text,), "negative": negatives}
             uses["label"] = (label,) if label else ()
         case InstructionTuning():
-            named = conversation_columns(options, found)._asdict()
+            named = conversation_columns(options, columns)._asdict()
             uses = {use: (name,) for use, name in named.items() if name}
-            uses["tools"] = tuple(name for name in found if name == "tools")
+            uses["tools"] = tuple(name for name in columns if name == "tools")
         case PreferenceTuning():
-            named = preference_columns(options, found)._asdict()
+            named = preference_columns(options, columns)._asdict()
             uses = {use: (name,) for use, name in named.items() if name}
-            uses["tools"] = tuple(name for name in found if name == "tools")
+            uses["tools"] = tuple(name for name in columns if name == "tools")
     known = {name for names in uses.values() for name in names}
-    uses[UNREAD] = tuple(name for name in found if name not in known)
+    uses[UNREAD] = tuple(name for name in columns if name not in known)
     return {use: names for use, names in uses.items() if names}
 
 
 def columns_line(columns: Columns) -> str:
-    """What is read of the data, in a line.
+    """List the columns that are read, and those that are not, in a line.
 
     >>> columns_line({"text": ("title", "body"), "label": ("team",), UNREAD: ("id",)})
     'columns: title, body (text), team (label); not read: id'

@@ -70,8 +70,8 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
 
 def _no_data(path: Path, options: Options) -> str:
     kinds = ", ".join((*TABLES, TEXT) if isinstance(options, CausalLm) else TABLES)
-    found = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
-    return f"{path} has no data in {kinds}{found}"
+    listed = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
+    return f"{path} has no data in {kinds}{listed}"
 
 
 def used_splits(files: dict[str, Files], options: Options, purpose: Purpose) -> tuple[str, ...]:

@@ -97,12 +97,12 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
 
 
 def is_elsewhere(value: str) -> bool:
-    """Whether a value says by its form that it is no path and no name of the Hub."""
+    """Return whether a value has the form of generated data, a type or a package."""
     return value.startswith((GENERATED, BY_TYPE, PACKAGE))
 
 
 def on_the_hub(value: str) -> bool:
-    """Whether data or a model are a name of the Hub, because nothing here has that name."""
+    """Return whether data or a model are a name of the Hub: no file here has that name."""
     return not is_elsewhere(value) and not Path(value).exists()
 
 
@@ -243,8 +243,8 @@ def _has_chat(folder: Path) -> bool:
     if (folder / CHAT_TEMPLATES[0]).is_file():
         return True
     try:
-        found = read_json(folder / CHAT_TEMPLATES[1])
-        return bool(found.get("chat_template"))
+        config = read_json(folder / CHAT_TEMPLATES[1])
+        return bool(config.get("chat_template"))
     except (ValueError, AttributeError):
         return False
 

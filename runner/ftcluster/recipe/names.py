@@ -94,7 +94,7 @@ def nearest(name: str, keys: Collection[str]) -> str:
 
 
 def is_argument(name: str, keys: Collection[str]) -> bool:
-    """Whether a name is a recipe's key, or an argument of transformers that has an answer."""
+    """Return whether a name is a recipe's key, or an argument of transformers with an answer."""
     return (
         name in keys
         or f"{SECTION}{name}" in keys
@@ -105,5 +105,5 @@ def is_argument(name: str, keys: Collection[str]) -> bool:
 
 
 def is_switch(name: str) -> bool:
-    """Whether an argument that is no key of a recipe is true or false."""
+    """Return whether an argument that is no key of a recipe takes true or false."""
     return name in (*SWITCHED_ON, *SWITCHED_OFF, "bf16")

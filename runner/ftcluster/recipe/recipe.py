@@ -178,7 +178,7 @@ def all_keys() -> dict[str, bool]:
 
 
 def _read(overrides: Sequence[str]) -> tuple[list[Given], list[str]]:
-    """What overrides set, and their problems."""
+    """Read overrides; return the keys that they set, and their problems."""
     given: list[Given] = []
     problems = []
     for override in overrides:
@@ -197,7 +197,7 @@ def _read(overrides: Sequence[str]) -> tuple[list[Given], list[str]]:
 
 
 def _meant(given: Iterable[Given], schema: Mapping[str, Key]) -> Iterator[Given]:
-    """The same under the names of a recipe's keys, without what changes nothing."""
+    """Rename keys to those of a recipe, and leave out what changes nothing."""
     for name, value, where in given:
         meant = meaning_of(name, value, schema)
         if meant:
@@ -306,7 +306,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _not_a_source(value: str) -> str:
-    """What makes a text no path and no name of the Hub, or ""."""
+    """Return why a text can be no path and no name of the Hub; "" where it can."""
     if any(letter < " " or letter == "\x7f" for letter in value) or not is_unicode(value):
         return "has characters that are not text"
     if value.startswith("-"):
@@ -315,7 +315,7 @@ def _not_a_source(value: str) -> str:
 
 
 def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradiction]:
-    """The same for the section `training`, alone and with the task."""
+    """Find contradictions within the section `training`, and between it and the task."""
     for name, said in training_arguments.contradictions(recipe.training, given):
         yield f"training.{name}", said
     options = recipe.options

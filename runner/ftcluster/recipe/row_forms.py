@@ -1,4 +1,4 @@
-"""What a row of a task's data has, as a sentence for whoever has to change the data."""
+"""Descriptions of the rows that each task needs, for whoever has to change the data."""
 
 from typing import assert_never
 
@@ -16,7 +16,7 @@ from ftcluster_common.recipe import (
 
 
 def row_form(options: Options, answered: bool) -> str:
-    """The form of a row.
+    """Describe what each row has to have.
 
     Args:
         answered: whether it has what is predicted, such as a label.

@@ -118,7 +118,7 @@ def _in_yaml(value: str | bool) -> str:
 
 
 def _says_no(kind: Any) -> bool:
-    """Whether the value `no` is allowed, which YAML 1.1 reads as false."""
+    """Return whether the value `no` is allowed, which YAML 1.1 reads as false."""
     words = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
     return "no" in words and False not in words
 
@@ -127,7 +127,9 @@ def _matches(value: Any, kind: Any) -> bool:
     origin = typing.get_origin(kind)
     if origin is Literal:
         # the type as well: 1 is equal to True
-        return (type(value), value) in [(type(one), one) for one in typing.get_args(kind)]
+        return (type(value), value) in [
+            (type(allowed), allowed) for allowed in typing.get_args(kind)
+        ]
     if origin in (types.UnionType, typing.Union):
         return any(_matches(value, inner) for inner in typing.get_args(kind))
     if origin is tuple:
@@ -135,8 +137,8 @@ def _matches(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and all(_matches(item, inner) for item in value)
     if origin is Mapping:
         return isinstance(value, dict) and all(
-            isinstance(name, str) and isinstance(one, int | float | str | None)
-            for name, one in value.items()
+            isinstance(name, str) and isinstance(item, int | float | str | None)
+            for name, item in value.items()
         )
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""What a task's metrics are called, which of its fields contradict each other, and GLUE's tasks."""
+"""Metrics of the tasks, fields that contradict each other, and the tasks of GLUE."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known 
 
 
 def metric_names(options: Options) -> tuple[str, ...]:
-    """What an evaluation may measure; F1 only where there are two classes."""
+    """Return the metrics of a task; F1 is measured only where there are two classes."""
     if isinstance(options, CausalLm | InstructionTuning):
         return ("loss", "perplexity")
     if isinstance(options, PreferenceTuning):
@@ -93,7 +93,7 @@ def contradictions(options: Options) -> Iterator[Contradiction]:
 
 @dataclass(frozen=True)
 class Glue:
-    """What one task of GLUE is, as nyu-mll/glue on the Hub has it and run_glue evaluates it."""
+    """A task of GLUE, as nyu-mll/glue on the Hub has it and run_glue evaluates it."""
 
     text_columns: tuple[str, ...]
     metrics: tuple[Metric, ...] = ("accuracy",)
@@ -119,5 +119,5 @@ GLUE: dict[str, Glue] = {
 
 
 def glue_defaults(glue_task: str) -> dict[str, Any]:
-    """What `glue_task` sets, by the recipe's keys."""
+    """Return the values that `glue_task` sets, by the recipe's keys."""
     return {**vars(GLUE[glue_task]), "data_config": glue_task}

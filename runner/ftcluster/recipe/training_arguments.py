@@ -46,11 +46,11 @@ def _steps(training: Training, given: Collection[str]) -> Iterator[Contradiction
             yield name, f"{name} is a whole number of steps or a share below 1, not {value:g}"
     for name in ("eval_steps", "save_steps"):
         strategy = name.replace("_steps", "_strategy")
-        found = getattr(training, strategy)
-        if name in given and found != "steps":
+        chosen = getattr(training, strategy)
+        if name in given and chosen != "steps":
             yield (
                 name,
-                f"{name} is for {strategy}: steps, and {strategy} is {found}; set {strategy} to "
+                f"{name} is for {strategy}: steps, and {strategy} is {chosen}; set {strategy} to "
                 f"steps as well, or leave {name} out (or null)",
             )
 
@@ -140,16 +140,16 @@ def with_own_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Contr
     >>> with_own_names({"train_sampling_strategy": "random"})
     ({'group_by_length': False}, [])
     """
-    found, contradictions = dict(given), []
+    renamed, contradictions = dict(given), []
     for other, (name, means) in _MEANS.items():
-        if other not in found:
+        if other not in renamed:
             continue
-        value = means[found.pop(other)]
-        if found.setdefault(name, value) != value:
+        value = means[renamed.pop(other)]
+        if renamed.setdefault(name, value) != value:
             contradictions.append(
                 (other, f"{name} says the opposite: both names mean the same, set one of them")
             )
-    return found, contradictions
+    return renamed, contradictions
 
 
 def _is_multiple(steps: float, every: float) -> bool:

@@ -23,7 +23,7 @@ class _Loader(ShallowLoader):  # type: ignore[misc]  # the collection has no typ
     """YAML 1.1 reads 1e-4 as a string; this reads a number."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """The value of a node.
+        """Return the value of a node.
 
         Raises:
             yaml.MarkedYAMLError: its text is not what its form or its tag says, or the number is

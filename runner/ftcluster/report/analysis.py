@@ -30,13 +30,13 @@ class StepParts:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """The seconds of a step."""
         parts = (self.products, self.other, self.communication, self.input, self.waiting)
         return sum(parts) / 1e3
 
     @property
     def shares(self) -> dict[str, float]:
-        """Parts of a step by name."""
+        """The parts of a step by name, as parts of 1."""
         whole = self.seconds * 1e3 or 1.0
         return {
             "compute": (self.products + self.other) / whole,
@@ -47,7 +47,7 @@ class StepParts:
 
 
 def step_parts(whole: Interval, products: Mapping[str, Any]) -> StepParts:
-    """The parts of a step.
+    """Divide a mean step into its parts.
 
     The products' limit is the speed of the model's matrix products alone, with 6 operations a
     weight and token without padding.
@@ -78,7 +78,7 @@ def step_parts(whole: Interval, products: Mapping[str, Any]) -> StepParts:
 
 @dataclass(frozen=True)
 class HostCost:
-    """What a host costs the others.
+    """The time that a host's ranks work in a step, beside that of others.
 
     Attributes:
         host: its name.
@@ -124,7 +124,7 @@ def host_costs(whole: Interval, names: Sequence[str]) -> list[HostCost]:
 
 @dataclass(frozen=True)
 class NextHost:
-    """What one more host like the others would bring.
+    """A prediction of the speed with one more host like the others.
 
     Attributes:
         hosts: with it.

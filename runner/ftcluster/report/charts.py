@@ -1,11 +1,11 @@
-"""The pictures of a report, as Altair's charts. Pure functions only; each row is a mark's data."""
+"""Altair's charts and their SVG, without browser and network; each row is the data of a mark."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
-
-from ftcluster.report.svg import WIDTH
+import vl_convert
 
 Rows = Sequence[Mapping[str, Any]]
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart
@@ -28,10 +28,39 @@ UNUSED = "#eceef1"
 POINTS = 200  # of a curve
 ROW = 22  # pixels of a bar
 CELLS, CELL = 16, 20  # cores in a row, and pixels of one
+FONT = "Arial, Helvetica, 'Liberation Sans', sans-serif"
+WIDTH, SIZE = 340, 13  # pixels of a picture, which a phone shows as they are; and of its text
+THEME = {
+    "font": FONT,
+    "background": "transparent",
+    "view": {"stroke": None},
+    "axis": {
+        "labelFontSize": SIZE, "titleFontSize": SIZE, "titleFontWeight": "normal",
+        "gridColor": "#e4e7eb", "domainColor": "#9aa3af", "tickColor": "#9aa3af",
+        "labelColor": "#374151", "titleColor": "#374151",
+    },
+    "legend": {
+        "orient": "top", "title": None, "labelFontSize": SIZE, "labelLimit": 330, "columns": 2,
+        "labelColor": "#374151", "symbolType": "square", "offset": 4,
+    },
+    "header": {"labelFontSize": SIZE, "title": None},
+}  # fmt: skip
+# the label of a whole line is that of its first point
+MARK = re.compile(r'(<path (?![^>]*"line mark")[^>]*aria-label="([^"]*)"[^>]*?)(?:/>|></path>)')
+
+
+def svg_of(chart: alt.TopLevelMixin, description: str) -> str:
+    """The picture as an element of a page; what its marks stand for is shown at the pointer."""
+    spec = chart.to_dict()
+    spec["config"] = THEME
+    text: str = vl_convert.vegalite_to_svg(spec)
+    text = MARK.sub(r"\1><title>\2</title></path>", text)
+    label = re.sub(r'[<>&"]', " ", description)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
 def curve(rows: Rows, x: str, y: str, x_title: str, y_title: str, zero: bool = False) -> Chart:
-    """A line a run.
+    """Draw a line for each run.
 
     Args:
         rows: with the fields x, y and run.
@@ -99,7 +128,7 @@ def shares(rows: Rows, parts: Mapping[str, str], x_title: str, percent: bool = F
 
 
 def time_line(rows: Rows, marks: Rows) -> Chart:
-    """What each run did when, in minutes since its start.
+    """Draw what each run did when, in minutes since its start.
 
     Args:
         rows: with the fields run, doing, began and ended.
@@ -142,12 +171,12 @@ def scaling(points: Rows, ideal: Rows, expected: Rows, x_title: str) -> Chart:
     """
 
     def line(rows: Rows, dash: list[int], colour: str, of: str) -> Chart:
-        found: Chart = (
+        chart: Chart = (
             alt.Chart(alt.InlineData([{**row, "of": of} for row in rows]))
             .mark_line(strokeDash=dash, color=colour)
             .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"))
         )
-        return found
+        return chart
 
     most = max(row["x"] for row in (*points, *expected, *ideal))
     axis = alt.Axis(tickMinStep=1, tickCount=min(8, int(most)), format="d")
@@ -268,8 +297,8 @@ def thinned(rows: Rows, most: int = POINTS) -> list[Mapping[str, Any]]:
 def _fitted(chart: Chart, height: int) -> Chart:
     """In so many pixels, with axes and legends."""
     size = alt.AutoSizeParams(type="fit", contains="padding")
-    found: Chart = chart.properties(width=WIDTH, height=height, autosize=size)
-    return found
+    fitted: Chart = chart.properties(width=WIDTH, height=height, autosize=size)
+    return fitted
 
 
 def _names() -> alt.Y:

@@ -1,4 +1,4 @@
-"""What an epoch and a run cost, as data and as text. Pure functions only."""
+"""Costs of an epoch and of a run, as data and as text. Pure functions only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ UNKNOWN = "not available"
 
 
 def cost_line(seconds: float, epoch: float | None, price: Price, hosts: int) -> str:
-    """What a run has cost.
+    """Format the cost of a run.
 
     Args:
         seconds: of the whole run.
@@ -31,7 +31,7 @@ def cost_line(seconds: float, epoch: float | None, price: Price, hosts: int) -> 
 
 
 def recorded_price(record: Mapping[str, Any]) -> Price | None:
-    """What the hosts of a run cost, by its run.json; None where that is not known."""
+    """Return the price of a run's hosts by its run.json; None where that is not known."""
     hosts = [(host["name"], host.get("price_per_hour", "")) for host in record.get("facts", ())]
     return price_of(hosts)[0]
 
@@ -57,13 +57,13 @@ class Shape:
 
     @property
     def cost(self) -> float | None:
-        """Of an epoch."""
+        """The cost of an epoch; None where it is not known."""
         if not self.price or self.time.seconds is None:
             return None
         return self.price.cost(self.time.seconds)
 
     def document(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the shape for `--json`."""
         return {
             "facts": self.name,
             "hosts": list(self.hosts),
@@ -74,7 +74,7 @@ class Shape:
         }
 
     def epoch(self) -> dict[str, Any]:
-        """Its time and its price for `--json`."""
+        """Return the time and the price for `--json`."""
         time = self.time
         known = {"source": time.source, "why": time.why, "run": time.run}
         return {
@@ -83,15 +83,15 @@ class Shape:
         }
 
     def shown_time(self) -> str:
-        """The time of an epoch."""
+        """Format the time of an epoch."""
         return UNKNOWN if self.time.seconds is None else duration(self.time.seconds)
 
     def shown_cost(self) -> str:
-        """The cost of an epoch."""
+        """Format the cost of an epoch."""
         return self.price.shown(self.cost) if self.price and self.cost is not None else UNKNOWN
 
     def reasons(self) -> Iterator[tuple[str, str, str]]:
-        """What is said below a plan: its subject, the value and why."""
+        """List what is said below a plan: its subject, the value and why."""
         source = f"{self.time.source}, " if self.time.source else ""
         yield "time of an epoch", self.shown_time(), f"{source}{self.time.why}"
         if self.price:

@@ -1,4 +1,4 @@
-"""How long an epoch of a recipe takes on some hosts, by trainings that were measured."""
+"""The time of a recipe's epoch on some hosts, from trainings that were measured."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from ftcluster_common.recipe import Recipe
 
 MEASURED, ESTIMATED = "measured", "estimated"
 MOST_RUNS = 50  # whose events are read: some MB in all
-SAME = ("task", "data_config", "from_scratch", "config_overrides", "options")
-PATHS = ("model", "data")  # folders have other parents on other clusters
+COMPARED_FIELDS = ("task", "data_config", "from_scratch", "config_overrides", "options")
+COMPARED_NAMES = ("model", "data")  # folders have other parents on other clusters
 
 Ranks = tuple[tuple[str, int], ...]  # CPU and threads of each rank
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """What a training that was measured says of speed.
+    """The speed of a training that was measured, and what it depends on.
 
     Attributes:
         recipe: its fields.
@@ -61,7 +61,7 @@ class PastRun:
 
 @dataclass(frozen=True)
 class EpochTime:
-    """The time of an epoch.
+    """The time of an epoch, with its source.
 
     Attributes:
         seconds: of the training loop, without start, evaluation and checkpoints; None if unknown.
@@ -83,7 +83,7 @@ def epoch_time(
     hosts: Sequence[HostFacts],
     runs: Sequence[PastRun],
 ) -> EpochTime:
-    """Of a planned training.
+    """Measure or estimate the time of an epoch of a planned training.
 
     Measured: a training of the recipe with the same batch on as many ranks with as many threads of
     the same CPUs. Estimated otherwise, from a training of the recipe on other hosts: the slowest
@@ -142,29 +142,30 @@ def ranks_of(plan: LaunchPlan, hosts: Sequence[HostFacts]) -> Ranks:
 
 
 def how_of(precision: str, ipex: bool, sharded: bool, fields: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What of a launch changes its speed, beside its ranks."""
+    """Return the settings of a launch that change its speed, beside its ranks."""
     training = fields["training"]
     names = ("gradient_accumulation_steps", "gradient_checkpointing", "sync", "sync_steps")
     return (precision, ipex, sharded, *(training.get(name) for name in names))
 
 
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether an epoch of two recipes has the same samples and the same model."""
-    return all(one.get(name) == other.get(name) for name in SAME) and all(
-        PurePath(str(one.get(name))).name == PurePath(str(other.get(name))).name for name in PATHS
+    """Return whether an epoch of two recipes has the same samples and the same model."""
+    return all(one.get(name) == other.get(name) for name in COMPARED_FIELDS) and all(
+        PurePath(str(one.get(name))).name == PurePath(str(other.get(name))).name
+        for name in COMPARED_NAMES
     )
 
 
 def thread_rates(runs: Iterable[PastRun], precision: str) -> dict[str, float]:
     """GFLOP/s of a thread by CPU: the median of the first run that has measured it."""
-    found: dict[str, float] = {}
+    medians: dict[str, float] = {}
     for run in runs:
-        own: dict[str, list[float]] = {}
+        of_run: dict[str, list[float]] = {}
         for cpu, rate in run.rates if run.how[0] == precision else ():
-            own.setdefault(cpu, []).append(rate)
-        for cpu, rates in own.items():
-            found.setdefault(cpu, median(rates))
-    return found
+            of_run.setdefault(cpu, []).append(rate)
+        for cpu, rates in of_run.items():
+            medians.setdefault(cpu, median(rates))
+    return medians
 
 
 def past_runs() -> list[PastRun]:
@@ -172,7 +173,7 @@ def past_runs() -> list[PastRun]:
 
     Damaged records are left out.
     """
-    found: list[PastRun] = []
+    runs: list[PastRun] = []
     started: list[tuple[float, str]] = []
     for run in recorded_runs():
         record = read_record(run) or {}
@@ -184,12 +185,12 @@ def past_runs() -> list[PastRun]:
             past = past_run(run, files.record, history_of(files.events)) if files else None
         except (FtclusterError, KeyError, TypeError, ValueError):  # of another version
             continue
-        found += [past] if past else []
-    return found
+        runs += [past] if past else []
+    return runs
 
 
 def past_run(run: str, record: Mapping[str, Any], history: History) -> PastRun | None:
-    """What a record says of speed; None where it trained no whole interval, or not on its plan.
+    """Read a run's speed; None where it trained no whole interval, or not on its plan.
 
     Raises:
         KeyError, TypeError, ValueError: it is of another version.
@@ -222,5 +223,5 @@ def past_run(run: str, record: Mapping[str, Any], history: History) -> PastRun |
 
 
 def samples_per_second(whole: Interval, batch: int) -> float:
-    """Of a training whose steps have so many samples."""
+    """Return the speed of a training whose steps have so many samples."""
     return whole.steps * batch / whole.seconds

@@ -1,4 +1,4 @@
-"""What is known of a run: its record on this control node, and files of its folder on the head."""
+"""Files of a run: its record on this control node, and its folder on the head."""
 
 import tempfile
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ EVENTS, JOB = "events.jsonl", "job.json"
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run.
+    """The record and the events of a run.
 
     Attributes:
         record: run.json, or what job.json on the head has of it.

@@ -14,7 +14,7 @@ SPANS = (STARTING, LOADING, TRAINING, EVALUATING, SAVING, DOWN)
 
 @dataclass(frozen=True)
 class Span:
-    """What a run did for some time: one of SPANS; seconds since 1970."""
+    """A time in which a run did one of SPANS, in seconds since 1970."""
 
     doing: str
     began: float
@@ -23,7 +23,7 @@ class Span:
 
 @dataclass
 class History:
-    """What the events of a run say of it.
+    """The events of a run, sorted by what they are about.
 
     Attributes:
         began: of its first event, in seconds since 1970.
@@ -63,7 +63,7 @@ class History:
 
     @property
     def train_seconds(self) -> float:
-        """Of the steps that its model was trained with, in this run."""
+        """The seconds of the steps that the model was trained with, in this run."""
         last = self.steps[-1] if self.steps else {"train_seconds": self.before}
         return float(self.result.get("train_seconds", last["train_seconds"])) - self.before
 
@@ -76,71 +76,73 @@ class History:
     def speeds(self) -> list[tuple[float, float]]:
         """Samples per second between two logs, with the time of the later one."""
         zero = {"samples_per_second": 0.0, "train_seconds": 0.0}
-        found = []
+        speeds = []
         for before, after in pairwise([zero, *self.steps]):
-            old, new = (one["samples_per_second"] * one["train_seconds"] for one in (before, after))
+            old, new = (
+                step["samples_per_second"] * step["train_seconds"] for step in (before, after)
+            )
             seconds = after["train_seconds"] - before["train_seconds"]
             if seconds > 0:
-                found.append((float(after["time"]), float(new - old) / seconds))
-        return found
+                speeds.append((float(after["time"]), float(new - old) / seconds))
+        return speeds
 
 
 def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     """Fold the events of a run, in their order; kinds of a later version are ignored."""
-    found = History()
+    history = History()
     doing, since = STARTING, 0.0
     before: Mapping[str, Any] | None = None  # the ranks' last report since they started
 
     def now(next_doing: str, at: float) -> None:
         nonlocal doing, since
         if at > since:
-            found.spans.append(Span(doing, since, at))
+            history.spans.append(Span(doing, since, at))
         doing, since = next_doing, at
 
     for event in events:
         kind, at = event["event"], float(event["time"])
-        if not found.began:
-            found.began = since = at
-        found.ended = at
+        if not history.began:
+            history.began = since = at
+        history.ended = at
         match kind:
             case "placement":
-                found.ranks, before = event["ranks"], None
+                history.ranks, before = event["ranks"], None
                 now(LOADING, at)
             case "start":
-                found.start = event
+                history.start = event
                 now(TRAINING, at)
             case "step":
-                found.steps = _without_repeated(found.steps, event["step"])
-                found.steps.append(event)
-                if event["step"] >= found.start.get("steps", 0):
+                history.steps = _without_repeated(history.steps, event["step"])
+                history.steps.append(event)
+                if event["step"] >= history.start.get("steps", 0):
                     now(SAVING, at)
             case "communication":
-                if not found.intervals and found.steps:
-                    found.before = found.steps[-1]["train_seconds"] - event["train_seconds"]
-                found.intervals.append(interval_between(before, event))
+                if not history.intervals and history.steps:
+                    history.before = history.steps[-1]["train_seconds"] - event["train_seconds"]
+                history.intervals.append(interval_between(before, event))
                 before = event
             case "evaluation":
-                found.evaluations = _without_repeated(found.evaluations, event["step"])
-                found.evaluations.append(event)
-                _insert(found.spans, EVALUATING, since, at, event["seconds"])
+                history.evaluations = _without_repeated(history.evaluations, event["step"])
+                history.evaluations.append(event)
+                _insert(history.spans, EVALUATING, since, at, event["seconds"])
             case "checkpoint":
-                found.checkpoints.append(event)
-                _insert(found.spans, SAVING, since, at, event["seconds"])
+                history.checkpoints.append(event)
+                _insert(history.spans, SAVING, since, at, event["seconds"])
             case "restart":
-                found.restarts.append(event)
+                history.restarts.append(event)
                 now(DOWN, at)
             case "notice":
-                found.notices.append(event)
+                history.notices.append(event)
             case "slow_host":
-                found.slow_hosts.append(event)
+                history.slow_hosts.append(event)
             case "error":
-                found.errors.append(event)
+                history.errors.append(event)
             case "products" | "result" | "end":
-                setattr(found, kind, event)
-    now(doing, found.ended)
+                setattr(history, kind, event)
+    now(doing, history.ended)
     # pictures draw what is inside of others later
-    found.spans.sort(key=lambda span: (span.began, -span.ended))
-    return found
+    history.spans.sort(key=lambda span: (span.began, -span.ended))
+    return history
 
 
 def _without_repeated(events: Sequence[Mapping[str, Any]], step: int) -> list[Mapping[str, Any]]:
@@ -160,17 +162,17 @@ def totals(intervals: Sequence[Interval]) -> Interval | None:
     if not intervals:
         return None
     last = intervals[-1]
-    alike = [one for one in intervals if len(one.ranks) == len(last.ranks)]
+    alike = [interval for interval in intervals if len(interval.ranks) == len(last.ranks)]
     ranks = tuple(
         RankTimes(*map(sum, zip(*map(astuple, of_rank), strict=True)))
-        for of_rank in zip(*(one.ranks for one in alike), strict=True)
+        for of_rank in zip(*(interval.ranks for interval in alike), strict=True)
     )
     return Interval(
         last.step,
-        sum(one.steps for one in alike),
+        sum(interval.steps for interval in alike),
         last.ended,
-        sum(one.seconds for one in alike),
+        sum(interval.seconds for interval in alike),
         ranks,
-        sum(one.tokens for one in alike),
-        sum(one.sent_bytes for one in alike),
+        sum(interval.tokens for interval in alike),
+        sum(interval.sent_bytes for interval in alike),
     )

@@ -24,7 +24,7 @@ SHOWN = ("batch_size", "training.learning_rate", "training.seed")  # and those t
 
 
 def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | None = None) -> str:
-    """The page.
+    """Render the page.
 
     Args:
         files: of each run, in the order of the page.
@@ -54,10 +54,10 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
 
 
 def percent(share: float) -> str:
-    """A part of 1.
+    """Format a part of 1.
 
-    >>> percent(0.1234), percent(0.004)
-    ('12 %', '0.4 %')
+    >>> percent(0.1234), percent(0.0834), percent(0.004), percent(0)
+    ('12 %', '8.3 %', '0.4 %', '0 %')
     """
     return f"{100 * share:.{1 if 0.0005 <= share < 0.1 else 0}f} %"
 
@@ -101,13 +101,13 @@ def fields_of(recipe: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     >>> fields_of({"name": "mrpc", "options": {"max_length": 64}, "training": {"seed": 7}})
     {'max_length': 64, 'training.seed': 7}
     """
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in recipe.items():
         if name in SECTIONS:
-            found |= fields_of(value, "training." if name == "training" else "")
+            fields |= fields_of(value, "training." if name == "training" else "")
         elif section or name != "name":
-            found[f"{section}{name}"] = value
-    return found
+            fields[f"{section}{name}"] = value
+    return fields
 
 
 def differing(fields: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -153,17 +153,17 @@ def reasons(run: RunPage) -> str:
         return ""
     shares = parts.shares
     of = ", ".join(f"{percent(share)} {name}" for name, share in shares.items())
-    found = [f"A step takes {1e3 * parts.seconds:.0f} ms: {of}."]
+    sentences = [f"A step takes {1e3 * parts.seconds:.0f} ms: {of}."]
     if parts.limit_share:
         rate = sum(run.history.products["gflops"])
-        found.append(
+        sentences.append(
             f"It reaches {percent(parts.limit_share)} of the products' limit: what its ranks' "
             f"{rate:.0f} GFLOP/s of matrix products alone would give."
         )
     if len(whole.ranks) > 1:
-        found.append(f"A rank sends {whole.sent_bytes / whole.steps / 1e6:.1f} MB a step.")
+        sentences.append(f"A rank sends {whole.sent_bytes / whole.steps / 1e6:.1f} MB a step.")
     most = max(ADVICE, key=lambda name: shares[name])
-    return " ".join([*found, ADVICE[most] if shares[most] >= WORTH else COMPUTING])
+    return " ".join([*sentences, ADVICE[most] if shares[most] >= WORTH else COMPUTING])
 
 
 WORTH = 0.1  # of a step
@@ -193,5 +193,7 @@ def costs(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[HostCost], str]]:
                 f"{first.host} costs most: if it were as fast as {others[0].host}, "
                 f"a step would take up to {percent(first.saved)} less."
             )
-        named = [f"At step {one['step']}: {one['message']}." for one in run.history.slow_hosts]
+        named = [
+            f"At step {event['step']}: {event['message']}." for event in run.history.slow_hosts
+        ]
         yield run.label, run.costs, " ".join([text, *named])

@@ -11,8 +11,8 @@ import altair as alt
 from markupsafe import Markup
 
 from ftcluster.report import charts
+from ftcluster.report.charts import svg_of
 from ftcluster.report.run_page import RunPage
-from ftcluster.report.svg import svg_of
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
@@ -50,7 +50,7 @@ class HostPlace:
 
 
 def places(runs: Sequence[RunPage]) -> Iterator[HostPlace]:
-    """What ran where; hosts that are alike are drawn once."""
+    """Draw which ranks ran where; hosts that are alike are drawn once."""
     alike: dict[str, list[tuple[RunPage, str, Mapping[str, Any], list[Mapping[str, Any]]]]] = {}
     for run in runs:
         facts = {host["name"]: host for host in run.record.get("facts", ())}
@@ -92,7 +92,7 @@ def _cores(kind: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], title: s
 
 
 def _about(kind: Mapping[str, Any]) -> str:
-    """What a host is; "" without its facts."""
+    """Describe a host; "" without its facts."""
     if not kind:
         return ""
     memory = f"{kind['memory_bytes'] / 2**30:.0f} GiB"
@@ -109,28 +109,30 @@ def _rank_text(rank: Mapping[str, Any], place: int, several: bool) -> str:
 
 
 def picture(title: str, chart: alt.TopLevelMixin, note: str = "") -> Picture:
-    """A picture of a chart."""
+    """Render a chart with its title."""
     return Picture(title, Markup(svg_of(chart, title)), note)
 
 
 def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
-    """How the runs went: curves and a time line."""
-    losses = _rows(runs, lambda run: [(one["step"], one["loss"]) for one in run.history.steps])
+    """Draw how the runs went: curves and a time line."""
+    losses = _rows(
+        runs, lambda run: [(event["step"], event["loss"]) for event in run.history.steps]
+    )
     if losses:
         yield picture("Loss", charts.curve(losses, "x", "y", "step", "training loss"))
     names = dict.fromkeys(
-        name for run in runs for one in run.history.evaluations for name in one["metrics"]
+        name for run in runs for event in run.history.evaluations for name in event["metrics"]
     )
     for name in list(names)[:METRICS]:
-        found = _rows(
+        values = _rows(
             runs,
             lambda run: [
-                (one["step"], one["metrics"][name])  # noqa: B023 - called at once
-                for one in run.history.evaluations
-                if name in one["metrics"]  # noqa: B023
+                (event["step"], event["metrics"][name])  # noqa: B023 - called at once
+                for event in run.history.evaluations
+                if name in event["metrics"]  # noqa: B023
             ],
         )
-        chart = charts.curve(found, "x", "y", "step", name)
+        chart = charts.curve(values, "x", "y", "step", name)
         yield picture(f"Evaluation: {name}", chart)
     spans, marks = [], []
     for run in runs:
@@ -143,18 +145,18 @@ def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
             for span in run.history.spans
         ]  # fmt: skip
         marks += [
-            {"run": run.label, "what": what, "at": (one["time"] - began) / 60}
+            {"run": run.label, "what": what, "at": (event["time"] - began) / 60}
             for what, events in (
                 ("checkpoint", run.history.checkpoints), ("restart", run.history.restarts),
             )
-            for one in events
+            for event in events
         ]  # fmt: skip
     if spans:
         yield picture("What it did when", charts.time_line(spans, marks))
 
 
 def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
-    """How fast the runs were, and why."""
+    """Draw how fast the runs were, and why."""
     over_time = _rows(
         runs, lambda run: [((at - run.history.began) / 60, y) for at, y in run.history.speeds]
     )
@@ -171,7 +173,7 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
             "value": run.speed
             * whole.seconds
             / len(whole.ranks)
-            / fmean(one.work for one in ranks),
+            / fmean(times.work for times in ranks),
         }
         for run, whole, name, ranks in _bars(runs)
     ]
@@ -201,7 +203,7 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
         {
             "name": name,
             "part": part,
-            "value": fmean(getattr(one, part) for one in ranks) / whole.seconds,
+            "value": fmean(getattr(times, part) for times in ranks) / whole.seconds,
         }
         for run, whole, name, ranks in _bars(runs)
         for part in charts.SHARES
@@ -223,7 +225,7 @@ def _rows(runs: Sequence[RunPage], points: Any) -> list[Mapping[str, Any]]:
 
 
 def _bars(runs: Sequence[RunPage]) -> Iterator[tuple[RunPage, Interval, str, list[RankTimes]]]:
-    """What has a bar: each rank, or each host where ranks are many; with its times."""
+    """Find what has a bar: each rank, or each host where ranks are many; with its times."""
     many = sum(len(run.hosts) for run in runs) > MANY
     for run in runs:
         if not run.whole or len(run.hosts) != len(run.whole.ranks):
@@ -238,7 +240,7 @@ def _bars(runs: Sequence[RunPage]) -> Iterator[tuple[RunPage, Interval, str, lis
 
 
 def growth(runs: Sequence[RunPage], bench: Mapping[str, Any] | None) -> Iterator[Picture]:
-    """How samples per second grow with hosts: the runs of a recipe, and `bench scaling`."""
+    """Draw samples per second by number of hosts: the runs of a recipe, and `bench scaling`."""
     for recipe in dict.fromkeys(run.recipe for run in runs):
         alike = [run for run in runs if run.recipe == recipe and run.speed and run.hosts]
         if not alike:
@@ -269,16 +271,16 @@ def _bench_scaling(bench: Mapping[str, Any]) -> Picture:
     """The fastest mode for each number of hosts or ranks, and what its model predicts."""
     x = "hosts" if bench["points"][-1]["hosts"] > 1 else "ranks"
     best: dict[int, dict[str, Any]] = {}
-    for one in bench["points"]:
-        point = {"run": one["run"], "x": one[x], "y": one["samples_per_second"]}
+    for row in bench["points"]:
+        point = {"run": row["run"], "x": row[x], "y": row["samples_per_second"]}
         if point["y"] > best.get(point["x"], {"y": 0.0})["y"]:
             best[point["x"]] = point
     points = [best[n] for n in sorted(best)]
     predicted = (bench.get("model") or {"predicted": ()})["predicted"]
     further = [
-        {"x": one["hosts"], "y": one["samples_per_second"][one["fastest"]]}
-        for one in predicted
-        if points[-1]["x"] < one["hosts"] <= FURTHER * points[-1]["x"]
+        {"x": row["hosts"], "y": row["samples_per_second"][row["fastest"]]}
+        for row in predicted
+        if points[-1]["x"] < row["hosts"] <= FURTHER * points[-1]["x"]
     ]
     expected = [points[-1], *further] if further else []
     return _scaling(f"bench scaling, {bench['recipe']}", points, expected, x)

@@ -21,7 +21,7 @@ from ftcluster_common.rank_times import Interval
 
 @dataclass(frozen=True)
 class RunPage:
-    """What the page says of one run.
+    """A run, with what the page says of it.
 
     Attributes:
         label: its name on the page.
@@ -57,17 +57,17 @@ class RunPage:
 
     @cached_property
     def parts(self) -> StepParts | None:
-        """Where a step's time went."""
+        """The parts of a mean step; None where they are not known."""
         return step_parts(self.whole, self.history.products) if self.whole else None
 
     @cached_property
     def costs(self) -> list[HostCost]:
-        """What each host costs."""
+        """The hosts by their time in a step, the slowest first."""
         return host_costs(self.whole, self.hosts) if self.whole else []
 
     @cached_property
     def next(self) -> NextHost | None:
-        """What one more host would bring."""
+        """The prediction for one more host; None where the speed is not known."""
         if not self.whole or not self.speed:
             return None
         return next_host(self.whole, self.speed, len(set(self.hosts)))
@@ -81,7 +81,7 @@ class RunPage:
 
     @property
     def epoch_seconds(self) -> float:
-        """Of the training loop; 0 if it is not known."""
+        """The seconds of an epoch in the training loop; 0 if not known."""
         samples = self.history.start.get("train_samples", 0)
         return float(samples / self.speed) if self.speed else 0.0
 
@@ -92,13 +92,13 @@ class RunPage:
 
     @property
     def last_metrics(self) -> dict[str, float]:
-        """Of the result, or else of the last evaluation."""
+        """The metrics of the result, or else of the last evaluation."""
         evaluations = self.history.evaluations
-        found = self.history.result or (evaluations[-1] if evaluations else {})
-        return dict(found.get("metrics", {}))
+        event = self.history.result or (evaluations[-1] if evaluations else {})
+        return dict(event.get("metrics", {}))
 
 
 def labels(files: Sequence[RunFiles]) -> list[str]:
     """Short names of runs, with the ends of their ids; the ids if these do not differ."""
-    names = [f"{one.run.split('-')[0]} {one.run.rpartition('-')[2]}" for one in files]
-    return names if len(set(names)) == len(names) else [one.run for one in files]
+    names = [f"{run.run.split('-')[0]} {run.run.rpartition('-')[2]}" for run in files]
+    return names if len(set(names)) == len(names) else [run.run for run in files]

@@ -95,8 +95,8 @@ class Stack:
         >>> load_stacks()["native"].version("torch")
         '2.13.0'
         """
-        own = {canonicalize_name(name): version for name, version in self.packages.items()}
-        return next((own[n] for n in map(canonicalize_name, packages) if n in own), "")
+        versions = {canonicalize_name(name): version for name, version in self.packages.items()}
+        return next((versions[n] for n in map(canonicalize_name, packages) if n in versions), "")
 
     @property
     def has_ipex(self) -> bool:
@@ -114,7 +114,7 @@ class Stack:
         return str(unverified(vars(self)))
 
     def fits_python(self, version: str) -> bool:
-        """Whether all packages have wheels for a Python, given as 3.11 or 3.11.7."""
+        """Return whether all packages have wheels for a Python, given as 3.11 or 3.11.7."""
         first, last = (numbers(end) for end in self.python)
         return first <= numbers(version)[:2] <= last
 
@@ -162,12 +162,12 @@ def load_advisories(path: Path) -> dict[str, Any]:
         StacksError: it cannot be read or is damaged.
     """
     try:
-        found: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"))
-        advisories_of({}, found["advisories"])
-        str(found["looked_at"])
+        document: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"))
+        advisories_of({}, document["advisories"])
+        str(document["looked_at"])
     except DAMAGED as error:
         raise _damaged(path, error) from error
-    return found
+    return document
 
 
 def _damaged(path: Path, error: Exception) -> StacksError:
@@ -193,8 +193,8 @@ def _stack(
         warnings=tuple(notes[key] for key in data.get("warnings", ())),
         indexes={p: url for p, url in indexes.items() if p in data["packages"]},
         advisories=tuple(
-            Advisory(**one, looked_at=known["looked_at"])
-            for one in advisories_of(data["packages"], known["advisories"])
+            Advisory(**advisory, looked_at=known["looked_at"])
+            for advisory in advisories_of(data["packages"], known["advisories"])
         ),
         **lists,
     )
@@ -214,7 +214,7 @@ def find_stack(name: str, stacks: Mapping[str, Stack]) -> Stack:
 
 
 def install_hint(having: Sequence[Stack]) -> str:
-    """How to install one of these stacks, preferably one with a lock."""
+    """Say how to install one of these stacks, preferably one with a lock."""
     locked = [stack.name for stack in having if stack.state != "documented"]
     if locked:
         return f"stacks with it: {', '.join(locked)}; ftcluster setup --stack {locked[0]}"

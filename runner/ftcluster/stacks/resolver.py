@@ -56,7 +56,7 @@ class Requirement:
         return f"{self.label} {self.value}"
 
     def met(self, stack: Stack) -> bool:
-        """Whether a stack has it."""
+        """Return whether a stack meets the requirement."""
         if self.part == "python":
             return stack.fits_python(str(self.value))
         has = versions(stack, self.part)
@@ -68,14 +68,14 @@ class Requirement:
         return any(numbers(version)[: len(wanted)] == wanted for version in has)
 
     def difference(self, stack: Stack) -> str:
-        """What a stack that does not meet it has instead."""
+        """Say what a stack that does not meet the requirement has instead."""
         has = " to ".join(versions(stack, self.part))
         if not has:
             return f"no {self.label}"
         return f"{self.label} {has}" + (f" instead of {self.value}" if self.value else "")
 
     def distance(self, stack: Stack) -> float:
-        """How far a stack's minor version is away; 0 where there is nothing to compare."""
+        """Return how far a stack's minor version is away; 0 where there is nothing to compare."""
         if isinstance(self.value, bool) or self.part == "stack" or self.met(stack):
             return 0
         has = [_minor(version) for version in versions(stack, self.part)]
@@ -118,7 +118,7 @@ def resolve(requirements: Sequence[Requirement], stacks: Mapping[str, Stack]) ->
 
 
 def versions(stack: Stack, part: str) -> tuple[str, ...]:
-    """What a stack has of a part: its name, its first and last Python, or a version, if any."""
+    """Return a stack's name, its first and last Python, or its version of a package, if any."""
     if part not in PACKAGES:
         return (stack.name,) if part == "stack" else tuple(dict.fromkeys(stack.python))
     return tuple(filter(None, [stack.version(*PACKAGES[part])]))
@@ -167,13 +167,13 @@ def _conflicts(
     needs: Sequence[Requirement], stacks: Sequence[Stack]
 ) -> list[tuple[Requirement, ...]]:
     """The smallest groups of requirements that no stack meets together."""
-    found: list[tuple[Requirement, ...]] = []
+    conflicts: list[tuple[Requirement, ...]] = []
     for size in range(1, len(needs) + 1):
         for group in combinations(needs, size):
-            minimal = not any(set(smaller) <= set(group) for smaller in found)
+            minimal = not any(set(smaller) <= set(group) for smaller in conflicts)
             if minimal and not _meeting(group, stacks):
-                found.append(group)
-    return found
+                conflicts.append(group)
+    return conflicts
 
 
 def _explain(conflict: Sequence[Requirement], stacks: Sequence[Stack]) -> list[Note]:

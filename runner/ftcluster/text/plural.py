@@ -2,7 +2,7 @@
 
 
 def counted(count: int, noun: str) -> str:
-    """A number and its noun.
+    """Format a number with its noun.
 
     >>> counted(1, "host"), counted(2, "host")
     ('1 host', '2 hosts')

@@ -11,8 +11,8 @@ _CONTROL = re.compile(
 )
 
 
-def _escape(found: "re.Match[str]") -> str:
-    code = ord(found[0])
+def _escape(match: "re.Match[str]") -> str:
+    code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
@@ -22,7 +22,7 @@ def is_unicode(text: str) -> bool:
 
 
 def printable(value: Any) -> Any:
-    """The same data without colours, and with the control characters in its texts escaped.
+    """Return data without colours, and with the control characters in its texts escaped.
 
     >>> printable({"msg": ["\\x1b[1mbold\\x1b[0m \\x1b[2J", 1]})
     {'msg': ['bold \\\\x1b[2J', 1]}
@@ -31,7 +31,7 @@ def printable(value: Any) -> Any:
         lines = _COLOUR.sub("", value).replace("\r\n", "\n")
         return _CONTROL.sub(_escape, lines)
     if isinstance(value, list | tuple):
-        return [printable(one) for one in value]
+        return [printable(part) for part in value]
     if isinstance(value, dict):
-        return {printable(name): printable(one) for name, one in value.items()}
+        return {printable(name): printable(part) for name, part in value.items()}
     return value

@@ -18,7 +18,7 @@ LAUNCHERS = {
 
 @dataclass(frozen=True)
 class Script:
-    """The program of every rank.
+    """The program that every rank runs.
 
     Attributes:
         name: for the run's id.

@@ -1,4 +1,4 @@
-"""What a script uses that the versions of a stack do not have.
+"""Imports and arguments of a script that the versions of a stack do not have.
 
 Such a script would fail on every rank, after a minute of imports.
 """
@@ -63,21 +63,21 @@ def incompatibilities(
     """
     flags = _flags(words)
     if source is None:
-        return [replace(one, certain=False) for one in _of_arguments(flags, stack, stacks)]
+        return [replace(problem, certain=False) for problem in _of_arguments(flags, stack, stacks)]
     parsed = [flag for flag in flags if flag.name not in source.own_flags]
     arguments = [*(parsed if source.parses_flags else ()), *source.arguments]
     return _of_imports(source.imports, stack, stacks) + _of_arguments(arguments, stack, stacks)
 
 
 def _flags(words: Sequence[str]) -> list[Argument]:
-    found = []
+    flags = []
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--"):
             given = value if equals or following.startswith("--") else following
-            found.append(Argument(name.replace("-", "_"), given, "", frozenset()))
-    names = frozenset(flag.name for flag in found)
-    return [replace(flag, others=names) for flag in found]
+            flags.append(Argument(name.replace("-", "_"), given, "", frozenset()))
+    names = frozenset(flag.name for flag in flags)
+    return [replace(flag, others=names) for flag in flags]
 
 
 def _of_arguments(
@@ -86,25 +86,26 @@ def _of_arguments(
     transformers = f"transformers {stack.version('transformers')} of stack {stack.name}"
     version = numbers(stack.version("transformers"))
     needs_cpu = ("bf16", "bf16_full_eval") if version >= BF16_NEEDS_USE_CPU else ()
-    found = []
-    for one in arguments:
-        removed, instead = REMOVED.get(one.name, (version, ""))
-        off = one.value.lower() in ("false", "0", "no")
+    problems = []
+    for flag in arguments:
+        removed, instead = REMOVED.get(flag.name, (version, ""))
+        off = flag.value.lower() in ("false", "0", "no")
         why = hint = ""
-        if one.name in ("ddp_backend", "xpu_backend") and one.value == "ccl" and not stack.has_ccl:
+        names = ("ddp_backend", "xpu_backend")
+        if flag.name in names and flag.value == "ccl" and not stack.has_ccl:
             why = f"stack {stack.name} does not have oneccl_bind_pt"
             hint = f"--ddp_backend impi, or leave it out for gloo; {_stack_with((CCL,), stacks)}"
         elif instead and version >= removed:
             why, hint = f"{transformers} does not have it", instead
-        elif one.name == "use_ipex" and not off and not stack.has_ipex:
+        elif flag.name == "use_ipex" and not off and not stack.has_ipex:
             why = f"stack {stack.name} does not have IPEX"
             hint = f"leave it out: {NO_IPEX}; {_stack_with(IPEX, stacks)}"
-        elif one.name in needs_cpu and not off and not one.others & {"use_cpu", "no_cuda", "**"}:
+        elif flag.name in needs_cpu and not off and not flag.others & {"use_cpu", "no_cuda", "**"}:
             why, hint = f"{transformers} needs use_cpu beside it", "add use_cpu"
         if why:
-            where = f"{one.where}: TrainingArguments({one.name}=...)" if one.where else ""
-            found.append(Incompatibility(f"{where or f'--{one.name}'}: {why}", hint))
-    return found
+            where = f"{flag.where}: TrainingArguments({flag.name}=...)" if flag.where else ""
+            problems.append(Incompatibility(f"{where or f'--{flag.name}'}: {why}", hint))
+    return problems
 
 
 def _of_imports(
@@ -115,19 +116,20 @@ def _of_imports(
         "oneccl_bindings_for_pytorch": stack.has_ccl,
         "torch_ccl": False,  # its name before 1.12
     }
-    found = []
-    for one in imports:
-        if has.get(one.module, True):
+    problems = []
+    for imported in imports:
+        if has.get(imported.module, True):
             continue
-        if one.module in IPEX:
-            package, hint = "IPEX", f"{NO_IPEX}; {_stack_with((one.module,), stacks)}"
+        if imported.module in IPEX:
+            package, hint = "IPEX", f"{NO_IPEX}; {_stack_with((imported.module,), stacks)}"
         elif stack.has_ccl:
             package, hint = "it by this name", "import oneccl_bindings_for_pytorch"
         else:
             package, hint = CCL, f"{NO_CCL}; {_stack_with((CCL,), stacks)}"
-        what = f"{one.where}: import {one.module}: stack {stack.name} does not have {package}"
-        found.append(Incompatibility(what, hint, one.certain))
-    return found
+        where = f"{imported.where}: import {imported.module}"
+        what = f"{where}: stack {stack.name} does not have {package}"
+        problems.append(Incompatibility(what, hint, imported.certain))
+    return problems
 
 
 def _stack_with(packages: Sequence[str], stacks: Mapping[str, Stack]) -> str:

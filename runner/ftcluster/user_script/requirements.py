@@ -26,7 +26,7 @@ _ALWAYS = {"--only-binary", "--require-hashes"}  # what is so anyway
 
 @dataclass(frozen=True)
 class Line:
-    """A package of a file.
+    """A line of a requirements file, about one package.
 
     Attributes:
         where: file:line.
@@ -45,7 +45,7 @@ class Line:
         return str(canonicalize_name(self.requirement.name))
 
     def is_for(self, python: str) -> bool:
-        """Whether hosts with this Python get it."""
+        """Return whether hosts with this Python get the package."""
         marker = self.requirement.marker
         return marker is None or marker.evaluate(linux_environment(python))
 
@@ -64,11 +64,11 @@ class Requirements:
 
     def hashes(self, python: str) -> dict[str, frozenset[str]]:
         """The SHA-256 that each package with hashes may have, by name."""
-        found: dict[str, frozenset[str]] = {}
+        hashes: dict[str, frozenset[str]] = {}
         for line in self.lines:
             if line.hashes and line.is_for(python):
-                found[line.name] = found.get(line.name, frozenset()) | line.hashes
-        return found
+                hashes[line.name] = hashes.get(line.name, frozenset()) | line.hashes
+        return hashes
 
     def allows_prerelease(self, name: str) -> bool:
         """Whether the file asks for a version of a package that is not a release."""
@@ -97,17 +97,17 @@ class Requirements:
 
         Of the stack's own packages only extras are left.
         """
-        found = []
+        lines = []
         for line in self.lines:
             asked = line.requirement
             if line.constraint != constraints:
                 continue
             if line.name not in stack:
-                found.append(str(asked))
+                lines.append(str(asked))
             elif asked.extras:
                 marker = f" ; {asked.marker}" if asked.marker else ""
-                found.append(f"{asked.name}[{','.join(sorted(asked.extras))}]{marker}")
-        return found
+                lines.append(f"{asked.name}[{','.join(sorted(asked.extras))}]{marker}")
+        return lines
 
 
 def read_requirements(path: Path) -> Requirements:

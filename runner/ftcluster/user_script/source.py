@@ -1,4 +1,4 @@
-"""What a script's source uses, read without running it.
+"""Imports and arguments in a script's source, read without running it.
 
 Its own modules are read as well, because that is where scripts define their arguments.
 """
@@ -49,7 +49,7 @@ class Argument:
 
 @dataclass
 class Source:
-    """What a script and its own modules use.
+    """The imports, flags and arguments of a script and its own modules.
 
     Attributes:
         imports: the imports of modules that are not its own.
@@ -90,10 +90,12 @@ def read_source(script: Path, folder: Path) -> Source:
             continue
         for node in ast.walk(tree):
             for module, *inner in _modules(node):
-                own = {file for one in (module, *inner) for file in _own_files(one, path, folder)}
-                pending += sorted(own - seen)
-                seen |= own
-                if not own and not module.startswith("."):
+                files = {
+                    file for dotted in (module, *inner) for file in _own_files(dotted, path, folder)
+                }
+                pending += sorted(files - seen)
+                seen |= files
+                if not files and not module.startswith("."):
                     where = f"{name}:{getattr(node, 'lineno', 1)}"
                     certain = node in tree.body
                     source.imports.append(Import(module.partition(".")[0], where, certain))

@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftcluster.ansible import answers
-from ftcluster.ansible.answers import SET_FACT, Answer, facts_set, take
+from ftcluster.ansible.answers import Answer, take
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import TaskEvent, read_event
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.record import record_dir
 from ftcluster.provision.stages import StagesResult
 from ftcluster_common.run_state import RunState
-from tests.programs import ROOT
+from tests.unit.answers import answer_event
 
 RUN = "quickstart-20260131-101500-7f3a"
 STATE = RunState(RUN, "done", "quickstart", ("a",), 1, 2, 3, time.time(), 9.5, "", "", "me")
@@ -41,9 +40,7 @@ HOSTILE = st.recursive(
 
 
 def event(answer: Answer[Any], value: Any, **changes: Any) -> TaskEvent:
-    result = {"ansible_facts": {answer.fact: value}}
-    of_task = {"task": answer.task, "host": "node1", "action": SET_FACT, "result": result}
-    return TaskEvent(**{"kind": "ok", "stage": "runs", **of_task, **changes})
+    return answer_event(answer, value, "node1", **changes)
 
 
 def taken_or_refused(answer: Answer[Any], value: Any) -> Any:
@@ -81,22 +78,10 @@ def test_facts_that_a_module_claims_are_none_of_a_setup() -> None:
     claimed = {"preflight_facts": {"prefix": "/"}, "cluster_hosts": ["x"], "verify_table": ["x"]}
     for action in ("ansible.builtin.command", "ftcluster.cluster.host_facts"):
         claim = TaskEvent("ok", "preflight", action=action, result={"ansible_facts": claimed})
-        assert facts_set(claim) == {}
         result = StagesResult(Inventory((), ("node1",), ("node1",)))
         result.add(claim)
         assert (result.facts, result.table) == ({}, [])
         assert result.inventory.hosts == ("node1",)
-
-
-def test_each_answer_is_set_by_a_task_of_a_playbook() -> None:
-    found = set()
-    for path in (ROOT / "playbooks").glob("*.yml"):
-        for play in yaml.safe_load(path.read_text(encoding="utf-8")):
-            for task in play.get("tasks", ()):
-                found |= {(task["name"], fact) for fact in task.get(SET_FACT, ())}
-    declared = [one for one in vars(answers).values() if isinstance(one, Answer)]
-    assert len(declared) > 3
-    assert {(one.task, one.fact) for one in [*declared, answers.clean_removed(())]} <= found
 
 
 @pytest.mark.parametrize(

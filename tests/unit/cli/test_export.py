@@ -9,7 +9,6 @@ import pytest
 from ftcluster.cli.main import main
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.export import node_image
-from ftcluster.operations import export_k8s
 from ftcluster.stacks.catalog import load_stacks
 from tests.unit.clusters import cluster, host
 
@@ -126,8 +125,3 @@ def test_a_folder_with_manifests_and_what_the_image_is_built_from(
 def test_stacks_with_and_without_an_image() -> None:
     names = [stack.name for stack in load_stacks().values() if not node_image.why_no_image(stack)]
     assert names == ["native", "native-trackers"]
-
-
-def test_names_of_recipes_become_names_for_kubernetes() -> None:
-    for name in ("gpt2-shakespeare", "./My_run.2.yml"):
-        assert export_k8s.LABEL.fullmatch(export_k8s.default_name(name))

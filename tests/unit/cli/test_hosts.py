@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ftcluster.ansible.inventory import Inventory
+from ftcluster.ansible.playbooks import Playbook
 from ftcluster.cli.main import main
 from ftcluster.cluster.record import Drained, with_drained
 from ftcluster.cluster.saved import Cluster, recall, remember
@@ -57,9 +58,9 @@ def played(monkeypatch: pytest.MonkeyPatch, head: Path) -> Played:
     found: Played = []
 
     def run_stages(
-        playbook: str, paths: Paths, options: tuple[str, ...], *_: Any, **__: Any
+        playbook: Playbook, paths: Paths, options: tuple[str, ...], *_: Any, **__: Any
     ) -> StagesResult:
-        found.append((playbook, tuple(options)))
+        found.append((playbook.name, tuple(options)))
         pairs = dict(zip(options[::2], options[1::2], strict=True))
         pattern = pairs.get("--extra-vars", "").partition("=")[2] or recall().pattern
         names = tuple(pattern.split(",")) if pattern else EVERYONE

@@ -121,49 +121,7 @@ def test_two_control_nodes_do_not_give_two_runs_the_same_id(
         assert re.fullmatch(r"quickstart-20260131-120000-[0-9a-f]{4}", run)
 
 
-def test_a_launch_takes_the_stack_in_use_and_not_the_folder_of_another_run(tmp_path: Path) -> None:
-    prefix = tmp_path / "prefix"
-    folder, link = prefix / "runs/quickstart-20260131-101500-7f3a", prefix / "current"
-    find, *_ = yaml.safe_load((ROOT / "playbooks/tasks/new-run.yml").read_text())
-    words = find["ansible.builtin.command"]["argv"]
-    values = {
-        "{{ train_run_dir }}": str(folder), "{{ train_stack }}": str(link),
-        "{{ train_version }}": "0.2.0",
-    }  # fmt: skip
-
-    def launch(alone: str = "") -> "subprocess.CompletedProcess[str]":
-        values[words[-2]] = alone
-        argv = [values.get(word, word) for word in words]
-        return subprocess.run(argv, check=False, capture_output=True, text=True)
-
-    none = launch()
-    assert none.returncode == 1
-    assert none.stderr == f"{link} leads to no stack: run ftcluster setup\n"
-    (prefix / "stacks/native-1").mkdir(parents=True)
-    link.symlink_to(prefix / "stacks/native-1")
-    python = prefix / "stacks/native-1/bin/python"
-    python.parent.mkdir()
-    python.write_text("#!/bin/sh\necho run other is using it >&2; exit 3\n")
-    python.chmod(0o755)
-    refused = launch("alone")
-    assert (refused.returncode, refused.stderr) == (3, "run other is using it\n")
-    assert not folder.exists()
-    packages = prefix / "stacks/native-1/lib/python3.11/site-packages"
-    packages.mkdir(parents=True)
-    (packages / "ftcluster_train-0.1.0.dist-info").mkdir()
-    older = launch()
-    assert (older.returncode, folder.exists()) == (3, False)
-    assert older.stderr.startswith(
-        "the hosts have ftcluster 0.1.0, and this control node has 0.2.0"
-    )
-    (packages / "ftcluster_train-0.1.0.dist-info").rename(
-        packages / "ftcluster_train-0.2.0.dist-info"
-    )
-    assert launch().stdout == f"{prefix}/stacks/native-1\n"
-    assert folder.is_dir()
-    again = launch()
-    assert again.returncode != 0
-    assert "File exists" in again.stderr
+def test_a_launch_asks_before_it_copies() -> None:
     for name in ("train", "run"):
         [prepare, _] = yaml.safe_load((ROOT / f"playbooks/{name}.yml").read_text())
         first = [next(iter(task.values() if "name" not in task else list(task.values())[1:]))

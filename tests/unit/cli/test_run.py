@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ftcluster.ansible.playbook import Outcome
+from ftcluster.ansible.playbooks import Ask
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError
@@ -89,8 +90,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The variables of each playbook that asks the hosts; their stack has nothing but torch."""
     variables = []
 
-    def play(playbook: str, place: Place, given: dict[str, Any], *_: Any, **__: Any) -> Any:
-        assert playbook == "ask"
+    def play(playbook: Ask, place: Place, *_: Any, **__: Any) -> Any:
+        given = playbook.variables()
         variables.append(given)
         if "no_such" in given["run_script"]["look"]:
             raise FtclusterError("localhost: there is no module no_such")

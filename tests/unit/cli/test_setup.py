@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from ftcluster.ansible.inventory import Inventory
+from ftcluster.ansible.playbooks import Playbook
 from ftcluster.cli.main import main
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.cluster.saved import Cluster, recall, remember
@@ -38,9 +39,9 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
         passwords: tuple[str, ...] = (),
     ) -> None:
         def run_stages(
-            playbook: str, paths: Paths, given: tuple[str, ...], *_: object, **__: object
+            playbook: Playbook, paths: Paths, given: tuple[str, ...], *_: object, **__: object
         ) -> StagesResult:
-            assert (playbook, given) == ("setup", (*options, *passwords))
+            assert (playbook.name, given) == ("setup", (*options, *passwords))
             names = tuple(one.name for one in found) if "--limit" in given else everyone
             return StagesResult(
                 Inventory(paths, names, everyone, pattern),
@@ -159,14 +160,9 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Given]:
         calls: list[Given] = []
 
         def run_stages(
-            playbook: str,
-            paths: Paths,
-            options: tuple[str, ...],
-            _view: object,
-            variables: dict[str, Any] | None = None,
-            **_: object,
+            playbook: Playbook, paths: Paths, options: tuple[str, ...], *_: object, **__: object
         ) -> StagesResult:
-            calls.append((playbook, paths, options, variables or {}))
+            calls.append((playbook.name, paths, options, playbook.variables()))
             facts = {"a": host("a")}
             inventory = Inventory(paths, ("a",), ("a",))
             return StagesResult(inventory, facts=facts, table=TABLE, stack="native")
@@ -262,7 +258,7 @@ def test_options_of_the_stack(
 @pytest.mark.parametrize("name", ["none.ftbundle", "."])
 def test_a_missing_bundle_is_wrong_usage(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=str(tmp_path)):
-        verb.SetupRequest(bundle=str(tmp_path / name)).variables()
+        verb.SetupRequest(bundle=str(tmp_path / name)).playbook()
 
 
 def test_nothing_of_the_saved_cluster_overrides_the_inventory(given: Callable[..., Given]) -> None:

@@ -1,61 +1,68 @@
 """What the control node writes for the supervisor."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ftcluster_common.launch import Host, Launch, mesh_variables, read_launch
+from ftcluster_common.launch import (
+    Host,
+    Launch,
+    RankCores,
+    mesh_variables,
+    mpirun_command,
+    read_launch,
+)
 
 LINK = "/opt/ft/current"
-PLACEMENT = {"kinds": [{"env": {"LD_PRELOAD": f"{LINK}/lib/libiomp5.so"}}]}
+CORES = (RankCores("0-3", 3, (0,)), RankCores("4-7", 4))
 
 
-def launch(folder: Path, script_ranks: int | None = None) -> Launch:
+def launch(folder: Path, script: bool = False) -> Launch:
     return Launch(
         run_dir=str(folder),
-        argv=(
-            f"{LINK}/bin/mpirun",
-            "-n",
-            "1",
-            f"{LINK}/bin/python",
-            "-m",
-            "ftcluster_train.host.bind",
+        program=("-m", "x"),
+        env={"OTHER": f"{LINK}/x"},
+        hosts=(
+            Host("node1", "10.0.0.1", CORES, ("lib/libiomp5.so", "/usr/lib/a.so"), {"A": "b"}),
+            Host("node2", "10.0.0.2", CORES[:1]),
         ),
-        env={"FTCLUSTER_PLACEMENT": json.dumps(PLACEMENT), "OTHER": "/opt/ft/currently/x"},
-        hostfile="10.0.0.1:1\n",
-        hosts=(Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2")),
         ssh_config="/mesh/ssh_config",
         stack=LINK,
-        script_ranks=script_ranks,
+        script=script,
     )
 
 
-@pytest.mark.parametrize("script_ranks", [None, 2])
-def test_the_supervisor_reads_what_was_written(tmp_path: Path, script_ranks: int | None) -> None:
-    written = launch(tmp_path, script_ranks)
+@pytest.mark.parametrize("script", [False, True])
+def test_the_supervisor_reads_what_was_written(tmp_path: Path, script: bool) -> None:
+    written = launch(tmp_path, script)
     (tmp_path / "launch.json").write_text(json.dumps(written.to_dict()))
     assert read_launch(tmp_path) == written
     assert sorted(written.shown()) == ["argv", "env", "hostfile", "hosts", "ssh_config", "stack"]
     # a script may load from the Hub by itself
-    assert ("HF_HUB_OFFLINE" in written.variables) == (script_ranks is None)
+    assert ("HF_HUB_OFFLINE" in written.supervised_variables) == (not script)
 
 
-def test_a_launch_by_the_real_folder_of_its_stack(tmp_path: Path) -> None:
-    real = Path("/opt/ft/stacks/native-1")
-    found = launch(tmp_path).with_stack(real)
-    python = f"{real}/bin/python"
-    assert found.argv == (
-        f"{real}/bin/mpirun",
-        "-n",
-        "1",
-        python,
-        "-m",
-        "ftcluster_train.host.bind",
-    )
-    [kind] = json.loads(found.env["FTCLUSTER_PLACEMENT"])["kinds"]
-    assert kind["env"]["LD_PRELOAD"] == f"{real}/lib/libiomp5.so"
-    assert (found.env["OTHER"], found.stack) == ("/opt/ft/currently/x", str(real))
+def test_the_command_of_the_stack_that_the_ranks_start_from(tmp_path: Path) -> None:
+    real = "/opt/ft/stacks/native-1"
+    command = mpirun_command(replace(launch(tmp_path), stack=real))
+    assert command.argv == (
+        f"{real}/bin/mpirun", "-machinefile", f"{tmp_path}/hostfile", "-n", "3",
+        "-prepend-pattern", f"[{tmp_path.name} %r] ",
+        f"{real}/bin/python", "-m", "ftcluster_train.host.bind", f"{real}/bin/python", "-m", "x",
+    )  # fmt: skip
+    assert command.hostfile == "10.0.0.1:2\n10.0.0.2:1\n"
+    first, second = json.loads(command.env.pop("FTCLUSTER_PLACEMENT"))["kinds"]
+    assert command.env == {"OTHER": f"{LINK}/x"}
+    assert first == {
+        "env": {"LD_PRELOAD": f"{real}/lib/libiomp5.so:/usr/lib/a.so", "A": "b"},
+        "ranks": [
+            {"cpus": "0-3", "threads": 3, "memory": [0]},
+            {"cpus": "4-7", "threads": 4, "memory": []},
+        ],
+    }
+    assert second == {"env": {}, "ranks": first["ranks"][:1]}
 
 
 def test_hydra_uses_the_mesh_where_there_is_one() -> None:

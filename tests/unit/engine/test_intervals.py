@@ -1,7 +1,7 @@
 import pytest
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.engine.intervals import is_due, warmup_steps, whole_steps
+from ftcluster_train.engine.intervals import Intervals, warmup_steps, whole_steps
 
 LAST, EPOCH = 25, 10  # two epochs and a half
 
@@ -41,5 +41,10 @@ def test_warm_up(changes: dict[str, float], steps: int) -> None:
     ],
 )
 def test_when_an_action_is_due(strategy: str, interval: float, due: list[int]) -> None:
-    steps = range(1, LAST + 1)
-    assert [step for step in steps if is_due(step, strategy, interval, EPOCH, LAST)] == due
+    training = Training(
+        eval_strategy=strategy, eval_steps=interval,
+        save_strategy=strategy, save_steps=interval,
+    )  # fmt: skip
+    intervals, steps = Intervals(training, EPOCH, LAST), range(1, LAST + 1)
+    assert [step for step in steps if intervals.evaluates(step)] == due
+    assert [step for step in steps if intervals.saves(step)] == due

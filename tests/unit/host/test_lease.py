@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import Host, Launch
+from ftcluster_common.launch import Launch
 from ftcluster_train.host import host_leases, lease
 from tests.programs import NODE_PATH, wait_for
 from tests.unit.host.test_supervisor import (
@@ -166,7 +166,7 @@ def test_a_restart_keeps_the_lease_or_takes_it_again(
         [owner] = set(holding(tmp_path)) - before
         return owner
 
-    launch = Launch(str(tmp_path / "run"), (), {}, "", tuple(NODES[:1]), "", "", timeout_seconds=3)
+    launch = Launch(str(tmp_path / "run"), (), {}, tuple(NODES[:1]), "", "", timeout_seconds=3)
     leases = host_leases.Leases(share=False)
     try:
         assert leases.take(launch, Path(sys.prefix)) == []
@@ -194,7 +194,7 @@ def launched(folder: Path, name: str, script: str, **more: Any) -> Path:
     """Have a supervisor launch a shell script as a run of a cluster; returns the run's folder."""
     run_dir = folder / f"{name}-{os.getpid()}-{time.monotonic_ns()}"
     run_dir.mkdir()
-    launch(run_dir, script, **{"hosts": [Host("head", "127.0.0.1")], **more})
+    launch(run_dir, script, **{"hosts": [replace(NODES[0], name="head")], **more})
     return run_dir
 
 
@@ -267,7 +267,7 @@ def test_a_spare_is_taken_with_the_hosts_and_kept_but_not_needed_later(
     ssh_on_path(tmp_path, monkeypatch, SSH.format(folder=tmp_path))
     (tmp_path / NODES[2].address).mkdir()
     launch = Launch(
-        str(tmp_path / "run"), (), {}, "", tuple(NODES[:2]), "/ssh_config", "",
+        str(tmp_path / "run"), (), {}, tuple(NODES[:2]), "/ssh_config", "",
         idle=(NODES[2],), spares=1,
     )  # fmt: skip
     other = Holder(tmp_path / NODES[2].address, NAME)

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 
-from ftcluster_common.launch import Host, Launch
+from ftcluster_common.launch import Host, Launch, RankCores
 from ftcluster_train.host.metrics_file import (
     GAUGES,
     KEPT_SECONDS,
@@ -25,9 +25,8 @@ from ftcluster_train.io.events import EventWriter
 from tests.programs import ROOT
 
 LAUNCH = Launch(
-    run_dir="/opt/ftcluster/runs/mrpc-1", argv=("mpirun",), env={},
-    hostfile="10.0.0.1:1\n10.0.0.2:1\n",
-    hosts=(Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2")), ssh_config="", stack="/s",
+    run_dir="/opt/ftcluster/runs/mrpc-1", program=("x",), env={}, ssh_config="", stack="/s",
+    hosts=tuple(Host(f"node{one}", f"10.0.0.{one}", (RankCores("0", 1),)) for one in (1, 2)),
 )  # fmt: skip
 START: dict[str, Any] = {
     "event": "start", "time": 1010.0, "world_size": 2, "threads_per_rank": 4, "precision": "bf16",

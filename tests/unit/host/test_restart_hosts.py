@@ -1,13 +1,12 @@
 """Which hosts a restart uses, and the launch on them."""
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ftcluster_common.launch import Host, Launch
+from ftcluster_common.launch import Host, Launch, RankCores
 from ftcluster_train.host import supervisor
 from ftcluster_train.host.host_leases import Leases
 from ftcluster_train.host.metrics_file import MetricsFile
@@ -19,17 +18,19 @@ from ftcluster_train.host.stop_request import StopRequest
 from ftcluster_train.io.events import EventWriter
 from tests.unit.host.test_supervisor import NODES, launch, notices, ssh_on_path, until_end
 
-HOSTS = tuple(Host(f"node{number}", f"10.0.0.{number}") for number in range(5))
-PLACEMENT = {"kinds": [{"ranks": [1, 2]}, {"ranks": [1]}], "hosts": [[0, 2], [1, 1]]}
+CORES = (RankCores("0", 1), RankCores("1", 1))
+HOSTS = tuple(
+    Host(f"node{number}", f"10.0.0.{number}", CORES[: 1 if number == 2 else 2])
+    for number in range(5)
+)
 LAUNCH = Launch(
     run_dir="/r",
-    argv=("mpirun", "-n", "5", "x"),
-    env={"FTCLUSTER_PLACEMENT": json.dumps({**PLACEMENT, "idle": [[0, 1]]})},
-    hostfile="10.0.0.0:2\n10.0.0.1:2\n10.0.0.2:1\n",
+    program=("x",),
+    env={},
     hosts=HOSTS[:3],
     ssh_config="",
     stack="/s",
-    script_ranks=5,
+    script=True,
     idle=HOSTS[3:4],
     spares=1,
 )
@@ -77,19 +78,10 @@ def test_the_notice_of_other_hosts() -> None:
 
 def test_a_launch_on_other_hosts() -> None:
     moved = LAUNCH.on((HOSTS[0], HOSTS[1], HOSTS[3]))
-    assert moved.argv == ("mpirun", "-n", "6", "x")
-    assert moved.hostfile == "10.0.0.0:2\n10.0.0.1:2\n10.0.0.3:2\n"
-    placement = json.loads(moved.env["FTCLUSTER_PLACEMENT"])
-    assert (placement["hosts"], placement["idle"]) == ([[0, 3]], [[1, 1]])
-    assert moved.script_ranks == len(moved.rank_hosts) == 6
-    assert (moved.nodes, moved.idle) == (3, HOSTS[2:3])
+    assert (len(moved.rank_hosts), moved.nodes, moved.idle) == (6, 3, HOSTS[2:3])
     fewer = moved.on(HOSTS[:2])
-    assert fewer.argv == ("mpirun", "-n", "4", "x")
-    assert (fewer.nodes, fewer.idle) == (3, (HOSTS[2], HOSTS[3]))
-    back = fewer.on(HOSTS[:3])
-    assert back.hostfile == LAUNCH.hostfile
-    assert json.loads(back.env["FTCLUSTER_PLACEMENT"])["kinds"] == PLACEMENT["kinds"]
-    assert replace(back, env=LAUNCH.env) == LAUNCH
+    assert (len(fewer.rank_hosts), fewer.nodes, fewer.idle) == (4, 3, (HOSTS[2], HOSTS[3]))
+    assert fewer.on(HOSTS[:3]) == LAUNCH
 
 
 def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
@@ -135,10 +127,9 @@ def test_a_restart_without_a_host_says_so(
     off = tmp_path / "off"
     ssh = f"while read -r _; do [ -e {off} ] && exit 255; echo held; done"
     ssh_on_path(tmp_path, monkeypatch, ssh)
-    placement = {"kinds": [{"ranks": [1]}], "hosts": [[0, 2]]}
     launch(
         run_dir, f'[ "$2" = 1 ] || {{ touch {off}; kill -9 $$; }}', hosts=NODES[:2], min_nodes=1,
-        max_restarts=1, env={"FTCLUSTER_PLACEMENT": json.dumps(placement)},
+        max_restarts=1,
     )  # fmt: skip
     assert until_end(run_dir)["state"] == "done"
     assert notices(run_dir)[1:] == ["continuing without node2"]

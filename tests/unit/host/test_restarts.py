@@ -14,6 +14,7 @@ from ftcluster_train.host.monitors import watch_of
 from ftcluster_train.io.events import EventWriter
 from tests.programs import NODE_PATH
 from tests.unit.host.test_supervisor import (
+    CORES,
     errors,
     events,
     launch,
@@ -21,9 +22,6 @@ from tests.unit.host.test_supervisor import (
     processes_of,
     until_end,
 )
-
-RANKS = [{"cpus": "0", "threads": 1, "memory": []}]
-PLACEMENT = {"kinds": [{"env": {}, "ranks": RANKS}], "hosts": [[0, 1]]}
 
 
 def started(
@@ -37,12 +35,11 @@ def started(
     """Have the supervisor launch a program as a rank under its guardian."""
     script = (
         f"export PYTHONPATH={NODE_PATH}:{site_packages} PMI_RANK=0; "
-        f"export FTCLUSTER_PLACEMENT='{json.dumps(PLACEMENT)}'; "
         f"'{sys.executable}' -m ftcluster_train.host.bind sh -c '{program}'; "
         f"code=$?; exit $(({ends}))"
     )
     launch(
-        run_dir, script, site_packages=site_packages, hosts=[Host("head", "127.0.0.1")],
+        run_dir, script, site_packages=site_packages, hosts=[Host("head", "127.0.0.1", CORES)],
         max_restarts=max_restarts, **launch_fields,
     )  # fmt: skip
 
@@ -104,7 +101,7 @@ def test_mpirun_that_is_stopped_does_not_keep_a_run_from_its_end(run_dir: Path) 
 
 
 def test_of_several_that_were_killed_the_first_is_the_cause(run_dir: Path) -> None:
-    watch = watch_of(Launch(str(run_dir), (), {}, "", (), "", ""), EventWriter(run_dir))
+    watch = watch_of(Launch(str(run_dir), (), {}, (), "", ""), EventWriter(run_dir))
     for rank in (2, 0):
         banner = f"=   RANK {rank} PID 7 RUNNING AT 10.0.0.1\n=   KILLED BY SIGNAL: 9 (Killed)\n"
         watch.feed("stdout", banner.encode())
@@ -120,7 +117,7 @@ def script(run_dir: Path, text: str, max_restarts: int = 0, hang_seconds: float 
     job = {"program": ["script.py"], "start": str(run_dir)}
     (run_dir / "job.json").write_text(json.dumps({"run": "r", "prefix": "/p", "script": job}))
     program = f"exec {sys.executable} -m ftcluster_train.host.script run {run_dir}"
-    started(run_dir, program, max_restarts, script_ranks=1, hang_seconds=hang_seconds)
+    started(run_dir, program, max_restarts, script=True, hang_seconds=hang_seconds)
 
 
 def test_a_script_that_was_killed_is_started_again(run_dir: Path) -> None:

@@ -18,12 +18,8 @@ def make_run(folder: Path, run: str, *events: dict[str, object]) -> Path:
     path = folder / run
     path.mkdir(parents=True)
     (path / "job.json").write_text(json.dumps({"recipe": {"name": "quickstart"}}))
-    hosts = [{"name": "node0", "address": "10.0.0.1"}, {"name": "node1", "address": "10.0.0.2"}]
-    (path / "launch.json").write_text(
-        json.dumps(
-            {"hosts": hosts, "hostfile": "10.0.0.1:2\n10.0.0.2:1\n", "started_by": "ops on b"}
-        )
-    )
+    hosts = [{"name": "node0", "ranks": [{}, {}]}, {"name": "node1", "ranks": [{}]}]
+    (path / "launch.json").write_text(json.dumps({"hosts": hosts, "started_by": "ops on b"}))
     lines = [json.dumps({"time": 100.0 + number, **event}) for number, event in enumerate(events)]
     (path / "events.jsonl").write_text("\n".join(lines) + "\n")
     return path
@@ -176,7 +172,7 @@ def test_the_end_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     "document",
-    ["[1]", '{"hosts": 1}', '{"hosts": [1]}', '{"hostfile": 1}', '{"hostfile": "a b:c"}'],
+    ["[1]", '{"hosts": 1}', '{"hosts": [1]}', '{"hosts": [{"name": "a", "ranks": 1}]}'],
 )
 def test_a_damaged_run_hides_no_other(tmp_path: Path, document: str) -> None:
     for name in ("a-1", "b-1", "no run", "..."):

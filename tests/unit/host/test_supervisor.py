@@ -14,17 +14,30 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import Host, Launch, read_launch
+from ftcluster_common.launch import Host, Launch, RankCores, read_launch
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.host import hub_token
 from tests.programs import NODE_PATH, wait_for
 
-NODES = [Host("node1", "127.0.0.1"), Host("node2", "10.0.0.12"), Host("node3", "10.0.0.13")]
-# ranks that do not end by themselves would cost a test all of the usual grace period
+CORES = (RankCores("0", 1),)
+NODES = [
+    Host(f"node{number}", address, CORES)
+    for number, address in enumerate(("127.0.0.1", "10.0.0.12", "10.0.0.13"), 1)
+]
+# the last word of the program is a script in place of mpirun; ranks that do not end by themselves
+# would cost a test all of the usual grace period
 IMPATIENT = """
 import sys
+from dataclasses import replace
 from pathlib import Path
-from ftcluster_train.host import supervisor
+from ftcluster_train.host import rank_launch, supervisor
+render = rank_launch.mpirun_command
+def script(launch):
+    command = render(launch)
+    ranks = str(len(launch.rank_hosts))
+    argv = ("/bin/bash", "-c", launch.program[-1], "mpirun", "-n", ranks)
+    return replace(command, argv=argv)
+rank_launch.mpirun_command = script
 supervisor.processes.GRACE_SECONDS = 1.0
 supervisor.background.SYSTEMD = Path("/none")
 supervisor.background.PAUSE_SECONDS = 0.1
@@ -49,7 +62,7 @@ def supervisor(
 
 def launch(
     run_dir: Path,
-    script: str,
+    mpirun: str,
     token: str = "",
     site_packages: str = "",
     env: Mapping[str, str] | None = None,
@@ -59,9 +72,8 @@ def launch(
     """Have the supervisor launch a shell script instead of mpirun."""
     started = Launch(
         run_dir=str(run_dir),
-        argv=("/bin/bash", "-c", script, "mpirun", "-n", str(len(hosts))),
+        program=(mpirun,),
         env={"FTCLUSTER_RUN": run_dir.name, **(env or {})},
-        hostfile="".join(f"{host.address}:1\n" for host in hosts),
         hosts=tuple(hosts),
         ssh_config="/opt/mesh/ssh_config" if len(hosts) > 1 else "",
         stack="/opt/ftcluster/current",

@@ -4,7 +4,7 @@ import json
 import time
 from pathlib import Path
 
-from ftcluster_common.launch import Host, Launch
+from ftcluster_common.launch import Host, Launch, RankCores
 from ftcluster_train.host.heartbeats import Trouble
 from ftcluster_train.host.monitors import watch_of
 from ftcluster_train.host.mpi_output import RankEnd
@@ -21,7 +21,9 @@ from tests.unit.host.test_supervisor import (
 
 
 def launch(run_dir: Path, script: str, world_size: int = 2) -> None:
-    test_supervisor.launch(run_dir, script, script_ranks=world_size)
+    ranks = (RankCores("0", 1),) * world_size
+    hosts = [Host("node1", "127.0.0.1", ranks)]
+    test_supervisor.launch(run_dir, script, hosts=hosts, script=True)
 
 
 def say(run_dir: Path, rank: int, text: str) -> str:
@@ -160,7 +162,7 @@ Current thread 0x00007f298f (most recent call first):
 
 
 def test_of_a_script_that_hangs_the_rank_in_no_collective_is_named(run_dir: Path) -> None:
-    launch = Launch(str(run_dir), (), {}, "", (Host("head", ""),), "", "", script_ranks=3)
+    launch = Launch(str(run_dir), (), {}, (Host("head", ""),), "", "", script=True)
     watch = watch_of(launch, EventWriter(run_dir))
     torch = "/s/torch/distributed/distributed_c10d.py"
     hung = [Trouble("head", rank, 0, "hung", "hung in script") for rank in (2, 0, 1)]

@@ -8,7 +8,7 @@ import pytest
 from ftcluster.launch.mpirun import as_shell, render
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
-from ftcluster_common.launch import Host, Launch
+from ftcluster_common.launch import Launch, mpirun_command
 from ftcluster_common.network import RdmaDevice
 from ftcluster_train.host.bind import find_place
 from tests.unit.clusters import STACKS, VM, cluster, host, placed
@@ -49,17 +49,16 @@ def test_a_slurm_job_starts_its_nodes_by_srun_and_by_name() -> None:
         "SLURM_JOB_ID": "12",
     }
     assert (launch.slurm_job, launch.ssh_config) == ("12", "")
-    assert launch.hostfile == "xeon1:1\nxeon2:1\n"
-    assert launch.on(launch.hosts).hostfile == launch.hostfile
+    assert mpirun_command(launch).hostfile == "xeon1:1\nxeon2:1\n"
     assert launch.env["MASTER_ADDR"] == "10.0.0.1"
     assert "ssh" not in as_shell(launch, planned, {})  # all nodes see the folder
 
 
 def test_hosts_go_by_address_with_the_head_first() -> None:
     launch = launch_of_two(cores=16, numa_nodes=2)
-    assert launch.hosts == (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"))
-    assert launch.hostfile == "10.0.0.1:2\n10.0.0.2:1\n"
-    assert launch.argv[launch.argv.index("-n") + 1] == "3"
+    command = mpirun_command(launch)
+    assert command.hostfile == "10.0.0.1:2\n10.0.0.2:1\n"
+    assert command.argv[command.argv.index("-n") + 1] == "3"
 
 
 def test_every_host_has_its_own_cores_threads_and_interface() -> None:
@@ -108,7 +107,7 @@ def test_a_large_cluster_fits_into_one_variable(kinds: int) -> None:
         for i in range(256)
     ]  # fmt: skip
     launch = render(plan(cluster(*hosts), replace(RECIPE, batch_size=4096), STACKS), "r-1")
-    assert len(launch.env["FTCLUSTER_PLACEMENT"]) < 10_000
+    assert len(mpirun_command(launch).env["FTCLUSTER_PLACEMENT"]) < 10_000
     placement = placed(launch)
     assert len(placement["kinds"]) == kinds
     assert sum(count for _, count in placement["hosts"]) == 256
@@ -116,22 +115,20 @@ def test_a_large_cluster_fits_into_one_variable(kinds: int) -> None:
 
 def test_another_program_is_bound_the_same_way() -> None:
     decided = plan(cluster(VM), RECIPE, STACKS)
-    ours = render(decided, "r-1")
-    other = render(decided, "r-1", ["/usr/bin/env", "x y"])
-    assert other.argv[-5:] == (
-        "/opt/ftcluster/current/bin/python", "-m", "ftcluster_train.host.bind",
-        "/usr/bin/env", "x y",
-    )  # fmt: skip
+    ours = mpirun_command(render(decided, "r-1"))
+    other = mpirun_command(render(decided, "r-1", ["-c", "x y"]))
+    python = "/opt/ftcluster/current/bin/python"
+    assert other.argv[-6:] == (python, "-m", "ftcluster_train.host.bind", python, "-c", "x y")
     assert (ours.env, ours.hostfile) == (other.env, other.hostfile)
 
 
 def test_ranks_of_one_host_meet_where_no_other_host_reaches_them() -> None:
     alone = host("node1", network_address="10.0.0.1", network_interface="eth0")
     launch = render(plan(cluster(alone), RECIPE, STACKS), "r-1")
-    assert (launch.ssh_config, launch.hosts) == ("", (Host("node1", "127.0.0.1"),))
+    assert (launch.ssh_config, launch.hosts[0].address) == ("", "127.0.0.1")
     assert not any("HYDRA" in name for name in launch.env)
     assert launch.env["MASTER_ADDR"] == "127.0.0.1"
-    place = find_place(json.loads(launch.env["FTCLUSTER_PLACEMENT"]), 0)
+    place = find_place(placed(launch), 0)
     assert place.env["GLOO_SOCKET_IFNAME"] == "lo"
     assert "10.0.0.1" not in json.dumps(launch.to_dict())
 
@@ -160,13 +157,14 @@ def test_what_is_pasted_does_what_it_says(tmp_path: Path) -> None:
         ["sh", "-eu", "-c", pasted], check=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}
     )
     run_dir = prefix / "runs/r-1"
-    assert (run_dir / "hostfile").read_text() == launch.hostfile
+    command = mpirun_command(launch)
+    assert (run_dir / "hostfile").read_text() == command.hostfile
     assert json.loads((run_dir / "job.json").read_text())["text"] == "it's {{ odd }}"
     assert (tmp_path / "ssh.in").read_text() == (run_dir / "job.json").read_text()
     prepared, to_host, port, started = heard.read_text().splitlines()
     assert prepared == f"python: -m ftcluster_train.engine.prepare {run_dir}"
     assert to_host.startswith(f"ssh: -F {prefix}/mesh/ssh_config n2 umask 077 && mkdir -p ")
     assert "free_port" in port
-    assert started == f"mpirun: {' '.join(launch.argv[1:])}"
-    environment = f"{launch.env['FTCLUSTER_PLACEMENT']}|29517|1\n"
+    assert started == f"mpirun: {' '.join(command.argv[1:])}"
+    environment = f"{command.env['FTCLUSTER_PLACEMENT']}|29517|1\n"
     assert (bin_dir / "mpirun.env").read_text() == environment

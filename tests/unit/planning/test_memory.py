@@ -210,27 +210,6 @@ def test_folders_whose_size_is_not_known(tmp_path: Path, damage: str) -> None:
     assert model_size(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ("config", "parameters"),
-    [
-        ({"n_layer": 12, "n_embd": 768, "vocab_size": 50257, "n_positions": 1024}, GPT2[0]),
-        (
-            {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072,
-             "vocab_size": 30522, "max_position_embeddings": 512},
-            BERT[0],
-        ),
-    ],
-)  # fmt: skip
-def test_the_size_that_a_configuration_leads_to(
-    tmp_path: Path, config: dict[str, Any], parameters: int
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    found = size_from_scratch(str(tmp_path), {})
-    assert found is not None
-    assert found.parameters == pytest.approx(parameters, rel=0.01)
-    assert size_from_scratch("config:type", config) == found
-
-
 def test_overrides_and_a_vocabulary_of_the_data_count_for_the_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"n_layer": 2, "n_embd": 8, "n_head": 4}')
     found = size_from_scratch(str(tmp_path), {"n_layer": 3}, vocabulary=100)

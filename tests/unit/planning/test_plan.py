@@ -10,6 +10,7 @@ from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.placement import even_counts
 from ftcluster.planning.plan import Decision, HostPlan, LaunchPlan, first_hosts, plan
 from ftcluster.recipe.recipe import parse_recipe
+from ftcluster_common.launch import mpirun_command
 from tests.unit.clusters import STACKS, VM, cluster, host, nodes
 
 RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")
@@ -321,7 +322,8 @@ def test_256_hosts() -> None:
 
 def test_the_launch_of_this_machine() -> None:
     launch = render(plan(cluster(VM), RECIPE, STACKS, ranks_per_host=2), "r-1")
-    assert launch.argv == (
+    command = mpirun_command(launch)
+    assert command.argv == (
         "/opt/ftcluster/current/bin/mpirun",
         "-machinefile",
         "/opt/ftcluster/runs/r-1/hostfile",
@@ -337,8 +339,8 @@ def test_the_launch_of_this_machine() -> None:
         "ftcluster_train.engine.rank",
         "/opt/ftcluster/runs/r-1",
     )
-    assert launch.hostfile == "127.0.0.1:2\n"
-    assert launch.env == {
+    assert command.hostfile == "127.0.0.1:2\n"
+    assert command.env == {
         "FTCLUSTER_RUN": "r-1",
         "FTCLUSTER_BACKEND": "impi",
         "FTCLUSTER_PLACEMENT": '{"kinds":[{"env":{"LD_PRELOAD":"/usr/lib/x86_64-linux-gnu/'

@@ -1,6 +1,5 @@
 """Hosts that may take the place of a lost one."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,7 +16,8 @@ from ftcluster.planning.plan import LaunchPlan, plan
 from ftcluster.planning.spares import next_hosts, plan_with_spares
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import parse_recipe
-from tests.unit.clusters import STACKS, cluster, host
+from ftcluster_common.launch import mpirun_command
+from tests.unit.clusters import STACKS, cluster, host, placed
 
 RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")
 RUN = cluster(host("a", cores=64, numa_nodes=2), host("b", cores=64, numa_nodes=2))
@@ -41,10 +41,10 @@ def test_a_spare_has_as_many_ranks_bound_to_its_own_cores() -> None:
 def test_a_launch_has_what_a_restart_on_a_spare_needs() -> None:
     found = decided(host("c", cores=16, numa_nodes=1))
     launch = render(found, "r-1")
-    assert (launch.hostfile, launch.spares, launch.nodes) == ("a:2\nb:2\n", 1, 2)
+    assert (mpirun_command(launch).hostfile, launch.spares, launch.nodes) == ("a:2\nb:2\n", 1, 2)
     moved = launch.on((launch.hosts[0], launch.idle[0]))
-    assert moved.hostfile == "a:2\nc:2\n"
-    placement = json.loads(moved.env["FTCLUSTER_PLACEMENT"])
+    assert mpirun_command(moved).hostfile == "a:2\nc:2\n"
+    placement = placed(moved)
     [_, [kind, _]] = placement["hosts"]
     assert [rank["cpus"] for rank in placement["kinds"][kind]["ranks"]] == ["0-7", "8-15"]
     assert "for host in b c;" in as_shell(launch, found, {})

@@ -12,8 +12,6 @@ from ansible_collections.ftcluster.cluster.plugins.action.follow import ActionMo
 from ansible_collections.ftcluster.cluster.plugins.filter.root_answer import root_answer
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL, answers
 
-from tests.programs import ROOT
-
 # a login script's line without an end, a terminal's carriage returns, sudo's warning and lecture
 NOISE = (
     "Welcome, 0 updates\r\nlast login: 0\r\n"
@@ -86,26 +84,6 @@ def tasks_of(file: Path) -> list[dict[str, Any]]:
         for key in ("tasks", "block", "rescue", "always"):
             rest = [*entry.get(key, []), *rest]
     return found
-
-
-def test_every_shell_command_whose_output_is_read_marks_it() -> None:
-    files = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml")]
-    files += ROOT.glob("playbooks/tasks/*.yml")
-    lines = [
-        line
-        for file in [*files, *ROOT.glob("roles/*/vars/*.yml"), *ROOT.glob("playbooks/vars/*.yml")]
-        for line in file.read_text().splitlines()
-    ]
-    found = 0
-    for file in files:
-        for task in tasks_of(file):
-            shell = task.get("ansible.builtin.raw") or task.get("ansible.builtin.shell")
-            uses = [line for line in lines if f"{task.get('register')}.std" in line]
-            if shell and uses:
-                found += 1
-                assert "tell " in shell or "os_package__family" in shell, f"{file}: {task['name']}"
-                assert [line for line in uses if "ftcluster.cluster.answers" not in line] == []
-    assert found >= 7
 
 
 def test_two_commands_follow_a_run_into_the_same_file(

@@ -128,3 +128,14 @@ def test_a_file_below_a_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with pytest.raises(OSError, match="Not a directory"):
         settled(tmp_path / "a" / "b", content="x")
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_only_an_empty_folder_is_removed_if_empty(tmp_path: Path, check: bool) -> None:
+    (tmp_path / "full/empty").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("full/empty")
+    assert not settled(tmp_path / "full", check, state="absent_if_empty")
+    assert not settled(tmp_path / "link", check, state="absent_if_empty")
+    assert not settled(tmp_path / "missing", check, state="absent_if_empty")
+    assert settled(tmp_path / "full/empty", check, state="absent_if_empty")
+    assert (tmp_path / "full/empty").exists() == check

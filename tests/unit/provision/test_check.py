@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ftcluster.ansible.answers import SET_FACT
+from ftcluster.ansible.answers import FACTS, NOTICES, PROBLEMS, REPORT
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.ansible.playbooks import ClusterVariables
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError, Interrupted
@@ -17,14 +18,11 @@ from ftcluster.progress.view import make_view
 from ftcluster.provision import check as collecting
 from ftcluster.provision import stages
 from ftcluster.provision.check import Found, collect
+from tests.unit.answers import answer_event
 from tests.unit.check_documents import found
 from tests.unit.clusters import VM, cluster
 
 # --- what the hosts say
-
-
-def told(host: str, **facts: Any) -> TaskEvent:
-    return TaskEvent("ok", "preflight", host=host, action=SET_FACT, result={"ansible_facts": facts})
 
 
 @pytest.fixture
@@ -49,7 +47,7 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     monkeypatch.setattr(
         collecting,
         "address",
-        lambda paths, *_: (Inventory(paths, ("a", "b"), ("a", "b")), {}),
+        lambda paths, *_: (Inventory(paths, ("a", "b"), ("a", "b")), ClusterVariables()),
     )
     return prepare
 
@@ -60,17 +58,19 @@ def ask(*options: str) -> Found:
 
 def test_everything_that_hosts_say_is_kept(playbook: Callable[..., dict[str, Any]]) -> None:
     ran = playbook(
-        told("a", preflight_facts={"cores": 2}),
-        told("a", preflight_problems=["p; h"], preflight_notices=[]),
-        told("b", preflight_notices=["n"]),
-        told("a", verify_report={"hosts": []}),
-        told("b", something_else=1),
+        answer_event(FACTS, {"cores": 2}),
+        answer_event(PROBLEMS, [{"what": "p", "hint": "h"}]),
+        answer_event(NOTICES, [{"what": "n"}], "b"),
+        answer_event(REPORT, {"hosts": []}),
     )
     result = ask("--limit", "a")
     assert ran["name"] == "ftcluster.cluster.check"
     assert ran["options"] == ("--limit", "a")
     assert result.facts == {"a": {"cores": 2}}
-    assert (result.problems, result.notices) == ({"a": ["p; h"]}, {"a": [], "b": ["n"]})
+    assert (result.problems, result.notices) == (
+        {"a": [{"what": "p", "hint": "h"}]},
+        {"b": [{"what": "n"}]},
+    )
     assert result.report == {"hosts": []}
     assert result.failures == {}
     # connections of its own: one that is open to a host that is off now would be waited for

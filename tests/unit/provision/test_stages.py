@@ -5,14 +5,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ftcluster.ansible.answers import SET_FACT
+from ftcluster.ansible.answers import CHOICE, CURRENT, HOSTS
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.ansible.playbooks import Setup, Teardown
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.view import make_view
 from ftcluster.provision import stages
 from ftcluster.provision.stages import StagesResult, run_stages, stack_name
+from tests.unit.answers import answer_event
 from tests.unit.clusters import cluster, host
 
 # --- what the stages tell
@@ -52,25 +54,20 @@ def playbooks(monkeypatch: pytest.MonkeyPatch) -> Playbooks:
 
 
 def run(*options: str) -> StagesResult:
-    return run_stages("setup", (Path("/i.ini"),), options, make_view(False, Console()))
+    return run_stages(Setup(), (Path("/i.ini"),), options, make_view(False, Console()))
 
 
 def test_the_stack_in_use_and_why_it_was_chosen(playbooks: Playbooks) -> None:
-    choice = {"torch_stack_choice": {"why": "it is the default"}}
-    link = {"current": "/opt/ftcluster/stacks/intel-2.8-1b2c3d4e5f60"}
     playbooks(
-        TaskEvent("ok", "preflight", host="a", action=SET_FACT, result={"ansible_facts": choice}),
-        TaskEvent("ok", "verify", host="a", action="ftcluster.cluster.stack_link", result=link),
+        answer_event(CHOICE, {"why": "it is the default"}),
+        answer_event(CURRENT, "/opt/ftcluster/stacks/intel-2.8-1b2c3d4e5f60"),
     )
     result = run()
     assert (result.stack, result.stack_why) == ("intel-2.8", "it is the default")
 
 
 def test_the_playbook_says_who_is_the_head(playbooks: Playbooks) -> None:
-    told = {"cluster_hosts": ["c", "b", "a"], "cluster_head": "c"}
-    playbooks(
-        TaskEvent("ok", "preflight", host="a", action=SET_FACT, result={"ansible_facts": told})
-    )
+    playbooks(answer_event(HOSTS, ["c", "b", "a"]))
     inventory = run().inventory
     assert (inventory.head, inventory.hosts) == ("c", ("b", "a"))
 
@@ -102,7 +99,7 @@ def test_the_hosts_that_are_meant_stay_so(playbooks: Playbooks) -> None:
         ("unlock", known),
     ]
     ran = playbooks()
-    run_stages("teardown", (Path("/other.ini"),), (), make_view(False, Console()))
+    run_stages(Teardown(), (Path("/other.ini"),), (), make_view(False, Console()))
     assert ran == [("teardown", [], {})]
 
 

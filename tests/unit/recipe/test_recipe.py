@@ -47,13 +47,6 @@ def test_overrides_win_and_are_read_as_yaml() -> None:
     assert recipe.options.text_columns == ("x", "y")
 
 
-@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("true", True), ("false", False)])
-def test_values_of_use_ipex(text: str, value: object) -> None:
-    assert parse_recipe(MINIMAL, "my.yml").training.use_ipex == "auto"
-    recipe = parse_recipe(MINIMAL, "my.yml", [f"training.use_ipex={text}"])
-    assert recipe.training.use_ipex is value or recipe.training.use_ipex == value
-
-
 def test_the_page_of_recipes_has_every_recipe_task_and_field() -> None:
     page = (Path(__file__).parents[3] / "docs/recipes.md").read_text()
     fields = [field.name for kind in TASKS.values() for field in dataclasses.fields(kind)]

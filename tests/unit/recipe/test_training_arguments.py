@@ -88,25 +88,15 @@ def test_null_removes_a_key_of_the_file() -> None:
     assert (found.eval_strategy, found.eval_steps, found.seed) == ("epoch", None, 42)
 
 
+def test_names_of_transformers_5() -> None:
+    given = {"train_sampling_strategy": "group_by_length", "activation_checkpointing": True}
+    own = {"group_by_length": True, "gradient_checkpointing": True}
+    assert with_own_names(given) == with_own_names({**given, **own}) == (own, [])
+
+
 def test_keywords_of_the_schedule() -> None:
     found = training_of("lr_scheduler_type=cosine", "lr_scheduler_kwargs={num_cycles: 2}")
     assert found.lr_scheduler_kwargs == {"num_cycles": 2}
-
-
-@pytest.mark.parametrize(
-    ("given", "own"),
-    [
-        ({"train_sampling_strategy": "group_by_length"}, {"group_by_length": True}),
-        ({"train_sampling_strategy": "random"}, {"group_by_length": False}),
-        ({"activation_checkpointing": True}, {"gradient_checkpointing": True}),
-        (
-            {"train_sampling_strategy": "random", "group_by_length": False, "seed": 3},
-            {"group_by_length": False, "seed": 3},
-        ),
-    ],
-)
-def test_names_of_transformers_5(given: dict[str, object], own: dict[str, object]) -> None:
-    assert with_own_names(given) == (own, [])
 
 
 CONTRADICTIONS = [

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ftcluster.report.files import RunFiles
-from ftcluster.report.page import percent, render
+from ftcluster.report.page import render
 from ftcluster.report.run_page import labels
 from tests.unit.report.runs import run_files
 
@@ -149,7 +149,3 @@ def test_labels() -> None:
 
     assert named("mrpc-20261123-013759-2872") == ["mrpc 2872"]
     assert named("a-1-2872", "a-2-2872") == ["a-1-2872", "a-2-2872"]
-
-
-def test_percent() -> None:
-    assert [percent(x) for x in (0, 0.004, 0.0834, 0.5)] == ["0 %", "0.4 %", "8.3 %", "50 %"]

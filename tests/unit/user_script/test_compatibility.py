@@ -53,9 +53,7 @@ def test_what_is_fine(tmp_path: Path, words: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "p.add_argument('--no_cuda')",
         PARSER + "p.add_argument('--no_cuda')",
-        PARSER + "@dataclass\nclass Mine:\n    no_cuda: bool = False",
         "import torch",
     ],
 )
@@ -94,8 +92,3 @@ def test_imports_of_what_the_stack_does_not_have(
 ) -> None:
     problems = found(tmp_path, stack, "", text)
     assert [hint in one.hint and one.certain for one in problems] == [True] * bool(hint)
-
-
-def test_an_import_under_a_condition_is_not_certain(tmp_path: Path) -> None:
-    [one] = found(tmp_path, "native", "", f"if args.ipex:\n    {IPEX}")
-    assert not one.certain

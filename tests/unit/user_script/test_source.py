@@ -85,20 +85,6 @@ def test_flags_that_it_defines_itself(tmp_path: Path, text: str, own: bool) -> N
     assert ("no_cuda" in source(tmp_path, text).own_flags) == own
 
 
-@pytest.mark.parametrize(
-    ("text", "parses"),
-    [
-        ("from transformers import HfArgumentParser", True),
-        ("import trl\ntrl.TrlParser(x)", True),
-        ("from transformers import TrainingArguments", False),
-    ],
-)
-def test_whether_its_options_are_those_of_training_arguments(
-    tmp_path: Path, text: str, parses: bool
-) -> None:
-    assert source(tmp_path, text).parses_flags == parses
-
-
 def test_arguments_of_training_arguments(tmp_path: Path) -> None:
     found = source(
         tmp_path,

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from ftcluster_common.job import Job
 from ftcluster_common.trained_model import FILE, trained_document
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.adapters import (
@@ -23,11 +24,11 @@ from ftcluster_train.engine.adapters import (
 from ftcluster_train.engine.optim.optimizer_step import OptimizerStep
 from ftcluster_train.engine.optim.state import State, exhaust
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.engine.resume import Position, write_state
+from ftcluster_train.engine.state_files import write_state
 from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
-from ftcluster_train.io.permissions import GROUP_READS
+from ftcluster_train.io.fsync import GROUP_READS, new_folder, remove, remove_leftovers
 
 MARGIN = 1.2  # tokenizer, configuration and the file system's own needs
 HOSTS = 2  # that have each checkpoint: one of them may be lost
@@ -37,17 +38,14 @@ class Checkpoints:
     """A run's checkpoints. The first ranks of two hosts write the same, so nothing is copied.
 
     Args:
-        limit: how many are kept; None: all.
         resumed: the step after which this training goes on.
-        shared: whether all hosts have the same folder.
     """
 
-    def __init__(
-        self, folder: Path, limit: int | None, resumed: int, world: World, log: ProgressLog,
-        shared: bool = False,
-    ) -> None:  # fmt: skip
-        self._folder, self._limit, self._world, self._log = folder, limit, world, log
-        led = folder_led(world.rank, shared)
+    def __init__(self, job: Job, resumed: int, world: World, log: ProgressLog) -> None:
+        folder = self._folder = job.run_dir / "checkpoints"
+        self._limit = job.recipe.training.save_total_limit
+        self._world, self._log = world, log
+        led = folder_led(world.rank, job.shared_folder)
         self._writes = led is not None and led < HOSTS
         if self._writes:
             remove_leftovers(folder)
@@ -59,52 +57,42 @@ class Checkpoints:
         """The folder of the checkpoint after a step."""
         return self._folder / f"checkpoint-{step}"
 
-    def save(
-        self,
-        optimizer: OptimizerStep,
-        task: Task,
-        position: Position,
-    ) -> Path | None:
+    def save(self, optimizer: OptimizerStep, task: Task, state: TrainState) -> Path | None:
         """Save one unless it exists; every rank calls it. A full disk costs the checkpoint only.
 
         Returns:
             Its folder; None where no host could save it.
         """
-        folder = self.of(position.step)
+        folder = self.of(state.step)
         writes = self._writes and folder not in self._saved
         if True not in gather_over_ranks(writes):
             return folder
         began = time.perf_counter()
-        problem = self._write(folder, optimizer, task, position, writes)
+        problem = self._write(folder, optimizer, task, state, writes)
         problems: list[str | None] = gather_over_ranks(problem)
         for rank, text in enumerate(problems):
             if text:
-                what = f"no checkpoint of step {position.step} on the host of rank {rank}"
-                self._log.write("notice", message=f"{what}: {text}")
+                what = f"no checkpoint of step {state.step} on the host of rank {rank}"
+                self._log.notice(f"{what}: {text}")
         if problems[0] == "":
             seconds = round(time.perf_counter() - began, 3)
-            self._log.write("checkpoint", step=position.step, folder=str(folder), seconds=seconds)
+            self._log.write("checkpoint", step=state.step, folder=str(folder), seconds=seconds)
         return folder if "" in problems else None
 
     def _write(
-        self,
-        folder: Path,
-        optimizer: OptimizerStep,
-        task: Task,
-        position: Position,
-        writes: bool,
+        self, folder: Path, optimizer: OptimizerStep, task: Task, state: TrainState, writes: bool
     ) -> str | None:
         """Write on some ranks; the others send them their pieces of the state.
 
         Returns:
             Why it could not be saved, or ""; None on a rank that does not write.
         """
-        state = optimizer.state() or State({})
-        pieces = state.pieces()
+        tensors = optimizer.state() or State({})
+        pieces = tensors.pieces()
 
         def write_more(partial: Path) -> None:
-            if state.header:
-                write_state(partial, state.header, pieces, position)
+            if tensors.header:
+                write_state(partial, tensors.header, pieces, state)
 
         try:
             model = optimizer.detach(writes)
@@ -112,7 +100,7 @@ class Checkpoints:
                 return None
             folder.parent.mkdir(exist_ok=True)
             saved = sum(p.nbytes for p in saved_parameters(model))
-            check_space(folder.parent, state.nbytes + saved)
+            check_space(folder.parent, tensors.nbytes + saved)
             save_model(model, task, folder, write_more)
         except TrainError as error:
             return error.message
@@ -123,41 +111,47 @@ class Checkpoints:
             optimizer.attach()
         self._saved.append(folder)
         if self._limit is not None:
-            best = None if position.best_step is None else self.of(position.best_step)
+            best = None if state.best_step is None else self.of(state.best_step)
             self._saved = keep_newest(self._saved, self._limit, best)
         return ""
 
-    def load_best(self, model: PreTrainedModel, step: int, folders: Sequence[Path]) -> bool:
-        """Give `model` the weights of a checkpoint on any host; every rank calls it.
+    def load_best(
+        self, model: PreTrainedModel, state: TrainState, folders: Sequence[Path]
+    ) -> dict[str, float]:
+        """Give `model` the weights of the best checkpoint of any host; every rank calls it.
+
+        Where only one checkpoint is kept, it is that one then.
 
         Args:
             model: in fp32 on the ranks that have a use for it.
             folders: where this host may have it.
 
         Returns:
-            Whether there is one.
+            The metrics of the model.
         """
-        places = [folder / self.of(step).name for folder in folders]
-        own = next((place for place in places if place.exists()), None)
-        held: list[bool] = gather_over_ranks(own is not None)
+        if state.best_step is None:
+            return state.metrics
+        places = [folder / self.of(state.best_step).name for folder in folders]
+        place = next((place for place in places if place.exists()), None)
+        held: list[bool] = gather_over_ranks(place is not None)
         if True not in held:
-            return False
+            what = f"the best model, of step {state.best_step}, could not be saved or is lost"
+            self._log.notice(f"{what}: the model is that of the last step")
+            return state.metrics
         source = held.index(True)
-        found: Mapping[str, torch.Tensor] = {}
-        if own and self._world.rank == source:
-            found = saved_weights(model, own)
+        saved: Mapping[str, torch.Tensor] = {}
+        if place and self._world.rank == source:
+            saved = saved_weights(model, place)
         for name, tensor in trained_weights(model).items():
             dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-            values = found.get(name, torch.empty_like(tensor, dtype=dtype))
+            values = saved.get(name, torch.empty_like(tensor, dtype=dtype))
             dist.broadcast(values, source)
             tensor.copy_(values)
-        return True
-
-    def keep_only(self, step: int) -> None:
-        """Remove all but one."""
-        for folder in self._saved if self._writes else ():
-            if folder != self.of(step):
-                remove(folder)
+        if self._limit == 1:
+            for folder in self._saved if self._writes else ():
+                if folder != self.of(state.best_step):
+                    remove(folder)
+        return state.best_metrics
 
 
 def check_space(folder: Path, nbytes: int) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ from ftcluster_train.engine.data.sampler import eval_batches
 from ftcluster_train.engine.data.sets import PREDICTED
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.models import call_model
+from ftcluster_train.engine.optim.flat_params import PendingGathers
+from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import ROWS_FILE, Task
 from ftcluster_train.io.fsync import new_folder
+from ftcluster_train.io.rank_status import report
 
 PREDICTIONS = "predictions"  # the folder of a run, and the file in it
 
@@ -29,14 +32,14 @@ def predict(
     model.eval()
     kernels = task.evaluation_kernels(model)
     most = task.recipe.training.per_device_eval_batch_size
-    own: list[tuple[int, Any]] = []
+    of_rank: list[tuple[int, Any]] = []
     for indices in eval_batches(samples.lengths("input_ids"), world.rank, world.size, most):
         batch = [samples[i] for i in indices]
         with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             outputs = call_model(model, task.collate(batch).inputs)
-        own += zip(indices, task.predictions(outputs, batch), strict=True)
-    found = dict(pair for of_rank in gather_over_ranks(own) for pair in of_rank)
-    return [found[i] for i in range(len(samples))]
+        of_rank += zip(indices, task.predictions(outputs, batch), strict=True)
+    by_index = dict(pair for pairs in gather_over_ranks(of_rank) for pair in pairs)
+    return [by_index[i] for i in range(len(samples))]
 
 
 def evaluate(
@@ -48,14 +51,52 @@ def evaluate(
 ) -> dict[str, float]:
     """The task's metrics, the same on every rank.
 
-    Of several sets each metric has the set's name: `validation_matched` gives `accuracy_matched`.
+    Where there are several sets, each metric has the set's name: `validation_matched` gives
+    `accuracy_matched`.
     """
     metrics = {}
     for name, samples in validation_sets.items():
-        found = task.score(predict(task, model, samples, world, bf16), samples)
+        of_set = task.score(predict(task, model, samples, world, bf16), samples)
         suffix = f"_{name.removeprefix('validation_')}" if len(validation_sets) > 1 else ""
-        metrics.update({f"{metric}{suffix}": value for metric, value in found.items()})
+        metrics.update({f"{metric}{suffix}": value for metric, value in of_set.items()})
     return metrics
+
+
+class Evaluator:
+    """Evaluates a model while it is trained.
+
+    Args:
+        pending: what the model may not read yet after a step; a training step waits for it by
+            itself.
+        bf16: whether the model computes in bf16.
+    """
+
+    def __init__(
+        self, task: Task, model: PreTrainedModel, pending: PendingGathers, world: World, bf16: bool,
+        log: ProgressLog,
+    ) -> None:  # fmt: skip
+        self._task, self._model, self._pending = task, model, pending
+        self._world, self._bf16, self._log = world, bf16, log
+
+    def compute_reference(self, sets: Sequence[Samples]) -> None:
+        """Give the task the predictions of the model as it is before the first step."""
+        for samples in sets:
+            report(0, "evaluating")
+            what = f"evaluating {len(samples)} samples before the first step"
+            self._log.write("phase", doing=what)
+            self._pending.wait()
+            predictions = predict(self._task, self._model, samples, self._world, self._bf16)
+            self._task.set_reference(samples, predictions)
+
+    def evaluate(self, sets: Mapping[str, Samples], step: int, epoch: float) -> dict[str, float]:
+        """The metrics after a step, which are logged; the model is ready to train again."""
+        self._pending.wait()
+        began = time.perf_counter()
+        metrics: dict[str, float] = evaluate(self._task, self._model, sets, self._world, self._bf16)
+        seconds = round(time.perf_counter() - began, 3)
+        self._log.write("evaluation", step=step, epoch=epoch, metrics=metrics, seconds=seconds)
+        self._model.train()
+        return metrics
 
 
 def run_on_sets(

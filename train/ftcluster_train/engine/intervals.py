@@ -1,6 +1,7 @@
-"""After which optimizer steps the loop logs, evaluates and saves. Steps are counted from 1."""
+"""After which optimizer steps a training logs, evaluates and saves. Steps are counted from 1."""
 
 import math
+from dataclasses import dataclass
 
 from ftcluster_common.recipe import Training
 
@@ -21,14 +22,39 @@ def warmup_steps(training: Training, last_step: int) -> int:
     return math.ceil(last_step * training.warmup_ratio)
 
 
-def is_due(step: int, strategy: str, interval: float, steps_per_epoch: int, last_step: int) -> bool:
-    """Whether an action with this strategy follows `step`; the last step always counts.
+@dataclass(frozen=True)
+class Intervals:
+    """The recipe's strategies over the steps of a training; the last step always counts."""
 
-    Args:
-        strategy: "steps", "epoch", or "no"; with "best" an evaluation decides and not the step.
-        interval: number or share of steps, for the strategy "steps".
-    """
-    if strategy in ("no", "best"):
-        return False
-    every = steps_per_epoch if strategy == "epoch" else whole_steps(interval, last_step)
-    return step % every == 0 or step == last_step
+    training: Training
+    steps_per_epoch: int
+    last_step: int
+
+    def epoch(self, step: int) -> float:
+        """The epochs done after a step."""
+        return round(step / self.steps_per_epoch, 4)
+
+    def logs(self, step: int) -> bool:
+        """Whether losses are logged after a step."""
+        settings = self.training
+        first = step == 1 and settings.logging_first_step
+        due = self._is_due(step, settings.logging_strategy, settings.logging_steps)
+        return due or first or step == self.last_step
+
+    def evaluates(self, step: int) -> bool:
+        """Whether an evaluation follows a step."""
+        settings = self.training
+        interval = settings.eval_steps or settings.logging_steps
+        return self._is_due(step, settings.eval_strategy, interval)
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint follows a step; with the strategy "best" an evaluation decides."""
+        return self._is_due(step, self.training.save_strategy, self.training.save_steps)
+
+    def _is_due(self, step: int, strategy: str, interval: float) -> bool:
+        if strategy in ("no", "best"):
+            return False
+        every = (
+            self.steps_per_epoch if strategy == "epoch" else whole_steps(interval, self.last_step)
+        )
+        return step % every == 0 or step == self.last_step

@@ -24,9 +24,7 @@ from transformers import (
 )
 
 from ftcluster_common.recipe import BY_TYPE, Recipe
-from ftcluster_train.engine.compat import dtype_keyword
-from ftcluster_train.engine.optim.flat_params import norm_parameters
-from ftcluster_train.engine.tasks.model_limits import POSITIONS_BEHIND_PADDING
+from ftcluster_train.engine.optim.flat_params import vector_only_parameters
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.nf4 import in_nf4
 
@@ -34,6 +32,12 @@ from ftcluster_train.kernels.nf4 import in_nf4
 NF4 = BitsAndBytesConfig(
     load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
 )
+
+# their positions start behind the padding token's number (transformers' create_position_ids)
+POSITIONS_BEHIND_PADDING = frozenset(
+    {"camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta",
+     "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
+)  # fmt: skip
 
 
 def call_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
@@ -123,6 +127,18 @@ def _config(model: str, **changes: Any) -> PretrainedConfig:
         ) from error
 
 
+def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The maximum of tokens by the configuration and the tokenizer; None, if there is none."""
+    limits = []
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:
+        behind = config.model_type in POSITIONS_BEHIND_PADDING
+        limits.append(positions - (config.pad_token_id or 0) - 1 if behind else positions)
+    if tokenizer.model_max_length < 1e9:  # a tokenizer that does not know says 1e30
+        limits.append(tokenizer.model_max_length)
+    return min(limits, default=None)
+
+
 def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
     """Make sure that a model's weights can be loaded as the recipe says.
 
@@ -145,14 +161,14 @@ def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
 
 
 def load_model(
-    model_class: Any, recipe: Recipe, model: str, config: PretrainedConfig, whole: bool = False,
-    dtype: torch.dtype = torch.float32, in_4bit: bool = False,
+    model_class: Any, recipe: Recipe, model: str, config: PretrainedConfig,
+    require_trained_head: bool = False, dtype: torch.dtype = torch.float32, in_4bit: bool = False,
 ) -> PreTrainedModel:  # fmt: skip
     """The model, with its own weights or, from scratch, random ones.
 
     Args:
         model: a folder, or `config:TYPE`.
-        whole: whether it needs all weights; else a new head gets random ones.
+        require_trained_head: whether it needs all weights; else a new head gets random ones.
         dtype: of the weights, but for norms, which are in fp32.
         in_4bit: whether its linear layers are quantized to NF4, one by one while they are loaded.
 
@@ -181,7 +197,7 @@ def load_model(
             ) from error
         raise TrainError(f"{model} cannot be loaded: {error}") from error
     missing = sorted(info["missing_keys"])
-    if whole and missing:
+    if require_trained_head and missing:
         raise TrainError(
             f"{recipe.model} is not trained for {recipe.task}: it has no weights {missing[0]}",
             "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
@@ -189,9 +205,19 @@ def load_model(
     if in_4bit:
         _with_plain_layers(loaded)
     if dtype != torch.float32:
-        for parameter in norm_parameters(loaded):
+        for parameter in vector_only_parameters(loaded):
             parameter.data = parameter.data.float()
     return loaded
+
+
+def dtype_keyword(version: str) -> str:
+    """The keyword of `from_pretrained` for the weights' type.
+
+    It has to be given: transformers 5 takes the checkpoint's own type otherwise, 4 takes fp32. 4.56
+    renamed it (transformers pull request 39782).
+    """
+    major, minor = (int(number) for number in version.split(".")[:2])
+    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
 
 
 def _with_plain_layers(model: PreTrainedModel) -> None:
@@ -212,18 +238,18 @@ def _with_plain_layers(model: PreTrainedModel) -> None:
     model.hf_quantizer.remove_quantization_config(model)  # it would be saved with a merged model
 
 
-def check_tokens(known: int, largest_token: int, tokenizer: str) -> None:
+def check_tokens(embeddings: int, largest_token: int, tokenizer: str) -> None:
     """Make sure that a model has an embedding for each token of the data.
 
     Args:
-        known: how many it has.
+        embeddings: how many it has.
 
     Raises:
         TrainError: the tokenizer belongs to another model.
     """
-    if largest_token >= known:
+    if largest_token >= embeddings:
         raise TrainError(
-            f"the data have token {largest_token}, the model knows tokens 0 to {known - 1}: "
+            f"the data have token {largest_token}, the model knows tokens 0 to {embeddings - 1}: "
             f"the tokenizer {tokenizer} belongs to another model"
         )
 

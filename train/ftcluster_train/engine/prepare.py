@@ -43,14 +43,13 @@ from ftcluster_train.engine.models import (
     has_tokenizer,
     load_config,
     load_tokenizer,
+    longest_input,
 )
-from ftcluster_train.engine.tasks.model_limits import longest_input
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.host.stack_lock import hold_stack, own_stack
 from ftcluster_train.inputs import Inputs, write_inputs
-from ftcluster_train.io.fsync import write_atomically
-from ftcluster_train.io.permissions import ACCOUNT_ONLY
+from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
 
 VOCABULARY = 50257  # GPT-2's
 

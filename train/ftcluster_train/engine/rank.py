@@ -9,9 +9,11 @@ import errno
 import logging
 import os
 import shutil
+import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -40,12 +42,10 @@ from ftcluster_train.engine.evaluation import run_on_sets
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.models import check_tokens, load_config, load_model, load_tokenizer
 from ftcluster_train.engine.optim.ipex import load_ipex
-from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.engine.stopping import TrainingStopped, listen
+from ftcluster_train.engine.progress import ProgressLog, make_trackers
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
-from ftcluster_train.engine.trackers import make_trackers
-from ftcluster_train.errors import STOPPED_LINE, TrainError, error_line
+from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
 from ftcluster_train.health.product_speed import product_gflops, product_shapes, weights_of
 from ftcluster_train.host.affinity import memory_nodes
 from ftcluster_train.inputs import Inputs, read_inputs
@@ -64,7 +64,7 @@ def run(job: Job) -> None:
         TrainError: something that a user can fix.
         TrainingStopped: a rank was asked to stop.
     """
-    stop_asked = listen()
+    stop_asked = listen_for_stop()
     inputs = read_inputs(job.run_dir)
     if job.ipex:
         load_ipex()  # before anything that takes time
@@ -139,6 +139,14 @@ def run(job: Job) -> None:
     leave_world()
 
 
+def listen_for_stop() -> Callable[[], bool]:
+    """Take SIGTERM and SIGINT as the request to stop; returns whether one has come."""
+    received: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: received.append(number))
+    return lambda: bool(received)
+
+
 def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Samples]]:
     """The task, the model and the samples of each split."""
     recipe, tokenizer = job.recipe, load_tokenizer(inputs.tokenizer)
@@ -147,7 +155,9 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     if job.purpose != "train":
         config = load_config(recipe, inputs.model, tokenizer)
         task = make_task(recipe, tokenizer, job.purpose, config)
-        model = load_model(task.model_class, recipe, inputs.model, config, whole=task.has_head)
+        model = load_model(
+            task.model_class, recipe, inputs.model, config, require_trained_head=task.has_head
+        )
         return task, model, samples
     task = make_task(recipe, tokenizer)
     task.columns = samples[TRAIN].about.get("columns", {})

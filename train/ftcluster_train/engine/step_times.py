@@ -1,6 +1,9 @@
-"""Where the time of each rank goes while it trains."""
+"""Where the time of each rank goes while it trains, and how much it reads."""
 
+import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ftcluster_train.comm.traffic import Traffic
@@ -21,6 +24,10 @@ class StepTimes:
 
     Args:
         traffic: of the optimizer, which knows how long this rank was blocked.
+
+    Attributes:
+        padded_tokens: of this rank, with padding.
+        useful_tokens: of all ranks, without.
     """
 
     def __init__(self, traffic: Traffic, world: World) -> None:
@@ -28,7 +35,9 @@ class StepTimes:
         self._latency = latency_of_collectives()
         self._input = self._transfer = self._began = self._before = 0.0
         self._blocked: list[float] = []  # in each step since the ranks compared them
-        self._steps = 0
+        self._losses: list[float] = []  # of this rank, since then
+        self._steps = self.padded_tokens = self.useful_tokens = 0
+        self._started, self._paused = time.perf_counter(), 0.0
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
@@ -36,29 +45,52 @@ class StepTimes:
     def __exit__(self, *_: Any) -> None:
         self._input += time.perf_counter() - self._began
 
-    def end_step(self) -> None:
-        """Call after each step."""
-        self._steps += 1
-        self._blocked.append(self._traffic.waited - self._before)
-        self._before = self._traffic.waited
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """A context manager around evaluation and checkpoints, which are no training."""
+        began = time.perf_counter()
+        yield
+        self._paused += time.perf_counter() - began
 
-    def over_ranks(self, loss: float) -> tuple[float, dict[str, Any]]:
-        """Compare the ranks; every rank calls it after the same step.
+    @property
+    def train_seconds(self) -> float:
+        """Since the training began, without pauses."""
+        return time.perf_counter() - self._started - self._paused
+
+    def end_step(self, loss: float, tokens: int) -> None:
+        """Call after each step.
 
         Args:
             loss: of this rank.
+            tokens: of all ranks' samples.
+        """
+        self._steps += 1
+        self._losses.append(loss)
+        self.useful_tokens += tokens
+        self._blocked.append(self._traffic.waited - self._before)
+        self._before = self._traffic.waited
+
+    def over_ranks(self) -> tuple[float, dict[str, Any]]:
+        """Compare the ranks; every rank calls it after the same step.
 
         Returns:
-            The sum of the losses, and fields of the event `communication`.
+            The mean loss of the steps since the last time, and fields of the event `communication`.
         """
+        train_seconds = self.train_seconds
         self._transfer += sum(least_over_ranks(self._blocked))
         self._blocked.clear()
         ranks = self._world.size
-        own = [0.0] * (2 * ranks)
-        own[self._world.rank], own[ranks + self._world.rank] = self._traffic.waited, self._input
-        loss, *seconds = sum_over_ranks([loss, *own])
-        rounded = [round(one, 6) for one in seconds]
+        seconds_of_rank = [0.0] * (2 * ranks)
+        seconds_of_rank[self._world.rank] = self._traffic.waited
+        seconds_of_rank[ranks + self._world.rank] = self._input
+        loss, *seconds = sum_over_ranks([math.fsum(self._losses), *seconds_of_rank])
+        loss /= len(self._losses)
+        self._losses.clear()
+        rounded = [round(value, 6) for value in seconds]
         return loss, {
+            "train_seconds": train_seconds,
+            "tokens": self.padded_tokens,
+            "useful_tokens": self.useful_tokens,
             "steps": self._steps,
             "waited_seconds": rounded[:ranks],
             "transfer_seconds": round(self._transfer, 6),

@@ -46,8 +46,8 @@ def find_place(placement: Mapping[str, Any], rank: int) -> Place:
     """The place of one rank, from 0.
 
     Args:
-        placement: see ftcluster.launch.mpirun.placement_text. Ranks are numbered in the order of
-            hosts.
+        placement: see ftcluster_common.launch.rank_placement. Ranks are numbered in the order
+            of hosts.
 
     Raises:
         ValueError: there are fewer ranks.

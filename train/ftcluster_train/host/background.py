@@ -29,7 +29,7 @@ from ftcluster_common.launch import SLURM_VARIABLE
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.host.activity import process_state
 from ftcluster_train.io.events import EventWriter, has_ended
-from ftcluster_train.io.permissions import GROUP_READS
+from ftcluster_train.io.fsync import GROUP_READS
 
 PID_FILE = "supervisor.pid"
 STOP_FILE = "stop"  # the run is to end, also if its supervisor was just killed

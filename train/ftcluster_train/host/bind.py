@@ -2,7 +2,7 @@
 
     python -m ftcluster_train.host.bind PROGRAM ARGUMENTS ...
 
-The plan of all ranks is in FTCLUSTER_PLACEMENT (`ftcluster.launch.mpirun.placement_text` writes
+The plan of all ranks is in FTCLUSTER_PLACEMENT (`ftcluster_common.launch.rank_placement` makes
 it), the rank in PMI_RANK or torchrun's variables. Each host's masks are computed here, on the host,
 within what this process may use now. Where that fails, as in a container without the capability, a
 line on stderr says so and the rank runs all the same.
@@ -32,7 +32,7 @@ from ftcluster_train.host.affinity import (
 from ftcluster_train.host.guardian import ADDRESS, execute, guard
 from ftcluster_train.host.hydra_socket import close_inherited_listeners
 from ftcluster_train.host.stack_lock import hold_stack, own_stack
-from ftcluster_train.io.permissions import GROUP_READS
+from ftcluster_train.io.fsync import GROUP_READS
 
 
 def guarded(program: list[str], rank: int) -> int:

@@ -74,9 +74,9 @@ class Watch(ABC):
 
 def watch_of(launch: Launch, events: EventWriter) -> Watch:
     """The watch of this kind of launch."""
-    if launch.script_ranks is None:
-        return _TrainingWatch(Path(launch.run_dir), launch.run)
-    return _ScriptWatch(launch, events, launch.script_ranks)
+    if launch.script:
+        return _ScriptWatch(launch, events)
+    return _TrainingWatch(Path(launch.run_dir), launch.run)
 
 
 class _TrainingWatch(Watch):
@@ -145,10 +145,10 @@ class _TrainingWatch(Watch):
 class _ScriptWatch(Watch):
     """A user's script: each rank has a log; rank 0's output becomes events. See `RankOutput`."""
 
-    def __init__(self, launch: Launch, events: EventWriter, ranks: int) -> None:
+    def __init__(self, launch: Launch, events: EventWriter) -> None:
         logs = Path(launch.run_dir) / "logs"
         self._where = f"{launch.hosts[0].name}:{logs}" if len(launch.hosts) > 1 else str(logs)
-        self._ranks = ranks
+        self._ranks = len(launch.rank_hosts)
         self._events = events
         self._output = RankOutput(logs, launch.run, self._write_output)
         combined = Path(launch.run_dir) / "ranks.log"  # what `ftcluster logs` shows

@@ -15,7 +15,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from ftcluster_common.launch import GUARD_FILE, RESTART_VARIABLE, RUN_VARIABLE, Launch
+from ftcluster_common.launch import (
+    GUARD_FILE,
+    RESTART_VARIABLE,
+    RUN_VARIABLE,
+    Launch,
+    mpirun_command,
+)
 from ftcluster_train.comm import oneccl
 from ftcluster_train.host import processes
 from ftcluster_train.host.guardian import ADDRESS, SECRET
@@ -36,6 +42,7 @@ from ftcluster_train.host.ssh_check import Refusal
 from ftcluster_train.host.stack_lock import hold_stack, own_stack
 from ftcluster_train.host.stop_request import EXIT_CODE, Stopped, StopRequest
 from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.fsync import write_atomically
 
 PAUSE_SECONDS = 0.2
 
@@ -78,7 +85,7 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     request.check()
     stack = own_stack()
     hold_stack(stack)
-    launch = launch.with_stack(stack)
+    launch = replace(launch, stack=str(stack))  # the link may be moved during the run
     if launch.ssh_config:
         events.write("phase", doing="checking that the head reaches the other hosts")
 
@@ -93,7 +100,10 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
         events.write("notice", message=notice)
     sourced = oneccl.variables_for(launch.env, host_path())
     beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
-    environment = rank_environment(launch.variables, launch.stack, sourced)
+    command = mpirun_command(launch)
+    write_atomically(Path(launch.hostfile_path), command.hostfile)
+    variables = command.env | launch.supervised_variables
+    environment = rank_environment(variables, launch.stack, sourced)
     environment[RESTART_VARIABLE] = str(launch.restarts)
     environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
     if run.hub_token:
@@ -103,16 +113,16 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     events.write("phase", doing="starting the ranks")
     own = os.getpid()
     process = subprocess.Popen(
-        without_credentials(launch.argv, environment, launch.env),
+        without_credentials(command.argv, environment, command.env),
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if launch.script_ranks is None else subprocess.PIPE,
+        stderr=subprocess.PIPE if launch.script else subprocess.STDOUT,
         start_new_session=True,
         preexec_fn=lambda: processes.end_with_parent(parent=own),
     )
     try:
-        request.saving = beats if launch.script_ranks is None else None
+        request.saving = None if launch.script else beats
         request.grace_seconds = launch.grace_seconds
         request.repeated = bool(launch.slurm_job)  # Slurm signals every process, several times
         slow = SlowHostWatch(Path(launch.run_dir), events, beats.lives)

@@ -62,7 +62,7 @@ def read_run(path: Path, alive: bool) -> RunState:
         state=state,
         recipe=name,
         hosts=tuple(host["name"] for host in launch.get("hosts", ())),
-        ranks=sum(int(line.rpartition(":")[2]) for line in launch.get("hostfile", "").split()),
+        ranks=sum(len(host["ranks"]) for host in launch.get("hosts", ())),
         step=int(last.get("step", {}).get("step", 0)),
         steps=int(last.get("start", {}).get("steps", 0)),
         started=round(started, 3),

@@ -154,10 +154,9 @@ def _restart(launch: Launch, run: Run) -> tuple[Launch, Ending] | None:
 
 
 def _write(launch: Launch) -> None:
-    """Write the files of a launch anew, for mpirun and for a supervisor that follows this one."""
-    write_atomically(Path(launch.hostfile_path), launch.hostfile)
-    folder = Path(launch.run_dir)
-    write_atomically(folder / LAUNCH_FILE, json.dumps(launch.to_dict()) + "\n")
+    """Write a launch anew, for a supervisor that follows this one."""
+    path = Path(launch.run_dir) / LAUNCH_FILE
+    write_atomically(path, json.dumps(launch.to_dict()) + "\n")
 
 
 def _killed(launch: Launch) -> dict[str, Any]:

@@ -1,10 +1,14 @@
-"""Files that survive a crash of the machine. Standard library only."""
+"""Files that survive a crash of the machine, and who may read them. Standard library only."""
 
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+# values for os.umask: who else may read a run's files on a host
+ACCOUNT_ONLY = 0o077  # tokenized data, and what was downloaded with a user's token
+GROUP_READS = 0o027  # logs, events, models: also for members of the account's group
 
 
 def sync(path: Path) -> None:

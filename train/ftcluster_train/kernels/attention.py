@@ -8,7 +8,6 @@ sequences stay with the flash kernel.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,11 +17,9 @@ from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.dropout import (
     draw_seed,
     drop_of,
-    drops_all,
     exact_drop_of,
-    make_mask,
 )
-from ftcluster_train.kernels.private_torch import softmax_backward, version_of
+from ftcluster_train.kernels.private_torch import version_of
 from ftcluster_train.kernels.simd import Drop
 
 MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
@@ -33,7 +30,8 @@ MANY_KEYS = 0.85  # of all: likewise
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """softmax(scale * query key' + bias) value, each of shape (batch * heads, length, size).
+    """softmax(scale * query key' + bias) value, each of shape (batch * heads, length, size); 0 for
+    `masked_rows`.
 
     Causal attention goes by blocks of query rows, and leaves out the keys behind each block; each
     key may have several query rows, one after the other. With `lengths` it goes by samples, and
@@ -56,40 +54,29 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         exact: bool,
     ) -> torch.Tensor:
         query = query * scale
-        kept = 1 / (1 - p) if exact and p < 1 else 1.0  # scales the output, not each probability
+        kept = 1 / (1 - p) if exact else 1.0  # scales the output, not each probability
         output = torch.empty((*query.shape[:2], value.shape[2]), dtype=value.dtype)
-        saved: list[torch.Tensor | None] = []
-        drops: list[tuple[bool, Drop | None]] = []  # whether in one pass, which keeps no mask
+        probabilities: list[torch.Tensor] = []
+        drops: list[Drop | None] = []
         parts = list(_parts(query.shape[1], key.shape[1], heads, causal, lengths))
         per_key = query.shape[1] // key.shape[1] if causal else 0
         for sample, samples, rows, keys in parts:
             scores = torch.bmm(query[samples, rows], key[samples, keys].transpose(1, 2))
+            by_sample = scores.unflatten(0, (-1, heads))
             if bias is not None:
-                own = bias if lengths is None else bias[sample, :, :, keys]
-                scores.unflatten(0, (-1, heads)).add_(own)
+                by_sample.add_(bias if lengths is None else bias[sample, :, :, keys])
+            if masked_rows is not None:  # their softmax would be NaN
+                by_sample.masked_fill_(masked_rows if lengths is None else masked_rows[sample], 0)
             drop = None
             if p:
                 drop = exact_drop_of(p, draw_seed()) if exact else drop_of(p, draw_seed())
-            mask = None
-            in_one_pass = masked_rows is None and _in_one_pass(scores, drop)
-            if in_one_pass:
-                dropped = simd.softmax_(scores, per_key, drop)
-            else:
-                if causal:
-                    scores[:, :, -scores.shape[1] // per_key :].add_(
-                        _causal_bias(scores.shape[1], per_key, scores.dtype)
-                    )
-                torch.softmax(scores, -1, out=scores)
-                if masked_rows is not None:
-                    own = masked_rows if lengths is None else masked_rows[sample]
-                    scores.unflatten(0, (-1, heads)).masked_fill_(own, 0)
-                if drop is not None:
-                    mask = make_mask(scores.numel(), drop).view(scores.shape)
-                dropped = scores if mask is None else scores * mask
+            dropped = simd.softmax_(scores, per_key, drop)
             torch.bmm(dropped, value[samples, keys], out=output[samples, rows])
-            saved += [scores, mask]
-            drops.append((in_one_pass, drop))
-        ctx.save_for_backward(query, key, value, *saved)
+            probabilities.append(scores)
+            drops.append(drop)
+        if masked_rows is not None:
+            output.unflatten(0, (-1, heads)).masked_fill_(masked_rows, 0)
+        ctx.save_for_backward(query, key, value, masked_rows, *probabilities)
         ctx.parts, ctx.scale, ctx.kept, ctx.heads, ctx.drops = parts, scale, kept, heads, drops
         ctx.per_key = per_key
         ctx.bias = (bias.shape, bias.dtype) if bias is not None else None
@@ -100,26 +87,21 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if ctx.kept != 1:
             grad_output = grad_output * ctx.kept
-        query, key, value, *saved = ctx.saved_tensors
+        query, key, value, masked_rows, *saved = ctx.saved_tensors
+        if masked_rows is not None:
+            of_samples = grad_output.unflatten(0, (-1, ctx.heads))
+            grad_output = of_samples.masked_fill(masked_rows, 0).flatten(0, 1)
         grad_query = torch.empty_like(query)
         grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
         grad_bias = None
-        parts = zip(ctx.parts, saved[::2], saved[1::2], ctx.drops, strict=True)
-        for (_, samples, rows, keys), probabilities, mask, (in_one_pass, drop) in parts:
+        parts = zip(ctx.parts, saved, ctx.drops, strict=True)
+        for (_, samples, rows, keys), probabilities, drop in parts:
             grad = grad_output[samples, rows]
-            dropped = probabilities if mask is None else probabilities * mask
-            if in_one_pass and drop is not None:
-                dropped = simd.dropout(probabilities, drop)
+            dropped = probabilities if drop is None else simd.dropout(probabilities, drop)
             grad_value[samples, keys].baddbmm_(dropped.transpose(1, 2), grad)
-            grad_probabilities = torch.bmm(grad, value[samples, keys].transpose(1, 2))
-            if in_one_pass:
-                simd.softmax_backward_(grad_probabilities, probabilities, ctx.per_key, drop)
-                grad_scores = grad_probabilities
-            else:
-                if mask is not None:
-                    grad_probabilities.mul_(mask)
-                grad_scores = softmax_backward(grad_probabilities, probabilities)
-            if ctx.needs_input_grad[3]:  # a bias that is learned is one part, see `_masked`
+            grad_scores = torch.bmm(grad, value[samples, keys].transpose(1, 2))
+            simd.softmax_backward_(grad_scores, probabilities, ctx.per_key, drop)
+            if ctx.needs_input_grad[3]:  # a bias that is learned is one part, see `masked`
                 grad_bias = _sum_to(grad_scores.unflatten(0, (-1, ctx.heads)), *ctx.bias)
             torch.bmm(grad_scores, key[samples, keys], out=grad_query[samples, rows])
             grad_key[samples, keys].baddbmm_(grad_scores.transpose(1, 2), query[samples, rows])
@@ -158,20 +140,6 @@ def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slic
     for begin in range(0, keys, size):
         end = min(begin + size, keys)
         yield slice(begin * per_key, end * per_key), slice(0, end)
-
-
-def _in_one_pass(scores: torch.Tensor, drop: Drop | None) -> bool:
-    """Whether the causal mask, softmax and dropout are."""
-    fits = scores.shape[-1] <= simd.LONGEST and simd.is_fit(scores)
-    return fits and (drop is None or not drops_all(drop))
-
-
-@lru_cache(maxsize=8)
-def _causal_bias(queries: int, per_key: int, dtype: torch.dtype) -> torch.Tensor:
-    """Of the last keys, of which each has `per_key` queries."""
-    length = queries // per_key
-    bias = torch.full((length, length), MASKED, dtype=dtype).triu_(1)
-    return bias.repeat_interleave(per_key, 0)
 
 
 @dataclass(frozen=True)
@@ -251,7 +219,7 @@ def attention(
             the other.
         scale: None: 1 / sqrt(size).
         p: of dropout.
-        exact: whether the probability of dropout is the one asked for, see `dropout.make_mask`.
+        exact: whether the probability of dropout is the one asked for, see `dropout.drop_of`.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast("cpu", enabled=False):

@@ -85,6 +85,16 @@ def norm(
     return output
 
 
+def rms_norm(input: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMSNorm (Zhang and Sennrich 2019) over the last dimension, computed in fp32.
+
+    Returns:
+        As `weight * input` would be, in the wider one of their dtypes.
+    """
+    output = norm(input.float(), weight.float(), None, epsilon, centered=False)
+    return output.to(torch.promote_types(input.dtype, weight.dtype))
+
+
 def rounded_output(output: torch.Tensor) -> torch.Tensor | None:
     """The output of a norm in bf16; None of any other tensor, or where it was changed in place."""
     rounded: torch.Tensor | None = getattr(output, "rounded", None)

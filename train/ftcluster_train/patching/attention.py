@@ -4,14 +4,16 @@ A row may have several documents, one after the other, of which no token attends
 see `kernels.documents`. Its mask has their lengths, and int32 as dtype.
 """
 
-from typing import TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch.nn import functional
 
 from ftcluster_common.kernel_limits import ATTENTION_TOKENS
+from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.attention import NO_MASK, attention, masked
 from ftcluster_train.kernels.documents import join_documents, layout_of, split_row
+from ftcluster_train.kernels.dropout import MOST
 from ftcluster_train.patching.registry import FunctionPatch
 
 DTYPES = {torch.bfloat16, torch.float32}
@@ -29,6 +31,19 @@ def cast_as_torch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(x.to(dtype) if x.dtype == torch.float32 else x for x in tensors)
 
 
+class _Call(NamedTuple):
+    """A call of torch's function."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attn_mask: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
 class Attention:
     """The guard, the kernel and the fallback for `scaled_dot_product_attention`.
 
@@ -37,8 +52,8 @@ class Attention:
         max_length: tokens; longer sequences go to torch's function. 0: all of them, and nothing is
             said.
         exact_dropout: whether the probability of dropout is the one asked for.
-        any_length_with_dropout: whether with dropout there is no longest one; with it torch's
-            function keeps the whole matrix as well, in fp32.
+        longer_with_dropout: whether with dropout only the loop in C limits the length; with it
+            torch's function keeps the whole matrix as well, in fp32.
     """
 
     def __init__(
@@ -46,9 +61,9 @@ class Attention:
         with_dropout: bool,
         max_length: int = ATTENTION_TOKENS,
         exact_dropout: bool = False,
-        any_length_with_dropout: bool = False,
+        longer_with_dropout: bool = False,
     ) -> None:
-        self._any_length_with_dropout = any_length_with_dropout
+        self._longer_with_dropout = longer_with_dropout
         self._with_dropout, self._max_length = with_dropout, max_length
         self._exact_dropout = exact_dropout
         # all layers of a model get the same mask: what was made from the last one is kept
@@ -58,25 +73,18 @@ class Attention:
         """The entry."""
         return FunctionPatch(functional, torch_attention, self.guard, self._kernel, self._fallback)
 
-    def guard(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,  # noqa: ARG002 - has torch's arguments
-        enable_gqa: bool = False,  # noqa: ARG002
-    ) -> str | None:
+    def guard(self, *args: Any, **kwargs: Any) -> str | None:
         """None in training, also in a checkpoint's first pass, which keeps no graph."""
+        query, key, value, mask, dropout_p, causal, *_ = _Call(*args, **kwargs)
         trained = query.requires_grad or key.requires_grad or value.requires_grad
         p = self._p(dropout_p)
         if not p and not (trained and torch.is_grad_enabled()):
             return ""
+        if not self._max_length or p > MOST or not simd.is_available():
+            return ""
         lengths = query.shape[-2], key.shape[-2]
-        if _is_documents(attn_mask):
-            lengths, attn_mask, is_causal = (int(attn_mask.max()),) * 2, None, True
+        if _is_documents(mask):
+            lengths, mask, causal = (int(mask.max()),) * 2, None, True
         dtypes = {x.dtype for x in (query, key, value)}
         if torch.is_autocast_enabled("cpu"):
             cast = torch.get_autocast_dtype("cpu")
@@ -88,67 +96,47 @@ class Attention:
             why_not = "tensors of different types"
         elif not dtypes <= DTYPES:
             why_not = f"tensors of {dtypes.pop()}"
-        elif attn_mask is not None and attn_mask.ndim != 4:
-            why_not = f"a mask of {attn_mask.ndim} dimensions"
-        elif is_causal and lengths[0] != lengths[1]:
+        elif mask is not None and mask.ndim != 4:
+            why_not = f"a mask of {mask.ndim} dimensions"
+        elif causal and lengths[0] != lengths[1]:
             why_not = "causal attention with more keys than queries"
-        elif max(lengths) > self._max_length and not (p and self._any_length_with_dropout):
-            why_not = f"more than {self._max_length} tokens"
-        if not self._max_length:
-            return ""
+        elif max(lengths) > self._longest(p):
+            why_not = f"more than {self._longest(p)} tokens"
         return f"attention with {why_not} is left to torch" if why_not else None
 
-    def _kernel(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
-        p = self._p(dropout_p)
+    def _kernel(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        query, key, value, mask, dropout_p, causal, scale, shared = _Call(*args, **kwargs)
+        p, heads = self._p(dropout_p), query.shape[1]
         query, key, value = cast_as_torch(query, key, value)
-        if _is_documents(attn_mask):
-            return self._of_documents(query, key, value, attn_mask, p, scale)
-        heads = query.shape[1]
-        if enable_gqa:
+        if _is_documents(mask):
+            return self._of_documents(query, key, value, mask, p, scale)
+        if shared:
             key, value = (_for_all_heads(x, heads) for x in (key, value))
         # one head of keys for all queries (Falcon's multi_query), or one batch of them
         key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
         # another thread may replace `_last`
-        self._last = mask = masked(attn_mask, query, key.shape[2], self._last)
+        self._last = known = masked(mask, query, key.shape[2], self._last)
         output = attention(
-            *(x.flatten(0, 1) for x in (query, key, value)), mask=mask,
-            heads=heads, causal=is_causal, scale=scale, p=p, exact=self._exact_dropout,
+            *(x.flatten(0, 1) for x in (query, key, value)), mask=known,
+            heads=heads, causal=causal, scale=scale, p=p, exact=self._exact_dropout,
         )  # fmt: skip
         return output.unflatten(0, (-1, heads))
 
-    def _fallback(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    def _fallback(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        call = _Call(*args, **kwargs)
+        query, key, value, mask, dropout_p, _, scale, shared = call
         p = self._p(dropout_p)
-        if _is_documents(attn_mask):
+        if _is_documents(mask):
             query, key, value = cast_as_torch(query, key, value)
-            return self._of_documents(query, key, value, attn_mask, p, scale)
-        if enable_gqa and attn_mask is not None:  # torch's kernels take one or the other
+            return self._of_documents(query, key, value, mask, p, scale)
+        if shared and mask is not None:  # torch's kernels take one or the other
             key, value = (_for_all_heads(x, query.shape[1]) for x in (key, value))
-            enable_gqa = False
-        output: torch.Tensor = torch_attention(
-            query, key, value, attn_mask,
-            dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
-        )  # fmt: skip
+            call = call._replace(key=key, value=value, enable_gqa=False)
+        output: torch.Tensor = torch_attention(**call._replace(dropout_p=p)._asdict())
         return output
+
+    def _longest(self, p: float) -> int:
+        return simd.LONGEST if p and self._longer_with_dropout else self._max_length
 
     def _p(self, dropout_p: float) -> float:
         return dropout_p if self._with_dropout else 0.0

@@ -3,8 +3,9 @@
 import torch
 from torch.nn import functional
 
+from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.activations import activate, torch_gelu, torch_silu
-from ftcluster_train.kernels.dropout import dropout, exact_dropout
+from ftcluster_train.kernels.dropout import MOST, dropout
 from ftcluster_train.patching.registry import FunctionPatch
 
 GELUS = {"none": "gelu", "tanh": "tanh_gelu"}  # kernels by torch's names of approximations
@@ -14,15 +15,15 @@ torch_dropout = functional.dropout  # also where `ftcluster_train.fast` has repl
 def _drops(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> str | None:
-    fits = training and 0 < p < 1 and not inplace
-    return None if fits and input.dtype in (torch.bfloat16, torch.float32) else ""
+    fits = training and 0 < p <= MOST and not inplace and simd.is_fit(input)
+    return None if fits else ""
 
 
 DROPOUT = FunctionPatch(
     functional, torch_dropout, _drops, lambda input, p=0.5, *_, **__: dropout(input, p)
 )
 EXACT_DROPOUT = FunctionPatch(
-    functional, torch_dropout, _drops, lambda input, p=0.5, *_, **__: exact_dropout(input, p)
+    functional, torch_dropout, _drops, lambda input, p=0.5, *_, **__: dropout(input, p, exact=True)
 )
 
 

@@ -4,14 +4,16 @@ A module keeps its class, its layers and their names; only its `forward` is anot
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.activations import TORCH, activate
-from ftcluster_train.kernels.rms_norm import rms_norm
+from ftcluster_train.kernels.norm import rms_norm
 from ftcluster_train.patching.registry import ObjectPatch, computes_same
 
 # classes of transformers.activations; both are the tanh approximation of GELU, in eight passes
@@ -23,27 +25,24 @@ EPSILONS = ("variance_epsilon", "eps")  # what RMSNorms call it
 
 
 class FusedForward:
-    """The forward pass of a module."""
+    """The forward pass of a module.
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    Args:
+        function: gets the module, what the module is called with, and `setting`.
+    """
 
-    def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+    def __init__(self, module: nn.Module, function: Callable[..., Any], setting: Any = None):
+        self.module, self.function, self._setting = module, function, setting
+
+    def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
         """Called by the module, with one tensor, whatever its argument is called."""
         (x,) = (*inputs, *named.values())
-        return self.compute(x)
-
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        """What the module computes."""
-        raise NotImplementedError
+        return self.function(self.module, x, self._setting)
 
 
-class TanhGelu(FusedForward):
+def one_kernel_gelu(_: nn.Module, x: torch.Tensor, __: None) -> torch.Tensor:
     """The tanh approximation of GELU."""
-
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        """Of any shape."""
-        return activate("tanh_gelu", x)
+    return activate("tanh_gelu", x)
 
 
 def tanh_gelu(_: nn.Module, values: torch.Tensor) -> torch.Tensor:
@@ -51,49 +50,22 @@ def tanh_gelu(_: nn.Module, values: torch.Tensor) -> torch.Tensor:
     return functional.gelu(values, approximate="tanh")
 
 
-class GatedMlp(FusedForward):
-    """down(activation(gate(x)) * up(x)).
-
-    Args:
-        activation: a name of `kernels.activations`.
-    """
-
-    def __init__(self, module: nn.Module, activation: str) -> None:
-        super().__init__(module)
-        self._activation = activation
-
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        """Shape (..., columns)."""
-        module = self.module
-        hidden: torch.Tensor = module.down_proj(
-            activate(self._activation, module.gate_proj(x), module.up_proj(x))
-        )
-        return hidden
+def _gated_mlp(module: nn.Module, x: torch.Tensor, activation: str) -> Any:
+    return module.down_proj(activate(activation, module.gate_proj(x), module.up_proj(x)))
 
 
-class RmsNorm(FusedForward):
-    """The norm over the last dimension."""
-
-    def __init__(self, module: nn.Module, epsilon: float) -> None:
-        super().__init__(module)
-        self._epsilon = epsilon
-
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        """Shape (..., columns)."""
-        return rms_norm(x, self.module.weight, self._epsilon)
+def _rms_norm(module: nn.Module, x: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return rms_norm(x, module.weight, epsilon)
 
 
-def is_tanh_gelu(module: nn.Module) -> bool:
-    """Whether its class is one of transformers'."""
-    kind = type(module)
-    return kind.__module__ == "transformers.activations" and kind.__name__ in TANH_GELUS
+def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
+    for module in _unpatched(model):
+        kind = type(module)
+        if kind.__module__ == "transformers.activations" and kind.__name__ in TANH_GELUS:
+            yield FusedForward(module, one_kernel_gelu)
 
 
-def _tanh_gelus(model: nn.Module) -> Iterator[TanhGelu]:
-    return (TanhGelu(module) for module in _unpatched(model) if is_tanh_gelu(module))
-
-
-def _gated_mlps(model: nn.Module) -> Iterator[GatedMlp]:
+def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
     """Those that compute the same with small layers in place of the module's own.
 
     Others also cut, scale or drop.
@@ -103,7 +75,7 @@ def _gated_mlps(model: nn.Module) -> Iterator[GatedMlp]:
         if own["_modules"].keys() == GATED and not own["_parameters"]:
             activation = _activation_of(module)
             if activation is not None:
-                yield GatedMlp(module, activation)
+                yield FusedForward(module, _gated_mlp, activation)
 
 
 def _activation_of(module: nn.Module) -> str | None:
@@ -119,7 +91,7 @@ def _activation_of(module: nn.Module) -> str | None:
     small.act_fn = copy.deepcopy(module.act_fn)  # `train` changes it
     values = torch.linspace(-30, 40, 96).view(1, 32, 3)
     for activation in TORCH:
-        fused = GatedMlp(small, activation)
+        fused = FusedForward(small, _gated_mlp, activation)
         if all(
             computes_same(small.train(training), fused, values, rtol=1e-5, atol=1e-5)
             for training in (True, False)
@@ -128,15 +100,17 @@ def _activation_of(module: nn.Module) -> str | None:
     return None
 
 
-def _rms_norms(model: nn.Module) -> Iterator[RmsNorm]:
+def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
     """Those whose class is called so, and that compute the same: some add 1 to the weight."""
+    if not simd.is_available():
+        return
     for module in _unpatched(model):
         epsilon = next((getattr(module, name) for name in EPSILONS if hasattr(module, name)), None)
         if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
             continue
         if [name for name, _ in module.named_parameters()] != ["weight"]:
             continue
-        fused = RmsNorm(module, epsilon)
+        fused = FusedForward(module, _rms_norm, epsilon)
         values = torch.linspace(-2, 3, 2 * module.weight.numel()).view(1, 2, -1)
         if computes_same(module, fused, values, rtol=1e-3, atol=1e-5):
             yield fused

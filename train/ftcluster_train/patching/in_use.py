@@ -5,12 +5,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftcluster_train.patching.fused_modules import TanhGelu, tanh_gelu
+from ftcluster_train.patching.fused_modules import one_kernel_gelu, tanh_gelu
 
 # by the name of a function in the graph of a loss
 NODES = {
     "_AttentionBackward": "attention",
-    "_DropoutAgainBackward": "dropout",
     "_DropoutBackward": "dropout",
     "_LinearCrossEntropyBackward": "cross_entropy",
     "_CrossEntropyBackward": "cross_entropy",
@@ -18,7 +17,6 @@ NODES = {
     "_LowRankLinearBackward": "low_rank",
     "_ActivationBackward": "activations",
     "_NormBackward": "norm",
-    "_RmsNormBackward": "norm",
     "_RotaryBackward": "rotary",
 }
 
@@ -53,4 +51,4 @@ def _functions(loss: torch.Tensor) -> set[str]:
 def _is_ours(module: nn.Module) -> bool:
     """Whether it is a GELU in one kernel, which torch's functions may compute as well."""
     forward = vars(module).get("forward", type(module).forward)
-    return isinstance(forward, TanhGelu) or forward is tanh_gelu
+    return getattr(forward, "function", forward) in (one_kernel_gelu, tanh_gelu)

@@ -27,44 +27,33 @@ MANY_CLASSES = 4096
 torch_cross_entropy = functional.cross_entropy
 
 
-def _is_plain(*arguments: Any) -> bool:
-    """Whether the kernels can take them: numbers of this CPU, not traced and not compiled."""
-    return (
-        not torch.compiler.is_compiling()
-        and all(_is_plain_tensor(x) for x in arguments if isinstance(x, torch.Tensor))
-        and not torch.jit.is_tracing()
-        and not is_transformed()
-    )
-
-
-def _is_plain_tensor(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
 
 
-def _of_plain_tensors(patch: FunctionPatch) -> FunctionPatch:
+def _of_script(
+    patch: FunctionPatch, without_graph: bool = False, says_fp32: bool = False
+) -> FunctionPatch:
+    """An entry for numbers of this CPU, which are not traced and not compiled.
+
+    Args:
+        without_graph: whether the entry's guard knows evaluations.
+        says_fp32: whether calls in training say that bf16 would be faster.
+    """
+
     def guard(*args: Any, **kwargs: Any) -> str | None:
-        return patch.guard(*args, **kwargs) if _is_plain(*args, *kwargs.values()) else ""
-
-    return replace(patch, guard=guard)
-
-
-def _in_training(patch: FunctionPatch) -> FunctionPatch:
-    def guard(*args: Any, **kwargs: Any) -> str | None:
-        if not torch.is_grad_enabled() or not _is_plain(*args, *kwargs.values()):
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+        if (
+            not (without_graph or torch.is_grad_enabled())
+            or torch.compiler.is_compiling()
+            or not all(map(_is_plain, tensors))
+            or torch.jit.is_tracing()
+            or is_transformed()
+        ):
             return ""
-        return patch.guard(*args, **kwargs)
-
-    return replace(patch, guard=guard)
-
-
-def _noting_fp32(patch: FunctionPatch) -> FunctionPatch:
-    """It also says that bf16 would be faster, of calls in training."""
-
-    def guard(*args: Any, **kwargs: Any) -> str | None:
         why_not = patch.guard(*args, **kwargs)
-        first = args[0] if args else next(iter(kwargs.values()))
-        in_fp32 = first.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-        if why_not != "" and in_fp32:
+        in_fp32 = tensors[0].dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        if says_fp32 and why_not != "" and in_fp32:
             say_fp32()
         return why_not
 
@@ -153,20 +142,18 @@ def _is_compiled(model: Any = None, *_: Any, **__: Any) -> str:
     return "a compiled model is left to torch.compile" if is_model else ""
 
 
+_attention = Attention(with_dropout=True, exact_dropout=True, longer_with_dropout=True)
 SCRIPT_FUNCTIONS = (
-    _of_plain_tensors(_noting_fp32(EXACT_DROPOUT)),
-    _of_plain_tensors(
-        _noting_fp32(
-            Attention(with_dropout=True, exact_dropout=True, any_length_with_dropout=True).patch()
-        )
+    _of_script(EXACT_DROPOUT, without_graph=True, says_fp32=True),
+    _of_script(_attention.patch(), without_graph=True, says_fp32=True),
+    _of_script(
+        FunctionPatch(functional, torch_cross_entropy, _is_cross_entropy, _cross_entropy),
+        without_graph=True,
     ),
-    _of_plain_tensors(
-        FunctionPatch(functional, torch_cross_entropy, _is_cross_entropy, _cross_entropy)
-    ),
-    _in_training(FunctionPatch(functional, torch_linear, always, _linear)),
-    _in_training(GELU),
-    _in_training(SILU),
-    _in_training(FunctionPatch(functional, torch_layer_norm, _is_layer_norm, _layer_norm)),
+    _of_script(FunctionPatch(functional, torch_linear, always, _linear)),
+    _of_script(GELU),
+    _of_script(SILU),
+    _of_script(FunctionPatch(functional, torch_layer_norm, _is_layer_norm, _layer_norm)),
     # its guard never gives way to a kernel: compiled code is not ours, which is said
     FunctionPatch(torch, torch.compile, _is_compiled, torch.compile),
 )
@@ -204,7 +191,7 @@ def _open_groups(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
 
 
 def _is_fusible(parameter: torch.Tensor) -> bool:
-    return _is_plain_tensor(parameter) and parameter.dtype == torch.float32
+    return _is_plain(parameter) and parameter.dtype == torch.float32
 
 
 # one pass over the weights

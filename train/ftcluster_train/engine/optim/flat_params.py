@@ -13,7 +13,7 @@ ALIGNMENT = 16  # elements: each parameter starts on a cache line, in fp32
 NO_DECAY = ("bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
 
 
-class Arriving(dict[torch.Tensor, Callable[[], None]]):
+class PendingGathers(dict[torch.Tensor, Callable[[], None]]):
     """Weights that a model may not read yet: what waits for each of them, and removes it."""
 
     def wait(self) -> None:
@@ -81,7 +81,7 @@ class ModelWeights:
         fp32_weights: of norms; of embeddings too, where they are to read them. A parameter has its
             own as attribute `master_weight`.
         saved_buffers: those that are saved with the model.
-        tables: weights that only an embedding has.
+        untied_embeddings: weights that only an embedding has.
         attached: whether the parameters are views.
     """
 
@@ -91,8 +91,8 @@ class ModelWeights:
         saved = model.state_dict().keys()
         self.saved_buffers = [b for name, b in model.named_buffers() if name in saved]
         self._frozen = {p: p.data for p in model.parameters() if not p.requires_grad}
-        self.tables = _tables(model)
-        self.norms = norm_parameters(model)
+        self.untied_embeddings = _untied_embeddings(model)
+        self.norms = vector_only_parameters(model)
         self.fp32_weights: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.attached = False
 
@@ -174,17 +174,17 @@ def add_buffers(digest: "hashlib._Hash", buffers: Iterable[torch.Tensor]) -> Non
         digest.update(buffer.contiguous().flatten().view(torch.uint8).numpy())
 
 
-def _tables(model: torch.nn.Module) -> set[torch.nn.Parameter]:
+def _untied_embeddings(model: torch.nn.Module) -> set[torch.nn.Parameter]:
     owners = [(p, module) for module in model.modules() for p in module.parameters(recurse=False)]
-    shared = Counter(p for p, _ in owners)
-    return {p for p, one in owners if isinstance(one, torch.nn.Embedding) and shared[p] == 1}
+    users = Counter(p for p, _ in owners)
+    return {p for p, owner in owners if isinstance(owner, torch.nn.Embedding) and users[p] == 1}
 
 
 def _round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def norm_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
+def vector_only_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
     """The parameters of modules that have only vectors."""
     by_module = [list(module.parameters(recurse=False)) for module in model.modules()]
     return {

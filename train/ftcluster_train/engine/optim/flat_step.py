@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine.optim.adamw import AdamW
-from ftcluster_train.engine.optim.flat_params import Arriving, FlatWeights
+from ftcluster_train.engine.optim.flat_params import FlatWeights, PendingGathers
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
 from ftcluster_train.engine.optim.state import State
 
@@ -33,8 +33,8 @@ class FlatOptimizerStep:
         bf16 = training.gradient_dtype == "bf16" and group is None
         bucket_mb = training.ddp_bucket_cap_mb
         self.gradients = GradientBuckets(self.weights, world_size, bf16, group, bucket_mb)
-        self.extra, self.traffic = self.gradients.extra, self.gradients.traffic
-        self.arriving = Arriving()
+        self.control_flags, self.traffic = self.gradients.control_flags, self.gradients.traffic
+        self.pending_gathers = PendingGathers()
         self._max_norm = training.max_grad_norm
         flat, border = self.weights.master_weights, self.weights.layout.decayed
         groups, copies = [], {}

@@ -11,9 +11,9 @@ from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.kernels import simd
 
-EXTRA = 2  # numbers that are summed with the gradients
-MEBIBYTE = 1 << 18  # elements in fp32
-BUCKET = 25 * MEBIBYTE  # elements, as many as in torch's DDP
+CONTROL_FLAGS = 2  # numbers that are summed with the gradients
+FP32_PER_MIB = 1 << 18
+BUCKET = 25 * FP32_PER_MIB  # elements, as many as in torch's DDP
 TABLE = 1 << 20  # elements of an embedding from which on its rows have an exchange of their own
 
 
@@ -31,8 +31,8 @@ class GradientBuckets:
 
     Attributes:
         flat: shape (elements,), fp32, laid out as the master weights.
-        extra: shape (EXTRA,), numbers that are summed with the gradients; set them before the
-            backward pass.
+        control_flags: shape (CONTROL_FLAGS,), numbers that are summed with the gradients; set them
+            before the backward pass.
         traffic: of the gradients.
 
     Args:
@@ -47,8 +47,8 @@ class GradientBuckets:
         group: dist.ProcessGroup | None = None, bucket_mb: int | None = None,
     ) -> None:  # fmt: skip
         elements = weights.layout.elements
-        self._all = torch.zeros(elements + EXTRA)
-        self.flat, self.extra = self._all[:elements], self._all[elements:]
+        self._all = torch.zeros(elements + CONTROL_FLAGS)
+        self.flat, self.control_flags = self._all[:elements], self._all[elements:]
         self.traffic = Traffic()
         self._world_size, self._group = world_size, group
         self._bucket_mb = bucket_mb
@@ -57,7 +57,7 @@ class GradientBuckets:
         self._tables = {  # in the same order on every rank
             p: place
             for p, place in self._slices.items()
-            if world_size > 1 and p in weights.tables and p.numel() >= TABLE
+            if world_size > 1 and p in weights.untied_embeddings and p.numel() >= TABLE
         }
         apart = list(self._tables.values())
         self.buckets = [
@@ -265,7 +265,7 @@ def bucket_slices(
         bucket_mb: the most that one has in fp32, MiB; default: 25.
         multiple: of which each has its length, where `decayed` and `end` are multiples of it.
     """
-    most = bucket_mb * MEBIBYTE if bucket_mb else BUCKET
+    most = bucket_mb * FP32_PER_MIB if bucket_mb else BUCKET
     size = max(most // multiple, 1) * multiple
     matrices = [slice(b, min(b + size, decayed)) for b in range(0, decayed, size)]
     return matrices[::-1] + [slice(b, min(b + size, end)) for b in range(decayed, end, size)]

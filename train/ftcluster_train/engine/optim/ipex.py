@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from ftcluster_common.recipe import Training
 from ftcluster_train.comm.pieces import all_reduce_bf16
 from ftcluster_train.comm.traffic import Traffic
-from ftcluster_train.engine.optim.flat_params import Arriving
-from ftcluster_train.engine.optim.gradient_buckets import EXTRA
+from ftcluster_train.engine.optim.flat_params import PendingGathers
+from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
 from ftcluster_train.errors import TrainError
 
 HINT = "train without it: training.use_ipex=false; the stacks that have it: ftcluster stacks"
@@ -76,8 +76,8 @@ class IpexOptimizerStep:
         self._all_reduce = all_reduce_bf16 if training.gradient_dtype == "bf16" else dist.all_reduce
         self._sent_bytes = 2 if training.gradient_dtype == "bf16" else 4
         self._norm = 0.0
-        self.extra, self.traffic = torch.zeros(EXTRA), Traffic()
-        self.arriving = Arriving()
+        self.control_flags, self.traffic = torch.zeros(CONTROL_FLAGS), Traffic()
+        self.pending_gathers = PendingGathers()
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - reduced in `step`
         loss.backward()
@@ -88,7 +88,7 @@ class IpexOptimizerStep:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self._world_size > 1:
-            shared = [*gradients, self.extra]
+            shared = [*gradients, self.control_flags]
             flat = torch.cat([tensor.flatten() for tensor in shared])
             self.traffic.add(self._sent_bytes * len(flat), self._world_size, passes=2)
             with self.traffic:

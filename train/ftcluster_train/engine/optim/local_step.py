@@ -58,11 +58,11 @@ class LocalOptimizerStep(FlatOptimizerStep):
 
     def _norm(self) -> torch.Tensor:
         norm = super()._norm()
-        flags = torch.cat([norm.isfinite().logical_not().float().view(1), self.extra])
+        flags = torch.cat([norm.isfinite().logical_not().float().view(1), self.control_flags])
         self.traffic.add(flags.nbytes, dist.get_world_size(), passes=2)
         with self.traffic:
             dist.all_reduce(flags)
-        self.extra.copy_(flags[1:])
+        self.control_flags.copy_(flags[1:])
         return norm if flags[0] == 0 else torch.tensor(torch.nan)
 
     def synchronize(self) -> None:

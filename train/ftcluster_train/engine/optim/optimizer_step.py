@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from ftcluster_common.job import Job
 from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.optim.adamw import adamw_arguments
-from ftcluster_train.engine.optim.flat_params import Arriving, split_by_decay
+from ftcluster_train.engine.optim.flat_params import PendingGathers, split_by_decay
 from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
 from ftcluster_train.engine.optim.ipex import IpexOptimizerStep
 from ftcluster_train.engine.optim.local_step import LocalOptimizerStep
@@ -22,16 +22,16 @@ class OptimizerStep(Protocol):
 
     Attributes:
         adamw: torch's optimizer, for the learning rate schedule.
-        extra: shape (EXTRA,), numbers that `step` sums over the ranks; set them before the
-            backward pass.
+        control_flags: shape (CONTROL_FLAGS,), numbers that `step` sums over the ranks; set them
+            before the backward pass.
         traffic: what this rank has sent and waited for.
-        arriving: weights that the model may not read yet after a step.
+        pending_gathers: weights that the model may not read yet after a step.
     """
 
     adamw: torch.optim.Optimizer
-    extra: torch.Tensor
+    control_flags: torch.Tensor
     traffic: Traffic
-    arriving: Arriving
+    pending_gathers: PendingGathers
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Add the gradients of a micro-batch; with the last one of a step they are all-reduced."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine.optim.adamw import AdamW
 from ftcluster_train.engine.optim.flat_step import norm_of
-from ftcluster_train.engine.optim.gradient_buckets import EXTRA
+from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
 from ftcluster_train.engine.optim.sharded_gradients import ShardedGradients
 from ftcluster_train.engine.optim.sharded_weights import Bucket, ShardedWeights
 from ftcluster_train.engine.optim.state import Part, State
@@ -32,9 +32,9 @@ class ShardedOptimizerStep:
     ) -> None:
         self._model = model
         self.weights = ShardedWeights(model, dtype, training.ddp_bucket_cap_mb)
-        self.arriving = self.weights.arriving
+        self.pending_gathers = self.weights.pending_gathers
         self.gradients = ShardedGradients(self.weights, training.gradient_dtype, rounds)
-        self.extra, self.traffic = torch.zeros(EXTRA), self.weights.traffic
+        self.control_flags, self.traffic = torch.zeros(CONTROL_FLAGS), self.weights.traffic
         self._max_norm, self._norm = training.max_grad_norm, 0.0
         for master, gradients in zip(self.weights.masters, self.gradients.sums, strict=True):
             master.grad = gradients
@@ -61,17 +61,17 @@ class ShardedOptimizerStep:
 
     def step(self) -> float:
         squares = sum(float(norm_of(own)) ** 2 for own in self.gradients.wait())
-        sums = torch.tensor([squares, *self.extra.tolist()], dtype=torch.float64)
+        sums = torch.tensor([squares, *self.control_flags.tolist()], dtype=torch.float64)
         self.traffic.add(sums.nbytes, dist.get_world_size(), passes=2)
         with self.traffic:
             dist.all_reduce(sums)
-        self.extra.copy_(sums[1:])
+        self.control_flags.copy_(sums[1:])
         self._norm = math.sqrt(sums[0])
         if not math.isfinite(self._norm):
             return self._norm
         if self._max_norm > 0:  # AdamW divides gradients by grad_scale while it reads them
             self.adamw.grad_scale = torch.tensor(max(1.0, self._norm / self._max_norm))
-        self.arriving.wait()  # of parameters that the model has not read
+        self.pending_gathers.wait()  # of parameters that the model has not read
         self.adamw.step()
         self.weights.start_gather()
         return self._norm

@@ -12,9 +12,9 @@ from ftcluster_train.comm.pieces import start_all_gather
 from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.optim.flat_params import (
     ALIGNMENT,
-    Arriving,
     FlatLayout,
     ModelWeights,
+    PendingGathers,
     add_buffers,
 )
 from ftcluster_train.engine.optim.gradient_buckets import bucket_slices
@@ -49,7 +49,7 @@ class ShardedWeights(ModelWeights):
     rounded weights.
 
     Attributes:
-        arriving: those that are gathered.
+        pending_gathers: those that are gathered.
         buckets: in the order in which the backward pass fills them.
         masters: this rank's piece of each bucket, fp32; where the model runs in fp32, views into
             `model_weights`.
@@ -85,7 +85,7 @@ class ShardedWeights(ModelWeights):
             self.model_weights[bucket.own] if fp32 else torch.zeros(len_of(bucket.own))
             for bucket in self.buckets
         ]
-        self.arriving = Arriving()
+        self.pending_gathers = PendingGathers()
         self._gathers: dict[int, tuple[dist.Work, torch.Tensor]] = {}  # by the bucket's number
         self.buckets_of: dict[torch.nn.Parameter, list[int]] = {p: [] for p in layout.slices}
         for number, bucket in enumerate(self.buckets):
@@ -118,11 +118,11 @@ class ShardedWeights(ModelWeights):
             piece = master if fp32 else self.model_weights[bucket.own].copy_(master)
             self.traffic.add(whole.nbytes, dist.get_world_size())
             self._gathers[number] = start_all_gather(whole, piece), whole
-        self.arriving.update({p: partial(self._wait_for, p) for p in self.buckets_of})
+        self.pending_gathers.update({p: partial(self._wait_for, p) for p in self.buckets_of})
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _wait_for(self, parameter: torch.nn.Parameter) -> None:
-        del self.arriving[parameter]
+        del self.pending_gathers[parameter]
         for number in self.buckets_of[parameter]:
             if number in self._gathers:
                 work, whole = self._gathers.pop(number)
@@ -157,7 +157,7 @@ class ShardedWeights(ModelWeights):
 
         It is another one on a rank whose model does not run on these weights.
         """
-        self.arriving.wait()
+        self.pending_gathers.wait()
         digest = hashlib.sha256()
         for bucket, whole in self.whole_buckets():
             digest.update(whole.numpy())
@@ -177,7 +177,7 @@ class ShardedWeights(ModelWeights):
         """
         if not self.attached:
             return
-        self.arriving.wait()
+        self.pending_gathers.wait()
         slices = self.layout.slices if wanted else {}
         weights = {parameter: torch.empty(parameter.shape) for parameter in slices}
         for bucket, whole in self.whole_buckets():

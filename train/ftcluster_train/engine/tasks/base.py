@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from ftcluster_common.data_files import TRAIN, VALIDATION
 from ftcluster_common.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
-from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
 from ftcluster_train.engine.data.sources import Rows, check_rows, load_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, token_kind
@@ -35,18 +34,11 @@ class Batch(NamedTuple):
     targets: dict[str, torch.Tensor]
 
 
-# a forward pass of some samples: the model's outputs, and the batch's targets
-Forward = Callable[[Sequence[Sample]], tuple[Any, dict[str, torch.Tensor]]]
-
-# what `predictions` gives for each sample of a set; every rank calls it, and gets all of them
-Predict = Callable[[Samples], list[Any]]
-
-
 class Task(ABC):
     """One task.
 
-    `encode` runs once per host and writes raw data as token samples; the training loop of each rank
-    reads them and calls the other methods.
+    `encode` runs once per host and writes raw data as token samples, which each rank reads. The
+    other methods make batches of them, losses and metrics.
 
     Args:
         purpose: what it is for.
@@ -58,6 +50,7 @@ class Task(ABC):
         large_vocabulary: whether the loss is over the whole vocabulary.
         has_head: whether a model needs weights of its own for the task.
         group_by_length: whether batches may have samples of similar length.
+        needs_reference: whether the loss compares the model with what it was before the first step.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
     """
@@ -66,6 +59,7 @@ class Task(ABC):
     large_vocabulary = False
     has_head = True
     group_by_length = True
+    needs_reference = False
     validation_splits: tuple[str, ...] = (VALIDATION,)
 
     def __init__(
@@ -114,13 +108,16 @@ class Task(ABC):
         """
         return None
 
-    def see_start(  # noqa: B027 - optional
-        self, sets: Sequence[Samples], predict: Predict
+    def set_reference(  # noqa: B027 - optional
+        self, samples: Samples, predictions: Sequence[Any]
     ) -> None:
         """Keep what `loss` needs of the model as it is before the first step.
 
+        Only called where `needs_reference` is set, for all sets that the model is trained or
+        evaluated on.
+
         Args:
-            sets: all that it is trained or evaluated on.
+            predictions: what `predictions` gives for each sample.
         """
 
     def weights(self, samples: Samples) -> list[int] | None:  # noqa: ARG002
@@ -137,24 +134,7 @@ class Task(ABC):
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The sum of the samples' losses, a scalar in fp32."""
-        raise NotImplementedError  # of tasks with `losses` of their own
-
-    def losses(
-        self,
-        parts: Sequence[Sequence[Sample]],
-        forward: Forward,
-        traffic: Traffic,  # noqa: ARG002 - of losses over all ranks
-    ) -> Iterator[tuple[torch.Tensor, bool]]:
-        """The loss of each part of this rank's share of a batch, and whether it is the last one.
-
-        Each is meant for a backward pass before the next one is asked for. A rank without a sample
-        has no part.
-
-        Args:
-            traffic: counts what the loss itself sends to other ranks.
-        """
-        for number, part in enumerate(parts, start=1):
-            yield self.loss(*forward(part)), number == len(parts)
+        raise NotImplementedError  # where the loss of a sample depends on all others
 
     def write_files(self, model: PreTrainedModel, folder: Path) -> None:  # noqa: B027 - optional
         """Write what other programs need besides model and tokenizer into a saved model."""

@@ -1,30 +1,52 @@
 """The contrastive loss of a batch, whose texts are negatives of each other's queries."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.nn import functional
+
+from ftcluster_train.comm.rows import count_rows, gather_rows
+from ftcluster_train.comm.traffic import Traffic
+from ftcluster_train.engine.data.token_store import Sample
 
 QUERY, POSITIVE, NEGATIVE = range(3)  # what a text is
 
 
-class Texts(NamedTuple):
-    """What is known of the texts of some rows, in the order of the rows.
+class BatchTexts(NamedTuple):
+    """The texts of all ranks' rows of a batch, in the order of ranks and rows.
 
     Attributes:
-        texts: shape (texts,), int64, the same for equal texts.
+        numbers: shape (texts,), int64, the same for equal texts.
         kinds: shape (texts,), QUERY, POSITIVE or NEGATIVE; each row has one query and then one
             positive.
+        rows: those of this rank.
+        counts: texts, by rank.
     """
 
-    texts: torch.Tensor
+    numbers: torch.Tensor
     kinds: torch.Tensor
+    rows: slice
+    counts: Sequence[int]
+
+
+def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
+    """The texts of a batch, from this rank's rows of it; every rank calls it."""
+    pairs = [
+        (text, min(place, NEGATIVE)) for row in rows for place, text in enumerate(row["texts"])
+    ]
+    counts = count_rows(len(pairs), traffic)
+    texts = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
+    numbers, kinds = gather_rows(texts, counts, traffic).T
+    before = int((kinds[: sum(counts[: dist.get_rank()])] == QUERY).sum())
+    return BatchTexts(numbers, kinds, slice(before, before + len(rows)), counts)
 
 
 def ranking_loss(
-    embeddings: torch.Tensor, texts: Texts, own: slice, scale: float, symmetric: bool
+    embeddings: torch.Tensor, texts: BatchTexts, scale: float, symmetric: bool
 ) -> torch.Tensor:
-    """The cross entropy of finding each query's text among all texts of the batch, a sum.
+    """The cross entropy of finding each query's text among all texts of a batch, a sum.
 
     The loss of sentence-transformers' MultipleNegativesRankingLoss, with scaled cosines as scores
     (van den Oord et al. 2018, Representation Learning with Contrastive Predictive Coding). A text
@@ -32,14 +54,15 @@ def ranking_loss(
     is left out there. So a batch may have a text several times.
 
     Args:
-        embeddings: of all texts of the batch, of length 1, shape (texts, width).
-        own: the rows whose losses are summed.
+        embeddings: of all texts, of length 1, shape (texts, width).
+        texts: their `rows` are those whose losses are summed.
         symmetric: whether the loss is the mean of that and of finding each text's query.
     """
+    own = texts.rows
     is_query, is_positive = texts.kinds == QUERY, texts.kinds == POSITIVE
     order = torch.cat([torch.where(is_positive)[0], torch.where(texts.kinds == NEGATIVE)[0]])
     queries, documents = embeddings[is_query], embeddings[order]
-    query, document = texts.texts[is_query], texts.texts[order]
+    query, document = texts.numbers[is_query], texts.numbers[order]
     own_query, own_document = query[own, None], document[own, None]
     rows = len(query)  # the first documents are the positives, in the order of the queries
 
@@ -55,7 +78,7 @@ def ranking_loss(
 def _cross_entropy(
     left: torch.Tensor, right: torch.Tensor, left_out: torch.Tensor, own: slice, scale: float
 ) -> torch.Tensor:
-    """Of finding row i of `right`, where i counts from the start of `own`, by row of `left`."""
+    """The sum over finding row i of `right`, with i from the start of `own`, by row of `left`."""
     wanted = torch.arange(own.start, own.stop)
     scores = scale * left @ right.T
     left_out[torch.arange(len(wanted)), wanted] = False

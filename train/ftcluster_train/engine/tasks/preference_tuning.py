@@ -14,7 +14,7 @@ from ftcluster_common.recipe import PreferenceTuning, Recipe
 from ftcluster_train.engine.data.chat_samples import LearnedText
 from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
-from ftcluster_train.engine.tasks.base import Batch, Predict
+from ftcluster_train.engine.tasks.base import Batch
 from ftcluster_train.engine.tasks.decoder_tuning import DecoderTuningTask
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear_cross_entropy import token_losses
@@ -27,15 +27,17 @@ class PreferenceTuningTask(DecoderTuningTask):
     The loss of a pair is -log sigmoid(beta * (c - r)), where c and r are by how much the chosen and
     the rejected answer have become more likely than they were for the model that the training began
     with. A sample has two documents: the conversation with the chosen answer, and that with the
-    rejected one. `see_start` computes once how likely they were, so that model is not kept.
+    rejected one. How likely they were is computed once, so that model is not kept.
     """
+
+    needs_reference = True
 
     def __init__(self, recipe: Recipe, tokenizer: Any, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
         assert isinstance(recipe.options, PreferenceTuning)
         self.options = recipe.options
         # by a sample's number: the logarithms of both answers' probabilities at the start
-        self._start: dict[int, tuple[float, float]] = {}
+        self._reference: dict[int, tuple[float, float]] = {}
         self._written = 0  # samples of all sets
 
     # data
@@ -89,24 +91,24 @@ class PreferenceTuningTask(DecoderTuningTask):
         self.head = find_head(model)  # label smoothing is of pairs here, not of tokens
         return self.head
 
-    def see_start(self, sets: Sequence[Samples], predict: Predict) -> None:
-        for samples in sets:
-            for sample, found in zip(samples, predict(samples), strict=True):
-                self._start[sample["number"][0]] = tuple(found)
+    def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> None:
+        for sample, found in zip(samples, predictions, strict=True):
+            self._reference[sample["number"][0]] = tuple(found)
 
     # a batch
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         inputs, targets = super().collate(samples)
-        start = [self._start.get(sample["number"][0], (0.0, 0.0)) for sample in samples]
+        reference = [self._reference.get(sample["number"][0], (0.0, 0.0)) for sample in samples]
         counts = [count for sample in samples for count in sample["counts"]]
         return Batch(
-            inputs, {**targets, "counts": torch.tensor(counts), "start": torch.tensor(start)}
+            inputs,
+            {**targets, "counts": torch.tensor(counts), "reference": torch.tensor(reference)},
         )
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The sum over the pairs."""
-        gains = self._log_probabilities(outputs, targets) - targets["start"]
+        gains = self._log_probabilities(outputs, targets) - targets["reference"]
         return self._losses(gains[:, 0] - gains[:, 1]).sum()
 
     def _losses(self, margins: torch.Tensor) -> torch.Tensor:
@@ -133,8 +135,8 @@ class PreferenceTuningTask(DecoderTuningTask):
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """The loss, how many answers are preferred as they should be, and by how much."""
-        start = torch.tensor([self._start[sample["number"][0]] for sample in samples])
-        gains = torch.tensor(predictions) - start
+        reference = torch.tensor([self._reference[sample["number"][0]] for sample in samples])
+        gains = torch.tensor(predictions) - reference
         margins = gains[:, 0] - gains[:, 1]
         return {
             "loss": self._losses(margins).mean().item(),

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import transformers
 from torch.nn import functional
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
@@ -20,8 +19,7 @@ from ftcluster_common.data_files import TRAIN, DataError
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import Recipe, SentenceSimilarity
 from ftcluster_common.sentence_modules import SentenceModules, module_files, read_modules
-from ftcluster_train.comm.rows import count_rows, gather_rows
-from ftcluster_train.comm.traffic import Traffic
+from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,
     Rows,
@@ -31,10 +29,9 @@ from ftcluster_train.engine.data.sources import (
 )
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics.retrieval import DEPTH, retrieval_metrics
-from ftcluster_train.engine.tasks.base import Batch, Forward, Task
-from ftcluster_train.engine.tasks.in_batch_negatives import NEGATIVE, QUERY, Texts, ranking_loss
-from ftcluster_train.engine.tasks.length_groups import length_groups
-from ftcluster_train.engine.tasks.model_limits import longest_input
+from ftcluster_train.engine.models import longest_input
+from ftcluster_train.engine.tasks.base import Batch, Task
+from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts, ranking_loss
 from ftcluster_train.errors import TrainError
 
 SCORED = 1024  # queries that are compared with all texts at once
@@ -44,8 +41,12 @@ DIGITS = 8  # of a number of an embedding that is predicted, behind the point
 class SentenceSimilarityTask(Task):
     """Contrastive training; the negatives are those of the batch of all ranks.
 
-    A sample of the training set is a row, with the tokens of its texts one after the other. Of the
-    other sets each sample is one text.
+    So a step computes all embeddings before the loss, see `engine.step.GradientCacheStep`. A sample
+    of the training set is a row, with the tokens of its texts one after the other. In the other
+    sets each sample is one text.
+
+    Attributes:
+        width: elements of an embedding.
     """
 
     model_class = AutoModel
@@ -58,7 +59,7 @@ class SentenceSimilarityTask(Task):
         assert isinstance(recipe.options, SentenceSimilarity)
         self.options = recipe.options
         self.modules = SentenceModules("mean", normalize=True)
-        self._width = 0
+        self.width = 0
         self.check_padding()
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
@@ -137,7 +138,7 @@ class SentenceSimilarityTask(Task):
             pooling=found.pooling if pooling == "auto" else pooling,
             normalize=found.normalize if normalize == "auto" else normalize,
         )
-        self._width = model.config.hidden_size
+        self.width = model.config.hidden_size
         # no embedding depends on it, and the exchange of gradients would wait for its own
         pooler = getattr(model, "pooler", None)
         if isinstance(pooler, torch.nn.Module):
@@ -147,73 +148,29 @@ class SentenceSimilarityTask(Task):
         inputs = self.pad(samples)
         return Batch(inputs, {"tokens": inputs["attention_mask"]})
 
-    def losses(
-        self, parts: Sequence[Sequence[Sample]], forward: Forward, traffic: Traffic
-    ) -> Iterator[tuple[torch.Tensor, bool]]:
-        """As in Task; the loss of a part is a share of that of all ranks' rows.
+    def group_texts(self, rows: Sequence[Sample]) -> tuple[list[list[Sample]], torch.Tensor]:
+        """The texts of rows, of about the same length in each group.
 
-        Several parts are computed twice, at first for the embeddings only: the gradient of each
-        depends on all others (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size under
-        Memory Limited Setup).
-        """
-        texts, own, counts = self._all_texts([row for part in parts for row in part], traffic)
-
-        def loss_of(embeddings: torch.Tensor) -> torch.Tensor:
-            gathered = gather_rows(embeddings, counts, traffic)
-            return ranking_loss(gathered, texts, own, self.options.scale, self.options.symmetric)
-
-        if len(parts) < 2:
-            found = [self._embed(part, forward) for part in parts]
-            nothing = torch.empty(0, self._width, requires_grad=True)  # the others need its answer
-            yield loss_of(found[0] if found else nothing), True
-            return
-        random = torch.get_rng_state()
-        found = [self._embed(part, forward).detach() for part in parts]
-        embeddings = torch.cat(found).requires_grad_()
-        loss = loss_of(embeddings)
-        loss.backward()
-        gradients = embeddings.grad.split(list(map(len, found)))
-        torch.set_rng_state(random)  # the same dropout again
-        value = loss.detach()
-        for number, (part, gradient) in enumerate(zip(parts, gradients, strict=True), start=1):
-            product = (self._embed(part, forward) * gradient).sum()
-            yield product - product.detach() + value, number == len(parts)
-            value = torch.zeros(())
-
-    def _all_texts(
-        self, rows: Sequence[Sample], traffic: Traffic
-    ) -> tuple[Texts, slice, list[int]]:
-        """The texts of all ranks' rows, which rows are this rank's, and texts by rank."""
-        pairs = [
-            (text, min(place, NEGATIVE)) for row in rows for place, text in enumerate(row["texts"])
-        ]
-        counts = count_rows(len(pairs), traffic)
-        own = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
-        numbers, kinds = gather_rows(own, counts, traffic).T
-        rank = dist.get_rank()
-        before = int((kinds[: sum(counts[:rank])] == QUERY).sum())
-        return Texts(numbers, kinds), slice(before, before + len(rows)), counts
-
-    def _embed(self, rows: Sequence[Sample], forward: Forward) -> torch.Tensor:
-        """The embeddings of rows' texts, of length 1, shape (texts, width).
-
-        Texts of about the same length are computed together.
+        Returns:
+            The groups, and the place of each text in all groups one after the other.
         """
         texts = [ids for row in rows for ids in _texts_in(row)]
         groups = length_groups(list(map(len, texts)))
-        found = []
-        for group in groups:
-            outputs, targets = forward([{"input_ids": texts[i]} for i in group])
-            found.append(self._pool(outputs, targets["tokens"]))
         places = torch.tensor(list(chain.from_iterable(groups))).argsort()
-        return functional.normalize(torch.cat(found), dim=-1)[places]
+        return [[{"input_ids": texts[i]} for i in group] for group in groups], places
 
-    def _pool(self, outputs: Any, tokens: torch.Tensor) -> torch.Tensor:
+    def batch_loss(self, embeddings: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
+        """The sum of this rank's rows' losses, from the embeddings of all ranks' texts."""
+        options = self.options
+        return ranking_loss(embeddings, texts, options.scale, options.symmetric)
+
+    def pool(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """One vector for each text, in fp32.
 
         Args:
-            tokens: shape (texts, length), 0 for padding.
+            targets: `tokens` of shape (texts, length), 0 for padding.
         """
+        tokens = targets["tokens"]
         hidden = outputs.last_hidden_state.float()
         if self.modules.pooling == "cls":
             return hidden[:, 0]
@@ -222,11 +179,10 @@ class SentenceSimilarityTask(Task):
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """The embedding of each text, as base64 of its fp32 numbers."""
-        tokens = self.collate(samples).targets["tokens"]
-        found = self._pool(outputs, tokens)
+        embeddings = self.pool(outputs, self.collate(samples).targets)
         if self.modules.normalize:
-            found = functional.normalize(found, dim=-1)
-        return [base64.b64encode(one.numpy().tobytes()).decode("ascii") for one in found]
+            embeddings = functional.normalize(embeddings, dim=-1)
+        return [base64.b64encode(row.numpy().tobytes()).decode("ascii") for row in embeddings]
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """How well the queries find their texts among all texts of the set, by the cosine."""
@@ -256,7 +212,7 @@ class SentenceSimilarityTask(Task):
         length = longest_input(model.config, self.tokenizer) or self.options.max_length
         documents = module_files(
             self.modules,
-            self._width,
+            self.width,
             min(length, self.options.max_length),
             {"transformers": transformers.__version__, "pytorch": torch.__version__},
         )

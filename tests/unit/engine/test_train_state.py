@@ -3,7 +3,7 @@ import math
 import pytest
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.engine.best import BestEvaluation
+from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError
 
 NAN = math.nan
@@ -28,12 +28,15 @@ NAN = math.nan
 def test_the_best_evaluation(
     changes: dict[str, object], evaluations: list[dict[str, float]], metric: str, best: int | None
 ) -> None:
-    found = BestEvaluation(Training(**changes))
-    improved = [step for step, one in enumerate(evaluations, 1) if found.update(one, step)]
-    assert (found.metric, found.step) == (metric, best)
+    state, improved = TrainState(), []
+    for state.step, state.metrics in enumerate(evaluations, 1):
+        if state.update_best(Training(**changes)):
+            improved.append(state.step)
+    assert (state.best_metric, state.best_step) == (metric, best)
     assert improved[-1:] == ([best] if best else [])
 
 
 def test_an_unknown_metric_is_an_error_that_names_the_others() -> None:
+    state = TrainState(metrics={"accuracy": 1, "f1": 1})
     with pytest.raises(TrainError, match=r"'bleu'.*accuracy, f1"):
-        BestEvaluation(Training(metric_for_best_model="bleu")).update({"accuracy": 1, "f1": 1}, 1)
+        state.update_best(Training(metric_for_best_model="bleu"))

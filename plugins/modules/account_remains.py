@@ -1,0 +1,197 @@
+#!/usr/bin/python
+# Apache-2.0 (see LICENSE)
+"""Ends the processes of an account and removes what it left outside of its home."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: account_remains
+short_description: Ends an account's processes and removes what it left outside of its home
+description:
+  - Removes the account's timed jobs (cron and at) and its lingering, ends its processes, and
+    removes its temporary files, shared memory, message queues and semaphores. The account itself,
+    its home and its mail stay.
+  - Run it before an account is removed, because whoever gets its number later would own all of it.
+  - Jobs are removed before the processes end, because they start some, and again afterwards,
+    because processes may add some while they end. Processes get SIGTERM, and after 5 seconds
+    SIGKILL.
+  - Names are removed, and links never followed, also where the account exchanges them meanwhile.
+version_added: 0.1.0
+author: The ftcluster authors (@ftcluster)
+options:
+  name:
+    description: The account's name.
+    type: str
+    required: true
+  uid:
+    description: Its number, which files and processes are recognized by. Not that of root.
+    type: int
+    required: true
+attributes:
+  check_mode:
+    description: Changes nothing, and does not say what it would change.
+    support: partial
+    details: What an account leaves changes all the time, so it is only found when it is removed.
+"""
+
+EXAMPLES = r"""
+- name: End its processes and remove its temporary files
+  ftcluster.cluster.account_remains:
+    name: ftcluster
+    uid: 998
+  become: true
+"""
+
+RETURN = r"""
+removed:
+  description: What was removed or ended.
+  returned: success
+  type: list
+  elements: str
+  sample: [its processes, /tmp/torchinductor_ftcluster]
+left:
+  description: Folders of the account that could not be removed, because others have files in them.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+JOBS = ("/var/spool/cron/crontabs", "/var/spool/cron", "/var/lib/systemd/linger")  # by name
+AT_JOBS = ("/var/spool/cron/atjobs", "/var/spool/at")  # by owner
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock")
+SHARED = {"shm": "-m", "msg": "-q", "sem": "-s"}  # tables of /proc/sysvipc, and ipcrm's options
+SECONDS_TO_END = 5
+
+
+def remove_jobs(name, uid):
+    """Remove the account's timed jobs and its lingering; returns their paths."""
+    removed = []
+    for path in (Path(folder, name) for folder in JOBS):
+        if path.is_file() and not path.is_symlink():
+            path.unlink()
+            removed.append(str(path))
+    for folder in filter(os.path.isdir, AT_JOBS):
+        removed += find(folder, "-xdev", "-type", "f", "-uid", str(uid), "-delete", "-print")
+    return removed
+
+
+def processes(uid):
+    """The ids of processes whose real user it is; a host may lack pgrep."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            lines = status.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            continue  # it has ended meanwhile
+        if [uid] == [int(line.split()[1]) for line in lines if line.startswith("Uid:")]:
+            found.append(int(status.parent.name))
+    return found
+
+
+def end(uid, number):
+    """Send all processes of a user a signal."""
+    for pid in processes(uid):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def end_processes(name, uid):
+    """End the account's processes and remove the jobs that they add; returns what was removed.
+
+    Raises:
+        OSError: processes do not end.
+    """
+    if not processes(uid):
+        return []
+    removed = ["its processes"]
+    end(uid, signal.SIGTERM)
+    deadline = time.monotonic() + SECONDS_TO_END
+    while processes(uid) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for _ in range(SECONDS_TO_END):
+        if processes(uid):
+            end(uid, signal.SIGKILL)
+            time.sleep(0.5)
+        removed += remove_jobs(name, uid)
+        left = processes(uid)
+        if not left:
+            return removed
+    raise OSError(f"processes of {name} do not end: {', '.join(map(str, left))}")
+
+
+def remove_temporary(uid):
+    """Remove the account's files where everybody may write; returns (removed, left)."""
+    removed, left = [], []
+    for folder in filter(os.path.isdir, TEMPORARY):
+        wanted = ("-xdev", "-mindepth", "1", "-depth", "-uid", str(uid))
+        removed += find(folder, *wanted, "-delete", "-print")
+        left += find(folder, *wanted, "-print")
+    return removed, left
+
+
+def remove_shared(uid):
+    """Remove the account's shared memory, queues and semaphores; returns their tables and ids."""
+    removed = []
+    for kind, option in SHARED.items():
+        table = Path("/proc/sysvipc", kind)
+        if not table.is_file():
+            continue
+        names, *rows = (line.split() for line in table.read_text(encoding="ascii").splitlines())
+        for row in rows:
+            if row[names.index("uid")] == str(uid):
+                subprocess.run(["ipcrm", option, row[1]], check=False)
+                removed.append(f"{table} {row[1]}")
+    return removed
+
+
+def find(folder, *arguments):
+    """The lines of find, which follows no links and removes by descriptor; errors are left out."""
+    argv = ["find", "-P", folder, *arguments]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    return os.fsdecode(done.stdout).splitlines()
+
+
+def remove_remains(name, uid):
+    """Remove all that the account left; returns (removed, left).
+
+    Raises:
+        OSError: its processes do not end, or a job cannot be removed.
+    """
+    removed = [*remove_jobs(name, uid), *end_processes(name, uid)]
+    temporary, left = remove_temporary(uid)
+    return [*removed, *temporary, *remove_shared(uid)], left
+
+
+def main():
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "uid": {"type": "int", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    name, uid = module.params["name"], module.params["uid"]
+    if uid <= 0 or "/" in name:
+        module.fail_json(msg=f"{name!r} with the number {uid} is no account to be removed")
+    if module.check_mode:
+        module.exit_json(changed=False, removed=[], left=[])
+    try:
+        removed, left = remove_remains(name, uid)
+    except OSError as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=bool(removed), removed=removed, left=left)
+
+
+if __name__ == "__main__":
+    main()

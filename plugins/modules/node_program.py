@@ -1,0 +1,109 @@
+#!/usr/bin/python
+# Apache-2.0 (see LICENSE)
+"""Runs a program of the package that trains, with the Python of a stack."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_program
+short_description: Runs a program of the package that trains
+description:
+  - Runs a Python module of C(ftcluster_train) with the Python of a stack, in the folder C(/), so
+    that nothing of the user's home is imported.
+  - Fails as M(ansible.builtin.command) does, with C(rc), C(stdout) and C(stderr).
+version_added: 0.1.0
+author: The ftcluster authors (@ftcluster)
+options:
+  stack:
+    description: The folder of the stack.
+    type: path
+    required: true
+  program:
+    description: The module's name in C(ftcluster_train).
+    type: str
+    required: true
+  arguments:
+    description: The program's arguments.
+    type: list
+    elements: str
+    default: []
+  stdin:
+    description: What it reads from its standard input; for secrets, which no argument may have.
+    type: str
+  compiles:
+    description: >-
+      Whether it keeps the bytecode of what it imports, in E(PYTHONPYCACHEPREFIX) or beside the
+      sources; for programs that import torch.
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    description: Does nothing.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: List the runs
+  ftcluster.cluster.node_program:
+    stack: /opt/ftcluster/current
+    program: host.runs
+    arguments: [list, /opt/ftcluster/runs]
+  register: runs
+  changed_when: false
+"""
+
+RETURN = r"""
+rc:
+  description: The program's exit code.
+  returned: always
+  type: int
+stdout:
+  description: What it printed.
+  returned: always
+  type: str
+stderr:
+  description: What it printed as errors.
+  returned: always
+  type: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+
+def command_of(stack, program, arguments, compiles):
+    """The program's command line.
+
+    >>> command_of("/s", "host.runs", ["list"], False)
+    ['/s/bin/python', '-B', '-m', 'ftcluster_train.host.runs', 'list']
+    """
+    options = [] if compiles else ["-B"]
+    return [f"{stack}/bin/python", *options, "-m", f"ftcluster_train.{program}", *arguments]
+
+
+def main():
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "stack": {"type": "path", "required": True},
+            "program": {"type": "str", "required": True},
+            "arguments": {"type": "list", "elements": "str", "default": []},
+            "stdin": {"type": "str", "no_log": True},
+            "compiles": {"type": "bool", "default": False},
+        }
+    )
+    given = module.params
+    argv = command_of(given["stack"], given["program"], given["arguments"], given["compiles"])
+    try:
+        code, out, err = module.run_command(
+            argv, data=given["stdin"], cwd="/", handle_exceptions=False
+        )
+    except OSError as error:
+        module.fail_json(msg=str(error), rc=error.errno, stdout="", stderr=str(error))
+    told = {"rc": code, "stdout": out.rstrip("\r\n"), "stderr": err.rstrip("\r\n")}
+    if code != 0:
+        module.fail_json(msg=f"{given['program']} ended with exit code {code}", **told)
+    module.exit_json(changed=True, **told)
+
+
+if __name__ == "__main__":
+    main()

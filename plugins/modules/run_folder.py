@@ -1,0 +1,126 @@
+#!/usr/bin/python
+# Apache-2.0 (see LICENSE)
+"""Makes the folder of a new run on the head, and says which stack is in use."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: run_folder
+short_description: Makes the folder of a new run, unless the head does not take one
+description:
+  - Follows the link of the stack in use, which may change during a run, so that the run keeps it.
+  - Refuses a run where the stack has another version of ftcluster than the control node, or where
+    another run has the hosts.
+  - Fails where a run of that name is there already, as for the second of two launches.
+version_added: 0.1.0
+author: The ftcluster authors (@ftcluster)
+options:
+  path:
+    description: The run's folder. Those above it are made as well.
+    type: path
+    required: true
+  stack:
+    description: The link to the stack in use.
+    type: path
+    required: true
+  version:
+    description: The version of ftcluster on the control node.
+    type: str
+    required: true
+  alone:
+    description: Whether the run is refused while another one has the hosts.
+    type: bool
+    default: true
+attributes:
+  check_mode:
+    description: Does nothing.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Make the run's folder
+  ftcluster.cluster.run_folder:
+    path: /opt/ftcluster/runs/mrpc-20260102-030405
+    stack: /opt/ftcluster/current
+    version: 0.1.0
+"""
+
+RETURN = r"""
+stack:
+  description: The folder of the stack in use.
+  returned: where the run is not refused
+  type: str
+  sample: /opt/ftcluster/stacks/native-1b2c3d4e5f60
+refused:
+  description: Why the run is refused; empty where it is not.
+  returned: success
+  type: str
+"""
+
+import subprocess
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+REFUSED = 3  # exit code of ftcluster_train.host.lease
+
+
+def installed_version(stack):
+    """The version of ftcluster_train in a stack, "" where there is none."""
+    found = sorted(stack.glob("lib/python3*/site-packages/ftcluster_train-*.dist-info"))
+    return found[-1].name[len("ftcluster_train-") : -len(".dist-info")] if found else ""
+
+
+def refusal(stack, runs, version, alone):
+    """Why the head takes no run, "" where it does.
+
+    Args:
+        stack: the folder of the stack in use.
+        runs: the folder of all runs.
+        version: that of ftcluster on the control node.
+        alone: whether another run is a reason.
+    """
+    installed = installed_version(stack)
+    if installed not in ("", version):
+        return (
+            f"the hosts have ftcluster {installed}, and this control node has {version}: "
+            f"run ftcluster setup, or install ftcluster {installed} here"
+        )
+    if alone:
+        argv = [f"{stack}/bin/python", "-B", "-m", "ftcluster_train.host.lease", "look", str(runs)]
+        done = subprocess.run(
+            argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/", check=False
+        )
+        if done.returncode == REFUSED:
+            return done.stderr.decode(errors="replace").strip()
+    return ""
+
+
+def main():
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "stack": {"type": "path", "required": True},
+            "version": {"type": "str", "required": True},
+            "alone": {"type": "bool", "default": True},
+        }
+    )
+    path, link = Path(module.params["path"]), Path(module.params["stack"])
+    try:
+        stack = link.resolve(strict=True)
+    except (OSError, RuntimeError):  # a loop of links
+        module.fail_json(msg=f"{link} leads to no stack: run ftcluster setup")
+    try:
+        refused = refusal(stack, path.parent, module.params["version"], module.params["alone"])
+        if refused:
+            module.exit_json(changed=False, refused=refused)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o750)
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename or path}: {error.strerror}")
+    module.exit_json(changed=True, stack=str(stack), refused="")
+
+
+if __name__ == "__main__":
+    main()

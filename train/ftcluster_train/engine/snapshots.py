@@ -1,0 +1,133 @@
+"""Recent states of a training, for a start after a failure."""
+
+import copy
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
+from ftcluster_train.engine.optim.optimizer_step import OptimizerStep
+from ftcluster_train.engine.optim.state import State, exhaust
+from ftcluster_train.engine.state_files import write_state
+from ftcluster_train.engine.train_state import TrainState
+from ftcluster_train.errors import first_line
+from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
+from ftcluster_train.io.memory import free_memory
+
+COST_SHARE = 0.01  # of the training's time
+LAST_PRIORITY = 19  # as nice(1)
+MEMORY_SHARE = 0.1  # of the free memory: a larger state is not copied for a snapshot
+
+
+class Snapshots:
+    """The recent states on each host, written beside the training.
+
+    The training waits for the copy in memory only; a thread writes it to the disk. Where ranks have
+    different pieces, the thread gathers them, so that each host writes the whole state.
+
+    Args:
+        folder: where they are; the newest one stays.
+        seconds: between two, or longer so that they cost at most COST_SHARE of the time; 0: none.
+        sharded: whether ranks have different pieces; each rank makes it at the same time then.
+        notice: called with what a user should know.
+        shared: whether all hosts have the same folder; rank 0 writes then, for all of them.
+
+    Attributes:
+        costs: seconds by which each has made the training longer: that it waited, the writer's CPU
+            time over the threads of this rank, and what it waited for the other ranks' pieces.
+    """
+
+    def __init__(
+        self, folder: Path, seconds: float, sharded: bool, world: World,
+        notice: Callable[[str], None], shared: bool = False,
+    ) -> None:  # fmt: skip
+        self._folder, self._notice = folder, notice
+        self._writes = folder_led(world.rank, shared) is not None
+        self._seconds = seconds if self._writes or sharded else 0.0
+        self._problem = ""  # why the last one could not be written
+        self._pause, self._threads = seconds, torch.get_num_threads()
+        self.costs: list[float] = []
+        if seconds and self._writes:
+            remove_leftovers(folder)
+        # beside the collectives of the training, so not on the same connections
+        self._group = dist.new_group(backend="gloo") if seconds and sharded else None
+        self._last = time.monotonic()
+        self._writer: threading.Thread | None = None
+        self._copy: State | None = None
+
+    def is_pausing(self) -> bool:
+        """Whether it is too early for the next one on this rank, or one is being written."""
+        if not self._seconds:
+            return False
+        early = time.monotonic() - self._last < self._pause
+        return early or (self._writer is not None and self._writer.is_alive())
+
+    def take(self, optimizer: OptimizerStep, train_state: TrainState) -> None:
+        """Take a snapshot; every rank calls it, once no rank is pausing."""
+        if not self._seconds:
+            return
+        self._last = time.monotonic()
+        self._tell()
+        tensors = optimizer.state()
+        if not tensors or not (self._copy or self._fits(tensors)):
+            self._seconds = 0.0
+            return
+        self._copy = self._copy or tensors.like()
+        began = time.monotonic()
+        self._copy.copy(tensors)
+        work = (self._copy, copy.deepcopy(train_state), time.monotonic() - began)
+        self._writer = threading.Thread(target=self._write, args=work, daemon=True)
+        self._writer.start()
+
+    def _fits(self, tensors: State) -> bool:
+        """Whether there is memory for the copy."""
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if tensors.sharded else 1
+        size = ranks * tensors.own_nbytes  # copied on this host
+        fits = size <= MEMORY_SHARE * free_memory()
+        if tensors.sharded:
+            fits = all(gather_over_ranks(fits))
+        if not fits:
+            share = f"{size / 1e6:.0f} MB are more than {MEMORY_SHARE:.0%} of the free memory"
+            self._notice(f"no snapshots are taken: {share}; training.save_strategy saves")
+        return fits
+
+    def _write(self, tensors: State, state: TrainState, waited: float) -> None:
+        """A full disk costs the snapshots, not the training."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST_PRIORITY)  # of this thread
+        gathered = tensors.gather_seconds
+        try:
+            self._write_files(tensors, state)
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError where a rank is lost
+            self._problem = f"no snapshot of step {state.step}: {first_line(error)}"
+        gathering = tensors.gather_seconds - gathered
+        self.costs.append(waited + time.thread_time() / self._threads + gathering)
+        self._pause = max(self._seconds, self.costs[-1] / COST_SHARE)
+
+    def _write_files(self, tensors: State, state: TrainState) -> None:
+        final = self._folder / f"snapshot-{state.step}"
+        pieces = tensors.pieces(self._group)
+        try:
+            if self._writes:
+                with new_folder(final) as partial:
+                    write_state(partial, tensors.header, pieces, state)
+                for older in self._folder.glob("snapshot-*[0-9]"):
+                    if older != final:
+                        remove(older)
+        finally:
+            exhaust(pieces)
+
+    def wait(self) -> None:
+        """Until the one that is being written is on the disk."""
+        if self._writer:
+            self._writer.join()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._problem:
+            self._notice(self._problem)
+            self._problem = ""
