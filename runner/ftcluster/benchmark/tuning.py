@@ -1,10 +1,8 @@
 """The search for the fastest settings of a training, and its result. No I/O: trials are given.
 
-Successive halving (Jamieson and Talwalkar 2016) on top of the plan's default: each setting is tried
-alone, those that helped are put together, the slower half is left out in each round, and the rest
-trains twice as many steps. The default is repeated between the others, because hosts are faster at
-one time than at another. At the end the best ones and the default take turns, and a setting is
-taken only if it is faster by more than these repeated trials differ.
+Each setting is tried alone, with the plan's default between the others, because hosts are faster at
+one time than at another. The best one, all that helped together, and the default then take turns,
+and a setting is taken only if it is faster by more than these repeated trials differ.
 """
 
 import math
@@ -29,18 +27,14 @@ from ftcluster_common.recipe import Recipe
 Settings = Mapping[str, Any]  # fields of a recipe, see planning.tuned; none: the plan's default
 DEFAULT: Settings = {}
 RANKS, CORES, ALLOCATOR, BATCH = "ranks_per_host", "communication_cores", "allocator", "batch_size"
-BACKEND, BUCKET = "training.ddp_backend", "training.ddp_bucket_cap_mb"
-SHARDED = "training.shard_optimizer"
-BUCKETS = (8, 100)  # MiB; the default is 25
+BACKEND = "training.ddp_backend"
 MORE_RANKS = (2, 4)  # in a NUMA node
 MOST_CORES = 2  # for communication
 CORES_A_CORE = 4  # of a rank for each that is tried for communication
 BATCHES = (2, 4)  # times the recipe's
 
-FINAL = 0  # the round in which finalists and the default take turns
+FIRST, FINAL = 1, 0  # the round of each setting alone; that in which the best take turns
 FINALISTS = 2
-# With 4 turns, trials that differ by up to 10 % chose a wrong winner in 1 of 300 simulated
-# searches, and with trials that differ by 4 % none of 300 missed a setting that is worth 8 %.
 TURNS = 4  # of each in the last round
 LEAST_TURNS = 3  # that decide, if the time is over
 BETWEEN = 3  # candidates between two trials of the default
@@ -67,7 +61,7 @@ class Trial:
     """A training of some steps.
 
     Attributes:
-        round: from 1 on, or FINAL.
+        round: FIRST or FINAL.
         samples_per_second: None where it failed.
         problem: why it failed.
     """
@@ -118,11 +112,6 @@ def candidates(
         yield from ({BACKEND: name} for name in backends if name != plan.backend)
     if several and recipe.communication_cores is None and plan.backend != CCL:
         yield from ({CORES: cores} for cores in _communication_cores(hosts, plan))
-    if several and training.ddp_bucket_cap_mb is None and not plan.ipex:
-        yield from ({BUCKET: size} for size in BUCKETS)
-    may_shard = training.shard_optimizer == "auto" and training.sync == "step" and not plan.ipex
-    if len(hosts) > 1 and may_shard:
-        yield {SHARDED: not plan.shard_optimizer}
     if recipe.allocator == "auto" and any(host.tcmalloc for host in hosts):
         yield {ALLOCATOR: "libc"}
     if batch and not fixed_batch:
@@ -154,21 +143,23 @@ def _communication_cores(hosts: Sequence[HostFacts], plan: LaunchPlan) -> Iterat
             yield cores
 
 
-def merged(ranked: Sequence[Settings]) -> list[Settings]:
-    """The settings that helped, put together: all of them, and the best two.
+def together(ranked: Sequence[Settings]) -> Settings:
+    """The settings that helped, as one.
 
     Args:
         ranked: single settings, the best first.
 
-    >>> merged([{"a": 1}, {"b": 1}, {"a": 2}, {"c": 1}])
-    [{'a': 1, 'b': 1, 'c': 1}, {'a': 1, 'b': 1}]
+    >>> together([{"a": 1}, {"b": 1}, {"a": 2}])
+    {'a': 1, 'b': 1}
     """
-    best: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for settings in ranked:
-        best = {**settings, **best}
-    order = list(dict.fromkeys(name for settings in ranked for name in settings))
-    sizes = sorted({len(order), min(2, len(order))} - {0, 1}, reverse=True)
-    return [{name: best[name] for name in order[:size]} for size in sizes]
+        found = {**settings, **found}
+    return dict(sorted(found.items(), key=lambda pair: _rank(pair[0], ranked)))
+
+
+def _rank(name: str, ranked: Sequence[Settings]) -> int:
+    return next(number for number, settings in enumerate(ranked) if name in settings)
 
 
 class Search:
@@ -182,8 +173,6 @@ class Search:
         measure: trains so many steps with these settings; raises FtclusterError where it fails.
         left: seconds that are left.
         say: takes a line about what is tried.
-        further: candidates that only make sense beside these settings, which were faster than the
-            default.
     """
 
     def __init__(
@@ -191,14 +180,12 @@ class Search:
         measure: Callable[[Settings, int], Measured],
         left: Callable[[], float],
         say: Callable[[str], None],
-        further: Callable[[Settings], Sequence[Settings]] = lambda _: (),
         seed: int = 0,
     ) -> None:
-        self._measure, self._left, self._say, self._further = measure, left, say, further
+        self._measure, self._left, self._say = measure, left, say
         self._random = random.Random(seed)
         self.trials: list[Trial] = []
         self.left_out: list[Settings] = []
-        self._untried: list[Settings] = []  # of the round, for lack of time
         self._overhead = self._step = 0.0  # seconds of a trial's start and end, and of a step
 
     def run(self, pool: Sequence[Settings]) -> None:
@@ -215,24 +202,9 @@ class Search:
             f"{duration(self._overhead)} besides its steps"
         )
         steps = max(FIRST_STEPS, math.ceil(1.5 * TRIAL_SECONDS / self._step))
-        pool, number = list(pool), 1
-        while pool:
-            faster = self._round(pool, number, steps)
-            keep = max(FINALISTS, math.ceil(len(pool) / 2))
-            pool = faster[:keep]
-            if number > 1:
-                pool = [*faster, *self._untried][:keep]
-            else:
-                self.left_out = self._untried
-                alone = [one for one in faster if len(one) == 1]
-                more = [*merged(alone), *(one for best in faster for one in self._further(best))]
-                pool = [*more[:1], *pool[:1], *more[1:], *pool[1:]]
-            ends = len(pool) + math.ceil(len(pool) / BETWEEN) + 1  # trials of the next round
-            longer = ends * self._cost(2 * steps) + self._reserve(2 * steps, FINALISTS)
-            if len(pool) <= FINALISTS or self._left() < longer:
-                break
-            number, steps = number + 1, 2 * steps
-        self._final(pool[:FINALISTS], steps)
+        faster = self._round(pool, steps)
+        all_of_them = together(faster)
+        self._final([all_of_them, *(one for one in faster if one != all_of_them)], steps)
 
     def _cost(self, steps: int) -> float:
         return self._overhead + steps * self._step
@@ -241,28 +213,28 @@ class Search:
         """Return the seconds that the last round takes."""
         return turns * (finalists + 1) * self._cost(steps)
 
-    def _round(self, pool: Sequence[Settings], number: int, steps: int) -> list[Settings]:
+    def _round(self, pool: Sequence[Settings], steps: int) -> list[Settings]:
         """Try candidates in order; return those faster than the default, the fastest first."""
-        order, self._untried = list(pool), []
-        began = len(self.trials)
+        order = list(pool)
 
         def has_time(trials: int) -> bool:
             last_round = self._reserve(steps, 1, LEAST_TURNS)
             return self._left() >= trials * self._cost(steps) + last_round
 
         while order and has_time(3):  # the default, a candidate, the default
-            self._try(DEFAULT, number, steps)
+            self._try(DEFAULT, FIRST, steps)
             for _ in range(min(BETWEEN, len(order))):
                 if has_time(2):
-                    self._try(order.pop(0), number, steps)
-        self._untried = order
-        if len(self.trials) > began:
-            self._try(DEFAULT, number, steps)
-        known = relative(self.trials[began:])
+                    self._try(order.pop(0), FIRST, steps)
+        self.left_out = order
+        if self.trials:
+            self._try(DEFAULT, FIRST, steps)
+        known = relative(self.trials)
         faster = [(speed, trial.settings) for trial, speed in known if speed > 1]
         return [settings for _, settings in sorted(faster, key=lambda pair: -pair[0])]
 
-    def _final(self, finalists: Sequence[Settings], steps: int) -> None:
+    def _final(self, ranked: Sequence[Settings], steps: int) -> None:
+        finalists = [settings for settings in ranked if settings][:FINALISTS]
         if finalists and self._left() < self._reserve(steps, len(finalists)):
             finalists = finalists[:1]
         for _ in range(TURNS if finalists else 0):
@@ -287,7 +259,7 @@ class Search:
 
     def _try(self, settings: Settings, number: int, steps: int) -> None:
         what = written(settings) or "the plan's default"
-        where = "last round" if number == FINAL else f"round {number}"
+        where = "last round" if number == FINAL else "alone"
         self._say(f"{where}, {counted(steps, 'step')}: {what} ...")
         try:
             measured = self._measured(settings, steps)
@@ -367,7 +339,7 @@ def document(
     recipe: str, stack: str, search: Search, verdict: Verdict, seconds: float, state: str = "done"
 ) -> dict[str, Any]:
     """The result of `tune --json`."""
-    first = [one for one in search.trials if one.round == 1]
+    first = [one for one in search.trials if one.round == FIRST]
     defaults = [one.samples_per_second for one in first if not one.settings]
     alike = [speed for speed in defaults if speed]
     return {

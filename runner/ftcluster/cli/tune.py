@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
         "tune",
         help="find the fastest launch of a training on this cluster",
         description="Trains some steps of a recipe with other ranks per host, cores for "
-        "communication, backends, bucket sizes and allocators than the plan's, and compares the "
+        "communication, backends and allocators than the plan's, and compares the "
         "samples per second. If something is faster than the plan's default by more than repeated "
         "trials differ, plan and train use it for this recipe on these hosts from then on.",
         usage="ftcluster tune [RECIPE] [key=value ...] [options]",

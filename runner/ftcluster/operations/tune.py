@@ -109,7 +109,6 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
         trials.measure,
         lambda: request.budget_seconds - (time.monotonic() - began),
         trials.view.say,
-        trials.further,
         request.seed,
     )
     state = "done"
@@ -169,19 +168,12 @@ class _Trials:
         found = one.prepared(self.cluster, use_tuning=False)
         return self._request.launch.applied_to(found)
 
-    def candidates(self, beside: Settings = tuning.DEFAULT) -> list[Settings]:
-        """What may be faster than the plan's default, or than these settings."""
-        plan = self.prepared(beside).plan
+    def candidates(self) -> list[Settings]:
+        """What may be faster than the plan's default."""
+        plan = self.prepared(tuning.DEFAULT).plan
         backends = stack_of(self.hosts, load_stacks()).backends
-        found = candidates(self.recipe, self.hosts.hosts, plan, backends, self._request.batch)
-        return [{**beside, **one} for one in found if not (set(one) & set(beside))]
-
-    def further(self, settings: Settings) -> list[Settings]:
-        """What only several ranks can have, beside a number of them, where the plan has one."""
-        if set(settings) != {RANKS} or self.prepared(tuning.DEFAULT).plan.world_size > 1:
-            return []
-        known = {name for one in self.candidates() for name in one}
-        return [one for one in self.candidates(settings) if not set(one) - {RANKS} <= known]
+        hosts = self.hosts.hosts
+        return list(candidates(self.recipe, hosts, plan, backends, self._request.batch))
 
     def fixed(self) -> list[str]:
         """Lines about what is not tried, because it is set."""
@@ -191,8 +183,6 @@ class _Trials:
             "communication_cores": (recipe.communication_cores, None),
             "allocator": (recipe.allocator, "auto"),
             "training.ddp_backend": (training.ddp_backend, "auto"),
-            "training.ddp_bucket_cap_mb": (training.ddp_bucket_cap_mb, None),
-            "training.shard_optimizer": (training.shard_optimizer, "auto"),
         }
         return [
             f"not tried, because it is set: {written({name: value})}"

@@ -25,8 +25,8 @@ from ftcluster.recipe.recipe import parse_recipe
 from tests.unit.clusters import STACKS, cluster, host
 
 POOL: list[Settings] = [
-    {"ranks_per_host": 1}, {"training.ddp_backend": "gloo"}, {"training.ddp_bucket_cap_mb": 8},
-    {"training.ddp_bucket_cap_mb": 100}, {"allocator": "libc"},
+    {"ranks_per_host": 1}, {"training.ddp_backend": "gloo"}, {"communication_cores": 0},
+    {"communication_cores": 2}, {"allocator": "libc"},
 ]  # fmt: skip
 Worth = Mapping[str, float]
 TEXT = "model: m\ndata: d\ntext_columns: [a]\nbatch_size: 64\n"
@@ -57,10 +57,10 @@ class Hosts:
 
 
 def test_what_helped_is_put_together() -> None:
-    worth = {"training.ddp_bucket_cap_mb=8": 1.1, "allocator=libc": 1.06, "ranks_per_host=1": 0.5}
+    worth = {"communication_cores=0": 1.1, "allocator=libc": 1.06, "ranks_per_host=1": 0.5}
     hosts = Hosts(worth, noise=0.005)
     verdict = decide(hosts.search().trials)
-    assert verdict.settings == {"training.ddp_bucket_cap_mb": 8, "allocator": "libc"}
+    assert verdict.settings == {"communication_cores": 0, "allocator": "libc"}
     assert verdict.speed_up == pytest.approx(1.1 * 1.06, abs=0.01)
 
 
@@ -80,12 +80,12 @@ def test_hosts_that_become_slower_choose_nothing() -> None:
 
 @pytest.mark.parametrize("budget", [10, 60, 120, 300, 600, 900, 1500, 3600])
 def test_the_time_is_kept_and_the_last_round_has_its_part(budget: int) -> None:
-    hosts = Hosts({"training.ddp_bucket_cap_mb=8": 1.2})
+    hosts = Hosts({"communication_cores=0": 1.2})
     search = hosts.search(budget)
     first, longest = 8 + 9 * 0.1, max((8 + 0.1 * one.steps for one in search.trials), default=0)
     assert hosts.clock <= max(first, budget + longest)
     if budget >= 300:
-        assert decide(search.trials).settings["training.ddp_bucket_cap_mb"] == 8
+        assert decide(search.trials).settings["communication_cores"] == 0
     if budget <= 60:
         assert search.trials == []
         assert search.left_out
@@ -130,7 +130,7 @@ def test_the_default_must_not_fail() -> None:
 
 
 def test_what_is_known_when_it_is_stopped() -> None:
-    hosts = Hosts({"training.ddp_bucket_cap_mb=8": 1.2})
+    hosts = Hosts({"communication_cores=0": 1.2})
     whole = len(hosts.search().trials)
     for stop in range(1, whole + 1):
         hosts.clock, count = 0.0, 0
@@ -162,8 +162,7 @@ def test_candidates_are_what_has_an_effect_and_is_not_set() -> None:
         {"ranks_per_host": 1}, {"ranks_per_host": 4}, {"ranks_per_host": 8},
         {"training.ddp_backend": "gloo"},
         {"communication_cores": 0}, {"communication_cores": 2},
-        {"training.ddp_bucket_cap_mb": 8}, {"training.ddp_bucket_cap_mb": 100},
-        {"training.shard_optimizer": True}, {"allocator": "libc"},
+        {"allocator": "libc"},
         {"batch_size": 128}, {"batch_size": 256},
     ]  # fmt: skip
     one = host("a", cores=2)
@@ -176,13 +175,11 @@ def test_candidates_are_what_has_an_effect_and_is_not_set() -> None:
     ]
     assert names("", replace(one, tcmalloc=""), host("b", cores=3, tcmalloc="")) == [
         {"ranks_per_host": 2}, {"training.ddp_backend": "gloo"},
-        {"training.ddp_bucket_cap_mb": 8}, {"training.ddp_bucket_cap_mb": 100},
-        {"training.shard_optimizer": True},
     ]  # fmt: skip
 
 
 def test_the_result_as_text(said: Callable[[object], None]) -> None:
-    hosts = Hosts({"training.ddp_bucket_cap_mb=8": 1.1, "ranks_per_host=1": 0.7}, noise=0.01)
+    hosts = Hosts({"communication_cores=0": 1.1, "ranks_per_host=1": 0.7}, noise=0.01)
     search = hosts.search()
     verdict = decide(search.trials)
     said("\n".join(lines(document("mrpc", "native", search, verdict, hosts.clock))))
