@@ -47,23 +47,22 @@ def main(data: str, model: str) -> None:
 
 def draw(inventory: str, data: str, model: str) -> None:
     """Set up, train, and save what the terminal showed."""
-    from ftcluster.cli.setup import setup
-    from ftcluster.cli.train import prepare_run, summary
-    from ftcluster.cluster.saved import recall
-    from ftcluster.launch.training_run import train
+    from ftcluster.operations.connection import Connection
+    from ftcluster.operations.setup import SetupRequest, setup
+    from ftcluster.operations.train import TrainRequest, train
     from ftcluster.progress.pictures import run_picture, setup_picture
     from ftcluster.progress.view import make_view
 
-    ready = setup((Path(inventory),), (), make_view(verbose=False))
-    run = prepare_run(["mrpc", "training.max_steps=60"], recall(), data, model)
-    progress = train(run, make_view(verbose=False))
+    view = make_view(verbose=False)
+    ready = setup(SetupRequest(Connection((inventory,))), view)
+    trained = train(TrainRequest(("mrpc", "training.max_steps=60"), data, model), view)
     console = Console(file=io.StringIO(), record=True, width=WIDTH, force_terminal=True)
     for command, picture, lines in (
-        ("setup inventory.ini", setup_picture(ready.progress), ready.table),
+        ("setup inventory.ini", setup_picture(ready.stages.progress), ready.stages.table),
         (
             "train mrpc max_steps=60 --data DIR --model DIR",
-            run_picture(progress),
-            [summary(progress, run)],
+            run_picture(trained.progress),
+            trained.lines(),
         ),
     ):
         console.print(Text(f"$ ftcluster {command}", style="bold"))

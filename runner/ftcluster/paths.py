@@ -4,15 +4,16 @@ import contextlib
 import fcntl
 import itertools
 import json
+import logging
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
@@ -47,11 +48,6 @@ def memory_dir() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a path or argument is UTF-8; other bytes are surrogates (PEP 383)."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
 def plain_name(text: str) -> str:
     """A name of at most 40 letters, digits, dots, dashes and underscores.
 
@@ -80,8 +76,8 @@ def locked_state() -> Iterator[None]:
 def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
     """What a JSON file of the state folder has; None where there is none.
 
-    A damaged file is no reason to fail, and nothing is written over it: stderr says that it is
-    kept under another name, and the command goes on without it.
+    A damaged file is no reason to fail, and nothing is written over it: a warning says that it is
+    kept under another name, and what was asked goes on without it.
 
     Args:
         form: makes the result of the document; ValueError, LookupError, TypeError and
@@ -97,7 +93,7 @@ def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
         with contextlib.suppress(FileNotFoundError):  # another command has moved it meanwhile
             path.rename(aside)
         why = " ".join(f"{error!r}"[:100].split())
-        print(f"note: {path} is damaged ({why}); kept as {aside.name}", file=sys.stderr)
+        LOG.warning("note: %s is damaged (%s); kept as %s", path, why, aside.name)
         return None
 
 

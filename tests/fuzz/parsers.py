@@ -42,14 +42,14 @@ from ftcluster.ansible.answers import (
     WrongAnswer,
 )
 from ftcluster.ansible.playbook import read_event
-from ftcluster.cli.plan import read_facts
-from ftcluster.cli.report import read_scaling
 from ftcluster.cluster.price import read_price
 from ftcluster.cluster.record import record_of
 from ftcluster.cluster.saved import recall
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import EventReader, read_event_line
 from ftcluster.launch.record import end_of, read_record, recorded_place
+from ftcluster.operations.facts_file import read_facts
+from ftcluster.operations.report import read_scaling
 from ftcluster.planning.model_size import model_size, size_from_scratch
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view

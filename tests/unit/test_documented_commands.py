@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.cli import main
+from ftcluster.cli import commands as command_line
 from ftcluster.errors import UsageError
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster.user_script.compatibility import incompatibilities
@@ -25,7 +25,7 @@ def problem(command: Command) -> str | None:
         words.append("--help")
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            main.read_arguments(words)
+            command_line.read_arguments(words)
     except SystemExit:  # --help
         return None
     except UsageError as error:
@@ -34,7 +34,7 @@ def problem(command: Command) -> str | None:
 
 
 def test_ftcluster_takes_all_of_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "build_parser", functools.cache(main.build_parser))
+    monkeypatch.setattr(command_line, "build_parser", functools.cache(command_line.build_parser))
     ours = {one.text: one for one in SHOWN if one.words[0] == "ftcluster"}.values()
     refused = [(one.where, one.text, said) for one in ours if (said := problem(one))]
     assert refused == []

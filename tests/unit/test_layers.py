@@ -30,6 +30,8 @@ def imports(source: Path, package: str) -> Iterator[tuple[str, str, str]]:
     """Each import of the package's own: file and line, who imports, what is imported."""
     for path in sorted((source / package).rglob("*.py")):
         importer = path.relative_to(source / package).parts[0].removesuffix(".py")
+        if importer == "__init__":  # its own modules take nothing of it
+            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path}:{node.lineno}: a relative import"
@@ -73,3 +75,34 @@ def test_an_arrow_up_is_seen(tmp_path: Path) -> None:
         ("planning", "cli"),
         ("planning", "launch"),
     ]
+
+
+CLI = ROOT / "runner/ftcluster/cli"
+# what the command line imports besides the operations: what prints, and errors
+PRINTS = {"cli", "operations", "progress", "text", "errors"}
+KNOWS_FIELDS = "usage.py"  # which words are fields of a recipe
+ADDS_COMMANDS = {"commands.py", "bench.py", "export.py"}
+SHARED = {  # of several commands
+    "ansible_options", "arguments", "connection", "help", "launch_arguments", "output", "parser",
+    "process", "recipe", "usage", "commands",
+}  # fmt: skip
+MOST_LINES = 120
+
+
+def test_the_command_line_parses_calls_and_prints() -> None:
+    wrong = [
+        f"{where} imports {imported}"
+        for where, importer, imported in imports(SOURCES["ftcluster"], "ftcluster")
+        if importer == "cli"
+        and imported not in PRINTS | ({"recipe"} if KNOWS_FIELDS in where else set())
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.name)
+def test_a_command_is_short_and_imports_no_other(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    found = re.findall(r"^from ftcluster\.cli(?:\.(\w+))? import (\w+)", text, re.MULTILINE)
+    others = {module or name for module, name in found} - SHARED
+    assert path.name in ADDS_COMMANDS or not others
+    assert len(text.splitlines()) <= MOST_LINES

@@ -20,11 +20,10 @@ import ansible_runner
 import yaml
 
 from ftcluster.ansible import child
-from ftcluster.ansible.options import answer_in_memory
 from ftcluster.ansible.pipes import Pipes
 from ftcluster.ansible.private_ansible import command_file, write_runner_settings
 from ftcluster.ansible.processes import end_descendants, memory_of
-from ftcluster.ansible.scratch import private_folder
+from ftcluster.ansible.scratch import answer_in_memory, private_folder
 from ftcluster.ansible.settings import ansible_environment
 from ftcluster.ansible.ssh_words import WITH_PASSWORD, of_host_key
 from ftcluster.errors import FtclusterError

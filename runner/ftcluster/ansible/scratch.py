@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ftcluster.paths import memory_dir
 
+MOST_BYTES = 1 << 16  # of an answer
 # the process, when it began, and its namespace of process ids: containers may share /dev/shm
 NAME = re.compile(r"ftcluster-(?P<pid>\d+)-(?P<start>\d+)-(?P<space>\d+)-\w+")
 
@@ -50,3 +51,15 @@ def _start_of(pid: int) -> int:
 def _space() -> int:
     """The number of this process's namespace of process ids."""
     return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def answer_in_memory(word: str) -> bytes | None:
+    """The answer that an argument has, as a path of this process's descriptor; else None.
+
+    Ansible resolves links in paths of become and SSH passwords, which one of a descriptor does not
+    survive.
+    """
+    before, _, descriptor = word.rpartition("/fd/")
+    if before != f"/proc/{os.getpid()}" or not descriptor.isdigit():
+        return None
+    return os.pread(int(descriptor), MOST_BYTES, 0)

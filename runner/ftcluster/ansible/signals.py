@@ -1,14 +1,13 @@
 """Signals: Ctrl-C and requests to end, as a counter that can be polled or as an exception."""
 
-import contextlib
 import signal
-from collections.abc import Iterator
+import threading
 from types import FrameType
 from typing import Any
 
 
 class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP while it is entered.
+    """Counts SIGINT, SIGTERM and SIGHUP while it is entered, in the main thread.
 
     Attributes:
         count: how many have come.
@@ -26,6 +25,8 @@ class Interrupts:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is not threading.main_thread():
+            return self  # Python gives signals to the main thread alone
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # nohup: the end of the terminal is to mean nothing
@@ -39,27 +40,3 @@ class Interrupts:
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
         self.first = self.first or number
-
-
-@contextlib.contextmanager
-def ended_in_order() -> Iterator[None]:
-    """SIGHUP and SIGTERM end the process as an exception does, so that it cleans up.
-
-    What the process was told to ignore (nohup) it goes on ignoring.
-    """
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    changed = [one for one in (signal.SIGHUP, signal.SIGTERM) if _is_default(one)]
-    for number in changed:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in changed:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _is_default(number: int) -> bool:
-    return signal.getsignal(number) == signal.SIG_DFL

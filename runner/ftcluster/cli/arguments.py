@@ -1,15 +1,7 @@
 """Arguments that several commands have, and the output of their results."""
 
 import argparse
-import json
 from collections.abc import Callable
-from typing import Any
-
-from ftcluster.text.terminal import print_lines
-from ftcluster_common.launch import GRACE_SECONDS
-from ftcluster_common.timeouts import DEFAULT_SECONDS
-
-MIN_TIMEOUT = 4  # seconds: a sign of life comes every second
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -38,94 +30,6 @@ def add_output(
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     if verbose:
         parser.add_argument("-v", "--verbose", action="store_true", help=verbose)
-
-
-def add_launch(parser: argparse.ArgumentParser) -> None:
-    """Add --nodes, --spares and --ranks-per-host."""
-    group = parser.add_argument_group("hosts and ranks")
-    group.add_argument("--nodes", type=at_least(1), metavar="N", help="use only the first N hosts")
-    group.add_argument(
-        "--spares",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="prepare the N hosts after those of --nodes, too; a restart uses them in place of "
-        "lost hosts",
-    )
-    group.add_argument(
-        "--ranks-per-host",
-        type=at_least(1),
-        metavar="N",
-        help="start N ranks on each host (default: the plan decides, mostly one a NUMA node)",
-    )
-
-
-def add_detach(parser: argparse.ArgumentParser) -> None:
-    """Add --detach."""
-    parser.add_argument(
-        "--detach", action="store_true", help="launch it, print its id and leave it running"
-    )
-
-
-def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
-    """Add --timeout, --min-nodes, and --max-restarts with its default."""
-    group = parser.add_argument_group("faults and restarts")
-    group.add_argument(
-        "--timeout",
-        type=at_least(MIN_TIMEOUT),
-        default=DEFAULT_SECONDS,
-        metavar="SECONDS",
-        dest="timeout_seconds",
-        help="a rank or host without a sign of life for so long is lost; all other time-outs "
-        f"follow from it (default: {DEFAULT_SECONDS:g})",
-    )
-    group.add_argument(
-        "--max-restarts",
-        type=at_least(0),
-        default=default,
-        metavar="N",
-        help="start the ranks again at most N times after one was killed, stopped or hung, or a "
-        f"host was lost and is back (default: {default})",
-    )
-    group.add_argument(
-        "--min-nodes",
-        type=at_least(1),
-        default=0,
-        metavar="N",
-        help="restart without lost hosts as long as N hosts are left; without it a restart waits "
-        "for them, 12 times --timeout",
-    )
-
-
-def add_grace(parser: argparse.ArgumentParser) -> None:
-    """Add --grace-seconds."""
-    parser.add_argument(
-        "--grace-seconds",
-        type=at_least(1),
-        default=GRACE_SECONDS,
-        metavar="N",
-        help="how long the ranks may take for their last checkpoint when the training is stopped "
-        f"(default: {GRACE_SECONDS:g})",
-    )
-
-
-def add_sharing(parser: argparse.ArgumentParser) -> None:
-    """Add --wait and --share-hosts."""
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument(
-        "--wait",
-        action="store_true",
-        help="wait for the end of a run that uses the hosts; without it the new one is refused",
-    )
-    either.add_argument(
-        "--share-hosts", action="store_true", help="start it beside a run that uses the hosts"
-    )
-
-
-def launch_options(options: argparse.Namespace) -> dict[str, Any]:
-    """What `add_restarts` and `add_sharing` have added, as fields of a Launch."""
-    names = ("max_restarts", "min_nodes", "wait", "share_hosts", "timeout_seconds")
-    return {name: getattr(options, name) for name in names}
 
 
 def add_dry_run(
@@ -161,16 +65,3 @@ def add_accept_new_host_keys(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="store the keys of hosts that ssh does not know; a changed key is always refused",
     )
-
-
-def print_result(options: argparse.Namespace, document: object, text: str) -> None:
-    """Print the result of a command, as JSON or as text that fits a terminal."""
-    if options.json:
-        print(json.dumps(document))
-    else:
-        print_lines(text.split("\n"))
-
-
-def print_detached(options: argparse.Namespace, run: str) -> None:
-    """Print the id of a run that continues without this command."""
-    print_result(options, {"run": run, "state": "running"}, run)

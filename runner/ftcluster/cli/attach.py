@@ -3,17 +3,11 @@
 import argparse
 from typing import Any
 
-from ftcluster.ansible.options import ask_passwords
-from ftcluster.cli.arguments import add_output, print_result
-from ftcluster.cli.run_options import add_run_options, find, one_name
-from ftcluster.cluster.price import price_document
-from ftcluster.errors import FtclusterError
-from ftcluster.launch.follow import Followed, attach, raise_if_stopped
-from ftcluster.launch.place import head_lost_hint
-from ftcluster.launch.record import read_record
-from ftcluster.progress.format import duration, metrics
+from ftcluster.cli.arguments import add_output
+from ftcluster.cli.connection import add_run_options, connected, one_name
+from ftcluster.cli.output import print_result
+from ftcluster.operations.attach import attach
 from ftcluster.progress.view import make_view
-from ftcluster.report.cost import cost_line, recorded_price
 
 
 def add_parser(commands: Any) -> None:
@@ -34,46 +28,11 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     given = one_name(options.words)
 
-    def on_event(event: dict[str, Any]) -> None:
-        if event["event"] == "output" and not options.json:
-            print(event["text"], end="", flush=True)
+    def on_output(text: str) -> None:
+        if not options.json:
+            print(text, end="", flush=True)
 
-    with ask_passwords(vars(options)) as passwords:
-        place, name = find(options, passwords, given)
-        followed = attach(place, name, make_view(options.verbose), on_event)
-    record = read_record(followed.progress.run) or {}
-    price = recorded_price(record) if followed.progress.result else None
-    document = {
-        **followed.progress.document(),
-        "price": price_document(price),
-        "cost": round(price.cost(followed.progress.seconds), 6) if price else None,
-    }
-    raise_if_stopped(followed, document)
-    if not followed.progress.ended or followed.progress.state != "done":
-        hint = head_lost_hint(name) if followed.outcome.unreachable else ""
-        raise FtclusterError(reason(followed), hint, details=document)
-    cost: tuple[str, ...] = ()
-    if price:
-        hosts = len(record["facts"])
-        epoch = followed.progress.epoch_seconds
-        cost = (cost_line(followed.progress.seconds, epoch, price, hosts),)
-    print_result(options, document, "\n".join([summary(document), *cost]))
+    with connected(options) as connection:
+        result = attach(connection, given, make_view(options.verbose), on_output)
+    print_result(options, result)
     return 0
-
-
-def reason(followed: Followed) -> str:
-    """Why a run did not end well."""
-    run, state = followed.progress.run, followed.progress.state
-    if state == "running":
-        state = "failed"
-    words = [error["message"] for error in followed.progress.errors]
-    words = words or [event.message for event in followed.outcome.failures]
-    return "\n  ".join([f"run {run} {state}", *words])
-
-
-def summary(document: dict[str, Any]) -> str:
-    """The result for a person."""
-    lines = [f"{document['run']}: {document['state']}, {duration(document['seconds'])}"]
-    if document["model"]:
-        lines += [metrics(document["metrics"]), f"model on the head: {document['model']}"]
-    return "\n".join(lines)

@@ -1,26 +1,20 @@
 """`ftcluster bench`: measures a cluster."""
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
-from ftcluster.benchmark.all_reduce import measure, prepare, read_size
-from ftcluster.benchmark.all_reduce_report import document, fp32_times, lines
 from ftcluster.cli import bench_scaling
-from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_result
+from ftcluster.cli.ansible_options import add_options
+from ftcluster.cli.arguments import add_output, at_least
+from ftcluster.cli.connection import add_cluster, connected
 from ftcluster.cli.help import example_lines
-from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
-from ftcluster.cli.usage import add_kinds
-from ftcluster.cluster.record import MeasuredOn, with_bench
-from ftcluster.cluster.saved import Cluster
-from ftcluster.errors import FtclusterError, UsageError
-from ftcluster.progress.view import View, make_view
-from ftcluster.provision.shared import change_record
-
-SIZES = "4K,64K,1M,4M,25M,100M,256M,512M"
-SECONDS = 180
+from ftcluster.cli.launch_arguments import add_sharing, launch_options
+from ftcluster.cli.output import print_result
+from ftcluster.cli.parser import add_kinds
+from ftcluster.errors import UsageError
+from ftcluster.operations.bench import SECONDS, SIZES, AllReduceRequest, bench_allreduce
+from ftcluster.operations.connection import CONNECTION
+from ftcluster.progress.view import make_view
 
 
 def add_parser(commands: Any) -> None:
@@ -73,32 +67,11 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     if options.words:
         raise UsageError(f"bench allreduce takes no argument, not {' '.join(options.words)}")
-    sizes = sorted({read_size(text) for text in options.sizes.split(",")})
-    backends = options.backends.split(",") if options.backends else []
-    with ask_passwords(vars(options)) as passwords:
-        cluster = cluster_of(options, passwords)
-        reach = (*cluster.options, *reach_of(options, passwords))
-        shape = (options.nodes, options.ranks_per_host)
-        bench = prepare(cluster, sizes, backends, *shape, options.seconds)
-        sharing = {"wait": options.wait, "share_hosts": options.share_hosts}
-        launch = replace(bench.run.launch, **sharing)
-        bench = replace(bench, run=replace(bench.run, launch=launch))
-        view = make_view(options.verbose)
-        measured, seconds = measure(bench, view, reach)
-        result = document(bench, measured, seconds)
-        print_result(options, result, "\n".join(lines(result)))
-        if len(bench.hosts) == len(cluster.facts.hosts):
-            keep(result, cluster, reach, view)
+    backends = tuple(options.backends.split(",")) if options.backends else ()
+    with connected(options) as connection:
+        request = AllReduceRequest(
+            connection, tuple(options.sizes.split(",")), backends, options.nodes,
+            options.ranks_per_host, options.seconds, launch_options(options),
+        )  # fmt: skip
+        print_result(options, bench_allreduce(request, make_view(options.verbose)))
     return 0
-
-
-def keep(result: dict[str, Any], cluster: Cluster, reach: Sequence[str], view: View) -> None:
-    """Save the result for the plan's choice of the backend, if it has a large enough size."""
-    size, ms = fp32_times(result)
-    if len(ms) > 1:
-        hosts = tuple(host.name for host in cluster.facts.hosts)
-        measured = MeasuredOn(ms, size, hosts, cluster.facts.head.stack)
-        try:
-            change_record(cluster, with_bench(measured), reach, view)
-        except FtclusterError as error:  # what was measured is printed already
-            view.say(f"not saved for plans: {error}")

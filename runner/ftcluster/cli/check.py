@@ -3,22 +3,13 @@
 import argparse
 from typing import Any
 
-from ftcluster.ansible.options import (
-    CONNECTION,
-    add_inventories,
-    add_options,
-    ask_passwords,
-    inventories_of,
-    passed_on,
-)
-from ftcluster.cli.arguments import add_accept_new_host_keys, add_output, print_result
-from ftcluster.cli.setup import find_inventories
-from ftcluster.cluster.saved import recall, recall_of
+from ftcluster.cli.ansible_options import add_inventories, add_options, inventories_of
+from ftcluster.cli.arguments import add_accept_new_host_keys, add_output
+from ftcluster.cli.connection import connected
+from ftcluster.cli.output import print_result
+from ftcluster.operations.check import check
+from ftcluster.operations.connection import CONNECTION
 from ftcluster.progress.view import make_view
-from ftcluster.provision.check import collect
-from ftcluster.provision.check_report import document
-from ftcluster.provision.check_text import lines
-from ftcluster.provision.host_history import compared, keep, read_history
 
 OPTIONS = ("--limit", "--extra-vars", "--forks", *CONNECTION)
 
@@ -47,17 +38,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    given = inventories_of(options)
-    arguments = passed_on(vars(options))
-    inventories = find_inventories(given) if given else recall().inventories
-    before = recall_of(inventories)
-    if before:  # connect as setup did
-        arguments = (*before.options, *arguments)
-    view = make_view(options.verbose)
-    with ask_passwords(vars(options)) as passwords:
-        reach = (*arguments, *passwords)
-        found = document(collect(inventories, reach, view, options.accept_new_host_keys))
-    found = compared(found, read_history(found["inventory"]))
-    keep(found)
-    print_result(options, found, "\n".join(lines(found)))
-    return 0 if found["state"] == "fit" and not (options.strict and found["warnings"]) else 1
+    view, accept_new = make_view(options.verbose), options.accept_new_host_keys
+    with connected(options, inventories_of(options)) as connection:
+        found = check(connection, view, accept_new)
+    print_result(options, found)
+    return 0 if found.fit and not (options.strict and found.warnings) else 1

@@ -1,16 +1,18 @@
 """`ftcluster demo`: setup and training on this machine."""
 
 import argparse
+import json
 from typing import Any
 
-from ftcluster.cli.arguments import add_output, print_result
-from ftcluster.cli.setup import setup
-from ftcluster.cli.train import prepare_run, result_document, summary
-from ftcluster.cluster.saved import recall
+from ftcluster.cli.arguments import add_output
+from ftcluster.cli.connection import command_line
 from ftcluster.errors import UsageError
-from ftcluster.launch.training_run import train
-from ftcluster.paths import bundled
+from ftcluster.operations.connection import Connection
+from ftcluster.operations.prepare import LaunchOptions
+from ftcluster.operations.setup import SetupRequest, setup
+from ftcluster.operations.train import TrainRequest, train
 from ftcluster.progress.view import make_view
+from ftcluster.text.terminal import print_lines
 
 NEXT = """
 For a real cluster, write its hosts into inventory.ini, one per line:
@@ -36,9 +38,10 @@ def run(options: argparse.Namespace) -> int:
     if options.words:
         raise UsageError(f"demo takes no argument, not {' '.join(options.words)}")
     view = make_view(options.verbose)
-    setup((bundled("inventory") / "localhost.ini",), (), view)
-    prepared = prepare_run([], recall())
-    progress = train(prepared, view)
-    text = f"{summary(progress, prepared)}\n{NEXT}"
-    print_result(options, result_document(progress, prepared), text)
+    setup(SetupRequest(Connection(("localhost",))), view)
+    result = train(TrainRequest(launch=LaunchOptions(command=command_line())), view)
+    if options.json:
+        print(json.dumps(result.document()))
+    else:
+        print_lines([*result.lines(), *NEXT.split("\n")])
     return 0

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ftcluster.cli import export_k8s, export_slurm
-from ftcluster.cli.usage import add_kinds
+from ftcluster.cli.parser import add_kinds
 
 
 def add_parser(commands: Any) -> None:

@@ -1,14 +1,14 @@
 """`ftcluster fetch [RUN] [DIR]`: brings the model of a run home."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.options import ask_passwords
-from ftcluster.cli.arguments import add_output, print_result
-from ftcluster.cli.run_options import add_run_options, find, one_name
-from ftcluster.errors import FtclusterError, UsageError
-from ftcluster.launch.runs import fetch_model, find_run
+from ftcluster.cli.arguments import add_output
+from ftcluster.cli.connection import add_run_options, connected
+from ftcluster.cli.output import print_result
+from ftcluster.errors import UsageError
+from ftcluster.operations.runs import fetch
+from ftcluster.progress.view import make_view
 
 
 def add_parser(commands: Any) -> None:
@@ -31,15 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     if len(options.words) > 2:
         raise UsageError("one run and one folder at a time")
-    with ask_passwords(vars(options)) as passwords:
-        place, name = find(options, passwords, one_name(options.words[:1]))
-        found = find_run(place, name)
-        if not found.model:
-            raise FtclusterError(f"run {name} has no model: it is {found.state}")
-        folder = Path(options.words[1] if len(options.words) > 1 else name)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise FtclusterError(f"{folder} is not empty", "name another folder")
-        fetch_model(place, name, found.model, folder)
-    document = {"state": "done", "run": name, "model": str(folder.absolute())}
-    print_result(options, document, f"model: {folder}")
+    run, folder, *_ = [*list(options.words), "", ""]
+    with connected(options) as connection:
+        print_result(options, fetch(connection, run, folder, make_view(False)))
     return 0

@@ -1,20 +1,14 @@
 """`ftcluster report [RUN ...]`: one HTML page about runs."""
 
 import argparse
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.options import ask_passwords
-from ftcluster.cli.arguments import add_output, print_result
-from ftcluster.cli.run_options import add_run_options, find
-from ftcluster.errors import FtclusterError, UsageError
-from ftcluster.paths import write_atomically
-from ftcluster.report.files import RunFiles, ended_here, from_head
-from ftcluster_common.given_files import read_json
-
-SEVERAL = "ftcluster-report.html"
+from ftcluster.cli.arguments import add_output
+from ftcluster.cli.connection import add_run_options, connected
+from ftcluster.cli.output import print_result
+from ftcluster.operations.report import SEVERAL, ReportRequest, report
+from ftcluster.progress.view import make_view
 
 
 def add_parser(commands: Any) -> None:
@@ -44,57 +38,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    bench = read_scaling(options.scaling) if options.scaling else None
-    with ask_passwords(vars(options)) as passwords:
-        words = list(dict.fromkeys(options.words))
-        files = [files_of(options, passwords, name) for name in words or [""]]
-    from jinja2 import TemplateError  # both take a second to load
-
-    from ftcluster.report.page import render
-
-    output = options.output or Path(SEVERAL if len(files) > 1 else f"{files[0].run}.html")
-    try:
-        page = render(files, datetime.now(UTC), bench)
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        TemplateError,
-    ) as error:
-        where = ", ".join(f"{one.run} ({one.source or 'this control node'})" for one in files)
-        raise FtclusterError(
-            f"records are not as ftcluster writes them: {where}: {ascii(repr(error))[:200]}",
-            "make a report of each run alone to see which one it is",
-        ) from error
-    write_atomically(output.absolute(), page, mode=0o644)
-    document = {
-        "state": "done",
-        "runs": [one.run for one in files],
-        "report": str(output.absolute()),
-    }
-    print_result(options, document, f"report: {output}")
+    with connected(options) as connection:
+        request = ReportRequest(connection, tuple(options.words), options.output, options.scaling)
+        print_result(options, report(request, make_view(False)))
     return 0
-
-
-def files_of(options: argparse.Namespace, passwords: Sequence[str], given: str) -> RunFiles:
-    """A run's record and events, from here if it has ended, else from its head."""
-    place, name = find(options, passwords, given)
-    return ended_here(name) or from_head(place, name)
-
-
-def read_scaling(path: Path) -> dict[str, Any]:
-    """The document of `bench scaling --json`.
-
-    Raises:
-        UsageError: it is another file.
-    """
-    try:
-        found: dict[str, Any] = read_json(path)
-        known = bool(found["points"][0]["samples_per_second"] and found["recipe"])
-    except (ValueError, KeyError, IndexError, TypeError):
-        known = False
-    if not known:
-        raise UsageError(f"{path} is no output of ftcluster bench scaling --json")
-    return found

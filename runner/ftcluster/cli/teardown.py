@@ -3,22 +3,13 @@
 import argparse
 from typing import Any
 
-from ftcluster.ansible.inventory import inventory_path
-from ftcluster.ansible.options import (
-    SETUP,
-    add_inventories,
-    add_options,
-    ask_passwords,
-    inventories_of,
-    passed_on,
-)
-from ftcluster.cli.arguments import add_output, print_result
-from ftcluster.cluster.saved import forget
-from ftcluster.errors import UsageError
-from ftcluster.progress.format import duration
+from ftcluster.cli.ansible_options import add_inventories, add_options, inventories_of
+from ftcluster.cli.arguments import add_output
+from ftcluster.cli.connection import connected
+from ftcluster.cli.output import print_result
+from ftcluster.operations.connection import SETUP
+from ftcluster.operations.setup import teardown
 from ftcluster.progress.view import make_view
-from ftcluster.provision.stages import run_stages
-from ftcluster.text.plural import counted
 
 FLAGS = ("--check", "--diff")
 
@@ -40,19 +31,6 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    given = inventories_of(options)
-    if not given:
-        raise UsageError("teardown needs the cluster's inventory")
-    arguments = passed_on(vars(options), FLAGS)
-    paths = tuple(map(inventory_path, given))
-    with ask_passwords(vars(options)) as passwords:
-        result = run_stages("teardown", paths, (*arguments, *passwords), make_view(options.verbose))
-    if "--check" not in arguments and "--limit" not in arguments:
-        forget(result.inventory.paths)
-    changed = sum(host.changed for host in result.progress.hosts.values())
-    document = {"state": "done", "inventory": result.inventory.name, "changed": changed,
-                "notices": result.progress.notices}  # fmt: skip
-    done = f"{changed} changes to make on" if "--check" in arguments else "removed from"
-    hosts = counted(len(result.progress.hosts), "host")
-    print_result(options, document, f"{done} {hosts}, {duration(result.seconds)}")
+    with connected(options, inventories_of(options), FLAGS) as connection:
+        print_result(options, teardown(connection, make_view(options.verbose)))
     return 0

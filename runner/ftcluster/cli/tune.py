@@ -3,37 +3,21 @@
 import argparse
 import re
 import sys
-import time
-from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
 
-from ftcluster.ansible.options import CONNECTION, add_options, ask_passwords
-from ftcluster.benchmark import tuning
-from ftcluster.benchmark.scaling import measure
-from ftcluster.benchmark.tuning import RANKS, Measured, Search, Settings, candidates, decide
-from ftcluster.cli.arguments import add_output, add_sharing, at_least, print_result
-from ftcluster.cli.bench_scaling import short_run
-from ftcluster.cli.recipe_words import on_the_hosts, split_words, training_recipe
-from ftcluster.cli.run_options import add_cluster, cluster_of, reach_of
-from ftcluster.cli.train import as_tuned, prepare_run
-from ftcluster.cluster.record import with_tuning, without_tunings
-from ftcluster.cluster.saved import Cluster
-from ftcluster.cluster.tunings import Tuning, hosts_of, recipe_of
-from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.launch.place import place_of
-from ftcluster.launch.runs import clean_runs
-from ftcluster.launch.training_run import TrainingRun, train
-from ftcluster.planning.backends import stack_of
-from ftcluster.planning.plan import first_hosts
-from ftcluster.planning.tuned import written
-from ftcluster.progress.format import duration
-from ftcluster.progress.view import View, make_view
-from ftcluster.provision.shared import change_record
-from ftcluster.stacks.catalog import load_stacks
+from ftcluster.cli.ansible_options import add_options
+from ftcluster.cli.arguments import add_output, at_least
+from ftcluster.cli.connection import add_cluster, connected
+from ftcluster.cli.launch_arguments import add_sharing, launch_options
+from ftcluster.cli.output import print_result
+from ftcluster.cli.recipe import recipe_of
+from ftcluster.errors import Interrupted
+from ftcluster.operations.connection import CONNECTION
+from ftcluster.operations.tune import TuneRequest, dry_run, forget, tune
+from ftcluster.progress.view import TerminalView, make_view
 
 BUDGET = "10m"
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -108,178 +92,19 @@ def seconds(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    split_words(options.words)  # wrong usage first
-    with ask_passwords(vars(options)) as passwords:
-        cluster = cluster_of(options, passwords)
-        reach = (*cluster.options, *reach_of(options, passwords))
-        trials = Trials(options, cluster, reach)
-        if options.forget:
-            return forget(options, trials)
-        if options.dry_run:
-            return show(options, trials)
-        return tune(options, trials)
-
-
-def forget(options: argparse.Namespace, trials: "Trials") -> int:
-    """Forget what was found; returns the exit code."""
-    about = recipe_of(trials.recipe)
-    tunings = tuple(one for one in trials.cluster.tunings if one.recipe == about)
-    if tunings:
-        trials.keep(without_tunings(tunings))
-    gone = [one.date for one in tunings]
-    text = f"forgotten: what was found on {', '.join(gone)}" if gone else "nothing was known"
-    print_result(options, {"state": "done", "forgotten": gone}, text)
+    request = TuneRequest(
+        **recipe_of(options), budget_seconds=options.budget, batch=options.batch,
+        seed=options.seed, launch=launch_options(options),
+    )  # fmt: skip
+    view = TerminalView(Console(file=sys.stderr, highlight=False))
+    with connected(options) as connection:
+        request = replace(request, connection=connection)
+        if options.forget or options.dry_run:
+            print_result(options, (forget if options.forget else dry_run)(request, view))
+            return 0
+        result = tune(request, view, make_view(True) if options.verbose else view)
+    if not (result.stopped and options.json):
+        print_result(options, result)
+    if result.stopped:
+        raise Interrupted("stopped; its runs: ftcluster ps", details=result.found)
     return 0
-
-
-def show(options: argparse.Namespace, trials: "Trials") -> int:
-    """Print what would be tried first; returns the exit code."""
-    pool = trials.candidates()
-    found = {"state": "planned", "recipe": trials.recipe.name, "trials": [dict(s) for s in pool]}
-    first = "first the plan's default and, repeating it between them, each of these alone:"
-    lines = [first, *(f"  {written(one)}" for one in pool)] if pool else ["nothing can be tried"]
-    lines += ["then what was faster: together, and in longer trials", *trials.fixed()]
-    print_result(options, found, "\n".join(lines))
-    return 0
-
-
-class Trials:
-    """The trainings of the search.
-
-    Attributes:
-        recipe: as tunings know it.
-        ids: of the runs, which are removed at the end.
-    """
-
-    def __init__(self, options: argparse.Namespace, cluster: Cluster, reach: Sequence[str]) -> None:
-        self._options, self._reach = options, tuple(reach)
-        self.cluster = cluster
-        self.hosts = first_hosts(cluster.usable, options.nodes)
-        recipe = training_recipe(options.words, options.data, options.model)
-        recipe, _ = on_the_hosts(recipe, self.hosts)
-        self.recipe = as_tuned(recipe, options.ranks_per_host)
-        self.view = View(Console(file=sys.stderr, highlight=False))
-        self.ids: list[str] = []
-
-    def prepared(self, settings: Settings, steps: int | None = None) -> TrainingRun:
-        """A run with these settings, of so many steps; left out, of all."""
-        options = self._options
-        words = [*options.words, *written(settings).split()]
-        if steps is not None:
-            if self.recipe.training.sync == "local":
-                steps = max(steps, 3 * self.recipe.training.sync_steps)
-            words += short_run(steps)
-        ranks = None if RANKS in settings else options.ranks_per_host
-        found = prepare_run(
-            words, self.cluster, options.data, options.model, options.nodes, 0, ranks,
-            use_tuning=False,
-        )  # fmt: skip
-        sharing = {"wait": options.wait, "share_hosts": options.share_hosts}
-        return replace(found, launch=replace(found.launch, **sharing))
-
-    def candidates(self, beside: Settings = tuning.DEFAULT) -> list[Settings]:
-        """What may be faster than the plan's default, or than these settings."""
-        plan = self.prepared(beside).plan
-        backends = stack_of(self.hosts, load_stacks()).backends
-        found = candidates(self.recipe, self.hosts.hosts, plan, backends, self._options.batch)
-        return [{**beside, **one} for one in found if not (set(one) & set(beside))]
-
-    def further(self, settings: Settings) -> list[Settings]:
-        """What only several ranks can have, beside a number of them, where the plan has one."""
-        if set(settings) != {RANKS} or self.prepared(tuning.DEFAULT).plan.world_size > 1:
-            return []
-        known = {name for one in self.candidates() for name in one}
-        return [one for one in self.candidates(settings) if not set(one) - {RANKS} <= known]
-
-    def fixed(self) -> list[str]:
-        """Lines about what is not tried, because it is set."""
-        recipe, training = self.recipe, self.recipe.training
-        fields = {
-            "ranks_per_host": (recipe.ranks_per_host, None),
-            "communication_cores": (recipe.communication_cores, None),
-            "allocator": (recipe.allocator, "auto"),
-            "training.ddp_backend": (training.ddp_backend, "auto"),
-            "training.ddp_bucket_cap_mb": (training.ddp_bucket_cap_mb, None),
-            "training.shard_optimizer": (training.shard_optimizer, "auto"),
-        }
-        return [
-            f"not tried, because it is set: {written({name: value})}"
-            for name, (value, default) in fields.items()
-            if value != default
-        ]
-
-    def measure(self, settings: Settings, steps: int) -> Measured:
-        """Train so many steps.
-
-        Raises:
-            FtclusterError, Interrupted: see `train`.
-        """
-        began = time.monotonic()
-        one = self.prepared(settings, steps)
-        self.ids.append(one.id)
-        events: list[dict[str, Any]] = []
-        view = make_view(True) if self._options.verbose else self.view
-        train(one, view, self._reach, on_event=events.append, may_detach=False)
-        found = measure([event for event in events if event["event"] == "communication"])
-        each = found["seconds"]
-        return Measured(one.recipe.batch_size / each, each, time.monotonic() - began)
-
-    def keep(self, changes: dict[str, Any]) -> None:
-        """Change the cluster's record.
-
-        Raises:
-            FtclusterError: the head does not answer, or refuses it.
-        """
-        change_record(self.cluster, changes, self._reach, make_view(self._options.verbose))
-
-    def clean(self) -> None:
-        """Remove the runs from the hosts."""
-        clean_runs(replace(place_of(self.cluster), options=self._reach), tuple(self.ids))
-
-
-def tune(options: argparse.Namespace, trials: Trials) -> int:
-    """Search, save what was found and print it; returns the exit code.
-
-    Raises:
-        Interrupted: the user stopped it; what was decided by then is saved.
-    """
-    began = time.monotonic()
-    pool = trials.candidates()
-    for line in trials.fixed():
-        trials.view.say(line)
-    trials.view.say(f"up to {duration(options.budget)}; Ctrl-C keeps what is known by then")
-    search = Search(
-        trials.measure,
-        lambda: options.budget - (time.monotonic() - began),
-        trials.view.say,
-        trials.further,
-        options.seed,
-    )
-    state = "done"
-    try:
-        search.run(pool)
-    except (Interrupted, KeyboardInterrupt):
-        state = "stopped"
-    verdict = decide(search.trials)
-    stack = trials.hosts.head.stack
-    spent = time.monotonic() - began
-    found = tuning.document(trials.recipe.name, stack, search, verdict, spent, state)
-    text = list(tuning.lines(found))
-    if verdict.speed_up is not None and verdict.spread is not None:
-        best = Tuning(
-            trials.recipe.name, recipe_of(trials.recipe), hosts_of(trials.hosts.hosts),
-            f"{datetime.now(UTC):%Y-%m-%d}", verdict.settings, round(verdict.speed_up, 4),
-            round(verdict.spread, 4), len(search.trials),
-        )  # fmt: skip
-        try:
-            trials.keep(with_tuning(best))
-            text += ["saved: ftcluster plan and train use it; ftcluster tune --forget forgets it"]
-        except FtclusterError as error:  # what was measured is worth showing all the same
-            text += [f"not saved: {error}"]
-    if state == "done":
-        trials.clean()
-        print_result(options, found, "\n".join(text))
-        return 0
-    if not options.json:
-        print_result(options, found, "\n".join(text))
-    raise Interrupted("stopped; its runs: ftcluster ps", details=found)

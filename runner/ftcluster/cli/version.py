@@ -5,8 +5,10 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
-from ftcluster.cli.arguments import add_output, print_result
+from ftcluster.cli.arguments import add_output
+from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
+from ftcluster.operations.result import Result
 from ftcluster_common import __version__
 
 
@@ -32,5 +34,6 @@ def run(options: argparse.Namespace) -> int:
         "python": platform.python_version(),
         "ansible-core": version("ansible-core"),
     }
-    print_result(options, found, ", ".join(f"{name} {one}" for name, one in found.items()))
+    text = ", ".join(f"{name} {one}" for name, one in found.items())
+    print_result(options, Result(found, (text,)))
     return 0

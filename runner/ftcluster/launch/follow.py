@@ -9,11 +9,10 @@ import os
 import platform
 import secrets
 import signal
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -65,12 +64,14 @@ class Run(ABC):
     Attributes:
         id: its name, see `new_run_id`.
         playbook: the collection's playbook that launches and follows it.
+        command: what asks for it, for its record.
     """
 
     id: str
     cluster: Cluster
     plan: LaunchPlan
     launch: Launch
+    command: tuple[str, ...] = field(default=(), kw_only=True)
 
     playbook: ClassVar[str]
 
@@ -318,7 +319,7 @@ def _follow(
     if outcome.state == "stopped" and goes_on and may_detach and not cancelled():
         if interrupts.first != signal.SIGINT and SLURM_VARIABLE not in os.environ:
             raise Detached(run, interrupts.first, progress.document())
-        detached = launched and _wants_to_detach(run)
+        detached = launched and _wants_to_detach(run, view)
     if outcome.state == "stopped" and not detached:
         with Interrupts() as interrupts:
             view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")
@@ -331,14 +332,11 @@ def _follow(
     return Followed(progress, outcome, detached, head_lost(), changed)
 
 
-def _wants_to_detach(run: str) -> bool:
-    """Ask whether a run continues; without a terminal it does not."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
+def _wants_to_detach(run: str, view: View) -> bool:
+    """Ask whether a run continues; without an answer it does not."""
     question = f"run {run} is still running: [d]etach from it, or [s]top it? "
-    print(question, end="", file=sys.stderr, flush=True)
     try:
-        return sys.stdin.readline().strip().lower() in ("d", "detach")
+        return view.ask(question).lower() in ("d", "detach")
     except KeyboardInterrupt:
         return False
 
@@ -387,6 +385,7 @@ def _record(run: Run) -> dict[str, Any]:
     stack = stack_of(facts, load_stacks())
     return {
         "kind": run.playbook,
+        "command": list(run.command),
         "inventories": [str(path.absolute()) for path in run.cluster.inventories],
         "options": run.cluster.options,
         "slurm_job": run.cluster.slurm_job,

@@ -1,6 +1,5 @@
 """The user's token for the Hugging Face Hub, which `--hf-token` gives a run's hosts."""
 
-import argparse
 import os
 import re
 from collections.abc import Mapping
@@ -8,16 +7,6 @@ from pathlib import Path
 
 from ftcluster.errors import UsageError
 from ftcluster_common.launch import HUB_TOKEN_FILE
-
-
-def add_option(parser: argparse.ArgumentParser) -> None:
-    """Add --hf-token to a verb."""
-    parser.add_argument(
-        "--hf-token",
-        action="store_true",
-        help="let the hosts use your token for the Hugging Face Hub while they need it: HF_TOKEN, "
-        "or that of `hf auth login`",
-    )
 
 
 def find_token(environ: Mapping[str, str] = os.environ) -> str:

@@ -1,16 +1,13 @@
 """The record of a run on this control node: run.json, and a copy of the run's events."""
 
-import argparse
 import json
 import shutil
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.inventory import LOCALHOST
-from ftcluster.ansible.options import extra_variables
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.place import Place
 from ftcluster.paths import (
@@ -25,7 +22,6 @@ from ftcluster.progress.state import RunProgress
 from ftcluster_common import __version__
 from ftcluster_common.run_state import RunState, is_run_id
 
-HIDDEN = "..."
 FORMS: dict[str, type | tuple[type, ...]] = {  # of what a record has, as JSON
     "run": str, "ftcluster": str, "command": list, "started": (int, float), "kind": str,
     "inventories": list, "options": list, "slurm_job": str, "facts": list, "stack": dict,
@@ -60,7 +56,6 @@ def begin_record(run: str, known: Mapping[str, Any]) -> None:
     document = {
         "run": run,
         "ftcluster": __version__,
-        "command": shown_command(sys.argv[1:]),
         "started": round(time.time(), 3),
         **known,
     }
@@ -98,28 +93,6 @@ def end_of(progress: RunProgress) -> dict[str, Any]:
         "ended": progress.end.get("time"),
         "errors": progress.errors,
     }
-
-
-def shown_command(words: Sequence[str]) -> list[str]:
-    """A command line without extra variables, which may be secrets.
-
-    >>> shown_command(["train", "mrpc", "-Ke", "ansible_password=x", "--extra-v=y"])
-    ['ftcluster', 'train', 'mrpc', '-Ke', '...', '--extra-v=...']
-    """
-    end = list(words).index("--") if "--" in words else len(words)
-    try:
-        hidden = extra_variables(words[:end])
-    except argparse.ArgumentError:  # the command itself refuses it
-        hidden = tuple(words[:end])
-    return ["ftcluster", *(_without(word, hidden) for word in words[:end]), *words[end:]]
-
-
-def _without(word: str, hidden: Sequence[str]) -> str:
-    """A word that has none of these values, neither alone nor behind its option."""
-    if word in hidden:
-        return HIDDEN
-    behind = [value for value in hidden if value and word[:1] == "-" and word.endswith(value)]
-    return word[: -max(map(len, behind))] + HIDDEN if behind else word
 
 
 def recorded_runs(beginning: str = "") -> list[str]:

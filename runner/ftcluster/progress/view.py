@@ -1,4 +1,4 @@
-"""How commands show their progress: a live picture on a terminal, plain lines elsewhere."""
+"""How progress is shown: not at all, as a live picture on a terminal, or as plain lines."""
 
 import sys
 
@@ -13,7 +13,33 @@ from ftcluster.text.host_names import short_names
 
 
 class View:
-    """Shows progress on stderr; stdout is for the result."""
+    """Takes the progress of an operation; this one shows nothing, and answers no question."""
+
+    def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:
+        """Show a playbook's event, which has been added to `progress`."""
+
+    def task_event(self, event: TaskEvent) -> None:
+        """Take what a task says of its host."""
+
+    def run_event(self, progress: RunProgress, kind: str) -> None:
+        """Show a run's event of this kind, which has been added to `progress`."""
+
+    def tick(self) -> None:
+        """Show how time passes; called several times a second."""
+
+    def say(self, text: str) -> None:
+        """Show one line."""
+
+    def ask(self, question: str) -> str:  # noqa: ARG002
+        """The user's answer; "" where nobody can be asked."""
+        return ""
+
+    def close(self) -> None:
+        """Show what is left, and leave the terminal as it is."""
+
+
+class TerminalView(View):
+    """Shows notes on stderr; stdout is for the result."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -21,13 +47,13 @@ class View:
         self._notes: dict[str, list[str]] = {}  # what it says, and of which hosts
 
     def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:  # noqa: ARG002
-        """Show a playbook's event, which has been added to `progress`."""
+        """Show what a task in check mode would change."""
         self.task_event(event)
         if event.kind == "diff":
             self.say(f"{event.host}: {event.task}\n{event.message}")
 
     def task_event(self, event: TaskEvent) -> None:
-        """Take what a task says of its host; it is shown before that of the next task."""
+        """Keep what a task says of its host; it is shown before that of the next task."""
         if event.task != self._task:
             self._say_notes()
             self._task = event.task
@@ -35,22 +61,26 @@ class View:
             self._notes.setdefault(event.message, []).append(event.host)
 
     def run_event(self, progress: RunProgress, kind: str) -> None:
-        """Show an event of this kind, which has been added to `progress`."""
+        """Show notes and checkpoints."""
         self._say_notes()
         if kind in ("notice", "slow_host", "restart"):
             self.say(f"note: {below(progress.notices[-1])}")
         elif kind == "checkpoint":
             self.say(format.checkpoint_line(progress))
 
-    def tick(self) -> None:
-        """Show how time passes; called several times a second."""
-
     def say(self, text: str) -> None:
         """Show one line."""
         self._console.print(text, highlight=False, markup=False, emoji=False)
 
+    def ask(self, question: str) -> str:
+        """The answer of whoever sits at the terminal; "" where stdin or stderr is none."""
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return ""
+        print(question, end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip()
+
     def close(self) -> None:
-        """Show what is left, and leave the terminal as it is."""
+        """Show the notes that are left."""
         self._say_notes()
 
     def _say_notes(self) -> None:
@@ -77,7 +107,7 @@ def make_view(verbose: bool, console: Console | None = None) -> View:
     return _PlainView(console, verbose)
 
 
-class _LiveView(View):
+class _LiveView(TerminalView):
     """Redraws a picture four times a second; leaves the last one on the screen."""
 
     def __init__(self, console: Console) -> None:
@@ -117,7 +147,7 @@ class _LiveView(View):
         return setup_picture(self._shown or SetupProgress())
 
 
-class _PlainView(View):
+class _PlainView(TerminalView):
     """A line for each event that matters; under -v also for each task and host."""
 
     def __init__(self, console: Console, verbose: bool) -> None:

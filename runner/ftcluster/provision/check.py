@@ -69,7 +69,7 @@ def collect(
         FtclusterError: Ansible could not begin, or it took too long.
         Interrupted: the user stopped it.
     """
-    inventory, known = address(paths, options)
+    inventory, known = address(paths, options, view)
     say_unchecked(inventory, view)
     began = time.monotonic()
     found, outcome = _run(inventory, known, options, view)

@@ -1,6 +1,5 @@
 """Hosts that are met for the first time, and what is said where keys are not checked."""
 
-import sys
 from collections.abc import Sequence
 
 from ftcluster.ansible.host_keys import Keys, ask_hosts, refusal, store
@@ -47,7 +46,7 @@ def meet(
     keys = ask_hosts(inventory, hosts, options)
     if not keys.unknown and not keys.refused:
         return False
-    if keys.refused or not (accept_new or _confirmed(keys)):
+    if keys.refused or not (accept_new or _confirmed(keys, view)):
         raise refusal(what, keys)
     store(keys.unknown)
     for met in keys.unknown:
@@ -55,15 +54,12 @@ def meet(
     return True
 
 
-def _confirmed(keys: Keys) -> bool:
-    """Ask whether these are the hosts; without a terminal they are not."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
+def _confirmed(keys: Keys, view: View) -> bool:
+    """Ask whether these are the hosts; without an answer they are not."""
     files = ", ".join(sorted({str(met.file) for met in keys.unknown}))
     lines = [
         f"ssh does not know the keys of {counted(len(keys.unknown), 'host')}:",
         *(f"  {met.line}" for met in keys.unknown),
         f"Are these theirs? yes stores them in {files} [y/N]: ",
     ]
-    print("\n".join(lines), end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in YES
+    return view.ask("\n".join(lines)).lower() in YES

@@ -94,7 +94,7 @@ def run_stages(
         FtclusterError: a host failed or does not answer; names each with its reason.
         Interrupted: the user stopped it.
     """
-    inventory, known = address(paths, options)
+    inventory, known = address(paths, options, view)
     if inventory.pattern:
         view.say(f"hosts: {inventory.pattern} ({len(inventory.cluster)})")
     say_unchecked(inventory, view)
@@ -204,7 +204,9 @@ def _unlock(inventory: Inventory, known: Mapping[str, Any], options: Sequence[st
     )
 
 
-def address(paths: Sequence[Path], options: Sequence[str]) -> tuple[Inventory, dict[str, Any]]:
+def address(
+    paths: Sequence[Path], options: Sequence[str], view: View
+) -> tuple[Inventory, dict[str, Any]]:
     """The cluster's hosts, and variables for its playbooks.
 
     The options or the inventory say which hosts the cluster has; else it has the hosts of the last
@@ -217,7 +219,7 @@ def address(paths: Sequence[Path], options: Sequence[str]) -> tuple[Inventory, d
     """
     before = recall_of(paths)
     inventory = read_inventory(paths, options, before.pattern if before else "")
-    if not before and (chosen := which_hosts(inventory)):
+    if not before and (chosen := which_hosts(inventory, view.ask)):
         inventory = read_inventory(paths, options, chosen)
     known: dict[str, Any] = {HOSTS_VARIABLE: inventory.pattern} if inventory.pattern else {}
     left_out = set(inventory.cluster) - set(inventory.hosts)

@@ -1,6 +1,5 @@
 """Asks which hosts of an inventory are the cluster, where the inventory has others as well."""
 
-import sys
 from collections.abc import Callable
 
 from ftcluster.ansible.inventory import HOSTS_VARIABLE, OWN_GROUP, Inventory
@@ -10,18 +9,17 @@ from ftcluster.text.host_names import short_names
 MOST_SHOWN = 20  # groups; plugins of clouds make one of each tag
 
 
-def which_hosts(inventory: Inventory, ask: Callable[[str], str] | None = None) -> str:
+def which_hosts(inventory: Inventory, ask: Callable[[str], str]) -> str:
     """The pattern of the cluster's hosts, as the user answers; "" where it is all of them anyway.
 
     Args:
-        ask: shows a question and returns the answer; left out, it asks where there is a terminal.
+        ask: shows a question and returns the answer, or "".
 
     Raises:
         UsageError: there is no answer; lists the groups and what to write.
     """
     if not inventory.groups:
         return ""
-    ask = ask or (_ask if sys.stdin.isatty() and sys.stderr.isatty() else lambda _: "")
     shown = list(inventory.groups.items())[:MOST_SHOWN]
     lines = [f"{name}: {short_names(hosts)}" for name, hosts in shown]
     if len(inventory.groups) > len(shown):
@@ -37,8 +35,3 @@ def which_hosts(inventory: Inventory, ask: Callable[[str], str] | None = None) -
             f"remembered. Or have a group {OWN_GROUP} in the inventory",
         )
     return answer
-
-
-def _ask(question: str) -> str:
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.errors import RecipeError
-from ftcluster.paths import bundled, is_unicode
+from ftcluster.paths import bundled
 from ftcluster.recipe import tasks, training_arguments
 from ftcluster.recipe.names import meaning_of, nearest
 from ftcluster.recipe.schema import Key, keys_of
@@ -18,6 +18,7 @@ from ftcluster.recipe.training_arguments import OtherNames, with_own_names
 from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster.text.plural import counted
+from ftcluster.text.printable import is_unicode
 from ftcluster_common.given_files import GivenFileError, read_given
 from ftcluster_common.model_package import PACKAGE, read_model_package
 from ftcluster_common.recipe import (

@@ -16,6 +16,11 @@ def _escape(match: "re.Match[str]") -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a path or argument is UTF-8; other bytes are surrogates (PEP 383)."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def printable(value: Any) -> Any:
     """Return data without colours, and with the control characters in its texts escaped.
 

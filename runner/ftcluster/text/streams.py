@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 READER_GONE = 128 + signal.SIGPIPE  # the exit code of a program that this signal ends
 GONE = (errno.EPIPE, errno.EIO)  # of a pipe, and of a terminal that was closed
@@ -69,3 +69,30 @@ def drop_output() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+class Show:
+    """Writes the output of rank 0 as it comes.
+
+    Attributes:
+        closed: whether the reader is gone, as with `| head`.
+        in_line: whether the last line is incomplete.
+    """
+
+    def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
+        self.closed = False
+        self.in_line = False
+        self._streams = {"stdout": stdout, "stderr": stderr}
+
+    def __call__(self, stream: Literal["stdout", "stderr"], text: str) -> None:
+        """Write text to one of the streams."""
+        if self.closed:
+            return
+        target = self._streams[stream]
+        try:
+            target.write(text.encode(target.encoding, "replace").decode(target.encoding))
+            target.flush()
+            self.in_line = not text.endswith("\n")
+            self.closed = is_unread(target)
+        except BrokenPipeError:
+            self.closed = True

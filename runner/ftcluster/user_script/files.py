@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftcluster.errors import UsageError
-from ftcluster.paths import is_unicode, plain_name
+from ftcluster.paths import plain_name
+from ftcluster.text.printable import is_unicode
 
 MAX_FILES = 10_000
 MAX_BYTES = 1_000_000_000

@@ -69,7 +69,8 @@ def own_stacks(folder: Path) -> Path:
 BUNDLE = """
 import sys
 from pathlib import Path
-from ftcluster.cli import bundle, main
+from ftcluster.cli import main
+from ftcluster.operations import bundle
 folder = Path(sys.argv.pop(1))
 bundle.collection = lambda: folder
 sys.exit(main.main())

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ftcluster.ansible import playbook
-from ftcluster.ansible.options import ask_passwords
 from ftcluster.ansible.playbook import TaskEvent, read_event, run_playbook
 from ftcluster.ansible.processes import descendants, end_descendants, is_running
+from ftcluster.cli.connection import ask_passwords
 
 
 def raw(event: str, **data: object) -> dict[str, object]:

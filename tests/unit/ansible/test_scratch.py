@@ -10,7 +10,7 @@ from ftcluster.ansible.scratch import private_folder
 PROGRAM = """
 import time
 from ftcluster.ansible.scratch import private_folder
-from ftcluster.ansible.signals import ended_in_order
+from ftcluster.cli.process import ended_in_order
 
 with ended_in_order(), private_folder() as folder:
     print(folder, flush=True)
@@ -24,6 +24,7 @@ def test_a_signal_leaves_nothing_but_to_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     argv = [sys.executable, "-c", PROGRAM]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

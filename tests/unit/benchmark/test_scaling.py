@@ -13,10 +13,11 @@ import pytest
 from ftcluster.benchmark.modes import ALL
 from ftcluster.benchmark.scaling import Point, document, lines
 from ftcluster.benchmark.scaling_model import Mode
-from ftcluster.cli import bench_scaling
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.launch import training_run
 from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations import bench_scaling
 from ftcluster.progress.state import RunProgress
 from tests.unit.clusters import VM, cluster, host
 
@@ -53,7 +54,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
                 )
         return RunProgress(run.id)
 
-    monkeypatch.setattr(bench_scaling, "train", train)
+    monkeypatch.setattr(training_run, "train", train)
     monkeypatch.setattr(bench_scaling, "clean_runs", lambda _, ids: list(ids))
     return runs
 

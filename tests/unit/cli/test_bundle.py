@@ -13,9 +13,9 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     check,
 )
 
-from ftcluster.cli import bundle as verb
 from ftcluster.cli.main import main
 from ftcluster.errors import UsageError
+from ftcluster.operations import bundle as verb
 from tests.unit.clusters import STACKS
 from tests.unit.wheels import write_wheel
 

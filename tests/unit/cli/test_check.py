@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cli import check
 from ftcluster.cli.main import main
+from ftcluster.operations import check
 
 WARNING = {"host": "a", "what": "port 29500 is open to others", "hint": "", "kind": "open"}
 
@@ -20,7 +20,7 @@ def test_warnings_count_for_cron(
 ) -> None:  # fmt: skip
     found = {"inventory": "i", "state": state, "warnings": warnings, "pairs": [], "hosts": []}
     monkeypatch.setattr(check, "collect", lambda *_: None)
-    monkeypatch.setattr(check, "document", lambda _: found)
-    monkeypatch.setattr(check, "lines", lambda _: [])
+    monkeypatch.setattr(check.check_report, "document", lambda _: found)
+    monkeypatch.setattr(check.check_text, "lines", lambda _: [])
     assert main(["check", "localhost"]) == usual
     assert main(["check", "localhost", "--strict"]) == strict

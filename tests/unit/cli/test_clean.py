@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cli import clean
 from ftcluster.cli.main import main
 from ftcluster.launch.follow import this_user
 from ftcluster.launch.place import Place
 from ftcluster.launch.record import record_dir
+from ftcluster.operations import clean
 from ftcluster_common.run_state import RunState
 
 PLACE = Place((Path("hosts.ini"),), ("head",), "", "/opt/ftcluster")
@@ -49,7 +49,7 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     record_dir("recorded-1").mkdir(parents=True)
     (record_dir("recorded-1") / "run.json").write_text("{}")
-    monkeypatch.setattr(clean, "all_runs", lambda _: list(RUNS))
+    monkeypatch.setattr(clean, "all_runs", lambda *_: list(RUNS))
     monkeypatch.setattr(clean, "cluster_place", lambda *_: PLACE)
     monkeypatch.setattr(clean, "clean_runs", clean_runs)
     return gone

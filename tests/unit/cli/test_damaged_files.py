@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from ftcluster.ansible.playbook import Outcome
-from ftcluster.cli import attach, check, run_options, stop
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.launch import follow
 from ftcluster.launch.follow import Followed
 from ftcluster.launch.place import Place
 from ftcluster.launch.record import begin_record, record_dir
+from ftcluster.operations import check, connection, runs
 from ftcluster.paths import state_dir
 from ftcluster.progress.state import RunProgress
 from ftcluster_common.run_state import RunState
@@ -39,14 +40,14 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = {"format": 1, "inventories": {"hosts.ini": {"a": [OF_HOST] * 3}}}
     (state_dir() / "checks.json").write_text(json.dumps(history))
     ended = RunProgress(RUN, "done", end={"event": "end", "state": "done"})
-    monkeypatch.setattr(run_options, "list_runs", lambda _: [LISTED])
-    monkeypatch.setattr(run_options, "find_run", lambda *_: LISTED)
-    monkeypatch.setattr(stop, "find_run", lambda *_: LISTED)
-    monkeypatch.setattr(stop, "stop", lambda *_, **__: None)
-    monkeypatch.setattr(attach, "attach", lambda *_: Followed(ended, Outcome("done", "")))
+    monkeypatch.setattr(connection, "list_runs", lambda _: [LISTED])
+    monkeypatch.setattr(connection, "find_run", lambda *_: LISTED)
+    monkeypatch.setattr(runs, "find_run", lambda *_: LISTED)
+    monkeypatch.setattr(follow, "stop", lambda *_, **__: None)
+    monkeypatch.setattr(follow, "attach", lambda *_: Followed(ended, Outcome("done", "")))
     monkeypatch.setattr(check, "collect", lambda *_: None)
-    monkeypatch.setattr(check, "document", lambda _: {**CHECK, "state": "fit"})
-    monkeypatch.setattr(check, "lines", lambda _: [])
+    monkeypatch.setattr(check.check_report, "document", lambda _: {**CHECK, "state": "fit"})
+    monkeypatch.setattr(check.check_text, "lines", lambda _: [])
 
 
 FILES: dict[str, Callable[[], Path]] = {

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cli import evaluate, predict
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.launch import training_run
 from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations import predict
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.recipe import TextClassification
@@ -49,8 +50,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrainingRu
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
         (destination / "predictions.jsonl").write_text(lines, encoding="utf-8")
 
-    monkeypatch.setattr(evaluate, "train", train)
-    monkeypatch.setattr(predict, "train", train)
+    monkeypatch.setattr(training_run, "train", train)
     monkeypatch.setattr(predict, "fetch_model", fetch)
     return runs
 
@@ -161,8 +161,7 @@ def test_a_model_of_a_recipe_that_is_not_here_needs_data(
 def test_a_run_that_is_detached_from_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    for module in (evaluate, predict):
-        monkeypatch.setattr(module, "train", lambda run, *_: RunProgress(run.id))
+    monkeypatch.setattr(training_run, "train", lambda run, *_: RunProgress(run.id))
     name, *options = command.split()
     found = document(capsys, " ".join([name, "classify --model model --data old.csv", *options]))
     assert found == {"run": found["run"], "state": "running"}

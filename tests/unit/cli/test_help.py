@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ftcluster.cli.commands import COMMANDS, build_parser, read_arguments
 from ftcluster.cli.help import EXAMPLES, GROUPS
-from ftcluster.cli.main import COMMANDS, build_parser, main, read_arguments
+from ftcluster.cli.main import main
 from ftcluster.recipe.recipe import known_recipes
 from ftcluster_common import __version__
 from ftcluster_common.recipe import Training

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cli import report
 from ftcluster.cli.main import main
+from ftcluster.operations import report
 from ftcluster.report.files import RunFiles
 from tests.unit.report.runs import run_files
 
@@ -42,7 +42,7 @@ def test_a_page_or_one_line_with_the_host(
     refused = 0
     for files in variants()[::each]:
         monkeypatch.setattr(
-            report, "files_of", lambda *_, files=files: replace(files, source="xeon1")
+            report, "_files_of", lambda *_, files=files: replace(files, source="xeon1")
         )
         code = main(["report", files.run])
         said = capsys.readouterr().err

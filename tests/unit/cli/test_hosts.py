@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from ftcluster.ansible.inventory import Inventory
-from ftcluster.cli import hosts
-from ftcluster.cli import setup as setup_verb
 from ftcluster.cli.main import main
-from ftcluster.cli.train import prepare_run
 from ftcluster.cluster.record import Drained, with_drained
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
+from ftcluster.operations import hosts, setup
+from ftcluster.operations.prepare import prepare_run
 from ftcluster.provision.stages import StagesResult
 from ftcluster_common.run_state import RunState
 from tests.unit.clusters import cluster, host
@@ -70,7 +69,7 @@ def played(monkeypatch: pytest.MonkeyPatch, head: Path) -> Played:
         records: dict[str, object] = {here[0]: head.read_text().strip()}
         return StagesResult(inventory, facts=facts, table=["ok"], stack="native", records=records)
 
-    monkeypatch.setattr(setup_verb, "run_stages", run_stages)
+    monkeypatch.setattr(setup, "run_stages", run_stages)
     monkeypatch.setattr(hosts, "run_stages", run_stages)
     monkeypatch.setattr(hosts, "list_runs", lambda _: [RUN])
     return found
@@ -178,5 +177,5 @@ def test_the_head_is_never_left_out_by_a_later_setup() -> None:
         stack="native",
         records={"xeon1": json.dumps({"format": 1, **drained})},
     )
-    setup_verb._save(found, ())
+    setup._save(found, ())
     assert recall().drained == {}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cli import logs, run_options
 from ftcluster.cli.main import main
 from ftcluster.launch.place import Place
+from ftcluster.operations import connection, runs
 from ftcluster_common.run_state import RunState
 
 PLACE = Place((), ("head",), "", "/opt/ftcluster", ())
@@ -29,9 +29,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
                 file.write(piece)
             on_tick()
 
-    monkeypatch.setattr(logs, "find", lambda *_, **__: (PLACE, RUN.run))
-    monkeypatch.setattr(logs, "find_run", lambda *_: RUN)
-    monkeypatch.setattr(logs, "copy_log", copy_log)
+    monkeypatch.setattr(runs, "find", lambda *_, **__: (PLACE, RUN.run))
+    monkeypatch.setattr(runs, "find_run", lambda *_: RUN)
+    monkeypatch.setattr(runs, "copy_log", copy_log)
     return pieces
 
 
@@ -63,10 +63,10 @@ def test_the_log_of_a_run_whose_head_is_off(
 ) -> None:  # fmt: skip
     """On the first host that answers there is nothing but its job."""
     place, lost = replace(PLACE, hosts=("node1",)), replace(RUN, hosts=(), state="failed")
-    monkeypatch.setattr(run_options, "cluster_place", lambda *_: place)
-    monkeypatch.setattr(run_options, "find_run", lambda *_: lost)
+    monkeypatch.setattr(connection, "cluster_place", lambda *_: place)
+    monkeypatch.setattr(connection, "find_run", lambda *_: lost)
     for known in (PLACE, None):
-        monkeypatch.setattr(run_options, "recorded_place", lambda _, known=known: known)
+        monkeypatch.setattr(connection, "recorded_place", lambda _, known=known: known)
         assert main(["logs", "mrpc-1", "-i", "hosts.ini"]) == 1
         shown = capsys.readouterr()
         assert shown.out == ""

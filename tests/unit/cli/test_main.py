@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from ftcluster.ansible.options import passed_on
-from ftcluster.cli.main import build_parser, main
+from ftcluster.cli.ansible_options import passed_on
+from ftcluster.cli.commands import build_parser
+from ftcluster.cli.main import main
 from ftcluster.cli.setup import FLAGS
-from ftcluster.cli.train import prepare_run
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import new_run_id
+from ftcluster.operations.prepare import prepare_run
 from tests.programs import ROOT
 from tests.unit.clusters import VM, cluster, host
 
@@ -245,7 +246,7 @@ def test_teardown_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(paths)
         raise FtclusterError("no host answers")
 
-    monkeypatch.setattr("ftcluster.cli.teardown.run_stages", run_stages)
+    monkeypatch.setattr("ftcluster.operations.setup.run_stages", run_stages)
     assert main(["teardown", "localhost"]) == 1
     [[path]] = asked
     assert path.is_file()

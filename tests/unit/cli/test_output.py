@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cli import hosts, main
+from ftcluster.cli import main
 from ftcluster.errors import FtclusterError
+from ftcluster.operations import hosts
 from tests.programs import ROOT
 
 COMMAND = [

@@ -316,7 +316,7 @@ def test_a_closed_stdout_ends_the_run(
             pass
 
     hosts.events = OUTPUT
-    monkeypatch.setattr("ftcluster.cli.run.sys.stdout", Closed())
+    monkeypatch.setattr("sys.stdout", Closed())
     monkeypatch.setattr("ftcluster.cli.main.drop_output", lambda: None)
     assert main(["run", "--", "train.py"]) == 141
     assert hosts.playbooks == ["run", "stop"]

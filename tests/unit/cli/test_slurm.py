@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cli import slurm_job, train
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.cluster.slurm import Allocation
 from ftcluster.errors import Interrupted
+from ftcluster.launch import training_run
 from ftcluster.launch.follow import Followed
 from ftcluster.launch.record import begin_record
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations import slurm_job, train
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import load_recipe
 from tests.unit.clusters import cluster, host
@@ -37,7 +38,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
         raise Interrupted("stopped", details={"steps": 5})
 
     in_job = Cluster((Path("localhost.ini"),), NODES, slurm_job="12")
-    monkeypatch.setattr(train, "train", stopped)
+    monkeypatch.setattr(training_run, "train", stopped)
     monkeypatch.setattr(train, "cluster_of_job", lambda _: in_job)
     monkeypatch.setattr(train, "find_job", lambda _, run: FoundJob(run, RECIPE, ("localhost",), 1))
     monkeypatch.setattr("sys.argv", ["ftcluster", *WORDS])
@@ -71,12 +72,13 @@ def test_an_inventory_is_what_counts_where_one_is_given(
 def test_a_requeued_job_continues_its_own_run_of_the_same_command(
     launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin_record("r-1", {"slurm_job": "12"})
-    begin_record("r-other-job", {"slurm_job": "13"})
-    monkeypatch.setattr("sys.argv", ["ftcluster", *WORDS, "training.seed=8"])
-    begin_record("r-other-command", {"slurm_job": "12"})
-    monkeypatch.setattr("sys.argv", ["ftcluster", *WORDS])
-    monkeypatch.setattr(train, "done_before", lambda *_: None)
+    command = ["ftcluster", *WORDS]
+    begin_record("r-1", {"slurm_job": "12", "command": command})
+    begin_record("r-other-job", {"slurm_job": "13", "command": command})
+    other = [*command, "training.seed=8"]
+    begin_record("r-other-command", {"slurm_job": "12", "command": other})
+    running = type("State", (), {"state": "running"})
+    monkeypatch.setattr(train, "find_run", lambda *_: running)
     main([*WORDS])  # the first start of a job
     job(monkeypatch, restarts=1)
     main([*WORDS])
@@ -88,7 +90,7 @@ def test_a_requeued_job_continues_its_own_run_of_the_same_command(
 def test_a_run_of_the_job_that_is_done_is_not_trained_again(
     launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begin_record("r-1", {"slurm_job": "12"})
+    begin_record("r-1", {"slurm_job": "12", "command": ["ftcluster", *WORDS]})
     job(monkeypatch, restarts=1)
     done = RunProgress(run="r-1")
     done.add({
@@ -127,7 +129,7 @@ def test_a_job_that_is_stopped_is_requeued(
         raise Interrupted("stopped", details={"steps": steps})
 
     requeued: list[str] = []
-    monkeypatch.setattr(train, "train", stopped)
+    monkeypatch.setattr(training_run, "train", stopped)
     monkeypatch.setattr(slurm_job, "state_of", lambda _: state)
     monkeypatch.setattr(slurm_job, "requeue", requeued.append)
     assert main([*WORDS, *words]) == 130

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.cli import stop
 from ftcluster.cli.main import main
 from ftcluster.errors import FtclusterError
+from ftcluster.launch import follow
 from ftcluster.launch.place import Place
+from ftcluster.operations import runs
 from ftcluster_common.run_state import RunState
 
 PLACE = Place((Path("hosts.ini"),), ("node0",), "ftcluster", "/opt/ftcluster")
@@ -22,7 +23,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs that were ended; b-1 cannot be."""
     ended: list[str] = []
 
-    def find(_options: object, _passwords: object, name: str) -> tuple[Place, str]:
+    def find(_connection: object, name: str, _view: object) -> tuple[Place, str]:
         [run] = [run for run in RUNS if run.startswith(name)] or [""]
         if not run:
             raise FtclusterError(f"there is no run '{name}' on node0")
@@ -34,9 +35,9 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise FtclusterError("run b-1 could not be stopped", "on node0: end it")
         ended.append(run)
 
-    monkeypatch.setattr(stop, "find", find)
-    monkeypatch.setattr(stop, "stop", end)
-    monkeypatch.setattr(stop, "find_run", lambda _place, run: replace(STOPPED, run=run))
+    monkeypatch.setattr(runs, "find", find)
+    monkeypatch.setattr(follow, "stop", end)
+    monkeypatch.setattr(runs, "find_run", lambda _place, run: replace(STOPPED, run=run))
     return ended
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.cli import train
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.launch import training_run
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.training_run import HeadLost, TrainingRun
+from ftcluster.operations import train
 from ftcluster.recipe.recipe import load_recipe
 from tests.unit.clusters import cluster, host
 
@@ -32,7 +33,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
         left = ("node0", "node1", "node2")[len(runs) :]
         return FoundJob(run, RECIPE, left, len(left), earlier)
 
-    monkeypatch.setattr(train, "train", lost)
+    monkeypatch.setattr(training_run, "train", lost)
     monkeypatch.setattr(train, "find_job", find_job)
     monkeypatch.setattr(train, "run_stages", lambda *_: None)
     return runs

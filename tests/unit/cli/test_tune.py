@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cli import train as train_verb
-from ftcluster.cli import tune
 from ftcluster.cli.main import main
-from ftcluster.cli.train import prepare_run
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import Interrupted
+from ftcluster.launch import training_run
 from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations import prepare, tune
+from ftcluster.operations.prepare import prepare_run
 from ftcluster.progress.state import RunProgress
 from tests.unit.clusters import STACKS, VM, cluster, host
 
@@ -51,8 +51,8 @@ def trained(monkeypatch: pytest.MonkeyPatch, head: Path) -> list[TrainingRun]:
         def monotonic() -> float:
             return now[0]
 
-    monkeypatch.setattr(tune, "train", train)
-    monkeypatch.setattr(train_verb, "load_stacks", lambda: STACKS)  # each trial reads them
+    monkeypatch.setattr(training_run, "train", train)
+    monkeypatch.setattr(prepare, "load_stacks", lambda: STACKS)  # each trial reads them
     monkeypatch.setattr(tune, "time", Clock)
     monkeypatch.setattr(tune, "clean_runs", lambda _, ids: list(ids))
     remember(Cluster((Path("/inventory.ini"),), cluster(FOUR)))
@@ -144,7 +144,7 @@ def test_a_dry_run_starts_nothing(
 def test_a_stopped_search_says_what_is_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual, count = tune.train, 0
+    usual, count = training_run.train, 0
 
     def train(*given: Any, **more: Any) -> RunProgress:
         nonlocal count
@@ -153,7 +153,7 @@ def test_a_stopped_search_says_what_is_known(
             raise Interrupted("stopped: run x")
         return usual(*given, **more)
 
-    monkeypatch.setattr(tune, "train", train)
+    monkeypatch.setattr(training_run, "train", train)
     assert main(["tune", "--json", *WORDS]) == 130
     found = json.loads(capsys.readouterr().out)
     assert (found["state"], len(found["trials"]), found["settings"]) == ("stopped", 2, {})

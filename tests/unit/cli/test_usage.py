@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.cli.main import main, read_arguments
-from ftcluster.cli.train import prepare_run
+from ftcluster.cli.commands import read_arguments
+from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import UsageError
+from ftcluster.operations.prepare import prepare_run
 from tests.unit.clusters import VM, cluster, host
 
 

@@ -22,13 +22,13 @@ from ftcluster.ansible.answers import SET_FACT
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent
 from ftcluster.cli.main import main
-from ftcluster.cli.train import prepare_run
 from ftcluster.cluster.facts import BENCH, SETUP
 from ftcluster.cluster.record import Drained, MeasuredOn, record_of, with_bench, with_drained
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
 from ftcluster.launch.record import recorded_runs
+from ftcluster.operations.prepare import prepare_run
 from ftcluster.progress.view import make_view
 from ftcluster.provision import shared
 from ftcluster.provision.shared import change_record

@@ -11,10 +11,11 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from ftcluster.ansible.options import extra_variables
 from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent
 from ftcluster.ansible.signals import Interrupts
-from ftcluster.cli.main import read_arguments
+from ftcluster.cli.ansible_options import extra_variables
+from ftcluster.cli.commands import read_arguments
+from ftcluster.cli.connection import shown_command
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import Detached, FtclusterError, Interrupted
 from ftcluster.launch import follow
@@ -25,11 +26,10 @@ from ftcluster.launch.record import (
     complete_from,
     record_dir,
     recorded_place,
-    shown_command,
 )
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import plan
-from ftcluster.progress.view import View
+from ftcluster.progress.view import TerminalView, View
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.run_state import RunState
 from tests.unit.clusters import STACKS, cluster, host
@@ -38,7 +38,7 @@ RUN = "quickstart-20260131-101500-7f3a"
 PLACE = Place((Path("hosts.ini"),), ("head", "node1"), "ftcluster", "/opt/ftcluster", ("-u", "me"))
 
 
-class Said(View):
+class Said(TerminalView):
     """Keeps what it is asked to say."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def test_a_lost_connection_is_taken_up_again(
     begin_record(RUN, {})
     followed = follow.attach(PLACE, RUN, view)
     record = json.loads((record_dir(RUN) / "run.json").read_text())
-    assert {"command", "started", "ftcluster"} < record.keys()
+    assert {"started", "ftcluster"} < record.keys()
     assert record["end"].items() > {"state": "done", "exit_code": 0, "seconds": 9.0}.items()
     assert [name for name, _ in played] == ["attach"] * 3
     away, gone, saved = view.said

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from ftcluster.cli.launch_arguments import add_hub_token
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import UsageError
-from ftcluster.launch.hub_token import add_option, find_token
+from ftcluster.launch.hub_token import find_token
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.script_run import ScriptRun
 from ftcluster.launch.training_run import TrainingRun
@@ -52,7 +53,7 @@ def test_a_missing_or_malformed_token(tmp_path: Path) -> None:
 
 def test_it_is_no_value_of_an_option() -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    add_option(parser)
+    add_hub_token(parser)
     assert parser.parse_args(["--hf-token"]).hf_token is True
     with pytest.raises(argparse.ArgumentError):
         parser.parse_args([f"--hf-token={TOKEN}"])

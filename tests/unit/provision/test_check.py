@@ -9,10 +9,10 @@ from rich.console import Console
 from ftcluster.ansible.answers import SET_FACT
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent
-from ftcluster.cli import check
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.operations import check
 from ftcluster.progress.view import make_view
 from ftcluster.provision import check as collecting
 from ftcluster.provision import stages
@@ -49,7 +49,7 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     monkeypatch.setattr(
         collecting,
         "address",
-        lambda paths, _: (Inventory(paths, ("a", "b"), ("a", "b")), {}),
+        lambda paths, *_: (Inventory(paths, ("a", "b"), ("a", "b")), {}),
     )
     return prepare
 

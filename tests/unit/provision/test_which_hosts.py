@@ -9,6 +9,7 @@ import pytest
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import UsageError
+from ftcluster.progress.view import View
 from ftcluster.provision import stages, which_hosts
 from tests.unit.clusters import VM, cluster
 
@@ -17,7 +18,7 @@ COMPANY = Inventory((Path("/company.ini"),), ("db1", "x1", "x2"), ("db1", "x1", 
 
 
 def test_what_is_clear_is_not_asked() -> None:
-    assert which_hosts.which_hosts(replace(COMPANY, groups={})) == ""
+    assert which_hosts.which_hosts(replace(COMPANY, groups={}), View().ask) == ""
 
 
 def test_the_question_names_the_groups(said: Callable[[object], None]) -> None:
@@ -30,11 +31,11 @@ def test_the_question_names_the_groups(said: Callable[[object], None]) -> None:
     assert which_hosts.which_hosts(COMPANY, answer) == "xeons"
     said(asked[0])
     with pytest.raises(UsageError) as error:
-        which_hosts.which_hosts(COMPANY)  # no terminal
+        which_hosts.which_hosts(COMPANY, View().ask)
     said(error.value)
     many = {f"tag_{number}": ("x1",) for number in range(100)}
     with pytest.raises(UsageError) as error:
-        which_hosts.which_hosts(replace(COMPANY, groups=many))
+        which_hosts.which_hosts(replace(COMPANY, groups=many), View().ask)
     assert "tag_19: x1\n  ..." in error.value.message
 
 
@@ -52,8 +53,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_answer_is_the_pattern(monkeypatch: pytest.MonkeyPatch, read: list[str]) -> None:
-    monkeypatch.setattr(stages, "which_hosts", lambda _: "xeons")
-    inventory, known = stages.address(COMPANY.paths, ())
+    monkeypatch.setattr(stages, "which_hosts", lambda *_: "xeons")
+    inventory, known = stages.address(COMPANY.paths, (), View())
     assert (inventory.pattern, known) == ("xeons", {"ftcluster_hosts": "xeons"})
     assert read == ["", "xeons"]
 
@@ -61,7 +62,7 @@ def test_the_answer_is_the_pattern(monkeypatch: pytest.MonkeyPatch, read: list[s
 @pytest.mark.usefixtures("read")
 def test_without_an_answer_no_host_is_addressed() -> None:
     with pytest.raises(UsageError):
-        stages.address(COMPANY.paths, ())
+        stages.address(COMPANY.paths, (), View())
     remember(Cluster(COMPANY.paths, cluster(VM)))  # all of them were set up
-    inventory, _ = stages.address(COMPANY.paths, ())
+    inventory, _ = stages.address(COMPANY.paths, (), View())
     assert inventory.cluster == COMPANY.cluster

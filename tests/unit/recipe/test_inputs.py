@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.cli.recipe_words import on_the_hosts
 from ftcluster.errors import InputError, RecipeError
+from ftcluster.operations.recipe_words import on_the_hosts
 from ftcluster.recipe.inputs import check_inputs, check_model_folder, copy_name, on_the_hub
 from ftcluster.recipe.recipe import load_recipe
 from tests.unit.clusters import cluster, host

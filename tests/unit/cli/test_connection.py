@@ -1,4 +1,3 @@
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -6,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from ftcluster.ansible.inventory import Inventory
-from ftcluster.cli import run_options
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.place import Place
 from ftcluster.launch.record import record_dir
+from ftcluster.operations import connection
+from ftcluster.operations.connection import Connection
+from ftcluster.progress.view import View, make_view
 from ftcluster.provision.stages import StagesResult
 from ftcluster_common.run_state import RunState
 from tests.unit.clusters import host
@@ -37,13 +38,12 @@ def records(monkeypatch: pytest.MonkeyPatch) -> None:
     (record_dir("damaged") / "run.json").write_text("{")
     prepared = replace(SECOND, hosts=(), state="failed")  # the first head has the folder only
     listed = {"node0": [prepared, FIRST], "node1": [SECOND]}
-    monkeypatch.setattr(run_options, "list_runs", lambda place: listed[place.head])
-    monkeypatch.setattr(run_options, "cluster_place", lambda *_: PLACE)
+    monkeypatch.setattr(connection, "list_runs", lambda place: listed[place.head])
+    monkeypatch.setattr(connection, "cluster_place", lambda *_: PLACE)
 
 
-def found(*words: str) -> tuple[str, str]:
-    options = argparse.Namespace(inventories=[])
-    place, run = run_options.find(options, (), run_options.one_name(words))
+def found(name: str = "") -> tuple[str, str]:
+    place, run = connection.find(Connection(), name, View())
     return place.head, run
 
 
@@ -61,20 +61,20 @@ def test_the_beginning_of_an_id_is_enough() -> None:
 def test_runs_of_all_heads_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_options.all_runs(PLACE) == [SECOND, FIRST]
+    assert connection.all_runs(PLACE, View()) == [SECOND, FIRST]
 
     def one_off(place: Place) -> list[RunState]:
         if place.head == "node1":
             raise FtclusterError("node1 does not answer")
         return [FIRST]
 
-    monkeypatch.setattr(run_options, "list_runs", one_off)
-    assert run_options.all_runs(PLACE) == [FIRST]
+    monkeypatch.setattr(connection, "list_runs", one_off)
+    assert connection.all_runs(PLACE, make_view(False)) == [FIRST]
     assert "node1 does not answer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("rank_user", "hint"), [("ftcluster", "run ftcluster setup"), ("", run_options.WITHOUT_ROOT)]
+    ("rank_user", "hint"), [("ftcluster", "run ftcluster setup"), ("", connection.WITHOUT_ROOT)]
 )
 def test_a_named_cluster_that_is_not_set_up_is_refused(
     rank_user: str, hint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -83,13 +83,11 @@ def test_a_named_cluster_that_is_not_set_up_is_refused(
     inventory.touch()
     found = StagesResult(Inventory((inventory,), ("a",), ("a",)))
     found.facts["a"] = host("a", rank_user=rank_user)
-    monkeypatch.setattr(run_options, "run_stages", lambda *_, **__: found)
-    parser = argparse.ArgumentParser()
-    run_options.add_run_options(parser, "RUN", "")
-    options = parser.parse_args(["-i", str(inventory)])
+    monkeypatch.setattr(connection, "run_stages", lambda *_, **__: found)
+    named = Connection((str(inventory),))
     with pytest.raises(FtclusterError) as error:
-        run_options.cluster_of(options, ())
+        connection.cluster_of(named, View())
     assert error.value.message == "no cluster is set up in /opt/ftcluster on a"
     assert error.value.hint == hint
     found.set_up.add("a")
-    assert run_options.cluster_of(options, ()).facts.head.name == "a"
+    assert connection.cluster_of(named, View()).facts.head.name == "a"

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.ansible.options import answer_in_memory, ask_passwords, remembered
+from ftcluster.ansible.scratch import answer_in_memory
+from ftcluster.cli.connection import ask_passwords
+from ftcluster.operations.connection import remembered
 
 
 @pytest.fixture

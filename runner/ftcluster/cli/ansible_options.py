@@ -1,24 +1,13 @@
 """Options of ansible-playbook, which the command line passes on unchanged."""
 
 import argparse
-import contextlib
-import getpass
-import os
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from ftcluster.errors import UsageError
+from ftcluster.operations.connection import SETUP
 
 SHORT = {"--limit": "-l", "--tags": "-t", "--extra-vars": "-e", "--user": "-u"}
-# how to reach the hosts: names and paths, no secrets, so they are saved with the cluster
-CONNECTION = (
-    "--user", "--private-key", "--become-password-file", "--connection-password-file",
-    "--vault-password-file", "--vault-id",
-)  # fmt: skip
-MOST_BYTES = 1 << 16  # of an answer
-SETUP = ("--limit", "--tags", "--skip-tags", "--extra-vars", "--forks", *CONNECTION)
 # option: its short form, what is asked for, and the option for a file with the answer
 ASKED = {
     "--ask-become-pass": ("-K", "BECOME password", "--become-password-file"),
@@ -96,48 +85,3 @@ def passed_on(options: dict[str, Any], flags: tuple[str, ...] = ()) -> tuple[str
             found += [name, value]
     found += [name for name in flags if options.get(name)]
     return tuple(found)
-
-
-def remembered(options: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `passed_on` that say how to reach the hosts, with paths made absolute."""
-    found: dict[str, str] = {}  # the last of each counts
-    for name, value in pairwise(options):
-        if name in CONNECTION:
-            is_file = name != "--user" and Path(value).exists()
-            found[name] = str(Path(value).absolute()) if is_file else value
-    return tuple(word for pair in found.items() for word in pair)
-
-
-@contextlib.contextmanager
-def ask_passwords(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Ask for the passwords that the options want; yields arguments of ansible-playbook.
-
-    The answers are in memory without a name until the context ends. An argument is a path of this
-    process's descriptor; see `answer_in_memory`.
-    """
-    wanted = [entry for name, entry in ASKED.items() if options.get(name)]
-    if not wanted:
-        yield ()
-        return
-    with contextlib.ExitStack() as stack:
-        found: list[str] = []
-        for _, what, option in wanted:
-            answer = getpass.getpass(f"{what}: ")
-            descriptor = os.memfd_create("ftcluster")
-            stack.callback(os.close, descriptor)
-            os.fchmod(descriptor, 0o600)  # Ansible executes what has the mode of a program
-            os.write(descriptor, f"{answer}\n".encode())
-            found += [option, f"/proc/{os.getpid()}/fd/{descriptor}"]
-        yield tuple(found)
-
-
-def answer_in_memory(word: str) -> bytes | None:
-    """The answer that an argument of `ask_passwords` stands for; None for other arguments.
-
-    Ansible resolves links in paths of become and SSH passwords, which one of a descriptor does not
-    survive.
-    """
-    before, _, descriptor = word.rpartition("/fd/")
-    if before != f"/proc/{os.getpid()}" or not descriptor.isdigit():
-        return None
-    return os.pread(int(descriptor), MOST_BYTES, 0)

@@ -20,7 +20,7 @@ FOLDERS = ("data", "model", "tokenizer")  # fields of a recipe that may name one
 COLUMNS = ("_column", "_columns")  # end the names of fields with columns
 
 
-def split_words(words: list[str]) -> tuple[str, list[str]]:
+def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     """The recipe and its overrides.
 
     Raises:
@@ -33,7 +33,7 @@ def split_words(words: list[str]) -> tuple[str, list[str]]:
 
 
 def training_recipe(
-    words: list[str], data: str | None, model: str | None, remembered: Sequence[str] = ()
+    words: Sequence[str], data: str | None, model: str | None, remembered: Sequence[str] = ()
 ) -> Recipe:
     """The recipe that words of the command line ask for.
 
@@ -56,7 +56,7 @@ def training_recipe(
 
 
 def trained_recipe(
-    words: list[str], data: str | None, model: str, purpose: Purpose
+    words: Sequence[str], data: str | None, model: str, purpose: Purpose
 ) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe for a trained model, which reads data as it was trained to, and a note of that.
 

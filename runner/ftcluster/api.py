@@ -1,0 +1,338 @@
+"""What `import ftcluster` gives: the operations as functions with keywords.
+
+Each prints nothing and raises FtclusterError; `view` is what shows its progress. Where a cluster
+is left out, it is the one that was set up last from this machine.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from ftcluster.cluster.saved import Cluster, recall
+from ftcluster.operations import check as checking
+from ftcluster.operations import evaluate as evaluating
+from ftcluster.operations import plan as planning
+from ftcluster.operations import predict as predicting
+from ftcluster.operations import run as running
+from ftcluster.operations import runs as all_runs
+from ftcluster.operations import setup as setting_up
+from ftcluster.operations import train as training
+from ftcluster.operations.attach import AttachResult, attach
+from ftcluster.operations.check import CheckResult
+from ftcluster.operations.connection import Connection, again, find
+from ftcluster.operations.evaluate import EvaluateResult, TrainedModelRequest
+from ftcluster.operations.plan import PlanResult
+from ftcluster.operations.predict import PredictRequest, PredictResult
+from ftcluster.operations.prepare import LaunchOptions, RecipeRequest
+from ftcluster.operations.run import RunRequest
+from ftcluster.operations.setup import SetupRequest
+from ftcluster.operations.train import TrainRequest
+from ftcluster.progress.view import View
+from ftcluster.progress.view import make_view as terminal_view
+from ftcluster_common.run_state import RunState
+
+__all__ = [
+    "Cluster", "LaunchOptions", "Run", "check", "evaluate", "find_run", "last_cluster", "plan",
+    "predict", "run", "runs", "setup", "teardown", "terminal_view", "train",
+]  # fmt: skip
+
+Name = str | PathLike[str]  # a file or folder of this machine, or a name of the Hugging Face Hub
+SILENT = View()
+RESTARTS = LaunchOptions(max_restarts=3)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that goes on by itself: on the cluster, whatever becomes of this process.
+
+    Attributes:
+        id: its name.
+        cluster: where it is.
+        options: arguments of ansible-playbook.
+    """
+
+    id: str
+    cluster: Cluster | None = None
+    options: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def _connection(self) -> Connection:
+        return Connection(options=self.options, cluster=self.cluster)
+
+    def wait(self, view: View = SILENT) -> AttachResult:
+        """Follow it to its end; Ctrl-C ends only this.
+
+        Raises:
+            FtclusterError: it failed, or was stopped.
+        """
+        return attach(self._connection, self.id, view)
+
+    def state(self) -> RunState:
+        """What the head knows of it now.
+
+        Raises:
+            FtclusterError: the head does not answer.
+        """
+        listed = all_runs.list_runs(self._connection, SILENT)
+        return next(one for one in listed if one.run == self.id)
+
+    def fetch(self, folder: Name = "") -> Path:
+        """Copy its model to a new or empty folder here, by default the run's id; returns it.
+
+        Raises:
+            FtclusterError: it has no model, or the folder is not empty.
+        """
+        done = all_runs.fetch(self._connection, self.id, fspath(folder), SILENT)
+        return Path(done.found["model"])
+
+    def logs(self, rank: int | None = None) -> str:
+        """What its ranks have printed so far, each line with its rank; or only one of them.
+
+        Raises:
+            FtclusterError: there is no such rank, or the head does not answer.
+        """
+        lines: list[str] = []
+        all_runs.logs(all_runs.LogsRequest(self._connection, self.id, rank), lines.append, SILENT)
+        return "".join(lines)
+
+    def stop(self, force: bool = False) -> None:
+        """End it on all its hosts; a training saves a checkpoint first, but not with `force`.
+
+        Raises:
+            FtclusterError: it may still be running.
+        """
+        all_runs.stop(self._connection, [self.id], force, SILENT)
+
+
+def setup(
+    inventory: Name | Sequence[Name] = (),
+    *,
+    stack: str = "",
+    bundle: Name = "",
+    accept_new_host_keys: bool = False,
+    options: Sequence[str] = (),
+    view: View = SILENT,
+) -> Cluster:
+    """Turn hosts into a cluster, and save it as the one that was set up last.
+
+    Args:
+        inventory: one that Ansible reads, several of them, or "localhost" for this machine; left
+            out, that of the last setup.
+        stack: its name, or "auto" for the first that the hosts support.
+        bundle: a file of `ftcluster bundle` that is installed from, without downloads.
+        accept_new_host_keys: whether keys of hosts that ssh does not know are stored.
+        options: arguments of ansible-playbook by their long names, such as ("--user", "ops").
+
+    Raises:
+        FtclusterError: a host failed or does not answer; names each with its reason.
+    """
+    given = [inventory] if isinstance(inventory, str | PathLike) else inventory
+    connection = Connection(tuple(fspath(one) for one in given), tuple(options))
+    request = SetupRequest(
+        connection, stack, fspath(bundle), accept_new_host_keys=accept_new_host_keys
+    )
+    return setting_up.setup(request, view).cluster
+
+
+def last_cluster() -> Cluster:
+    """The cluster that was set up last from this machine.
+
+    Raises:
+        FtclusterError: there is none.
+    """
+    return recall()
+
+
+def teardown(cluster: Cluster, *, options: Sequence[str] = (), view: View = SILENT) -> None:
+    """Remove from the hosts what setup installed; runs with their models stay.
+
+    Raises:
+        FtclusterError: a host failed or does not answer; names each with its reason.
+    """
+    given = (*cluster.options, *options)
+    setting_up.teardown(Connection(tuple(map(str, cluster.inventories)), given), view)
+
+
+def check(
+    cluster: Cluster | None = None, *, options: Sequence[str] = (), view: View = SILENT
+) -> CheckResult:
+    """Whether a cluster is fit for training, and why not. Changes nothing.
+
+    Raises:
+        FtclusterError: Ansible could not begin.
+    """
+    return checking.check(Connection(options=tuple(options), cluster=cluster), view)
+
+
+def plan(
+    recipe: Name = "",
+    settings: Mapping[str, Any] | None = None,
+    *,
+    facts: Name | None = None,
+    **more: Any,
+) -> PlanResult:
+    """What `train` would start with the same arguments, and why.
+
+    Args:
+        facts: a file with other hosts, an output of `ftcluster plan --json`.
+
+    Raises:
+        FtclusterError: the recipe or its data are not valid, or no plan is possible.
+    """
+    request = RecipeRequest(**_asked(recipe, settings, **more))
+    return planning.plan(request, fspath(facts) if facts else None)
+
+
+def train(
+    recipe: Name = "",
+    settings: Mapping[str, Any] | None = None,
+    *,
+    resume: str = "",
+    hub_token: bool = False,
+    launch: LaunchOptions = RESTARTS,
+    view: View = SILENT,
+    **more: Any,
+) -> Run:
+    """Start a training, which goes on by itself.
+
+    Args:
+        recipe: one of `ftcluster recipes`, or a YAML file.
+        settings: fields of it, such as {"learning_rate": 2e-5}.
+        resume: a run that is continued, instead of a recipe.
+        hub_token: whether the hosts may use this user's token for the Hugging Face Hub.
+        more: `data` and `model`, a file, folder or Hub name; `nodes`, `spares` and
+            `ranks_per_host`; `cluster`; `options`, arguments of ansible-playbook.
+
+    Raises:
+        FtclusterError: the recipe, its data or the plan are not valid, or it could not be started.
+    """
+    request = TrainRequest(
+        **_asked(recipe, settings, **more), resume=resume, detach=True, hub_token=hub_token,
+        launch=launch,
+    )  # fmt: skip
+    done = again(lambda: training.train(request, view), view)
+    return _started(done.progress.run, request.connection)
+
+
+def evaluate(
+    model: Name,
+    recipe: Name = "",
+    settings: Mapping[str, Any] | None = None,
+    *,
+    launch: LaunchOptions = RESTARTS,
+    view: View = SILENT,
+    **more: Any,
+) -> EvaluateResult:
+    """Measure a trained model on the recipe's validation sets, or on all rows of `data`.
+
+    Args:
+        recipe: left out, the one that the model's folder names.
+        more: as of `train`.
+
+    Raises:
+        FtclusterError: the model, recipe or data are not valid, or the run failed.
+    """
+    request = TrainedModelRequest(**_asked(recipe, settings, model=model, **more), launch=launch)
+    return again(lambda: evaluating.evaluate(request, view), view)
+
+
+def predict(
+    model: Name,
+    data: Name,
+    output: Name,
+    recipe: Name = "",
+    settings: Mapping[str, Any] | None = None,
+    *,
+    launch: LaunchOptions = RESTARTS,
+    view: View = SILENT,
+    **more: Any,
+) -> PredictResult:
+    """Write what a trained model says of each row of data.
+
+    Args:
+        output: *.jsonl, *.csv or *.tsv.
+        recipe, more: as of `evaluate`.
+
+    Raises:
+        FtclusterError: the model, recipe or data are not valid, or the run failed.
+    """
+    asked = _asked(recipe, settings, model=model, data=data, **more)
+    request = PredictRequest(**asked, launch=launch, output=fspath(output))
+    return again(lambda: predicting.predict(request, view), view)
+
+
+def run(
+    script: Sequence[str],
+    *,
+    cluster: Cluster | None = None,
+    options: Sequence[str] = (),
+    launch: LaunchOptions | None = None,
+    view: View = SILENT,
+    **more: Any,
+) -> Run:
+    """Start a user's own script on every rank, which goes on by itself.
+
+    Args:
+        script: a Python file with its arguments, or -m and a module with its arguments.
+        more: fields of `ftcluster.operations.run.RunRequest`, such as `nodes` and `fast`.
+
+    Raises:
+        FtclusterError: it would fail on every rank, or could not be started.
+    """
+    connection = Connection(options=tuple(options), cluster=cluster)
+    request = RunRequest(tuple(script), connection, detach=True, **more)
+    request = replace(request, launch=launch) if launch else request
+    done = again(lambda: running.run(request, lambda *_: None, view), view)
+    return _started(done.run.id, connection)
+
+
+def runs(cluster: Cluster | None = None, *, options: Sequence[str] = ()) -> tuple[RunState, ...]:
+    """The runs on a cluster, the newest first, whoever started them.
+
+    Raises:
+        FtclusterError: the head does not answer.
+    """
+    return all_runs.list_runs(Connection(options=tuple(options), cluster=cluster), SILENT)
+
+
+def find_run(name: str, cluster: Cluster | None = None, *, options: Sequence[str] = ()) -> Run:
+    """A run that was started before, by its id or how that begins.
+
+    Raises:
+        FtclusterError: there is none, or several.
+    """
+    connection = Connection(options=tuple(options), cluster=cluster)
+    return _started(find(connection, name, SILENT)[1], connection)
+
+
+def _started(run: str, connection: Connection) -> Run:
+    return Run(run, connection.cluster, connection.options)
+
+
+def _asked(
+    recipe: Name,
+    settings: Mapping[str, Any] | None,
+    *,
+    data: Name | None = None,
+    model: Name | None = None,
+    nodes: int | None = None,
+    spares: int = 0,
+    ranks_per_host: int | None = None,
+    cluster: Cluster | None = None,
+    options: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The fields of a RecipeRequest."""
+    words = [fspath(recipe)] if recipe else []
+    words += [f"{name}={json.dumps(value)}" for name, value in (settings or {}).items()]
+    return {
+        "words": tuple(words),
+        "data": None if data is None else fspath(data),
+        "model": None if model is None else fspath(model),
+        "nodes": nodes,
+        "spares": spares,
+        "ranks_per_host": ranks_per_host,
+        "connection": Connection(options=tuple(options), cluster=cluster),
+    }

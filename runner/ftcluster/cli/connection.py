@@ -1,0 +1,118 @@
+"""How a cluster is reached: passwords, and options that are passed on to ansible-playbook."""
+
+import argparse
+import contextlib
+import getpass
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ftcluster.cli.ansible_options import (
+    ASKED,
+    add_inventory_option,
+    add_options,
+    extra_variables,
+    passed_on,
+)
+from ftcluster.errors import UsageError
+from ftcluster.operations.connection import CONNECTION, Connection
+
+HIDDEN = "..."
+
+
+@contextlib.contextmanager
+def ask_passwords(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Ask for the passwords that the options want; yields arguments of ansible-playbook.
+
+    The answers are in memory without a name until the context ends. An argument is a path of this
+    process's descriptor; see `answer_in_memory`.
+    """
+    wanted = [entry for name, entry in ASKED.items() if options.get(name)]
+    if not wanted:
+        yield ()
+        return
+    with contextlib.ExitStack() as stack:
+        found: list[str] = []
+        for _, what, option in wanted:
+            answer = getpass.getpass(f"{what}: ")
+            descriptor = os.memfd_create("ftcluster")
+            stack.callback(os.close, descriptor)
+            os.fchmod(descriptor, 0o600)  # Ansible executes what has the mode of a program
+            os.write(descriptor, f"{answer}\n".encode())
+            found += [option, f"/proc/{os.getpid()}/fd/{descriptor}"]
+        yield tuple(found)
+
+
+def shown_command(words: Sequence[str]) -> list[str]:
+    """A command line without extra variables, which may be secrets.
+
+    >>> shown_command(["train", "mrpc", "-Ke", "ansible_password=x", "--extra-v=y"])
+    ['ftcluster', 'train', 'mrpc', '-Ke', '...', '--extra-v=...']
+    """
+    end = list(words).index("--") if "--" in words else len(words)
+    try:
+        hidden = extra_variables(words[:end])
+    except argparse.ArgumentError:  # the command itself refuses it
+        hidden = tuple(words[:end])
+    return ["ftcluster", *(_without(word, hidden) for word in words[:end]), *words[end:]]
+
+
+def _without(word: str, hidden: Sequence[str]) -> str:
+    """A word that has none of these values, neither alone nor behind its option."""
+    if word in hidden:
+        return HIDDEN
+    behind = [value for value in hidden if value and word[:1] == "-" and word.endswith(value)]
+    return word[: -max(map(len, behind))] + HIDDEN if behind else word
+
+
+def command_line() -> tuple[str, ...]:
+    """This command line, for the record of what it launches."""
+    return tuple(shown_command(sys.argv[1:]))
+
+
+@contextlib.contextmanager
+def connected(
+    options: argparse.Namespace, inventories: Sequence[str] = (), flags: tuple[str, ...] = ()
+) -> Iterator[Connection]:
+    """How the user wants the cluster to be reached, with the passwords that are asked for.
+
+    Args:
+        inventories: left out, those of `add_inventory_option`.
+        flags: options of ansible-playbook without a value.
+    """
+    given = tuple(inventories or getattr(options, "inventories", ()))
+    with ask_passwords(vars(options)) as passwords:
+        yield Connection(given, passed_on(vars(options), flags), passwords)
+
+
+def add_run_options(parser: argparse.ArgumentParser, words: str, meaning: str) -> None:
+    """Add a run's id and the options that say how to reach its cluster.
+
+    Args:
+        words: what it is called with, for its usage, such as RUN.
+        meaning: help for these.
+    """
+    parser.add_argument("words", nargs="*", metavar=words, help=meaning)
+    add_cluster(parser)
+    add_options(parser, ("--extra-vars", *CONNECTION))
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names a cluster."""
+    add_inventory_option(
+        parser,
+        "a cluster that was set up from another control node; left out, the one that was set up "
+        "last from here",
+    )
+
+
+def one_name(words: Sequence[str]) -> str:
+    """The run that a command line names; "" where it names none.
+
+    Raises:
+        UsageError: it names several.
+    """
+    if len(words) > 1:
+        raise UsageError(f"one run at a time, not {', '.join(words)}")
+    return words[0] if words else ""

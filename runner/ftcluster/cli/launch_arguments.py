@@ -1,0 +1,113 @@
+"""Arguments of the commands that launch something: on which hosts, and what happens at faults."""
+
+import argparse
+
+from ftcluster.cli.arguments import at_least
+from ftcluster.cli.connection import command_line
+from ftcluster.operations.prepare import LaunchOptions
+from ftcluster_common.launch import GRACE_SECONDS
+from ftcluster_common.timeouts import DEFAULT_SECONDS
+
+MIN_TIMEOUT = 4  # seconds: a sign of life comes every second
+
+
+def add_launch(parser: argparse.ArgumentParser) -> None:
+    """Add --nodes, --spares and --ranks-per-host."""
+    group = parser.add_argument_group("hosts and ranks")
+    group.add_argument("--nodes", type=at_least(1), metavar="N", help="use only the first N hosts")
+    group.add_argument(
+        "--spares",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="prepare the N hosts after those of --nodes, too; a restart uses them in place of "
+        "lost hosts",
+    )
+    group.add_argument(
+        "--ranks-per-host",
+        type=at_least(1),
+        metavar="N",
+        help="start N ranks on each host (default: the plan decides, mostly one a NUMA node)",
+    )
+
+
+def add_detach(parser: argparse.ArgumentParser) -> None:
+    """Add --detach."""
+    parser.add_argument(
+        "--detach", action="store_true", help="launch it, print its id and leave it running"
+    )
+
+
+def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
+    """Add --timeout, --min-nodes, and --max-restarts with its default."""
+    group = parser.add_argument_group("faults and restarts")
+    group.add_argument(
+        "--timeout",
+        type=at_least(MIN_TIMEOUT),
+        default=DEFAULT_SECONDS,
+        metavar="SECONDS",
+        dest="timeout_seconds",
+        help="a rank or host without a sign of life for so long is lost; all other time-outs "
+        f"follow from it (default: {DEFAULT_SECONDS:g})",
+    )
+    group.add_argument(
+        "--max-restarts",
+        type=at_least(0),
+        default=default,
+        metavar="N",
+        help="start the ranks again at most N times after one was killed, stopped or hung, or a "
+        f"host was lost and is back (default: {default})",
+    )
+    group.add_argument(
+        "--min-nodes",
+        type=at_least(1),
+        default=0,
+        metavar="N",
+        help="restart without lost hosts as long as N hosts are left; without it a restart waits "
+        "for them, 12 times --timeout",
+    )
+
+
+def add_grace(parser: argparse.ArgumentParser) -> None:
+    """Add --grace-seconds."""
+    parser.add_argument(
+        "--grace-seconds",
+        type=at_least(1),
+        default=GRACE_SECONDS,
+        metavar="N",
+        help="how long the ranks may take for their last checkpoint when the training is stopped "
+        f"(default: {GRACE_SECONDS:g})",
+    )
+
+
+def add_sharing(parser: argparse.ArgumentParser) -> None:
+    """Add --wait and --share-hosts."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--wait",
+        action="store_true",
+        help="wait for the end of a run that uses the hosts; without it the new one is refused",
+    )
+    either.add_argument(
+        "--share-hosts", action="store_true", help="start it beside a run that uses the hosts"
+    )
+
+
+def launch_options(options: argparse.Namespace) -> LaunchOptions:
+    """What the arguments of this module say of a launch, where a command has them."""
+    names = (
+        "max_restarts", "min_nodes", "wait", "share_hosts", "timeout_seconds", "hang_seconds",
+        "grace_seconds",
+    )  # fmt: skip
+    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    return LaunchOptions(**given, command=command_line())
+
+
+def add_hub_token(parser: argparse.ArgumentParser) -> None:
+    """Add --hf-token."""
+    parser.add_argument(
+        "--hf-token",
+        action="store_true",
+        help="let the hosts use your token for the Hugging Face Hub while they need it: HF_TOKEN, "
+        "or that of `hf auth login`",
+    )

@@ -1,0 +1,93 @@
+"""The parser of all commands: errors as exceptions, help with examples and in groups."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from rich.text import Text
+
+from ftcluster.cli.help import grouped
+from ftcluster.errors import UsageError
+from ftcluster.text.table import aligned
+from ftcluster.text.terminal import print_lines
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports wrong usage as an exception, with the usage of the command that it is about.
+
+    Attributes:
+        more: lines at the end of its help.
+    """
+
+    more: Sequence[str] = ()
+
+    def format_help(self) -> str:
+        """The help with its further lines."""
+        return "\n".join([super().format_help().rstrip("\n"), *self.more, ""])
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help, with headings in bold on a terminal."""
+        lines = self.format_help().rstrip("\n").split("\n")
+        heading = re.compile(r"\S.*:$")
+        print_lines([Text(one, "bold" if heading.match(one) else "") for one in lines], file)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UsageError."""
+        raise UsageError(message, self.usage_line())
+
+    def usage_line(self) -> str:
+        """The command's usage in one line."""
+        return " ".join(self.format_usage().split())
+
+
+class Commands:
+    """The commands, and what each does in a line; argparse lists them without groups.
+
+    Args:
+        action: what argparse adds them to.
+    """
+
+    def __init__(self, action: Any) -> None:
+        self._action = action
+        self.parsers: dict[str, Parser] = {}
+        self.summaries: dict[str, str] = {}
+
+    def add_parser(self, name: str, **settings: Any) -> Parser:
+        """Add a command, as `add_parser` of argparse does."""
+        self.summaries[name] = settings["help"]
+        self.parsers[name] = self._action.add_parser(name, **settings)
+        return self.parsers[name]
+
+
+def add_kinds(parser: Parser, doing: str) -> Commands:
+    """What a command needs a word for, such as `bench allreduce`; without it, an error lists them.
+
+    Args:
+        doing: what the command does, for the error: "name what to DOING".
+    """
+    kinds = Commands(parser.add_subparsers(metavar="WHAT"))
+
+    def list_kinds(_: argparse.Namespace) -> NoReturn:
+        rows = [(f"{parser.prog} {name}", said) for name, said in kinds.summaries.items()]
+        raise UsageError(f"name what to {doing}", "\n  ".join(aligned(rows)))
+
+    parser.set_defaults(run=list_kinds)
+    return kinds
+
+
+class MainParser(Parser):
+    """The parser with all commands, whose help has them in groups."""
+
+    commands: Commands
+
+    def format_help(self) -> str:
+        """What the program does, and its commands."""
+        lines = [self.usage_line(), "", *(self.description or "").split("\n")]
+        lines += [
+            *grouped(self.commands.summaries),
+            "",
+            "help of one: ftcluster COMMAND --help",
+            "",
+        ]
+        return "\n".join(lines)

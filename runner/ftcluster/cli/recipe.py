@@ -1,0 +1,84 @@
+"""Arguments of the commands that take a recipe, and what they ask for."""
+
+import argparse
+from typing import Any
+
+from ftcluster.cli.ansible_options import add_options
+from ftcluster.cli.arguments import add_commands, add_dry_run, add_output, not_empty
+from ftcluster.cli.connection import add_cluster
+from ftcluster.cli.launch_arguments import add_hub_token, add_launch, add_restarts, add_sharing
+from ftcluster.operations.connection import CONNECTION
+from ftcluster.operations.recipe_words import DEFAULT_RECIPE
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that `train` and `plan` have in common."""
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="RECIPE or key=value",
+        help=f"a known recipe or a YAML file (default: {DEFAULT_RECIPE}); any field of it, such as "
+        "training.seed=7",
+    )
+    parser.add_argument(
+        "--data",
+        type=not_empty,
+        metavar="PATH",
+        help="a file or a folder with CSV, TSV, JSON, JSONL, Parquet or text, or a Hub name",
+    )
+    parser.add_argument(
+        "--model", type=not_empty, metavar="DIR", help="a model folder, or a Hub name"
+    )
+    parser.add_argument(
+        "--sync",
+        choices=("step", "local"),
+        help="local, for slow networks: hosts take steps of their own and exchange what they have "
+        "learned every 32 steps (training.sync_steps), which gives another model (default: step)",
+    )
+    add_launch(parser)
+    parser.set_defaults(takes_recipe=True)
+
+
+def add_running(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that all commands have that run a recipe on the cluster."""
+    add_hub_token(parser)
+    add_cluster(parser)
+    add_restarts(parser, default=3)
+    add_sharing(parser)
+    add_dry_run(parser)
+    add_commands(parser)
+    add_output(parser, verbose="print plain lines instead of the live view")
+    add_options(parser, ("--extra-vars", *CONNECTION))
+
+
+def add_use(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the commands that use a trained model."""
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="RECIPE or key=value",
+        help="the recipe that it was trained with (default: what the model's folder says, or else "
+        f"{DEFAULT_RECIPE}), and its fields",
+    )
+    parser.add_argument(
+        "--model",
+        type=not_empty,
+        metavar="DIR",
+        required=True,
+        help="the trained model (ftcluster fetch), or a Hub name",
+    )
+    parser.add_argument(
+        "--data", type=not_empty, metavar="PATH", help="a file, a folder or a Hub name"
+    )
+    add_launch(parser)
+    add_running(parser)
+    parser.set_defaults(takes_recipe=True)
+
+
+def recipe_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a RecipeRequest but for its connection."""
+    sync = getattr(options, "sync", None)
+    words = (*([f"training.sync={sync}"] if sync else []), *options.words)
+    names = ("data", "model", "nodes", "spares", "ranks_per_host")
+    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    return {"words": words, **given}

@@ -1,0 +1,113 @@
+"""Follows a run that was launched before to its end, wherever it was started."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ftcluster.cluster.price import Price, price_document
+from ftcluster.errors import FtclusterError
+from ftcluster.launch import follow
+from ftcluster.launch.follow import Followed, raise_if_stopped
+from ftcluster.launch.place import head_lost_hint
+from ftcluster.launch.record import read_record
+from ftcluster.operations.connection import Connection, find
+from ftcluster.progress.format import duration, metrics
+from ftcluster.progress.state import RunProgress
+from ftcluster.progress.view import View
+from ftcluster.report.cost import cost_line, recorded_price
+
+
+@dataclass(frozen=True)
+class AttachResult:
+    """A run that has ended well.
+
+    Attributes:
+        progress: what its events say.
+        price: of its hosts, where it is known.
+        hosts: how many it had.
+    """
+
+    progress: RunProgress
+    price: Price | None = None
+    hosts: int = 0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the model, by name; none of a script."""
+        return dict(self.progress.result.get("metrics", {}))
+
+    @property
+    def model(self) -> str:
+        """The folder of the model on the head; "" of a script."""
+        return str(self.progress.result.get("model") or "")
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, from its launch to the end of its last rank."""
+        return self.progress.seconds
+
+    def document(self) -> dict[str, Any]:
+        """What `attach --json` prints."""
+        price, progress = self.price, self.progress
+        return {
+            **progress.document(),
+            "price": price_document(price),
+            "cost": round(price.cost(progress.seconds), 6) if price else None,
+        }
+
+    def lines(self) -> list[str]:
+        """The result as text."""
+        progress = self.progress
+        lines = [f"{progress.run}: {progress.state}, {duration(progress.seconds)}"]
+        if model := progress.result.get("model"):
+            lines += [metrics(self.metrics), f"model on the head: {model}"]
+        if self.price:
+            epoch = progress.epoch_seconds
+            lines.append(cost_line(progress.seconds, epoch, self.price, self.hosts))
+        return lines
+
+
+def attach(
+    connection: Connection,
+    run: str,
+    view: View,
+    on_output: Callable[[str], None] = lambda _: None,
+) -> AttachResult:
+    """Follow a run from its first event to its end; never stops it.
+
+    Args:
+        run: its id, or how that begins; "": the newest run.
+        on_output: takes what rank 0 of a script has printed.
+
+    Raises:
+        Detached: a signal, such as that of Ctrl-C, has ended this process's part only.
+        Interrupted: it was stopped.
+        FtclusterError: there is no such run, or it failed.
+    """
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "output":
+            on_output(event["text"])
+
+    place, name = find(connection, run, view)
+    followed = follow.attach(place, name, view, on_event)
+    progress = followed.progress
+    record = read_record(progress.run) or {}
+    price = recorded_price(record) if progress.result else None
+    result = AttachResult(progress, price, len(record.get("facts", ())))
+    document = result.document()
+    raise_if_stopped(followed, document)
+    if not progress.ended or progress.state != "done":
+        hint = head_lost_hint(name) if followed.outcome.unreachable else ""
+        raise FtclusterError(_reason(followed), hint, details=document)
+    return result
+
+
+def _reason(followed: Followed) -> str:
+    """Why a run did not end well."""
+    run, state = followed.progress.run, followed.progress.state
+    if state == "running":
+        state = "failed"
+    words = [error["message"] for error in followed.progress.errors]
+    words = words or [event.message for event in followed.outcome.failures]
+    return "\n  ".join([f"run {run} {state}", *words])

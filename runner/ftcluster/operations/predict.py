@@ -1,0 +1,158 @@
+"""Writes what a trained model says of rows of data."""
+
+import csv
+import io
+import json
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster.errors import UsageError
+from ftcluster.launch import training_run
+from ftcluster.launch.place import place_of
+from ftcluster.launch.runs import fetch_model
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations.evaluate import EvaluateResult, TrainedModelRequest
+from ftcluster.operations.plan import PlanResult
+from ftcluster.operations.prepare import say_notes
+from ftcluster.operations.train import speed
+from ftcluster.paths import write_atomically
+from ftcluster.progress.view import View
+from ftcluster_common.job import PREDICT
+from ftcluster_common.recipe import CausalLm, DecoderTuning
+
+# also as text, which rows of CSV have
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes cells that begin so (OWASP)
+FORMATS = {".jsonl": "", ".csv": ",", ".tsv": "\t"}  # the mark between columns
+READABLE = 0o644
+
+
+@dataclass(frozen=True)
+class PredictRequest(TrainedModelRequest):
+    """What rows of data a model predicts.
+
+    Attributes:
+        output: the file for the rows, *.jsonl, *.csv or *.tsv; replaced where it is there.
+    """
+
+    output: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse an output that cannot be written.
+
+        Raises:
+            UsageError: that is so.
+        """
+        super().__post_init__()
+        path = Path(self.output).absolute()
+        if path.suffix not in FORMATS:
+            raise UsageError(f"--output {self.output} does not end in {', '.join(FORMATS)}")
+        if not path.parent.is_dir():
+            raise UsageError(f"--output {self.output}: there is no folder {path.parent}")
+
+
+@dataclass(frozen=True)
+class PredictResult(EvaluateResult):
+    """Rows that were written, or that a run predicts which goes on without its caller.
+
+    Attributes:
+        output: the file, as it was asked for.
+        rows: how many.
+    """
+
+    output: str
+    rows: int
+
+    def document(self) -> dict[str, Any]:
+        """What `predict --json` prints."""
+        found = super().document()
+        if self.progress.state == "running":
+            return found
+        return {**found, "output": str(Path(self.output).absolute()), "rows": self.rows}
+
+    def lines(self) -> list[str]:
+        """How many rows, and the speed; of a run that goes on, its id."""
+        if self.progress.state == "running":
+            return super().lines()
+        return [f"{self.rows} predictions: {self.output}", speed(self.progress, self.run)]
+
+
+def dry_run(request: PredictRequest, view: View) -> PlanResult:
+    """What `predict` would launch. Raises as `predict`."""
+    return PlanResult(_prepared(request, view))
+
+
+def predict(request: PredictRequest, view: View) -> PredictResult:
+    """Predict the class, number, answer or embedding of each row, in their order.
+
+    Raises:
+        ClusterChanged: the cluster is another one than it was planned for; see `again`.
+        FtclusterError: the request is not valid, or the run failed.
+    """
+    run = _prepared(request, view)
+    say_notes(run, view)
+    reach = request.connection.to(run.cluster)
+    progress, model = training_run.train(run, view, reach), str(request.model)
+    if progress.state == "running":  # detached from
+        view.say(f"its predictions will be in {run.launch.run_dir}/predictions on the head")
+        return PredictResult(run, progress, model, request.output, 0)
+    place = replace(place_of(run.cluster), options=reach)
+    with tempfile.TemporaryDirectory() as scratch:
+        copied = Path(scratch) / "predictions"
+        fetch_model(place, run.id, progress.result["predictions"], copied)
+        [file] = copied.iterdir()
+        rows = file.read_text(encoding="utf-8")
+    output = Path(request.output).absolute()
+    write_atomically(output, as_table(rows, FORMATS[output.suffix]), READABLE)
+    return PredictResult(run, progress, model, request.output, rows.count("\n"))
+
+
+def _prepared(request: PredictRequest, view: View) -> TrainingRun:
+    run = request.launchable(PREDICT, view)
+    if isinstance(run.recipe.options, CausalLm | DecoderTuning):
+        raise UsageError(
+            "a language model predicts nothing of a row",
+            "its loss: ftcluster evaluate; its texts: transformers' "
+            'pipeline("text-generation", model=DIR)',
+        )
+    return run
+
+
+def as_table(rows: str, mark: str) -> str:
+    """JSON lines as they are, or as a table with a mark between columns.
+
+    Texts that a spreadsheet would take for a formula get a ' in front; numbers stay as they are.
+
+    >>> as_table('{"a": "x, y", "b": [1]}\\n', ",")
+    'a,b\\n"x, y",[1]\\n'
+    """
+    if not mark:
+        return rows
+    found = [json.loads(line) for line in rows.split("\n") if line]
+    columns = list(dict.fromkeys(name for row in found for name in row))
+    table = io.StringIO()
+    writer = csv.writer(table, delimiter=mark, lineterminator="\n")
+    writer.writerow(map(_cell, columns))
+    for row in found:
+        writer.writerow(_cell(row.get(name, "")) for name in columns)
+    return table.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A value as a cell of a table.
+
+    >>> [_cell(one) for one in ('=HYPERLINK("x")', "-1.5", "-", "+1 day", -2.5, ["=1"])]
+    ['\\'=HYPERLINK("x")', '-1.5', "'-", "'+1 day", -2.5, '["=1"]']
+    """
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    if (
+        isinstance(value, str)
+        and value.lstrip(" ").startswith(FORMULA)
+        and not NUMBER.fullmatch(value)
+    ):
+        return f"'{value}"
+    return value

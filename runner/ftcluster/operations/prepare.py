@@ -1,0 +1,272 @@
+"""Prepares a training, an evaluation or a prediction: its recipe, its plan and its launch."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from ftcluster.cluster.price import price_of
+from ftcluster.cluster.saved import Cluster
+from ftcluster.errors import FtclusterError
+from ftcluster.launch.follow import Run, new_run_id
+from ftcluster.launch.mpirun import render
+from ftcluster.launch.preview import headline
+from ftcluster.launch.runs import FoundJob
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations.connection import Connection
+from ftcluster.operations.recipe_words import (
+    on_the_hosts,
+    split_words,
+    trained_recipe,
+    training_recipe,
+)
+from ftcluster.planning.drained import BACK, with_drained
+from ftcluster.planning.memory import ModelSize
+from ftcluster.planning.model_size import cached_size, model_size, size_from_scratch
+from ftcluster.planning.plan import Decision, LaunchPlan, first_hosts
+from ftcluster.planning.spares import next_hosts, plan_with_spares
+from ftcluster.planning.tuned import UNTUNED, choose_tuned
+from ftcluster.progress.view import View
+from ftcluster.recipe.data_columns import find_columns
+from ftcluster.recipe.inputs import check_inputs, on_the_hub
+from ftcluster.recipe.recipe import find_recipe
+from ftcluster.report.cost import Shape, described
+from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time
+from ftcluster.stacks.catalog import load_stacks
+from ftcluster_common.job import Purpose
+from ftcluster_common.recipe import CausalLm, Recipe
+
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
+@dataclass(frozen=True)
+class RecipeRequest:
+    """What is trained, and on how many hosts.
+
+    Attributes:
+        words: a recipe, a known one or a file, and `key=value` of its fields.
+        data, model: a folder or a name, instead of the recipe's.
+        nodes: number of hosts with ranks, the head first; None: all.
+        spares: number of hosts after these that may take the place of a lost one.
+        ranks_per_host: None: the plan decides.
+        connection: which cluster it is about.
+    """
+
+    words: tuple[str, ...] = ()
+    data: str | None = None
+    model: str | None = None
+    nodes: int | None = None
+    spares: int = 0
+    ranks_per_host: int | None = None
+    connection: Connection = field(default_factory=Connection)
+
+    def __post_init__(self) -> None:
+        """Refuse several recipes, and one that is not known.
+
+        Raises:
+            UsageError: that is so.
+        """
+        find_recipe(split_words(self.words)[0])
+
+    def prepared(
+        self, cluster: Cluster, purpose: Purpose = "train", use_tuning: bool = True
+    ) -> TrainingRun:
+        """The run that is asked for; arguments and errors as of `prepare_run`."""
+        given = (self.data, self.model, self.nodes, self.spares, self.ranks_per_host)
+        return prepare_run(self.words, cluster, *given, purpose, use_tuning)
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How a run is launched; None: as a plan says. See Launch for what each means.
+
+    Attributes:
+        command: the command line that asks for it, for the run's record.
+    """
+
+    max_restarts: int | None = None
+    min_nodes: int | None = None
+    wait: bool | None = None
+    share_hosts: bool | None = None
+    timeout_seconds: float | None = None
+    hang_seconds: float | None = None
+    grace_seconds: float | None = None
+    command: tuple[str, ...] = ("python",)
+
+    def applied_to(self, run: AnyRun) -> AnyRun:
+        """The run with these."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        command = given.pop("command")
+        return replace(run, command=command, launch=replace(run.launch, **given))
+
+
+def prepare_run(
+    words: Sequence[str],
+    cluster: Cluster,
+    data: str | None = None,
+    model: str | None = None,
+    nodes: int | None = None,
+    spares: int = 0,
+    ranks_per_host: int | None = None,
+    purpose: Purpose = "train",
+    use_tuning: bool = True,
+) -> TrainingRun:
+    """Prepare a run without changing anything.
+
+    Args:
+        words: a recipe, a known one or a file, and `key=value` of its fields.
+        data, model: a folder or a name, instead of the recipe's.
+        nodes: number of hosts with ranks, the head first; default: all.
+        spares: number of hosts after these that may take the place of a lost one.
+        ranks_per_host: default: the plan decides.
+        purpose: whether the model is trained, evaluated or predicts.
+        use_tuning: whether a training has the settings that `ftcluster tune` has found for it.
+
+    Raises:
+        UsageError: there are several recipes, or too few hosts for spares.
+        FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
+    """
+    trains = purpose == "train"
+    remembered: tuple[str, ...] = ()
+    if trains:
+        recipe = training_recipe(words, data, model)
+    else:
+        recipe, remembered = trained_recipe(words, data, model or "", purpose)
+    check_inputs(recipe, purpose)
+    columns = find_columns(recipe, purpose)
+    facts = first_hosts(cluster.usable, nodes)
+    further = next_hosts(cluster.usable, nodes, spares)
+    size = _size_of(recipe)
+    recipe, folders = on_the_hosts(recipe, facts)
+    tuned, tuning, stacks = UNTUNED, None, load_stacks()
+    if trains and use_tuning:
+        asked = as_tuned(recipe, ranks_per_host)
+        tuned, tuning = choose_tuned(cluster.tunings, asked, facts.hosts)
+    recipe, shape = tuned.applied_to(recipe), (ranks_per_host, size, trains, tuned)
+    decided = plan_with_spares(facts, further, recipe, stacks, *shape)
+    recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, remembered)
+    if tuning:
+        decided = decided.with_decision(Decision("tuning", *tuning))
+    decided = with_drained(decided, cluster)
+    if "batch_size" in tuned.settings:
+        notes = (*notes, f"batch_size={recipe.batch_size}: {tuned.why} --batch")
+    run_id = new_run_id(recipe.name)
+    launch = render(decided, run_id, slurm_job=cluster.slurm_job)
+    return TrainingRun(run_id, cluster, decided, launch, recipe, folders, columns, notes, purpose)
+
+
+def as_tuned(recipe: Recipe, ranks_per_host: int | None) -> Recipe:
+    """The recipe on the hosts, as tunings know it."""
+    return replace(recipe, ranks_per_host=ranks_per_host or recipe.ranks_per_host)
+
+
+def with_batch_of(recipe: Recipe, plan: LaunchPlan) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe with the plan's batch where it has that of a rank only, and a note about it."""
+    if recipe.training.per_device_train_batch_size is None:
+        return recipe, ()
+    samples = sum(rank.samples for host in plan.hosts for rank in host.placement)
+    training = replace(recipe.training, per_device_train_batch_size=None)
+    [why] = [one.why for one in plan.decisions if one.what == "batch"]
+    return replace(recipe, batch_size=samples, training=training), (f"batch_size={samples}: {why}",)
+
+
+def resumed_run(
+    found: FoundJob,
+    cluster: Cluster,
+    nodes: int | None,
+    spares: int,
+    ranks_per_host: int | None,
+    must_resume: bool,
+) -> TrainingRun:
+    """Prepare a run that continues another one, on the hosts that answer.
+
+    Args:
+        found: the other one.
+        nodes: number of hosts with ranks, the head first; default: those of the other run.
+        spares: number of hosts after these that may take the place of a lost one.
+        ranks_per_host: default: the plan decides.
+        must_resume: whether it is an error that the other run has saved nothing.
+
+    Raises:
+        FtclusterError: no host is left, the run has saved nothing, IPEX optimizes its model, or
+            the plan is not valid.
+    """
+    if must_resume and not found.saved and not found.recipe.training.resume_from_checkpoint:
+        raise FtclusterError(
+            f"run {found.run} has no checkpoint or snapshot on {', '.join(found.hosts)}",
+            f"train again from the beginning; what it ended with: ftcluster logs {found.run}",
+        )
+    hosts = cluster.facts
+    if not cluster.slurm_job:  # the first node answers for all
+        facts_of = {host.name: host for host in hosts.hosts}
+        names = [name for name in found.hosts if name not in cluster.drained]
+        if not names:
+            others = ", ".join(found.hosts)
+            raise FtclusterError(f"every host that answers is drained: {others}", BACK)
+        hosts = replace(hosts, hosts=tuple(facts_of[name] for name in names))
+        nodes = nodes or min(found.nodes, len(names))
+    cluster = replace(cluster, facts=hosts)
+    facts, further = first_hosts(hosts, nodes), next_hosts(hosts, nodes, spares)
+    size = _size_of(found.recipe)
+    stacks = load_stacks()
+    decided = plan_with_spares(facts, further, found.recipe, stacks, ranks_per_host, size)
+    decided = with_drained(decided, cluster)
+    if found.ipex or decided.ipex:
+        raise FtclusterError(
+            f"run {found.run} cannot be resumed: IPEX keeps its own copies of the weights",
+            "train again from the beginning; with training.use_ipex=false a run can be resumed",
+        )
+    run_id, resumed = new_run_id(found.recipe.name), (found.run, *found.resume)
+    launch = render(decided, run_id, slurm_job=cluster.slurm_job)
+    return TrainingRun(run_id, cluster, decided, launch, found.recipe, resume=resumed)
+
+
+def _size_of(recipe: Recipe) -> ModelSize | None:
+    if not recipe.from_scratch:
+        return model_size(Path(recipe.model)) or (
+            cached_size(recipe.model) if on_the_hub(recipe.model) else None
+        )
+    vocabulary = recipe.options.vocab_size if isinstance(recipe.options, CausalLm) else None
+    return size_from_scratch(recipe.model, recipe.config_overrides, vocabulary)
+
+
+def say_notes(run: TrainingRun, view: View) -> None:
+    """Show what a user should know before a run begins."""
+    for note in run.notes:
+        view.say(f"note: {note}")
+
+
+def headline_of(run: TrainingRun) -> list[str]:
+    """What is trained, how, and where."""
+    return headline(run.recipe, run.plan, run.purpose, run.folders, run.columns)
+
+
+def shape_of(run: TrainingRun, runs: Sequence[PastRun], name: str = "") -> Shape:
+    """A planned training with the time and the cost of an epoch.
+
+    Args:
+        runs: trainings that were measured, the newest first.
+        name: see Shape.
+    """
+    hosts = run.cluster.facts.hosts
+    fields = json.loads(json.dumps(asdict(run.recipe)))  # as a record has them
+    planned = {host.name for host in run.plan.hosts}
+    price, why = price_of(prices(run))
+    return Shape(
+        name,
+        described([(host.cpu_model, host.cores) for host in hosts if host.name in planned]),
+        run.plan.world_size,
+        batch_of(run.plan),
+        run.plan.precision,
+        epoch_time(run.plan, run.recipe, fields, hosts, runs),
+        price,
+        why,
+    )
+
+
+def prices(run: TrainingRun) -> list[tuple[str, str]]:
+    """The hosts that a run is prepared on, with their prices."""
+    names = {host.name for host in run.plan.prepared}
+    hosts = run.cluster.facts.hosts
+    return [(host.name, host.price_per_hour) for host in hosts if host.name in names]

@@ -1,0 +1,294 @@
+"""Turns hosts into a cluster, switches its stack back, and removes it again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster.ansible.inventory import LOCALHOST, inventory_path
+from ftcluster.ansible.settings import inventory_of_ansible
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.cluster.saved import Cluster, NoCluster, change, damage, forget, recall, recall_of
+from ftcluster.errors import UsageError
+from ftcluster.operations.connection import Connection, remembered
+from ftcluster.progress.format import duration
+from ftcluster.progress.view import View
+from ftcluster.provision.stages import StagesResult, run_stages
+from ftcluster.stacks.catalog import find_stack, load_stacks
+from ftcluster.text.plural import counted
+
+CHECK = "--check"  # of ansible-playbook: changes nothing
+
+
+@dataclass(frozen=True)
+class SetupRequest:
+    """What is set up.
+
+    Attributes:
+        connection: its inventories; none: those of the cluster that was set up last, else this
+            machine's.
+        stack: the name of a stack, "auto" for the first that the hosts support, or "" for what
+            the inventory says or the cluster has.
+        bundle: a file of `bundle` that is installed from, or "".
+        allow_yanked: whether packages are taken whose release was yanked.
+        allow_unverified: whether packages are taken without a hash in a lock.
+        downgrade: whether this ftcluster's package replaces a newer one.
+        prune: whether all stacks but the current and the previous one are removed.
+        rollback: whether all hosts are only switched back to the previous stack.
+        accept_new_host_keys: whether keys of hosts that ssh does not know are stored unasked.
+    """
+
+    connection: Connection = field(default_factory=Connection)
+    stack: str = ""
+    bundle: str = ""
+    allow_yanked: bool = False
+    allow_unverified: bool = False
+    downgrade: bool = False
+    prune: bool = False
+    rollback: bool = False
+    accept_new_host_keys: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            UsageError: that is so.
+        """
+        if self.rollback and (self.stack or self.bundle):
+            raise UsageError("--rollback cannot be used with --stack or --bundle")
+
+    def variables(self) -> dict[str, str | bool]:
+        """The variables of the playbook for the requested stack.
+
+        Raises:
+            UsageError: there is no such stack, or no such bundle.
+        """
+        found: dict[str, str | bool] = {}
+        if self.stack:
+            stacks = load_stacks()
+            if self.stack != "auto":
+                find_stack(self.stack, stacks)
+            found["torch_stack_name"] = self.stack
+        if self.bundle:
+            path = Path(self.bundle).absolute()
+            if not path.is_file():
+                raise UsageError(f"bundle {self.bundle} does not exist")
+            found["torch_stack_bundle"] = str(path)
+        flags = {
+            "torch_stack_allow_yanked": self.allow_yanked,
+            "torch_stack_allow_unverified": self.allow_unverified,
+            "node_agent_downgrade": self.downgrade,
+            "ftcluster_prune": self.prune,
+        }
+        return found | {name: True for name, given in flags.items() if given}
+
+
+@dataclass(frozen=True)
+class SetupResult:
+    """A setup that was done.
+
+    Attributes:
+        stages: what the playbook brought.
+        checked: whether nothing was changed.
+        rollback: see SetupRequest.
+    """
+
+    stages: StagesResult
+    checked: bool = False
+    rollback: bool = False
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster, as it is saved.
+
+        Raises:
+            FtclusterError: it was not verified, so that it is not saved.
+        """
+        return recall_of(self.stages.inventory.paths) or recall()
+
+    def document(self) -> dict[str, Any]:
+        """What `setup --json` prints."""
+        result = self.stages
+        return {
+            "state": "done",
+            "inventory": result.inventory.name,
+            "head": result.inventory.head,
+            "stack": result.stack,
+            "stack_why": result.stack_why,
+            "hosts": {
+                name: {"ok": host.ok + host.changed, "changed": host.changed}
+                for name, host in result.progress.hosts.items()
+            },
+            "notices": result.progress.notices,
+            "table": result.table,
+            "seconds": round(result.seconds, 1),
+        }
+
+    def lines(self) -> list[str]:
+        """The table of the hosts, and what was done."""
+        result = self.stages
+        changed = sum(host.changed for host in result.progress.hosts.values())
+        hosts, changes = counted(len(result.progress.hosts), "host"), counted(changed, "change")
+        took = duration(result.seconds)
+        if self.checked:
+            return [*result.table, f"{hosts} checked, {changes} to make, {took}"]
+        if self.rollback:
+            return [*result.table, f"{hosts} back on the previous stack, {took}"]
+        if not result.table:  # --tags without verify
+            return [f"{hosts}: the chosen stages are done, {changes}, {took}"]
+        return [*result.table, f"{hosts} ready, {changes}, {took}"]
+
+
+def setup(request: SetupRequest, view: View) -> SetupResult:
+    """Set a cluster up and save it for later operations, or roll it back.
+
+    Raises:
+        UsageError: there is no such stack, bundle or inventory.
+        FtclusterError: a host failed or does not answer; names each with its reason.
+        Interrupted: the user stopped it.
+    """
+    connection, accept_new = request.connection, request.accept_new_host_keys
+    inventories = find_inventories(connection.inventories)
+    variables = {} if request.rollback else request.variables()
+    options, passwords = connection.options, connection.passwords
+    before = recall_of(inventories)
+    if before and not connection.inventories:  # connect as the last time
+        options = (*before.options, *options)
+    if damaged := damage():
+        view.say(f"{damaged}; what can be known again is read from the hosts")
+    checked = CHECK in options
+    if not request.rollback:
+        result = set_up(inventories, options, view, passwords, variables, accept_new)
+        return SetupResult(result, checked)
+    result = run_stages(
+        "rollback", inventories, (*options, *passwords), view, accept_new=accept_new
+    )
+    if not checked:
+        change(inventories, lambda saved: saved and _with_stack(saved, result))
+    return SetupResult(result, checked, rollback=True)
+
+
+def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:
+    """The given inventories; the saved cluster's or this machine's if there are none.
+
+    Raises:
+        UsageError: none is given or saved, and Ansible is configured to take another one.
+        FtclusterError: none is given, and the saved cluster cannot be read.
+    """
+    if given:
+        return tuple(map(inventory_path, given))
+    try:
+        return recall().inventories
+    except NoCluster:
+        theirs, where = inventory_of_ansible()
+        if theirs:
+            raise UsageError(
+                f"which inventory? {where} names {theirs}",
+                f"ftcluster setup {theirs}, or for this machine: ftcluster setup {LOCALHOST}",
+            ) from None
+        return (inventory_path(LOCALHOST),)
+
+
+def set_up(
+    inventories: Sequence[Path],
+    options: tuple[str, ...],
+    view: View,
+    passwords: tuple[str, ...] = (),
+    variables: Mapping[str, str | bool] | None = None,
+    accept_new: bool = False,
+) -> StagesResult:
+    """Run the playbook `setup` and save the cluster.
+
+    Args:
+        passwords: further arguments, which are not saved.
+        variables: see `SetupRequest.variables`.
+        accept_new: see run_stages.
+
+    Raises:
+        FtclusterError: a host failed or does not answer; names each with its reason.
+        Interrupted: the user stopped it.
+    """
+    reach = (*options, *passwords)
+    result = run_stages("setup", inventories, reach, view, variables, accept_new=accept_new)
+    if CHECK not in options:
+        _save(result, options)
+    return result
+
+
+def _with_stack(cluster: Cluster, result: StagesResult) -> Cluster:
+    """The cluster with another stack on the hosts of the run."""
+    hosts = tuple(
+        replace(host, stack=result.stack) if host.name in result.inventory.hosts else host
+        for host in cluster.facts.hosts
+    )
+    return replace(cluster, facts=replace(cluster.facts, hosts=hosts))
+
+
+def _save(result: StagesResult, options: tuple[str, ...]) -> None:
+    """Save the cluster, with the hosts that --limit or --tags left out as they were."""
+    if not result.table:
+        return  # not verified, so not for training
+    inventory = result.inventory
+
+    def found(before: Cluster | None) -> Cluster:
+        known = {name: replace(host, stack=result.stack) for name, host in result.facts.items()}
+        if before:
+            known = {host.name: host for host in before.facts.hosts} | known
+        hosts = tuple(known[name] for name in inventory.cluster if name in known)
+        kept, pattern = remembered(options), inventory.pattern
+        cluster = Cluster(inventory.paths, ClusterFacts(hosts), kept, pattern)
+        # --limit may leave the head out
+        record = before.record if before else ""
+        return cluster.with_record(result.records.get(cluster.facts.head.name, record))
+
+    change(inventory.paths, found)
+
+
+@dataclass(frozen=True)
+class TeardownResult:
+    """A teardown that was done.
+
+    Attributes:
+        stages: what the playbook brought.
+        checked: whether nothing was changed.
+    """
+
+    stages: StagesResult
+    checked: bool = False
+
+    @property
+    def _changed(self) -> int:
+        return sum(host.changed for host in self.stages.progress.hosts.values())
+
+    def document(self) -> dict[str, Any]:
+        """What `teardown --json` prints."""
+        result = self.stages
+        return {
+            "state": "done",
+            "inventory": result.inventory.name,
+            "changed": self._changed,
+            "notices": result.progress.notices,
+        }
+
+    def lines(self) -> list[str]:
+        """What was done."""
+        done = f"{self._changed} changes to make on" if self.checked else "removed from"
+        hosts = counted(len(self.stages.progress.hosts), "host")
+        return [f"{done} {hosts}, {duration(self.stages.seconds)}"]
+
+
+def teardown(connection: Connection, view: View) -> TeardownResult:
+    """Remove from the hosts of the connection's inventories what setup installed.
+
+    Raises:
+        UsageError: no inventory is named.
+        FtclusterError: a host failed or does not answer; names each with its reason.
+    """
+    if not connection.inventories:
+        raise UsageError("teardown needs the cluster's inventory")
+    paths = tuple(map(inventory_path, connection.inventories))
+    result = run_stages("teardown", paths, connection.arguments, view)
+    checked = CHECK in connection.options
+    if not checked and "--limit" not in connection.options:
+        forget(result.inventory.paths)
+    return TeardownResult(result, checked)

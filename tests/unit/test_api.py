@@ -1,0 +1,113 @@
+"""`import ftcluster`: quick, silent, with errors instead of exits."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ftcluster
+from ftcluster.cli.main import main
+from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.launch import training_run
+from ftcluster.launch.record import begin_record, record_dir
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations import runs as operations
+from ftcluster.progress.state import RunProgress
+from ftcluster_common.run_state import RunState
+from tests.unit.clusters import cluster, host
+
+TWO = cluster(host("node1", cores=64, numa_nodes=2), host("node2", cores=64, numa_nodes=2))
+OURS = Cluster(inventories=(Path("/inventory.ini"),), facts=TWO)
+RUN = RunState("mrpc-1", "done", "mrpc", ("node1",), 2, 9, 9, 0.0, 1.0, "/model")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    remember(OURS)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
+    """The trainings that were launched."""
+    found: list[TrainingRun] = []
+
+    def train(run: TrainingRun, *_: object) -> RunProgress:
+        found.append(run)
+        return RunProgress(run.id)
+
+    monkeypatch.setattr(training_run, "train", train)
+    return found
+
+
+def test_the_import_is_quick_and_loads_no_ansible() -> None:
+    code = "import sys, ftcluster; print([m for m in ('ansible', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env={"PYTHONPATH": ":".join(sys.path)})  # fmt: skip
+    assert done.stdout.strip() == "[]"
+    assert all(hasattr(ftcluster, name) for name in ftcluster.__all__)
+    assert not hasattr(ftcluster, "no_such_name")
+
+
+def test_a_plan_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"precision": "fp32", "metrics": ["f1"]}
+    found = ftcluster.plan("mrpc", settings, nodes=1, cluster=OURS).document()
+    assert capsys.readouterr() == ("", "")
+    assert main(["plan", "mrpc", "precision=fp32", "metrics=[f1]", "--nodes", "1", "--json"]) == 0
+    own = json.loads(capsys.readouterr().out)
+    for part in ("recipe", "hosts", "decisions", "facts"):
+        assert json.loads(json.dumps(found[part])) == own[part]
+
+
+def test_a_training_is_left_running(
+    launched: list[TrainingRun], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "reviews.csv").write_text("text,label\na,x\nb,y\n")
+    run = ftcluster.train("classify", data=tmp_path / "reviews.csv", cluster=OURS)
+    [training] = launched
+    assert (run.id, run.cluster) == (training.id, OURS)
+    assert training.launch.max_restarts == 3
+    assert training.command == ("python",)
+    assert capsys.readouterr() == ("", "")
+
+
+CALLS: tuple[Callable[[], Any], ...] = (
+    lambda: ftcluster.plan("no-such-recipe"),
+    lambda: ftcluster.train(resume="mrpc-1", data="reviews.csv"),
+    lambda: ftcluster.train("mrpc", nodes=3),
+    lambda: ftcluster.predict("model", "new.csv", "out.xlsx"),
+    lambda: ftcluster.run(["missing.py"]),
+    lambda: ftcluster.setup("missing.ini"),
+    lambda: ftcluster.setup("localhost", stack="none"),
+)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
+def test_errors_are_raised_and_not_printed(
+    call: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ftcluster.FtclusterError):
+        call()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_is_known_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    copied: list[Path] = []
+    monkeypatch.setattr(operations, "all_runs", lambda *_: [RUN])
+    monkeypatch.setattr(operations, "find_run", lambda *_: RUN)
+    monkeypatch.setattr(operations, "fetch_model", lambda *given: copied.append(given[-1]))
+    plan = {"hosts": [{"name": "node1"}], "spares": [], "rank_user": "", "prefix": "/opt/ftcluster"}
+    begin_record(RUN.run, {"inventories": ["i"], "plan": plan})
+    run = ftcluster.find_run("mrpc")
+    assert (run.id, run.state(), ftcluster.runs()) == ("mrpc-1", RUN, (RUN,))
+    assert run.fetch("model") == Path("model").absolute()
+    assert copied == [Path("model")]
+    (record_dir("mrpc-1") / "run.json").write_text("{")  # a warning of logging
+    assert ftcluster.runs() == (RUN,)
+    assert capfd.readouterr() == ("", "")
