@@ -9,7 +9,6 @@ import pytest
 from ftcluster.cli.main import main
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.export import node_image
-from ftcluster.operations import export_k8s
 from ftcluster.stacks.catalog import load_stacks
 from tests.unit.clusters import cluster, host
 
