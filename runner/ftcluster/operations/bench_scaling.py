@@ -68,10 +68,7 @@ def bench_scaling(request: ScalingRequest, view: View) -> Result:
 
 def picture_of(result: Mapping[str, Any]) -> str:
     """What `--svg` draws: the efficiency that was measured, and what is predicted."""
-    from ftcluster.report.charts import (
-        efficiency,  # takes a second to load
-        svg_of,
-    )
+    from ftcluster.report.charts import efficiency, svg_of  # takes a second to load
 
     points, model = result["points"], result["model"]
     modes = dict.fromkeys(point["mode"] for point in points if point["mode"])

@@ -9,8 +9,10 @@ def short_names(names: Sequence[str]) -> str:
 
     >>> short_names(["head", "node1", "node2", "node3", "node7"])
     'head, node1-node3, node7'
-    >>> short_names(["n01.example.com", "n02.example.com"])
-    'n01.example.com-n02.example.com'
+    >>> short_names(["n08.dc2", "n09.dc2", "n10.dc2", "n11.dc3"])
+    'n08.dc2-n10.dc2, n11.dc3'
+    >>> short_names(["10.0.0.1", "10.0.0.2"]), short_names(["b", "a"]), short_names([])
+    ('10.0.0.1-10.0.0.2', 'b, a', '')
     """
     runs: list[list[str]] = []
     where = -1  # place of the number that counts up in the last run

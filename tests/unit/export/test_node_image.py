@@ -45,5 +45,5 @@ def test_its_paths_and_account_are_those_of_the_manifests() -> None:
 
 def test_its_allocator_is_that_of_the_role() -> None:
     roles = yaml.safe_load((ROOT / "roles/tcmalloc/vars/main.yml").read_text())
-    assert f" {roles['tcmalloc__packages']['debian-12']} " in TEXT
+    assert f" {roles['tcmalloc__packages']['Debian-12']} " in TEXT
     assert TCMALLOC.endswith("libtcmalloc_minimal.so.4")
