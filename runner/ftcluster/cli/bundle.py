@@ -90,7 +90,9 @@ def run(options: argparse.Namespace) -> int:
         folder = collection() / "roles/torch_stack/files"
         document = read_stacks(folder)
         lists: Lists = lists_of(folder, document, stack.name, cache_dir(), options.allow_unverified)
-        indexes = {canonicalize_name(name): url for name, url in document["indexes"].items()}
+        indexes: dict[str, str] = {
+            canonicalize_name(name): url for name, url in document["indexes"].items()
+        }
         sources = Sources(options.index_url, tuple(options.find_links), indexes)
         house: Wheelhouse = get_wheels(lists.wanted, target, sources, cache_dir())
         write_bundle(Bundle(stack.name, lists.wanted.digest, target, house), output)
