@@ -6,20 +6,11 @@ from __future__ import annotations
 import re
 import time
 
-import yaml
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
-from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import RETURN
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
 
-# by this plugin
-MEASURED = ("clock_offset_seconds", "clock_error_seconds")
-PROMISED = {
-    name: spec
-    for name, spec in yaml.safe_load(RETURN)["facts"]["contains"].items()
-    if name not in MEASURED
-}
 SECONDS = re.compile(r"^\d+\.\d+\r?$", re.MULTILINE)
 
 
@@ -34,7 +25,7 @@ class ActionModule(ActionBase):
             self._execute_module(module_name="ftcluster.cluster.host_facts", task_vars=task_vars)
         )
         if "facts" in result:
-            result["facts"], wrong = known_facts(result["facts"], PROMISED)
+            result["facts"], wrong = known_facts(result["facts"])
             if wrong:
                 raise AnsibleActionFail(
                     f"the host's facts are invalid: {'; '.join(wrong)}; a path may have letters, "

@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
@@ -25,7 +26,7 @@ FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
-def alone_in(folder, seconds=300):
+def alone_in(folder: str | Path, seconds: float = 300) -> Iterator[None]:
     """Hold the lock.
 
     Raises:
@@ -55,7 +56,7 @@ def alone_in(folder, seconds=300):
         os.close(descriptor)
 
 
-def lock_holders(descriptor, processes=Path("/proc")):
+def lock_holders(descriptor: int, processes: Path = Path("/proc")) -> list[str]:
     """The processes with a lock (flock) on an open file, for a person, with their users.
 
     Any user who can open a folder can lock it, so who does is said by what the kernel knows.
@@ -73,7 +74,7 @@ def lock_holders(descriptor, processes=Path("/proc")):
     return [_described(processes / pid) for pid in sorted(found) if (processes / pid).exists()]
 
 
-def _described(process):
+def _described(process: Path) -> str:
     try:
         return f"process {process.name} of {user_name(process.stat().st_uid)}"
     except OSError:

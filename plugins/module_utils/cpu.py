@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Collection
+from typing import Any
 
 # Linux, arch/x86/include/asm/intel-family.h (the _X and _D models of family 6);
 # the same in Intel SDM volume 4, "CPUID Signature Values of DisplayFamily_DisplayModel"
@@ -31,7 +33,7 @@ ARCH_REQ_XCOMP_PERM = 0x1023
 XFEATURE_XTILEDATA = 18
 
 
-def generation(vendor, family, model, stepping, flags):
+def generation(vendor: str, family: int, model: int, stepping: int, flags: Collection[str]) -> str:
     """The name of an Intel server CPU's generation, or "other".
 
     Takes the fields of /proc/cpuinfo: `vendor` such as GenuineIntel, three integers, and the flags.
@@ -49,14 +51,15 @@ def generation(vendor, family, model, stepping, flags):
     return GENERATIONS.get(model, "other")
 
 
-def call_kernel(number, *arguments):
+def call_kernel(number: int, *arguments: Any) -> int:
     """A system call's result: 0 or more, or -1 where it failed."""
     call = ctypes.CDLL(None).syscall
     call.restype = ctypes.c_long
-    return call(ctypes.c_long(number), *(ctypes.c_ulong(argument) for argument in arguments))
+    result: int = call(ctypes.c_long(number), *map(ctypes.c_ulong, arguments))
+    return result
 
 
-def amx_state(flags, syscall=call_kernel):
+def amx_state(flags: Collection[str], syscall: Callable[..., int] = call_kernel) -> str:
     """Whether this process may use AMX: "usable", "refused" or "absent".
 
     The kernel is asked, because distributions carry AMX in kernels of older version numbers, and

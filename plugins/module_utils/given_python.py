@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
@@ -32,7 +33,9 @@ ANSWER = re.compile(r"(\w+) (\d[\w.+]*) ([\w,]*)\n")
 ANOTHER = "name another one with ftcluster_python, or none"
 
 
-def given_python(path, has_root, run, account=""):
+def given_python(
+    path: str, has_root: bool, run: Callable[[list[str]], tuple[int, str, str]], account: str = ""
+) -> str:
     """The version of a Python that a stack can be made from.
 
     Args:
@@ -81,7 +84,7 @@ def given_python(path, has_root, run, account=""):
     return version
 
 
-def _library(program):
+def _library(program: Path) -> dict[Path, None]:
     """The folders and shared libraries beside a program that it runs from."""
     top = program.parents[1]
     patterns = ("python3.*", "libpython3*.so*")
@@ -96,13 +99,13 @@ def _library(program):
     return dict.fromkeys(found)
 
 
-def _refuse_unguarded(path):
+def _refuse_unguarded(path: str | Path) -> None:
     """Reject what another user could exchange: the path, each folder on the way, the file."""
     with opened_parent(path, guarded=True) as (folder, name):
         _refuse_state(path, os.stat(name, dir_fd=folder, follow_symlinks=False))
 
 
-def _refuse_writable(path):
+def _refuse_writable(path: Path) -> None:
     """Reject what another user could have written, in a folder that was looked at."""
     if not path.is_symlink():
         _refuse_state(path, path.stat())
@@ -110,7 +113,7 @@ def _refuse_writable(path):
         _refuse_unguarded(path)
 
 
-def _refuse_state(path, state):
+def _refuse_state(path: str | Path, state: os.stat_result) -> None:
     if not trusted(state.st_uid):
         who, fix = user_name(state.st_uid), "chown root"
     elif others_may_write(state, (0,)):
@@ -122,7 +125,7 @@ def _refuse_state(path, state):
     )
 
 
-def _refuse_unreachable(path, account):
+def _refuse_unreachable(path: Path, account: str) -> None:
     """Reject what the account that trains cannot execute or read."""
     for part in (path, *path.parents):
         needed = stat.S_IXOTH if part.is_dir() else stat.S_IROTH

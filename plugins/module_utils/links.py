@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 INTERFACES, RDMA = Path("/sys/class/net"), Path("/sys/class/infiniband")
 DEVICES = Path("/dev")
 
 
-def text(path):
+def text(path: Path) -> str:
     """The text of a file; "" where it cannot be read, such as the speed of a link that is down."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
@@ -18,7 +20,7 @@ def text(path):
         return ""
 
 
-def hardware(interface):
+def hardware(interface: Path) -> list[Path]:
     """The folders of the interfaces with a device: this one, or those below a bond, bridge or VLAN.
 
     An interface of software alone, such as veth or tun, has none; its speed is made up.
@@ -28,7 +30,7 @@ def hardware(interface):
     return [found for below in sorted(interface.glob("lower_*")) for found in hardware(below)]
 
 
-def link_speed(interface):
+def link_speed(interface: Path) -> int | None:
     """The speed of a link in Mbit/s, or None where it is unknown.
 
     Of several interfaces below it, that of the fastest one: a TCP connection uses one of them.
@@ -39,19 +41,19 @@ def link_speed(interface):
     return max(known, default=None)
 
 
-def driver(device):
+def driver(device: Path) -> str:
     """The name of a device's driver, or ""."""
     link = device / "driver"
     return link.resolve().name if link.exists() else ""
 
 
-def drivers(interface):
+def drivers(interface: Path) -> str:
     """The drivers of an interface's hardware, or ""."""
     found = {driver(folder / "device") for folder in hardware(interface)}
     return "+".join(sorted(found - {""}))
 
 
-def above(interface):
+def above(interface: Path) -> Iterator[str]:
     """Names of the bonds and VLANs over an interface; RDMA does not go through a bridge."""
     for upper in sorted(interface.glob("upper_*")):
         if not (upper / "bridge").exists():
@@ -59,7 +61,7 @@ def above(interface):
             yield from above(upper)
 
 
-def opens(path):
+def opens(path: Path) -> bool:
     """Whether this process can open a device, and every other account may."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
@@ -68,7 +70,7 @@ def opens(path):
         return False
 
 
-def special_files(device, kind, dev):
+def special_files(device: Path, kind: str, dev: Path) -> list[Path]:
     """The files in /dev through which programs use an RDMA device."""
     if kind == "hfi1":  # Omni-Path's own
         return sorted(dev.glob("hfi1_[0-9]*"))
@@ -79,7 +81,7 @@ def special_files(device, kind, dev):
     return found if kind == "efa" or not found else [*found, dev / "infiniband" / "rdma_cm"]
 
 
-def rdma_devices(folder=RDMA, dev=DEVICES):
+def rdma_devices(folder: Path = RDMA, dev: Path = DEVICES) -> list[dict[str, Any]]:
     """The RDMA devices, as documented in host_facts."""
     found = []
     for device in sorted(folder.glob("*")):

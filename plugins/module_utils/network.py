@@ -6,6 +6,9 @@ from __future__ import annotations
 import ipaddress
 import json
 import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.links import (
     INTERFACES,
@@ -17,7 +20,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.links import (
 FAR_AWAY = ((socket.AF_INET, "203.0.113.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
-def plain(text):
+def plain(text: str) -> str:
     """An address in canonical form, or "" if the text is not one.
 
     Takes IPv4-mapped IPv6 addresses as IPv4, and leaves out brackets and scopes (%eth0).
@@ -29,12 +32,12 @@ def plain(text):
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
-def is_loopback(text):
+def is_loopback(text: str) -> bool:
     """Whether a text is a loopback address."""
     return bool(plain(text)) and ipaddress.ip_address(plain(text)).is_loopback
 
 
-def interfaces(text_of_ip_json, folder=INTERFACES):
+def interfaces(text_of_ip_json: str, folder: Path = INTERFACES) -> list[dict[str, Any]]:
     """The network interfaces but loopback, with IPv4 and global IPv6 addresses.
 
     Takes the output of `ip -json address`. The link's speed is None where the driver does not know
@@ -61,14 +64,14 @@ def interfaces(text_of_ip_json, folder=INTERFACES):
     ]
 
 
-def reachable(entry):
+def reachable(entry: Mapping[str, Any]) -> bool:
     """Whether another host could use an address of `ip -json address`."""
     if entry.get("tentative") or entry.get("dadfailed"):
         return False
     return entry.get("family") == "inet" or entry.get("scope") == "global"
 
 
-def resolve(name):
+def resolve(name: str) -> list[str]:
     """The addresses that a name resolves to on this host, IPv4 first."""
     if plain(name):
         return [plain(name)]
@@ -77,10 +80,10 @@ def resolve(name):
     except (OSError, UnicodeError):
         return []
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return [plain(entry[4][0]) for entry in found]
+    return [plain(str(entry[4][0])) for entry in found]
 
 
-def default_source(make_socket=socket.socket):
+def default_source(make_socket: Callable[..., Any] = socket.socket) -> str:
     """The source address of the default route, or ""."""
     for family, target in FAR_AWAY:
         try:
@@ -93,7 +96,9 @@ def default_source(make_socket=socket.socket):
     return ""
 
 
-def find_ssh_connection(environment, parent, read):
+def find_ssh_connection(
+    environment: Mapping[str, str], parent: int, read: Callable[[str], str]
+) -> str:
     """SSH_CONNECTION of this process or of a parent, because sudo removes it.
 
     Takes the environment as a dictionary, the parent's process id, and a function that reads a
@@ -115,7 +120,14 @@ def find_ssh_connection(environment, parent, read):
     return ""
 
 
-def choose_address(given, inventory, nics, ssh_connection, default, resolve=resolve):
+def choose_address(
+    given: str,
+    inventory: str,
+    nics: Sequence[Mapping[str, Any]],
+    ssh_connection: str,
+    default: str,
+    resolve: Callable[[str], list[str]] = resolve,
+) -> tuple[str, str]:
     """The address that other hosts reach this one by, and its interface's name.
 
     Takes what the user has set and the inventory's word, each an address, a name or "", the result

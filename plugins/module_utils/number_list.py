@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 
-def number_list(text):
+
+def number_list(text: str) -> set[int]:
     """The numbers of a list.
 
     >>> sorted(number_list("0-3,8"))
     [0, 1, 2, 3, 8]
     """
-    numbers = set()
+    numbers: set[int] = set()
     for part in text.strip().split(","):
         first, dash, last = part.partition("-")
         if first.isdigit():
@@ -18,13 +20,13 @@ def number_list(text):
     return numbers
 
 
-def ranges(numbers):
+def ranges(numbers: Iterable[int]) -> list[str]:
     """The inverse of number_list, in parts.
 
     >>> ranges({8, 0, 1, 2, 3})
     ['0-3', '8']
     """
-    runs = []
+    runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][1] == number - 1:
             runs[-1][1] = number

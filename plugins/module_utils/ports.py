@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import (
     number_list,
     ranges,
@@ -12,7 +14,7 @@ USUAL = "32768\t60999"  # Linux, Documentation/networking/ip-sysctl.rst: ip_loca
 LISTEN = "0A"  # Linux, include/net/tcp_states.h
 
 
-def local_ports(read):
+def local_ports(read: Callable[[str], str]) -> list[str]:
     """The kernel's ephemeral ports without the reserved ones, as ranges.
 
     Takes a function that reads a file of /proc and returns "" where it cannot.
@@ -23,7 +25,7 @@ def local_ports(read):
     return ranges(set(range(int(low), int(high) + 1)) - reserved)
 
 
-def is_loopback(address):
+def is_loopback(address: str) -> bool:
     """Whether an address of /proc/net/tcp or tcp6 is loopback."""
     if len(address) == 8:
         return address.endswith("7F")
@@ -31,9 +33,9 @@ def is_loopback(address):
     return mapped or address == "0" * 24 + "01000000"
 
 
-def listeners(read):
+def listeners(read: Callable[[str], str]) -> dict[int, set[int]]:
     """The ports at which programs listen for other hosts, with their users' ids."""
-    found = {}
+    found: dict[int, set[int]] = {}
     for name in ("tcp", "tcp6"):
         for line in read(f"/proc/net/{name}").splitlines()[1:]:
             fields = line.split()

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from typing import Any
 
 FORMAT = 1
 MOST = 200_000  # characters: it is one of several facts in an event of Ansible, which has 700 kB
 SECTIONS = ("drained", "all_reduce", "tunings")
 
 
-def parse_record(text):
+def parse_record(text: str) -> dict[str, dict[str, Any]]:
     """The sections of a record, each a mapping of named entries; empty ones of an empty text.
 
     Raises:
@@ -32,7 +34,7 @@ def parse_record(text):
     return sections
 
 
-def refuse_unmeasured(changes):
+def refuse_unmeasured(changes: Mapping[str, Any]) -> None:
     """Make sure that measurements are numbers: they come from programs of the account that trains.
 
     Raises:
@@ -47,7 +49,9 @@ def refuse_unmeasured(changes):
                 raise ValueError(f"the all-reduce of {backend!a} that {by} measured took {ms!a} ms")
 
 
-def merged(sections, changes):
+def merged(
+    sections: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     """The sections with entries set, or removed where a change has none. A new entry is the last.
 
     >>> merged({"drained": {"a": 1, "b": 2}}, {"drained": {"a": None, "c": 3}})
@@ -63,17 +67,17 @@ def merged(sections, changes):
     return found
 
 
-def rendered(sections):
+def rendered(sections: Mapping[str, Mapping[str, Any]]) -> str:
     """The text of a record, without its oldest tunings where it would be too long.
 
     Raises:
         ValueError: it is too long without any.
     """
-    sections = {**sections, "tunings": dict(sections["tunings"])}
+    tunings = dict(sections["tunings"])
     while True:
-        text = json.dumps({"format": FORMAT, **sections}, allow_nan=False)
+        text = json.dumps({"format": FORMAT, **sections, "tunings": tunings}, allow_nan=False)
         if len(text) <= MOST:
             return text
-        if not sections["tunings"]:
+        if not tunings:
             raise ValueError(f"it would have more than {MOST} characters")
-        del sections["tunings"][next(iter(sections["tunings"]))]
+        del tunings[next(iter(tunings))]

@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import (
     number_list,
     ranges,
 )
 
+if TYPE_CHECKING:
+    Reader = Callable[[Any], str]  # of a path
+
 NODES = "/sys/devices/system/node"
 
 
-def read(path):
+def read(path: str | Path) -> str:
     """The text of a file, or an empty string where it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
@@ -23,7 +28,7 @@ def read(path):
         return ""
 
 
-def exists(path):
+def exists(path: Path) -> bool:
     """Whether this user can see that a path is there."""
     try:
         path.stat()
@@ -32,20 +37,20 @@ def exists(path):
     return True
 
 
-def nearest_existing(folder):
+def nearest_existing(folder: Path) -> Path:
     """The folder itself, or the nearest one above it that is there."""
     while not exists(folder):
         folder = folder.parent
     return folder
 
 
-def free_bytes(folder):
+def free_bytes(folder: Path) -> int:
     """Space that an ordinary user may take where the folder is or would be made."""
     state = os.statvfs(nearest_existing(folder))
     return state.f_bavail * state.f_frsize
 
 
-def libc():
+def libc() -> str:
     """The C library and its version, such as glibc 2.36."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
@@ -53,12 +58,12 @@ def libc():
         return " ".join(platform.libc_ver()).strip()
 
 
-def number(text):
+def number(text: str) -> int:
     """A whole number, or 0 where the text is none."""
     return int(text) if text.isdigit() else 0
 
 
-def cgroup_folders(controller, read_file=read):
+def cgroup_folders(controller: str, read_file: Reader = read) -> Iterator[Path]:
     """The folders of this process's cgroups, from its own up to the root, of both versions.
 
     Of version 1 only those of one controller.
@@ -74,7 +79,7 @@ def cgroup_folders(controller, read_file=read):
             folder = folder.parent
 
 
-def cpu_quota(read_file=read):
+def cpu_quota(read_file: Reader = read) -> float | None:
     """CPUs' worth of time that the cgroup's quota allows, or None without a quota."""
     limits = []
     for folder in cgroup_folders("cpu", read_file):
@@ -87,12 +92,12 @@ def cpu_quota(read_file=read):
     return min(limits) if limits else None
 
 
-def whole_cores(quota):
+def whole_cores(quota: float) -> int:
     """The cores that a quota is planned as, at least one."""
     return max(1, int(quota))
 
 
-def memory_allowed(read_file=read):
+def memory_allowed(read_file: Reader = read) -> set[int] | None:
     """The NUMA nodes whose memory this process may use, or None where that is not told."""
     for line in read_file("/proc/self/status").splitlines():
         if line.startswith("Mems_allowed_list:"):
@@ -100,7 +105,7 @@ def memory_allowed(read_file=read):
     return None
 
 
-def node_memory(node, read_file=read):
+def node_memory(node: int, read_file: Reader = read) -> int:
     """The memory of a NUMA node in bytes."""
     for line in read_file(f"{NODES}/node{node}/meminfo").splitlines():
         if " MemTotal:" in line:
@@ -108,14 +113,16 @@ def node_memory(node, read_file=read):
     return 0
 
 
-def nearest(node, online, candidates, read_file=read):
+def nearest(
+    node: int, online: Iterable[int], candidates: Iterable[int], read_file: Reader = read
+) -> int | None:
     """The one of the candidates that is nearest to a NUMA node, or None without candidates."""
     distances = read_file(f"{NODES}/node{node}/distance").split()
     far = {other: int(distance) for other, distance in zip(online, distances)}  # noqa: B905
     return min(candidates, key=lambda other: (far.get(other, 0), other), default=None)
 
 
-def is_hbm(node, near, cpu_model, read_file=read):
+def is_hbm(node: int, near: int | None, cpu_model: str, read_file: Reader = read) -> bool:
     """Whether a node of memory only is faster than that of the cores, and not CXL or persistent.
 
     The firmware tells the bandwidth of both, or else the CPU's name what it has.
@@ -127,7 +134,7 @@ def is_hbm(node, near, cpu_model, read_file=read):
     return own > other if own and other else " Max " in cpu_model
 
 
-def numa_node(number, cpus, size):
+def numa_node(number: int, cpus: Collection[int], size: int) -> dict[str, Any]:
     """The facts of a node with these CPUs, one of each core."""
     return {
         "node": number,
@@ -139,7 +146,9 @@ def numa_node(number, cpus, size):
     }
 
 
-def topology(allowed, memory, cpu_model="", read_file=read):
+def topology(
+    allowed: set[int], memory: int, cpu_model: str = "", read_file: Reader = read
+) -> tuple[int, int, list[dict[str, Any]]]:
     """What a set of CPUs allows: sockets, physical cores, NUMA nodes with cores and memory.
 
     Takes the memory of the whole host in bytes and the CPU's name.
@@ -150,7 +159,7 @@ def topology(allowed, memory, cpu_model="", read_file=read):
         base = f"/sys/devices/system/cpu/cpu{cpu}/topology"
         packages.add(read_file(f"{base}/physical_package_id").strip())
         core_of[cpu] = read_file(f"{base}/thread_siblings_list").strip() or str(cpu)
-    first = {}
+    first: dict[str, int] = {}
     for cpu in sorted(allowed):
         first.setdefault(core_of[cpu], cpu)
     mems = memory_allowed(read_file)
@@ -163,10 +172,10 @@ def topology(allowed, memory, cpu_model="", read_file=read):
         if here or (not cpus and size and (mems is None or node in mems)):
             nodes.append(numa_node(node, here, size))
     with_cores = [node["node"] for node in nodes if node["cores"]]
-    for node in nodes:
-        if not node["cores"]:
-            node["near"] = nearest(node["node"], online, with_cores, read_file)
-            node["hbm"] = is_hbm(node["node"], node["near"], cpu_model, read_file)
+    for facts in nodes:
+        if not facts["cores"]:
+            facts["near"] = nearest(facts["node"], online, with_cores, read_file)
+            facts["hbm"] = is_hbm(facts["node"], facts["near"], cpu_model, read_file)
     cores = len(first)  # not the nodes' sum: emulated nodes share their cores
     if not with_cores:
         # a kernel without NUMA, or a container without /sys
@@ -177,7 +186,7 @@ def topology(allowed, memory, cpu_model="", read_file=read):
     return len(packages), cores, nodes
 
 
-def memory_bytes(read_file=read):
+def memory_bytes(read_file: Reader = read) -> int:
     """Memory of the machine, or less where a cgroup limits it."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for folder in cgroup_folders("memory", read_file):

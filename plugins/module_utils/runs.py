@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import lock_holders
@@ -18,7 +19,7 @@ class InUse(ValueError):
 
 
 @contextlib.contextmanager
-def without_runs(stack, processes=Path("/proc")):
+def without_runs(stack: str | Path, processes: Path = Path("/proc")) -> Iterator[None]:
     """Keep runs from starting on a stack meanwhile, if it exists.
 
     Raises:
@@ -43,7 +44,7 @@ def without_runs(stack, processes=Path("/proc")):
         os.close(descriptor)
 
 
-def words(stack, runs, holders=()):
+def words(stack: Path, runs: Sequence[str], holders: Sequence[str] = ()) -> str:
     """The refusal; without a known run it names the processes that hold the lock."""
     if holders:
         return (
@@ -60,7 +61,7 @@ def words(stack, runs, holders=()):
     )
 
 
-def as_owner(folder):
+def as_owner(folder: Path) -> str:
     """The sudo that a command in a folder needs: root must not trust its owner's files."""
     try:
         uid = folder.stat().st_uid
@@ -69,7 +70,7 @@ def as_owner(folder):
     return "" if uid == os.geteuid() else f"sudo -u {user_name(uid)} "
 
 
-def runs_on(stack, processes=Path("/proc")):
+def runs_on(stack: str | Path, processes: Path = Path("/proc")) -> list[str]:
     """Ids of the runs whose visible processes have a stack's folder open."""
     wanted = Path(stack).stat()
     found = set()
@@ -81,7 +82,7 @@ def runs_on(stack, processes=Path("/proc")):
     return sorted(found)
 
 
-def same(path, wanted):
+def same(path: Path, wanted: os.stat_result) -> bool:
     """Whether an open file is a certain one."""
     try:
         return os.path.samestat(path.stat(), wanted)
@@ -89,7 +90,7 @@ def same(path, wanted):
         return False
 
 
-def run_of(process):
+def run_of(process: Path) -> str:
     """The id of the run that a process belongs to, or an empty string."""
     for variable in (process / "environ").read_bytes().split(b"\0"):
         name, _, value = variable.partition(b"=")
@@ -100,7 +101,7 @@ def run_of(process):
     return run_id(found.group(1)) if found else ""
 
 
-def run_id(words):
+def run_id(words: bytes) -> str:
     """The id that another user's process claims, validated because it goes into a command."""
     found = re.fullmatch(rb"[\w.-]{1,200}", words)
     return found.group().decode("ascii") if found else ""

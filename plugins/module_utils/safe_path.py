@@ -21,6 +21,7 @@ import secrets
 import stat
 import subprocess
 from collections import deque
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -34,17 +35,17 @@ LINKS = 40  # as many as the kernel follows
 class RefusedPath(OSError):
     """A path that a less trusted user may have exchanged."""
 
-    def __init__(self, path, what, hint):
+    def __init__(self, path: str | Path, what: str, hint: str) -> None:
         super().__init__(errno.EPERM, f"{what}; {hint}", str(path))
         self.what, self.hint = what, hint
 
 
-def trusted(uid):
+def trusted(uid: int) -> bool:
     """Whether a user has at least the rights of this process."""
     return uid in (0, os.geteuid()) or str(uid) == os.environ.get("SUDO_UID")
 
 
-def user_name(uid):
+def user_name(uid: int) -> str:
     """A user's name, or its number if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -52,13 +53,13 @@ def user_name(uid):
         return f"user {uid}"
 
 
-def others_may_write(state, groups):
+def others_may_write(state: os.stat_result, groups: Collection[int]) -> bool:
     """Whether others than the owner and some groups may write to a file or folder."""
     by_group = state.st_mode & stat.S_IWGRP and state.st_gid not in groups
     return bool(by_group or state.st_mode & stat.S_IWOTH)
 
 
-def _check_link(place, target, link, folder):
+def _check_link(place: Path, target: str, link: os.stat_result, folder: os.stat_result) -> None:
     """Reject a link that another user may have made or moved there."""
     strangers = [user_name(state.st_uid) for state in (link, folder) if not trusted(state.st_uid)]
     if not strangers and not others_may_write(folder, (0, os.getegid())):
@@ -71,7 +72,7 @@ def _check_link(place, target, link, folder):
     )
 
 
-def _check_guarded(place, folder):
+def _check_guarded(place: Path, folder: os.stat_result) -> None:
     """Reject a folder whose contents another user can exchange."""
     fix = ""
     if not trusted(folder.st_uid):
@@ -86,10 +87,12 @@ def _check_guarded(place, folder):
         )
 
 
-def _walk(stack, path, follow, make, guarded):
+def _walk(
+    stack: contextlib.ExitStack, path: str | Path, follow: bool, make: bool, guarded: bool
+) -> tuple[int, str]:
     """The body of opened_parent; the stack closes all descriptors."""
 
-    def opened(name, folder=None):
+    def opened(name: str, folder: int | None = None) -> int:
         descriptor = os.open(name, LOOK, dir_fd=folder)
         stack.callback(os.close, descriptor)
         return descriptor
@@ -125,7 +128,9 @@ def _walk(stack, path, follow, make, guarded):
 
 
 @contextlib.contextmanager
-def opened_parent(path, follow=True, make=False, guarded=False):
+def opened_parent(
+    path: str | Path, follow: bool = True, make: bool = False, guarded: bool = False
+) -> Iterator[tuple[int, str]]:
     """The folder of a path's last part, as a descriptor, and the name of that part.
 
     Args:
@@ -146,14 +151,14 @@ def opened_parent(path, follow=True, make=False, guarded=False):
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def refuse_unguarded(path):
+def refuse_unguarded(path: str | Path) -> None:
     """As root, reject a path whose contents a less trusted user could exchange."""
     if os.geteuid() == 0:
         with contextlib.suppress(FileNotFoundError), opened_parent(path, guarded=True):
             pass
 
 
-def refuse_unowned(path):
+def refuse_unowned(path: str | Path) -> None:
     """As root, reject a file that a less trusted user could exchange or write to.
 
     Raises:
@@ -169,7 +174,7 @@ def refuse_unowned(path):
         raise RefusedPath(path, "others than root may write to it", "run ftcluster setup")
 
 
-def status(path, follow=True):
+def status(path: str | Path, follow: bool = True) -> os.stat_result | None:
     """The os.lstat of a path, or None if nothing is there."""
     try:
         with opened_parent(path, follow) as (folder, name):
@@ -179,7 +184,7 @@ def status(path, follow=True):
 
 
 @contextlib.contextmanager
-def opened(path):
+def opened(path: str | Path) -> Iterator[int]:
     """A file or folder, open for reading and for changing its owner and mode."""
     with opened_parent(path) as (folder, name):
         descriptor = os.open(name, READ, dir_fd=folder)
@@ -189,7 +194,7 @@ def opened(path):
             os.close(descriptor)
 
 
-def read_text(path):
+def read_text(path: str | Path) -> str | None:
     """The text of a regular file, or None if it does not exist.
 
     Raises:
@@ -208,14 +213,14 @@ def read_text(path):
         return None
 
 
-def difference(path, before, after):
+def difference(path: str | Path, before: str | None, after: str | None) -> dict[str, str]:
     """What Ansible shows of a file whose text changes; None is no file."""
     name = str(path)
     texts = {"before": before or "", "after": after or ""}
     return {"before_header": name, "after_header": name, **texts}
 
 
-def make_folder(path, mode=0o755):
+def make_folder(path: str | Path, mode: int = 0o755) -> None:
     """Create a folder and those above it."""
     with opened_parent(path, make=True) as (folder, name):
         try:
@@ -224,7 +229,9 @@ def make_folder(path, mode=0o755):
             os.close(os.open(name, LOOK | os.O_DIRECTORY, dir_fd=folder))
 
 
-def write_text(path, text, mode=0o600, uid=-1, gid=-1):
+def write_text(
+    path: str | Path, text: str, mode: int = 0o600, uid: int = -1, gid: int = -1
+) -> None:
     """Write a file atomically: under another name, synced and renamed."""
     with opened_parent(path) as (folder, name):
         temporary = f".ftcluster-{secrets.token_hex(8)}"
@@ -243,7 +250,7 @@ def write_text(path, text, mode=0o600, uid=-1, gid=-1):
             raise
 
 
-def remove(path):
+def remove(path: str | Path) -> None:
     """Remove a file, a link, or a folder with its contents on the same file system."""
     with opened_parent(path, follow=False) as (folder, name):
         # rm follows no links either, and removes folders of any depth

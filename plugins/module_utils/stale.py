@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
@@ -20,7 +22,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 RECORD = ".unchanged.json"
 
 
-def last_change(folder):
+def last_change(folder: Path) -> int:
     """When something in a folder was written last, by the clock: one large file may take hours."""
     times = [folder.lstat().st_mtime_ns]
     for path in folder.rglob("*"):
@@ -29,12 +31,12 @@ def last_change(folder):
     return max(times)
 
 
-def running_seconds():
+def running_seconds() -> float:
     """The seconds since the machine was started, also those that it slept."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def unchanged(folders, parent, seconds):
+def unchanged(folders: Iterable[Path], parent: str | Path, seconds: float) -> list[Path]:
     """Those folders in which nothing was written for so long, as calls since this boot have seen.
 
     Args:
@@ -59,10 +61,10 @@ def unchanged(folders, parent, seconds):
     return found
 
 
-def _read(record):
+def _read(record: Path) -> dict[str, list[Any]]:
     """What was seen, each as [boot, last change, seconds since the boot]; empty if damaged."""
     try:
-        found = json.loads(read_text(record))
+        found = json.loads(read_text(record) or "")
         good = isinstance(found, dict) and all(
             isinstance(one, list) and len(one) == 3 and isinstance(one[2], (int, float))
             for one in found.values()

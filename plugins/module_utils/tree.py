@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 BLOCK_BYTES = 1 << 20
 
 
-def file_sha256(path):
+def file_sha256(path: Path) -> Any:
     """The SHA-256 of a file, as hashlib's object; Python 3.8 has no hashlib.file_digest."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -17,7 +20,7 @@ def file_sha256(path):
     return digest
 
 
-def tree_sha256(files):
+def tree_sha256(files: Mapping[bytes, bytes]) -> str:
     """The SHA-256 of the names and contents of files, as hexadecimal digits.
 
     Args:

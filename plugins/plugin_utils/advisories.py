@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from packaging.specifiers import SpecifierSet
 
 
-def advisories_of(packages, advisories):
+def advisories_of(
+    packages: Mapping[str, str], advisories: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """The advisories that affect some of these packages, as {id, package, version, allows, source}.
 
     Args:
@@ -33,11 +38,11 @@ def advisories_of(packages, advisories):
     ]
 
 
-def advisory_notice(stack, found, looked_at):
+def advisory_notice(stack: str, found: Sequence[Mapping[str, str]], looked_at: object) -> str:
     """One line about the advisories of a stack; "" for none."""
     if not found:
         return ""
-    by_package = {}
+    by_package: dict[str, list[str]] = {}
     for one in found:
         by_package.setdefault(f"{one['package']} {one['version']}", []).append(one["id"])
     listed = "; ".join(f"{package}: {', '.join(ids)}" for package, ids in by_package.items())

@@ -10,12 +10,12 @@ MARK = "ftcluster-answer:"
 TELL = "tell() { printf 'ftcluster-%s: %s\\n' answer \"$*\"; }"
 
 
-def answers(text):
+def answers(text: str) -> dict[str, list[str]]:
     """The values of each key, from lines of MARK, a key and a value; other text is ignored.
 
     Lines may end with carriage returns from a terminal, and text may precede a mark.
     """
-    found = {}
+    found: dict[str, list[str]] = {}
     for line in text.split("\n"):
         _, mark, answer = line.partition(MARK)
         key, _, value = answer.strip().partition(" ")

@@ -18,12 +18,15 @@ import shutil
 import stat
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Target
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import LockError
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
+    Wanted,
     Wheel,
     Wheelhouse,
     finish,
@@ -48,7 +51,7 @@ class Entry(tarfile.TarInfo):
     """An entry of a bundle: a file, and before it perhaps a header with its long name."""
 
     @classmethod
-    def fromtarfile(cls, tar):
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Entry:
         """Look at headers before anything is read or reserved by the sizes that they say.
 
         Raises:
@@ -67,7 +70,7 @@ class Entry(tarfile.TarInfo):
         return super().fromtarfile(tar)
 
 
-def _header(tar):
+def _header(tar: tarfile.TarFile) -> tarfile.TarInfo:
     """The header where a tar is read, without what follows it."""
     buffer = tar.fileobj.read(tarfile.BLOCKSIZE)
     return tarfile.TarInfo.frombuf(buffer, tar.encoding, tar.errors)
@@ -89,7 +92,7 @@ class Bundle:
     house: Wheelhouse
 
 
-def write_bundle(bundle, path):
+def write_bundle(bundle: Bundle, path: Path) -> None:
     """Write a bundle atomically.
 
     Raises:
@@ -128,7 +131,7 @@ def write_bundle(bundle, path):
         raise BundleError(f"{error.filename or path}: {error.strerror}") from error
 
 
-def open_bundle(path, cache):
+def open_bundle(path: Path, cache: Path) -> Bundle:
     """Unpack a bundle into the cache, once, and verify every file of it.
 
     Raises:
@@ -161,7 +164,7 @@ def open_bundle(path, cache):
         raise BundleError(f"{error.filename or path}: {error.strerror}") from error
 
 
-def hold(bundle, path, wanted):
+def hold(bundle: Bundle, path: object, wanted: Wanted) -> None:
     """Compare a bundle with the lock of this version.
 
     Raises:
@@ -185,7 +188,7 @@ def hold(bundle, path, wanted):
         )
 
 
-def is_unpacked(folder, cache):
+def is_unpacked(folder: Path, cache: Path) -> bool:
     """Whether a folder is one that `open_bundle` made, so that it may be removed."""
     return folder.parent == cache and bool(UNPACKED.fullmatch(folder.name))
 
@@ -193,13 +196,13 @@ def is_unpacked(folder, cache):
 AGAIN = "copy it again, or make it again with ftcluster bundle"
 
 
-def sha256_of_head(head):
+def sha256_of_head(head: Mapping[str, Any]) -> str:
     """The SHA-256 of a bundle's description, as hexadecimal digits."""
     rest = {key: value for key, value in head.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def read_head(tar, folder):
+def read_head(tar: tarfile.TarFile, folder: Path) -> Bundle:
     """The description of a bundle, its first file.
 
     Raises:
@@ -208,7 +211,7 @@ def read_head(tar, folder):
     entry = tar.next()
     if entry is None or entry.name != HEAD or entry.sparse is not None or entry.size > HEAD_BYTES:
         raise ValueError(f"it does not begin with {HEAD}")
-    head = json.loads(tar.extractfile(entry).read())
+    head = json.loads(_contents(tar, entry).read())
     if head["format"] != FORMAT:
         raise ValueError(
             f"its format is {head['format']}, this version of ftcluster knows {FORMAT}"
@@ -230,7 +233,7 @@ def read_head(tar, folder):
     return Bundle(head["stack"], head["digest"], Target(**head["target"]), house)
 
 
-def unpack(tar, bundle):
+def unpack(tar: tarfile.TarFile, bundle: Bundle) -> None:
     """Unpack and verify the wheels; the folder is renamed when all are right.
 
     Raises:
@@ -260,7 +263,7 @@ def unpack(tar, bundle):
                 raise ValueError(
                     f"{entry.name} has {entry.size:,} bytes, its list says {wheel.size:,}"
                 )
-            digest = copy(tar.extractfile(entry), scratch / entry.name)
+            digest = copy(_contents(tar, entry), scratch / entry.name)
             if digest != wheel.sha256:
                 raise ValueError(f"{entry.name} has the sha256 {digest}, not {wheel.sha256}")
         if missing:
@@ -270,7 +273,14 @@ def unpack(tar, bundle):
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def copy(source, path):
+def _contents(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:
+    file = tar.extractfile(entry)
+    if file is None:
+        raise ValueError(f"{entry.name[:200]!a} is not a plain file")
+    return file
+
+
+def copy(source: IO[bytes], path: Path) -> str:
     """Write an entry's bytes, and return their SHA-256."""
     digest = hashlib.sha256()
     with path.open("xb") as file:

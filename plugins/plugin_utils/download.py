@@ -10,12 +10,13 @@ import sys
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import linux_environment
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Pin, linux_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -48,7 +49,7 @@ class Target:
     glibc: str
     machine: str
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Reject what must not get into a folder's name and pip's options.
 
         Raises:
@@ -59,11 +60,11 @@ class Target:
             raise ValueError(f"not a Python, glibc and machine: {given!a}")
 
     @property
-    def tag(self):
+    def tag(self) -> str:
         """A folder name."""
         return f"cp{self.python.replace('.', '')}-glibc{self.glibc}-{self.machine}"
 
-    def runs_wheels_of(self, name):
+    def runs_wheels_of(self, name: str) -> bool:
         """Whether all wheels for another target run on this one.
 
         Args:
@@ -77,7 +78,7 @@ class Target:
         own = tuple(map(int, self.glibc.split(".")))
         return found is not None and tuple(map(int, found.groups())) <= own
 
-    def pip_options(self):
+    def pip_options(self) -> list[str]:
         """The options that make pip choose as it would on the host."""
         minor = int(self.glibc.split(".")[1])
         tags = [f"manylinux_2_{n}" for n in range(minor, OLDEST_GLIBC_MINOR - 1, -1)]
@@ -104,7 +105,7 @@ class Sources:
     find_links: tuple[str, ...] = ()
     indexes: dict[str, str] = field(default_factory=dict)
 
-    def pip_options(self):
+    def pip_options(self) -> list[str]:
         """The options for all packages without an index of their own."""
         options = [f"--index-url={self.index_url}"] if self.index_url else []
         return options + [f"--find-links={place}" for place in self.find_links]
@@ -118,7 +119,7 @@ class Pip:
     sources: Sources
     folder: Path
 
-    def download(self, pins, with_dependencies=False):
+    def download(self, pins: Iterable[Pin], with_dependencies: bool = False) -> dict[str, str]:
         """Download packages, preferably from an index of their own.
 
         Args:
@@ -150,7 +151,7 @@ class Pip:
                 raise DownloadError(complaint(lines, self.target, refused, names))
         return refused
 
-    def download_file(self, requirements, constraints):
+    def download_file(self, requirements: Path, constraints: Path) -> None:
         """Download what a file of requirements asks for, with dependencies, within constraints.
 
         Both are files, because there may be credentials in them.
@@ -163,14 +164,16 @@ class Pip:
         if not done:
             raise DownloadError("\n".join(telling(lines)))
 
-    def _from_index(self, pin, index):
+    def _from_index(self, pin: Pin, index: str) -> str:
         """Download a package from its own index; returns pip's message, or "" on success."""
         kind = "--index-url" if "://" in index else "--find-links"
         options = [f"{kind}={index}", "--retries=0", f"--timeout={PREFERRED_SECONDS}"]
         done, lines = self._run([f"{pin.name}=={pin.version}"], options, with_dependencies=False)
         return "" if done else reason(lines)
 
-    def _run(self, requirements, options, with_dependencies):
+    def _run(
+        self, requirements: list[str], options: list[str], with_dependencies: bool
+    ) -> tuple[bool, list[str]]:
         """Run pip; returns whether it succeeded, and the lines of its messages."""
         with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as log:
             command = [
@@ -196,7 +199,7 @@ class Pip:
         return done.returncode == 0, [line.removesuffix(" - skipping") for line in lines if line]
 
 
-def needs(folder, names, python):
+def needs(folder: Path, names: Collection[str], python: str) -> set[str]:
     """Which of some packages the wheels of a folder require.
 
     Args:
@@ -204,7 +207,7 @@ def needs(folder, names, python):
         python: the minor version of the hosts' Python.
     """
     environment = linux_environment(python)
-    found = set()
+    found: set[str] = set()
     for path in folder.glob("*.whl"):
         for line in _requires(path):
             try:
@@ -219,7 +222,7 @@ def needs(folder, names, python):
     return found
 
 
-def _requires(wheel):
+def _requires(wheel: Path) -> list[str]:
     try:
         with zipfile.ZipFile(wheel) as archive:
             # its own, not that of a vendored package
@@ -232,7 +235,7 @@ def _requires(wheel):
     return HeaderParser().parsestr(text).get_all("Requires-Dist", [])
 
 
-def unpacked_bytes(wheel):
+def unpacked_bytes(wheel: Path) -> int:
     """The size of a wheel's files.
 
     Raises:
@@ -245,12 +248,12 @@ def unpacked_bytes(wheel):
         raise DownloadError(f"{wheel.name} is not a wheel: {error}") from error
 
 
-def redacted(url):
+def redacted(url: str) -> str:
     """A URL without credentials."""
     return re.sub(r"//[^/@]*@", "//****@", url)
 
 
-def reason(lines):
+def reason(lines: list[str]) -> str:
     """The most informative line of pip's messages."""
     for mark in (
         UNFETCHED,
@@ -266,7 +269,7 @@ def reason(lines):
     return lines[-1] if lines else "pip failed without output"
 
 
-def telling(lines):
+def telling(lines: Iterable[str]) -> list[str]:
     """Those of pip's messages that say why it failed."""
     # of warnings, only these say why there is "no matching distribution"
     found = (
@@ -277,13 +280,13 @@ def telling(lines):
     return list(dict.fromkeys(found))[-LAST_LINES:]
 
 
-def complaint(lines, target, refused, names):
+def complaint(lines: list[str], target: Target, refused: Mapping[str, str], names: set[str]) -> str:
     """The error message: pip's informative lines and what to do."""
     missing = {canonicalize_name(name) for name in UNKNOWN.findall("\n".join(lines))}
     # one of several indexes may lack a package that another has
     others = tuple(f"/{name}/: " for name in names - missing) if missing else ()
 
-    def concerns(line):
+    def concerns(line: str) -> bool:
         return UNFETCHED not in line or not any(page in line for page in others)
 
     own = [f"{name}: {words}" for name, words in refused.items()]
@@ -297,7 +300,7 @@ def complaint(lines, target, refused, names):
     )
 
 
-def pip_command():
+def pip_command() -> list[str]:
     """The control node's pip: that of Ansible's Python, else the system's.
 
     Raises:

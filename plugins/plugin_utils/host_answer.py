@@ -1,12 +1,18 @@
 # Apache-2.0 (see LICENSE)
-"""Validates the facts of a host, which could be any text, against the module's documentation."""
+"""Validates the facts of a host, which could be any text, against their schema."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import is_dataclass
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "list": list, "dict": dict}
-MAY_BE_NONE = {"cpu_quota", "near", "prefix_refused", "python_refused", "speed_mbits"}
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import (
+    HostFacts,
+    Python,  # noqa: F401 - of the example
+)
+
 MOST_SHOWN = 60  # characters of a value
 # line ends, terminal escapes and other control characters
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -38,41 +44,42 @@ FORMS = {
 }
 
 
-def known_facts(answer, promised):
-    """The documented facts of an answer, and messages about the invalid ones.
+def known_facts(answer: Any, schema: type[Any] = HostFacts) -> tuple[dict[str, Any], list[str]]:
+    """The facts of an answer that the schema has, and messages about the invalid ones.
 
-    Args:
-        promised: `contains` of the module's documentation.
-
-    >>> known_facts({"cores": "2", "more": 1}, {"cores": {"type": "int"}})
-    ({'cores': '2'}, ["cores is not of type int: '2'"])
+    >>> known_facts({"version": 3, "path": "/x", "more": 1}, Python)
+    ({'version': 3, 'path': '/x'}, ['version is not of type str: 3'])
     """
     if not isinstance(answer, dict):
         return {}, [f"its facts are {_shown(answer)}"]
-    missing = [f"{name} is missing" for name in promised if name not in answer]
-    found = {name: value for name, value in answer.items() if name in promised}
-    wrong = [said for name, value in found.items() for said in _wrong(name, value, promised[name])]
+    types = get_type_hints(schema)
+    missing = [f"{name} is missing" for name in types if name not in answer]
+    found = {name: value for name, value in answer.items() if name in types}
+    wrong = [said for name, value in found.items() for said in _wrong(name, value, types[name])]
     return found, missing + wrong
 
 
-def _wrong(name, value, spec):
+def _wrong(name: str, value: Any, kind: Any) -> list[str]:
     """What is wrong with one value and with what is in it."""
-    kind = spec["type"]
-    if value is None and name in MAY_BE_NONE:
-        return []
+    if isinstance(kind, UnionType):
+        kind, _ = get_args(kind)
+        if value is None:
+            return []
+    plain = list if get_origin(kind) is list else dict if is_dataclass(kind) else kind
     # Python takes true for a whole number
-    if not isinstance(value, TYPES[kind]) or isinstance(value, bool) != (kind == "bool"):
-        return [f"{name} is not of type {kind}: {_shown(value)}"]
-    if kind == "list":
-        inner = {**spec, "type": spec["elements"]}
+    right = isinstance(value, (int, float) if plain is float else plain)
+    if not right or isinstance(value, bool) != (plain is bool):
+        return [f"{name} is not of type {plain.__name__}: {_shown(value)}"]
+    if plain is list:
+        (inner,) = get_args(kind)
         return [said for one in value for said in _wrong(name, one, inner)]
-    if kind == "dict":
-        return known_facts(value, spec["contains"])[1]
-    if kind == "str" and (CONTROL.search(value) or not re.fullmatch(FORMS.get(name, ".*"), value)):
+    if plain is dict:
+        return known_facts(value, kind)[1]
+    if plain is str and (CONTROL.search(value) or not re.fullmatch(FORMS.get(name, ".*"), value)):
         return [f"{name} is {_shown(value)}"]
     return []
 
 
-def _shown(value):
+def _shown(value: object) -> str:
     text = ascii(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."

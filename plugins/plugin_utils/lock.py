@@ -34,7 +34,7 @@ class Pin:
     hashes: frozenset[str]
 
 
-def read_lock(text, python):
+def read_lock(text: str, python: str) -> dict[str, Pin]:
     """The packages of a lock that one Python gets, as {name: Pin}.
 
     Args:
@@ -45,7 +45,7 @@ def read_lock(text, python):
     Raises:
         LockError: a line has another form.
     """
-    pins = {}
+    pins: dict[str, Pin] = {}
     for line in text.replace("\\\n", " ").splitlines():
         words = HASH.sub("", line.split(" #")[0]).strip()
         if not words or words.startswith("#"):
@@ -67,7 +67,7 @@ def read_lock(text, python):
     return pins
 
 
-def linux_environment(python):
+def linux_environment(python: str) -> dict[str, str]:
     """The hosts' environment, in which markers are evaluated (PEP 508)."""
     return {
         "python_version": python,
@@ -82,7 +82,7 @@ def linux_environment(python):
     }
 
 
-def sizes(text):
+def sizes(text: str) -> tuple[int, int]:
     """Bytes to download and bytes unpacked by a lock's head; zeros if it has none."""
     found = SIZES.search(text)
     return (int(found[1]), int(found[2])) if found else (0, 0)

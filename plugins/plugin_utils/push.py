@@ -12,7 +12,10 @@ import io
 import os
 import shlex
 import tarfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
@@ -21,7 +24,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files imp
 CHUNK_BYTES = 32 * 1024 * 1024  # held in memory, per host
 
 
-def push_files(action, files, folder):
+def push_files(action: Any, files: Iterable[tuple[Path, str]], folder: str) -> dict[bytes, bytes]:
     """Write (path, name) pairs into a new folder of the host that only the task's user can read.
 
     Paths have no links: what became one since they were found is refused.
@@ -41,12 +44,14 @@ def push_files(action, files, folder):
         raise AnsibleActionFail(f"{error.filename} cannot be sent: {error.strerror}") from error
 
 
-def _push(action, files, folder):
+def _push(action: Any, files: Iterable[tuple[Path, str]], folder: str) -> dict[bytes, bytes]:
     there, parent = shlex.quote(folder), shlex.quote(folder.rpartition("/")[0] or "/")
     # together with the first files: each command costs a round trip
     make = f"(umask 022 && mkdir -p {parent}) && mkdir -m 0700 {there} && "
     unpack = f"tar -x -f - -C {there}"
-    digests, batch, size = {}, [], 0
+    digests: dict[bytes, bytes] = {}
+    batch: list[tuple[Path, str]] = []
+    size = 0
     for path, name in files:
         with open_file(path) as file:
             length = os.fstat(file.fileno()).st_size
@@ -66,7 +71,7 @@ def _push(action, files, folder):
     return digests
 
 
-def tar_of(files, digests):
+def tar_of(files: Iterable[tuple[Path, str]], digests: dict[bytes, bytes]) -> bytes:
     """The bytes of an uncompressed tar of (path, name in the tar) pairs.
 
     Args:
@@ -85,12 +90,12 @@ def tar_of(files, digests):
     return buffer.getvalue()
 
 
-def _mode(file):
+def _mode(file: IO[bytes]) -> int:
     """The file's own permissions, without write permission for others."""
     return os.fstat(file.fileno()).st_mode & 0o755 | 0o600
 
 
-def _push_large(action, path, target, make):
+def _push_large(action: Any, path: Path, target: str, make: str) -> bytes:
     place = shlex.quote(target)
     digest = hashlib.sha256()
     # one core hashes a piece while others send it
@@ -104,7 +109,7 @@ def _push_large(action, path, target, make):
     return digest.digest()
 
 
-def _run(action, command, data, place):
+def _run(action: Any, command: str, data: bytes, place: str) -> None:
     done = execute(action, command, data)
     if done["rc"] != 0:
         words = (done.get("stderr") or done.get("stdout") or "").strip()

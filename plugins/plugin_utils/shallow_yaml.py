@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import yaml
 
 MAX_DEPTH = 20
@@ -17,13 +19,13 @@ class ShallowLoader(yaml.SafeLoader):
 
     depth = 0
 
-    def compose_node(self, parent, index):
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """One node.
 
         Raises:
             yaml.MarkedYAMLError: it is an alias, or nested too deeply.
         """
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             raise problem(f"it has an alias, *{event.anchor}; write the value", event)
         if self.depth >= MAX_DEPTH:
@@ -34,12 +36,12 @@ class ShallowLoader(yaml.SafeLoader):
         return node
 
 
-def problem(what, place):
+def problem(what: str, place: Any) -> yaml.MarkedYAMLError:
     """The error for what is wrong with an event or a node."""
     return yaml.MarkedYAMLError(problem=what, problem_mark=place.start_mark)
 
 
-def parse_yaml(text):
+def parse_yaml(text: str) -> Any:
     """The value of a text.
 
     Raises:

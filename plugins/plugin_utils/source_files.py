@@ -10,6 +10,9 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterable
+from io import BufferedReader
+from pathlib import Path
 
 HUB = re.compile(r"(models|datasets|spaces)--.+")  # a repository's folder in the Hub's cache
 MAX_FILES = 1_000_000  # links to folders can give a folder without end
@@ -24,7 +27,7 @@ class SourceError(Exception):
     """Files of a folder are not copied; names them."""
 
 
-def source_files(source):
+def source_files(source: Path) -> list[tuple[Path, str]]:
     """The files of a folder, or the one file that the user has named.
 
     Links within the folder are followed, and those of a snapshot in the Hub's cache to the blobs of
@@ -46,7 +49,7 @@ def source_files(source):
         raise SourceError(f"{source} cannot be read: {words_of(error)}") from error
 
 
-def named_files(source, names):
+def named_files(source: Path, names: Iterable[str] | None) -> list[tuple[Path, str]]:
     """Those of a folder's files that have these names; None is for all.
 
     Returns, Raises: as in `source_files`.
@@ -68,7 +71,7 @@ def named_files(source, names):
     return sorted(walk.found, key=lambda pair: pair[1])
 
 
-def open_file(path):
+def open_file(path: Path) -> BufferedReader:
     """Open a regular file for reading, without following a link of any part of its path.
 
     Args:
@@ -99,12 +102,12 @@ def open_file(path):
     return os.fdopen(file, "rb")
 
 
-def words_of(error):
+def words_of(error: Exception) -> str:
     """What an error of reading says, without the path."""
     return getattr(error, "strerror", None) or str(error)
 
 
-def _blobs(root):
+def _blobs(root: Path) -> list[Path]:
     """The folder that the links of a snapshot in the Hub's cache lead to, if it is one."""
     for folder in (root, *root.parents):
         if folder.parent.name == "snapshots" and HUB.fullmatch(folder.parent.parent.name):
@@ -119,11 +122,13 @@ class _Walk:
         roots: the folder, and where else its links may lead.
     """
 
-    def __init__(self, roots):
+    def __init__(self, roots: tuple[Path, ...]) -> None:
         self.roots = roots
-        self.found, self.problems, self.seen = [], [], 0
+        self.found: list[tuple[Path, str]] = []
+        self.problems: list[str] = []
+        self.seen = 0
 
-    def folder(self, folder, prefix, above):
+    def folder(self, folder: Path, prefix: str, above: tuple[Path, ...]) -> None:
         try:
             entries = sorted(folder.iterdir())
         except OSError as error:
@@ -136,7 +141,7 @@ class _Walk:
                 return
             self.entry(path, f"{prefix}{path.name}", (*above, folder))
 
-    def entry(self, path, name, above):
+    def entry(self, path: Path, name: str, above: tuple[Path, ...]) -> None:
         """One name of a folder.
 
         Args:

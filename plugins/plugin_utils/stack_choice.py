@@ -3,8 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import Bundle
+
+Stacks = Mapping[str, Mapping[str, Any]]
+Hosts = Mapping[str, Mapping[str, Any]]
 AUTO = "auto"
 DOCUMENTED = "documented"
 NODE_PYTHON = (3, 10)  # the oldest that the package ftcluster_train runs on
@@ -25,7 +32,7 @@ class StackRequest:
     """
 
     stack: str = ""
-    bundle: object = None
+    bundle: Bundle | None = None
     allow_yanked: bool = False
     allow_unverified: bool = False
     present: str = ""
@@ -52,7 +59,7 @@ class ChoiceError(Exception):
     """The requested stack cannot be installed; says why and what to do."""
 
 
-def choose(stacks, warnings, wanted, hosts):
+def choose(stacks: Stacks, warnings: Stacks, wanted: StackRequest, hosts: Hosts) -> Choice:
     """Choose a stack.
 
     Args:
@@ -88,7 +95,7 @@ def choose(stacks, warnings, wanted, hosts):
     return choice
 
 
-def _check_allowed(name, stack, wanted):
+def _check_allowed(name: str, stack: Mapping[str, Any], wanted: StackRequest) -> None:
     if version(stack["python"][1]) < NODE_PYTHON:
         raise ChoiceError(
             f"stack {name} ends with Python {stack['python'][1]}, and the package that trains on "
@@ -109,7 +116,7 @@ def _check_allowed(name, stack, wanted):
         )
 
 
-def unverified(stack):
+def unverified(stack: Mapping[str, Any]) -> str:
     """Which packages of a stack have no hash in a lock, as text, or ""."""
     if stack["state"] == DOCUMENTED:
         return "no lock with the hashes of its packages"
@@ -117,7 +124,7 @@ def unverified(stack):
     return f"no hash of {bare}" if bare else ""
 
 
-def _name(stacks, wanted, hosts):
+def _name(stacks: Stacks, wanted: StackRequest, hosts: Hosts) -> tuple[str, str]:
     """The name of the stack, and the reason."""
     default = next(name for name, stack in stacks.items() if stack["state"] == "default")
     bundled = getattr(wanted.bundle, "stack", "")
@@ -148,7 +155,7 @@ def _name(stacks, wanted, hosts):
     return wanted.present, "the cluster has it; for another one: --stack NAME"
 
 
-def _automatic(stacks, hosts):
+def _automatic(stacks: Stacks, hosts: Hosts) -> tuple[str, str]:
     """The first supported stack that fits every host."""
     against = []
     for name, stack in stacks.items():
@@ -165,16 +172,18 @@ def _automatic(stacks, hosts):
     raise ChoiceError("no stack fits all hosts: " + "; ".join(against))
 
 
-def _finding(what, hint):
+def _finding(what: str, hint: str) -> dict[str, str]:
     return {"what": what, "hint": hint}
 
 
-def version(text):
+def version(text: str) -> tuple[int, ...]:
     """3.11.7 as (3, 11): the minor version decides about wheels."""
     return tuple(int(part) for part in text.split(".")[:2])
 
 
-def python_for(stack, facts, name, bundle=None):
+def python_for(
+    stack: Mapping[str, Any], facts: Mapping[str, Any], name: str, bundle: Bundle | None = None
+) -> tuple[str, list[dict[str, str]]]:
     """The path of the Python that a stack can be made from on a host, and the problems if none.
 
     The one that the user has given; else Ansible's own if it fits, because it is known to run; else
@@ -216,7 +225,9 @@ def python_for(stack, facts, name, bundle=None):
     return "", [_finding(f"stack {name} needs Python {needed}, the host has {have}", hint)]
 
 
-def _cpu_problems(stack, facts, name):
+def _cpu_problems(
+    stack: Mapping[str, Any], facts: Mapping[str, Any], name: str
+) -> list[dict[str, str]]:
     there = facts.get("cpu_flags", stack["cpu_flags"])
     missing = [FLAG_NAMES.get(flag, flag) for flag in stack["cpu_flags"] if flag not in there]
     if not missing:
@@ -225,7 +236,7 @@ def _cpu_problems(stack, facts, name):
     return [_finding(f"{what}, the host has {facts.get('cpu_model', 'another one')}", LEAVE_OUT)]
 
 
-def _bundle_problems(bundle, facts):
+def _bundle_problems(bundle: Bundle | None, facts: Mapping[str, Any]) -> list[dict[str, str]]:
     """Where a bundle does not fit a host."""
     if bundle is None or not facts:
         return []
@@ -244,7 +255,7 @@ def _bundle_problems(bundle, facts):
     return problems
 
 
-def space_problems(needed, free, prefix, name):
+def space_problems(needed: int, free: int, prefix: str, name: str) -> list[dict[str, str]]:
     """Whether a stack does not fit on a host's disk."""
     if free >= needed:
         return []

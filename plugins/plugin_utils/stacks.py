@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.shallow_yaml import parse_yaml
@@ -18,30 +20,30 @@ class StacksError(Exception):
     """A file cannot be read; names it."""
 
 
-def read_stacks(folder):
+def read_stacks(folder: Path) -> dict[str, Any]:
     """The contents of stacks.yml.
 
     Raises:
         StacksError: it cannot be read.
     """
-    path = folder / "stacks.yml"
-    try:
-        return parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise StacksError(f"{path}: {error}") from error
+    return _read(folder / "stacks.yml")
 
 
-def read_advisories(folder):
+def read_advisories(folder: Path) -> dict[str, Any]:
     """The contents of advisories.yml.
 
     Raises:
         StacksError: it cannot be read.
     """
-    path = folder / "advisories.yml"
+    return _read(folder / "advisories.yml")
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise StacksError(f"{path}: {error}") from error
+    return found
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Lists:
     allow_unverified: bool = False
 
     @property
-    def wanted(self):
+    def wanted(self) -> Wanted:
         """Their contents.
 
         Raises:
@@ -75,7 +77,13 @@ class Lists:
             raise StacksError(f"{error.filename}: {error.strerror}") from error
 
 
-def lists_of(folder, document, name, cache, allow_unverified=False):
+def lists_of(
+    folder: Path,
+    document: Mapping[str, Any],
+    name: str,
+    cache: Path,
+    allow_unverified: bool = False,
+) -> Lists:
     """The lists of one stack.
 
     Args:

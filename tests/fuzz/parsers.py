@@ -12,13 +12,11 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-import yaml
 from ansible_collections.ftcluster.cluster.plugins.module_utils.record import (
     parse_record,
 )
-from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import RETURN
 from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import parse_mesh
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import answers
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
@@ -27,6 +25,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
     sha256_of_head,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import HostFacts
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import LockError, read_lock
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     MANIFEST,
@@ -347,8 +346,7 @@ LAUNCH = dumped(
 )  # fmt: skip
 JOB = dumped(Job("r", Path("/r"), Path("/opt"), load_recipe("quickstart"), "fp32", False).to_dict())
 SCRIPT_JOB = dumped(ScriptJob("r", "/opt", ("a.py", "-x"), "/start").to_dict())
-FACTS = yaml.safe_load(RETURN)["facts"]["contains"]
-ANY: dict[str, Any] = {"str": "", "int": 1, "float": 1.0, "bool": True, "list": [], "dict": {}}
+ANY: dict[Any, Any] = {str: "", int: 1, float: 1.0, bool: True, float | None: None}
 HOST = {
     "name": "a",
     "connection": "ssh",
@@ -377,7 +375,8 @@ HOST = {
     "numa": [{"node": 0, "cores": 4, "memory_bytes": 1, "cpus": "0-3"}],
 }
 # a host's answer has more than what plans are made of
-ANSWER = {name: HOST.get(name, ANY[spec["type"]]) for name, spec in FACTS.items()} | {
+FACTS = get_type_hints(HostFacts).items()
+ANSWER = {name: HOST.get(name, ANY.get(kind, [])) for name, kind in FACTS} | {
     "machine": "x86_64", "numa": [], "cpu_quota": None, "prefix_refused": None,
     "python_refused": None,
 }  # fmt: skip
@@ -585,7 +584,7 @@ PARSERS = {
         all,
     ),
     "facts of a host": Parser(
-        of_json(lambda one: known_facts(one, FACTS)), (dumped(ANSWER),),
+        of_json(known_facts), (dumped(ANSWER),),
         taken=lambda found: found[0] and not found[1],
     ),
     "answers of a shell": Parser(of_text(answers), (b"banner\nftcluster-answer: key value\n",)),

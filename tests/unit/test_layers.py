@@ -1,4 +1,4 @@
-"""The layers of both packages are those that CONTRIBUTING.md draws."""
+"""The layers of the packages and the collection are those that CONTRIBUTING.md draws."""
 
 import ast
 import re
@@ -9,7 +9,9 @@ import pytest
 
 from tests.programs import ROOT
 
-SOURCES = {"ftcluster": ROOT / "runner", "ftcluster_train": ROOT / "train"}
+SOURCES = {"ftcluster": ROOT / "runner", "ftcluster_train": ROOT / "train", "plugins": ROOT}
+COLLECTION = "ansible_collections.ftcluster.cluster."
+LIBRARY = {"plugin_utils", "module_utils"}
 
 
 def drawn_layers(package: str) -> list[list[str]]:
@@ -41,7 +43,7 @@ def imports(source: Path, package: str) -> Iterator[tuple[str, str, str]]:
             else:
                 continue
             for name in names:
-                first, _, rest = name.partition(".")
+                first, _, rest = name.removeprefix(COLLECTION).partition(".")
                 if first == package and rest:
                     where = f"{path.relative_to(source)}:{node.lineno}"
                     yield where, importer, rest.partition(".")[0]
@@ -63,6 +65,16 @@ def test_imports_go_down(package: str) -> None:
         if imported in row_of and imported != importer and row_of[imported] <= row_of[importer]
     ]
     assert wrong == []
+
+
+def test_the_control_node_takes_only_the_library_of_the_collection() -> None:
+    taken = set()
+    for path in (ROOT / "runner").rglob("*.py"):
+        names = re.findall(
+            rf"^from {re.escape(COLLECTION)}plugins\.(\w+)", path.read_text("utf-8"), re.MULTILINE
+        )
+        taken |= {(str(path), name) for name in names if name not in LIBRARY}
+    assert taken == set()
 
 
 def test_an_arrow_up_is_seen(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ftcluster.errors import RecipeError
 MAX_WHOLE = 1 << 63
 
 
-class _Loader(ShallowLoader):  # type: ignore[misc]  # the collection has no types
+class _Loader(ShallowLoader):
     """YAML 1.1 reads 1e-4 as a string; this reads a number."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:

@@ -2,17 +2,27 @@
 
 import copy
 import re
-from typing import Any
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
-from ansible_collections.ftcluster.cluster.plugins.action.host_facts import MEASURED, PROMISED
 from ansible_collections.ftcluster.cluster.plugins.modules import host_facts, mesh_head, mesh_member
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Target
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import (
+    HostFacts,
+    MeasuredFacts,
+)
+
+from ftcluster.cluster import facts as planned
+from tests.programs import ROOT
 
 DOCUMENTED = yaml.safe_load(host_facts.RETURN)["facts"]["contains"]
-GOOD = {name: spec["sample"] for name, spec in PROMISED.items()}
+PROMISED = get_type_hints(HostFacts)
+GOOD = {name: DOCUMENTED[name]["sample"] for name in PROMISED}
+PREFLIGHT = ROOT / "roles/preflight/vars/main.yml"
 TEMPLATE = '{{ lookup("pipe", "touch planted") }}'
 FREE = {  # texts for people, of any letters
     "hostname", "kernel", "os", "libc", "machine_id", "cpu_model", "cpu_generation", "amx",
@@ -45,18 +55,50 @@ def planted(way: list[Any], text: object) -> dict[str, Any]:
     return facts
 
 
-def test_what_is_documented_is_promised_and_good() -> None:
-    assert PROMISED.keys() | set(MEASURED) == DOCUMENTED.keys()
-    assert known_facts(GOOD, PROMISED) == (GOOD, [])
+def documented(kind: Any) -> dict[str, Any]:
+    """What the documentation of a fact with this type has to say of its form."""
+    if isinstance(kind, UnionType):
+        kind = get_args(kind)[0]
+    if get_origin(kind) is list:
+        inner = documented(get_args(kind)[0])
+        return {**inner, "type": "list", "elements": inner["type"]}
+    if is_dataclass(kind):
+        contains = {name: documented(one) for name, one in get_type_hints(kind).items()}
+        return {"type": "dict", "contains": contains}
+    return {"type": kind.__name__}
+
+
+def form(spec: dict[str, Any]) -> dict[str, Any]:
+    """The form in the documentation, without descriptions and samples."""
+    found = {key: spec[key] for key in ("type", "elements") if key in spec}
+    inner = {name: form(one) for name, one in spec.get("contains", {}).items()}
+    return found | ({"contains": inner} if inner else {})
+
+
+def test_the_documentation_has_the_schema() -> None:
+    schema = PROMISED | get_type_hints(MeasuredFacts)
+    assert {name: documented(kind) for name, kind in schema.items()} == {
+        name: form(spec) for name, spec in DOCUMENTED.items()
+    }
+    assert known_facts(GOOD) == (GOOD, [])
+
+
+def test_a_plan_is_made_of_facts_that_there_are() -> None:
+    """Beside them it has what the role preflight decides."""
+    decided = set(yaml.safe_load(PREFLIGHT.read_text("utf-8"))["preflight__decided"])
+    schema = PROMISED.keys() | get_type_hints(MeasuredFacts).keys() | decided | {"stack"}
+    assert {field.name for field in fields(planned.HostFacts)} <= schema
+    (numa,) = get_args(PROMISED["numa"])
+    assert {one.name for one in fields(planned.NumaNode)} == {one.name for one in fields(numa)}
 
 
 @pytest.mark.parametrize(("name", "way"), texts(GOOD), ids=lambda one: str(one))
 def test_each_text_of_a_host(name: str, way: list[Any]) -> None:
     for text in ("a\nb", "a\x1b[2Jb", "a\x85b", "a\u2028b"):
-        _, [wrong] = known_facts(planted(way, text), PROMISED)
+        _, [wrong] = known_facts(planted(way, text))
         assert wrong.endswith(f" is {text!a}")
         assert "\n" not in wrong
-    found, wrong_ones = known_facts(planted(way, TEMPLATE), PROMISED)
+    found, wrong_ones = known_facts(planted(way, TEMPLATE))
     if name in FREE:
         assert found == planted(way, TEMPLATE)
         assert wrong_ones == []
@@ -67,26 +109,24 @@ def test_each_text_of_a_host(name: str, way: list[Any]) -> None:
 @pytest.mark.parametrize("name", PROMISED)
 @pytest.mark.parametrize("value", [{"a": 1}, [["b"]], {"__ansible_type": "x"}])
 def test_each_fact_is_of_its_type(name: str, value: Any) -> None:
-    _, wrong = known_facts({**GOOD, name: value}, PROMISED)
+    _, wrong = known_facts({**GOOD, name: value})
     assert wrong
-    assert known_facts({key: GOOD[key] for key in GOOD if key != name}, PROMISED)[1] == [
-        f"{name} is missing"
-    ]
+    assert known_facts({key: GOOD[key] for key in GOOD if key != name})[1] == [f"{name} is missing"]
 
 
 @pytest.mark.parametrize("path", ["opt/x", "/a/../../etc", "/a b", "/a$(b)", "/a;b", "/a'b", "/.."])
 def test_a_prefix_is_a_plain_path(path: str) -> None:
-    assert known_facts({**GOOD, "prefix": path}, PROMISED)[1] == [f"prefix is {path!a}"]
+    assert known_facts({**GOOD, "prefix": path})[1] == [f"prefix is {path!a}"]
 
 
 def test_what_else_a_host_says_is_left_out() -> None:
-    found, wrong = known_facts({**GOOD, "rank_user": "root", "becomes": True}, PROMISED)
+    found, wrong = known_facts({**GOOD, "rank_user": "root", "becomes": True})
     assert (found, wrong) == (GOOD, [])
-    assert known_facts("x", PROMISED) == ({}, ["its facts are 'x'"])
+    assert known_facts("x") == ({}, ["its facts are 'x'"])
 
 
 def test_what_is_said_of_a_long_value_is_short() -> None:
-    _, [wrong] = known_facts({**GOOD, "cores": "9" * 10_000}, PROMISED)
+    _, [wrong] = known_facts({**GOOD, "cores": "9" * 10_000})
     assert len(wrong) < 100
 
 

@@ -1,0 +1,136 @@
+# Apache-2.0 (see LICENSE)
+"""The one schema of a host's facts; the module host_facts documents each, a test compares both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """A NUMA node that may be used."""
+
+    node: int
+    cores: int
+    cpus: str
+    memory_bytes: int
+    near: int | None
+    hbm: bool
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A network interface."""
+
+    name: str
+    addresses: list[str]
+    speed_mbits: int | None
+    mtu: int
+    driver: str
+
+
+@dataclass(frozen=True)
+class Rdma:
+    """An RDMA device."""
+
+    name: str
+    driver: str
+    iwarp: bool
+    active: bool
+    interfaces: list[str]
+    opens: bool
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something is not used, and what to do."""
+
+    what: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Python:
+    """A Python of the host."""
+
+    version: str
+    path: str
+
+
+@dataclass(frozen=True)
+class OtherCluster:
+    """Another cluster of the host."""
+
+    prefix: str
+    user: str
+
+
+@dataclass(frozen=True)
+class Service:
+    """A program of another account that listens."""
+
+    port: int
+    user: str
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What the host itself says."""
+
+    hostname: str
+    machine: str
+    kernel: str
+    os: str
+    libc: str
+    machine_id: str
+    cpu_model: str
+    cpu_flags: list[str]
+    cpu_generation: str
+    amx: str
+    threads: int
+    cores: int
+    cpu_quota: float | None
+    sockets: int
+    rank_user_exists: bool
+    numa_nodes: int
+    numa: list[NumaNode]
+    memory_bytes: int
+    thp: str
+    thp_read_only: bool
+    nics: list[Nic]
+    rdma: list[Rdma]
+    rdma_libraries: list[str]
+    locks_memory: bool
+    network_address: str
+    network_interface: str
+    prefix: str
+    prefix_writable: bool
+    prefix_refused: Refusal | None
+    has_stack: bool
+    current: str
+    stacks: list[str]
+    node_package: str
+    record: str
+    free_bytes: int
+    python: str
+    pythons: list[Python]
+    python_refused: Refusal | None
+    user: str
+    is_root: bool
+    tcmalloc: str
+    packages_of_others: list[str]
+    other_clusters: list[OtherCluster]
+    firewall_hosts: list[str]
+    openmp: str
+    local_ports: list[str]
+    services: list[Service]
+    host_firewall: str
+    firewall_rules: bool
+
+
+@dataclass(frozen=True)
+class MeasuredFacts:
+    """What the control node measures of a host, in seconds; none where it cannot."""
+
+    clock_offset_seconds: float | None
+    clock_error_seconds: float | None
