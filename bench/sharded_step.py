@@ -68,7 +68,7 @@ def make_step(
         model, task, True, Optimizations(cross_entropy=task is not None), ProgressLog(None)
     )
     optimizer = make(model, ranks)
-    kernels.arriving = optimizer.pending_gathers
+    kernels.pending_gathers = optimizer.pending_gathers
     model.train()
     tokens = torch.randint(1000, (case.samples, case.tokens))
 

@@ -134,7 +134,7 @@ def learn(case: Case, rank: int, size: int) -> Learned:
     overrides = contextlib.nullcontext()
     if case.rows:
         overrides = KernelMode()
-        overrides.arriving = update.pending_gathers
+        overrides.pending_gathers = update.pending_gathers
     autocast = case.rows and case.dtype == torch.bfloat16
     for batch in case.batches:
         losses.append(0.0)

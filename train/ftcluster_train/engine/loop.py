@@ -88,7 +88,7 @@ def train(
 
     # optimizer: fp32 master weights, the model's own in bf16 or fp32
     optimizer = make_optimizer_step(job, model, world.size, optimizations.bf16_weights)
-    kernels.arriving = optimizer.pending_gathers
+    kernels.pending_gathers = optimizer.pending_gathers
     schedule = make_schedule(optimizer.adamw, settings, batches.steps)
     evaluator = Evaluator(task, model, optimizer.pending_gathers, world, bf16, log)
     if task.needs_reference:

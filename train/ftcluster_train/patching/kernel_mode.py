@@ -24,7 +24,7 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
 
     Attributes:
         patches: all of them.
-        arriving: by tensor that no function may read yet, what waits until it may.
+        pending_gathers: by tensor that no function may read yet, what waits until it may.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
         say: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__()
-        self.arriving: Mapping[torch.Tensor, Callable[[], None]] = {}
+        self.pending_gathers: Mapping[torch.Tensor, Callable[[], None]] = {}
         self._linear = Linear(head, head_factor)
         self.patches = (*self._linear.patches(), LAYER_NORM, EMBEDDING, *patches)
         self._functions = {patch.original: patch.function(say) for patch in self.patches}
@@ -49,14 +49,14 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         """Called by torch in place of each function."""
         kwargs = kwargs or {}
-        if self.arriving:
+        if self.pending_gathers:
             self._wait_for((*args, *kwargs.values()))
         return self._functions.get(func, func)(*args, **kwargs)
 
     def _wait_for(self, values: Sequence[Any]) -> None:
         for value in values:
-            if isinstance(value, torch.Tensor) and value in self.arriving:
-                self.arriving[value]()
+            if isinstance(value, torch.Tensor) and value in self.pending_gathers:
+                self.pending_gathers[value]()
             elif isinstance(value, (list, tuple)):
                 self._wait_for(value)
 

@@ -7,8 +7,7 @@ sample of a batch, which scripts such as run_glue have, need not exist. Loss and
 same to rounding.
 """
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -131,10 +130,10 @@ def _skip_rows(model: nn.Module) -> None:
     if not _looks_at_first_token(model):
         for name, layer in model.named_modules():
             if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in KEYS_AND_VALUES:
-                _set_around(layer, "real")
+                _set_around(layer, _read_real)
     elif getattr(model.config, "model_type", "") not in SHARED_LAYERS:
         for layer in _behind_last_attention(model):
-            _set_around(layer, "last")
+            _set_around(layer, _read_last)
 
 
 SKIPPED_ROWS = ObjectPatch(_skips_rows, _skip_rows)
@@ -211,11 +210,21 @@ def _end(model: nn.Module, *_: Any) -> None:
         _rows = None
 
 
-def _set_around(layer: nn.Module, rows: str) -> None:
-    layer.register_forward_pre_hook(partial(_read, rows))
-    layer.register_forward_hook(partial(_read, "usual"), always_call=True)
+def _set_around(layer: nn.Module, hook: Callable[..., None]) -> None:
+    layer.register_forward_pre_hook(hook)
+    layer.register_forward_hook(_read_usual, always_call=True)
 
 
-def _read(rows: str, *_: Any) -> None:
+def _read_last(*_: Any) -> None:
     if _rows is not None:
-        _rows.read = getattr(_rows, rows)
+        _rows.read = _rows.last
+
+
+def _read_real(*_: Any) -> None:
+    if _rows is not None:
+        _rows.read = _rows.real
+
+
+def _read_usual(*_: Any) -> None:
+    if _rows is not None:
+        _rows.read = _rows.usual
