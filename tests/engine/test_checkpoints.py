@@ -52,8 +52,8 @@ def bad_at(step: int, samples: list[Sample], job: Job) -> list[int]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_loss_that_is_no_number(tmp_path: Path, world: World, precision: str) -> None:
     samples = make_samples("text-classification", 60)
-    model, former = make_model("bert"), make_model("bert")
-    for made in (model, former):
+    model, previous = make_model("bert"), make_model("bert")
+    for made in (model, previous):
         with torch.no_grad():
             made.get_input_embeddings().weight[RARE] = math.nan
     changes = {"batch_size": 12, "lr_scheduler_type": "constant"}
@@ -70,7 +70,7 @@ def test_a_loss_that_is_no_number(tmp_path: Path, world: World, precision: str) 
     assert "training.learning_rate" in caught.value.hint
     before = run(
         make_job(tmp_path / "good", "text-classification", precision, **changes, max_steps=2),
-        former, samples, world,
+        previous, samples, world,
     )  # fmt: skip
     loaded = AutoModelForSequenceClassification.from_pretrained(kept)
     assert {p.dtype for p in loaded.parameters()} == {torch.float32}
