@@ -5,6 +5,7 @@ import pwd
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,8 +53,10 @@ find /proc -maxdepth 1 -user nobody | wc -l
 """
 
 
-# its text, because the namespace has another /tmp, where the checkout may be
-MODULE = (ROOT / "plugins/modules/account_remains.py").read_text().partition("\nif __name__")[0]
+# its text, because the namespace has another /tmp, where the checkout and its environment may be
+BASIC = "from ansible.module_utils.basic import AnsibleModule\n"
+FILE = (ROOT / "plugins/modules/account_remains.py").read_text()
+MODULE = FILE.partition("\nif __name__")[0].replace(BASIC, "")
 CALL = f"""
 import json
 print(json.dumps(remove_remains("nobody", {ACCOUNT.pw_uid})))
@@ -61,7 +64,7 @@ print(json.dumps(remove_remains("nobody", {ACCOUNT.pw_uid})))
 
 
 def test_nothing_is_left_that_the_next_one_with_its_number_would_get() -> None:
-    module = f"{sys.executable} -c {shlex.quote(MODULE + CALL)}"
+    module = f"{Path(sys.executable).resolve()} -c {shlex.quote(MODULE + CALL)}"
     command = f"{PLANT}\n set +e; echo ---; {module}; echo ---; {module}; echo ---\n{LEFT}"
     done = subprocess.run(
         ["unshare", "--mount", "--ipc", "--pid", "--fork", "--mount-proc", "sh", "-c", command],
