@@ -22,11 +22,10 @@ from ftcluster.operations.recipe_words import (
     trained_recipe,
     training_recipe,
 )
-from ftcluster.planning.drained import BACK, with_drained
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.model_size import cached_size, model_size, size_from_scratch
 from ftcluster.planning.plan import Decision, LaunchPlan, first_hosts
-from ftcluster.planning.spares import next_hosts, plan_with_spares
+from ftcluster.planning.spares import BACK, next_hosts, plan_with_spares, with_drained
 from ftcluster.planning.tuned import UNTUNED, choose_tuned
 from ftcluster.progress.view import View
 from ftcluster.recipe.data_columns import find_columns

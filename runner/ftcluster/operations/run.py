@@ -28,9 +28,8 @@ from ftcluster.launch.script_run import (
 from ftcluster.operations.connection import Connection, cluster_of
 from ftcluster.operations.prepare import LaunchOptions
 from ftcluster.planning.backends import stack_of
-from ftcluster.planning.drained import with_drained
 from ftcluster.planning.plan import first_hosts
-from ftcluster.planning.spares import next_hosts, plan_with_spares
+from ftcluster.planning.spares import next_hosts, plan_with_spares, with_drained
 from ftcluster.progress.format import duration
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View

@@ -1,9 +1,13 @@
-"""Hosts that may take the place of a lost one. Pure functions only."""
+"""Hosts that a plan has no ranks on: spares, which may replace a lost one, and drained ones.
+
+Pure functions only.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import PlanError, UsageError
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.network import ASKED
@@ -14,6 +18,7 @@ from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster_common.recipe import Recipe
 
+BACK = "take one back: ftcluster hosts return HOST"
 # what all ranks have in common: attributes of a plan, and where they are set
 COMMON = {
     "precision": "precision in the recipe",
@@ -85,3 +90,11 @@ def plan_with_spares(
     why = "prepared, without ranks; a restart uses them in place of lost hosts"
     decision = Decision("spares", names, why)
     return replace(decided.with_decision(decision), spares=tuple(planned))
+
+
+def with_drained(decided: LaunchPlan, cluster: Cluster) -> LaunchPlan:
+    """Return the plan with a decision for each host that is drained."""
+    for name, drained in cluster.drained.items():
+        why = f"{drained.why}, since {drained.since}; ftcluster hosts return {name} takes it back"
+        decided = decided.with_decision(Decision("drained", name, why))
+    return decided
