@@ -1,0 +1,45 @@
+"""What the role verify tells its program of the hosts' facts."""
+
+from typing import Any
+
+from ansible_collections.ftcluster.cluster.plugins.filter.verify_request import verify_request
+
+from ftcluster_common.network import HostNetwork
+
+FACTS: dict[str, Any] = {
+    "nics": [{"name": "eth0", "speed_mbits": 1000}, {"name": "veth0", "speed_mbits": None}],
+    "network_interface": "eth0", "network_provider": "auto", "rdma": [], "rdma_libraries": [],
+    "locks_memory": False, "rank_user": "ftcluster", "hostname": "a", "cores": 8, "ssh_port": 22,
+    "host_firewall": "ufw", "local_ports": ["1024-65535"], "network_address": "10.0.0.1",
+    "firewall_rules": True,
+}  # fmt: skip
+
+
+def test_a_host_with_facts_and_a_head_that_limit_leaves_out() -> None:
+    hosts = {
+        "a": {"facts": FACTS, "ansible_host": "a.example"},
+        "b": {"facts": {}, "ansible_host": "b.example"},
+        "c": {"facts": {}, "ansible_host": "c.example"},
+    }
+    found = verify_request(hosts, {"b": "10.0.0.2"})
+    network = found.pop("networks")
+    assert found == {
+        "hosts": [
+            {"name": "a", "address": "10.0.0.1"},
+            {"name": "b", "address": "10.0.0.2"},
+            {"name": "c", "address": "c.example"},
+        ],
+        "cores": {"a": 8, "b": 0, "c": 0},
+        "mbits": {"a": {"eth0": 1000}, "b": {}, "c": {}},
+        "firewalls": {"a": {"program": "ufw", "ports": ["29500-29999", "1024-65535"]}},
+        "guarded": ["a"],
+        "calls": [
+            {
+                "name": "a", "address": "a.example", "ssh_port": 22,
+                "local_ports": ["1024-65535"],
+            }
+        ],
+    }  # fmt: skip
+    assert list(network) == ["a"]
+    expected = HostNetwork("eth0", locks_memory=True)  # setup raises the limit of its account
+    assert HostNetwork.from_dict(network["a"]) == expected
