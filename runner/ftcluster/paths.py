@@ -98,7 +98,14 @@ def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
 
 
 def write_atomically(path: Path, content: str | bytes, mode: int = PRIVATE_FILE) -> None:
-    """Write a file so that readers never see a part of it, even after a crash."""
+    """Write a file so that readers never see a part of it, even after a crash.
+
+    What is no file, such as /dev/null or /dev/stdout, is written to and not replaced.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as device:
+            device.write(content.encode() if isinstance(content, str) else content)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

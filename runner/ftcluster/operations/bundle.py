@@ -89,7 +89,9 @@ def bundle(request: BundleRequest) -> Result:
         folder = collection() / "roles/torch_stack/files"
         document = read_stacks(folder)
         lists: Lists = lists_of(folder, document, stack.name, cache_dir(), request.allow_unverified)
-        indexes = {canonicalize_name(name): url for name, url in document["indexes"].items()}
+        indexes: dict[str, str] = {
+            canonicalize_name(name): url for name, url in document["indexes"].items()
+        }
         sources = Sources(request.index_url, request.find_links, indexes)
         house: Wheelhouse = get_wheels(lists.wanted, target, sources, cache_dir())
         write_bundle(Bundle(stack.name, lists.wanted.digest, target, house), output)
