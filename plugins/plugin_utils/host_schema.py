@@ -118,7 +118,6 @@ class HostFacts:
     user: str
     is_root: bool
     tcmalloc: str
-    packages_of_others: list[str]
     other_clusters: list[OtherCluster]
     firewall_hosts: list[str]
     openmp: str
