@@ -220,7 +220,7 @@ def _facts(srun: list[str], seen: str, command: list[str], prefix: str) -> dict[
     except (ValueError, KeyError, TypeError):
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         return f"it does not run {command[0]}: {lines[0] if lines else 'no output'}"
-    facts, wrong = known_facts(answer | dict.fromkeys(CLOCK))
+    facts, wrong = known_facts(answer)
     if wrong:
         return "; ".join(wrong)
     return facts if facts["current"] else f"no stack is set up in {prefix}"
