@@ -1,7 +1,7 @@
 """ansible-test sanity on the collection: those of its tests that need nothing to be downloaded.
 
-ansible-doc, import, pep8, pslint, pylint, runtime-metadata, shellcheck, validate-modules and yamllint
-get environments of their own from sites beyond the package index.
+ansible-doc, import, pep8, pslint, pylint, runtime-metadata, shellcheck, validate-modules and
+yamllint get environments of their own from sites beyond the package index.
 use-argspec-type-path forbids what host_facts does with the ~ of its default folder.
 """
 
