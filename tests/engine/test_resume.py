@@ -22,6 +22,7 @@ from ftcluster_common.job import Job
 from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import checkpoints, loop, snapshots, state_files
+from ftcluster_train.engine.optim import flat_params
 from ftcluster_train.engine.optim.state import State
 from ftcluster_train.engine.rank import listen_for_stop
 from ftcluster_train.engine.train_state import TrainState
@@ -117,6 +118,28 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path, world: World) -> 
     with pytest.raises(TrainError) as caught:
         run(job, make_model("distilbert"), world)
     assert "another model" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        # sizes are equal: the weights of one layer would go to another
+        (lambda name: name.replace("query", "q_proj"), "another model, with bert.encoder.layer.0.at"),
+        (lambda name: name.replace("layer.0", "layer.x").replace("layer.1", "layer.0").replace(
+            "layer.x", "layer.1"), "in another order"),
+    ],
+)  # fmt: skip
+def test_the_state_of_other_parameters_is_refused(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, change: Any, said: str
+) -> None:
+    """Also where they have the same sizes, as two releases of a library may have them."""
+    job = job_of(tmp_path, max_steps=4)
+    run(job, make_model("bert"), world)
+    layout = flat_params.state_layout
+    monkeypatch.setattr(loop, "state_layout", lambda model: [*map(change, layout(model))])
+    with pytest.raises(TrainError) as caught:
+        run(job, make_model("bert"), world)
+    assert said in caught.value.message
 
 
 def test_snapshots_are_written_beside_the_training(

@@ -20,6 +20,7 @@ from ftcluster_train.comm.world import World, check_equal_on_ranks
 from ftcluster_train.engine import checkpoints, loop, state_files
 from ftcluster_train.engine.checkpoints import Checkpoints
 from ftcluster_train.engine.optim import gradient_buckets
+from ftcluster_train.engine.optim.flat_params import state_layout
 from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.engine.progress import ProgressLog
@@ -234,7 +235,8 @@ def _load(
         job.recipe.training, resume_from_checkpoint=str(state), gradient_accumulation_steps=2
     )
     job = replace(job, recipe=replace(job.recipe, training=changed))
-    resume(job, optimizer, world, {}, ProgressLog())
+    layout = state_layout(make_model("bert"))
+    resume(job, optimizer, world, TrainState(layout=layout), ProgressLog())
     done = run(job, world)
     return whole_tensors(optimizer.state()), optimizer.digest(), done
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
@@ -23,6 +24,7 @@ from ftcluster_train.engine.evaluation import Evaluator
 from ftcluster_train.engine.intervals import Intervals
 from ftcluster_train.engine.lr_schedule import make_schedule, set_step
 from ftcluster_train.engine.optim.base import OptimizerStep
+from ftcluster_train.engine.optim.flat_params import state_layout
 from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.resume import resume, state_folders
@@ -100,7 +102,7 @@ def train(
         job.run_dir / "snapshots", job.snapshot_seconds, job.shard_optimizer, world, log.notice,
         job.shared_folder,
     )  # fmt: skip
-    state = resume(job, optimizer, world, resumed_settings(job, train_set, batches, world), log)
+    state = resume(job, optimizer, world, new_state(job, model, train_set, batches, world), log)
     if state.step:
         set_step(schedule, state.step)
     checkpoints = Checkpoints(job, state.step, world, log)
@@ -194,12 +196,12 @@ def log_start(
     )
 
 
-def resumed_settings(
-    job: Job, train_set: Samples, batches: Batches, world: World
-) -> dict[str, object]:
-    """What the weights depend on besides the state, by the name that a notice has for it."""
+def new_state(
+    job: Job, model: PreTrainedModel, train_set: Samples, batches: Batches, world: World
+) -> TrainState:
+    """The state before the first step, with what one that is resumed is compared with."""
     settings = job.recipe.training
-    return {
+    compared = {
         "ranks": world.size,
         "precision": job.precision,
         "batch_size": job.recipe.batch_size,
@@ -208,7 +210,10 @@ def resumed_settings(
         "seed": settings.seed,
         "load_in_4bit": job.recipe.load_in_4bit,
         "training data": train_set.about["sha256"][:12],
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
     }
+    return TrainState(settings=compared, layout=state_layout(model))
 
 
 def log_step(

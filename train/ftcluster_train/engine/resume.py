@@ -1,10 +1,9 @@
 """Going on from a state that was saved."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,6 +15,8 @@ from ftcluster_train.engine.state_files import NUMBERS, newest_state, read_tenso
 from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError
 
+SHOWN = 3  # names of parameters in a message
+
 
 def state_folders(job: Job) -> list[Path]:
     """Where this host may have states of this run, and of those that it continues."""
@@ -23,17 +24,17 @@ def state_folders(job: Job) -> list[Path]:
 
 
 def resume(
-    job: Job, optimizer: OptimizerStep, world: World, settings: Mapping[str, Any], log: ProgressLog
+    job: Job, optimizer: OptimizerStep, world: World, new: TrainState, log: ProgressLog
 ) -> TrainState:
     """Put a training where the newest state of any host is; every rank calls it.
 
     One rank sends its tensors to the others, so one host with the state is enough.
 
     Args:
-        settings: of this training, see TrainState.
+        new: of this training before its first step.
 
     Returns:
-        A new TrainState where there is no state.
+        `new` where there is no state.
 
     Raises:
         TrainError: the state is that of another model, or there is none and the job needs one.
@@ -57,7 +58,7 @@ def resume(
             "to start from the weights of a model folder: --model DIR",
         )
     if max(steps) == 0:
-        return TrainState(settings=dict(settings))
+        return new
     source = steps.index(max(steps))
     tensors = optimizer.state()
     assert tensors is not None  # the control node does not resume with IPEX
@@ -67,16 +68,32 @@ def resume(
         values, problem = read_tensors(path, tensors.header)
         text = (path / NUMBERS).read_text(encoding="utf-8")
     problem, text = gather_over_ranks((problem, text))[source]
-    if problem:
+    state = TrainState(**json.loads(text))
+    if problem := problem or _other_layout(state.layout, new.layout):
         raise TrainError(f"the training cannot be resumed: {problem}", "start it anew")
     tensors.load(values, source)
-    state = TrainState(**json.loads(text))
     optimizer.state_loaded(state.step)
     changed = [
-        f"{name} from {previous} to {settings[name]}"
+        f"{name} from {previous} to {new.settings[name]}"
         for name, previous in state.settings.items()
-        if settings.get(name, previous) != previous
+        if new.settings.get(name, previous) != previous
     ]
     differs = f"; changed since then: {', '.join(changed)}" if changed else ""
     log.notice(f"resumed after step {state.step}{differs}")
-    return replace(state, settings=dict(settings))
+    return replace(state, settings=new.settings)
+
+
+def _other_layout(saved: Sequence[str], wanted: Sequence[str]) -> str:
+    """In which parameters a state is not that of this model, or ""; sizes alone may be the same."""
+    if list(saved) == list(wanted):
+        return ""
+    lost = [name for name in saved if name not in wanted]
+    more = [name for name in wanted if name not in saved]
+    if not lost and not more:
+        return "its state has the parameters of this model in another order"
+    differences = [
+        f"{what} {', '.join(names[:SHOWN])}" + (" ..." if len(names) > SHOWN else "")
+        for what, names in (("with", lost), ("without", more))
+        if names
+    ]
+    return f"its state is of another model, {' and '.join(differences)}"

@@ -24,6 +24,7 @@ class TrainState:
         best_metrics: of the best evaluation; empty before there is one.
         best_step: after which it was made; None before there is one.
         settings: what the weights depend on besides the state, by name.
+        layout: what the state's tensors are of, see `state_layout`.
     """
 
     step: int = 0
@@ -34,6 +35,7 @@ class TrainState:
     best_metrics: dict[str, float] = field(default_factory=dict)
     best_step: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    layout: list[str] = field(default_factory=list)
 
     def update_best(self, training: Training) -> bool:
         """Whether `metrics` are better than all before; equal ones and NaN are not.

@@ -33,6 +33,22 @@ def split_by_decay(
     ]
 
 
+def state_layout(model: torch.nn.Module) -> list[str]:
+    """What the tensors of a state are of, in their order: each parameter and each saved buffer."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    saved = model.state_dict().keys()
+    decayed, others = split_by_decay(model)
+    return [
+        *(f"{names[p]} {tuple(p.shape)}, decayed" for p in decayed),
+        *(f"{names[p]} {tuple(p.shape)}" for p in others),
+        *(
+            f"{name} {tuple(b.shape)} {b.dtype}"
+            for name, b in model.named_buffers()
+            if name in saved
+        ),
+    ]
+
+
 class FlatLayout:
     """The places of a model's trainable parameters in a flat tensor.
 
