@@ -13,6 +13,12 @@ from ftcluster.user_script.source import Argument, Import, Source
 BF16_NEEDS_USE_CPU = (4, 55)  # of transformers
 NO_IPEX = 'torch uses AMX by itself; for bfloat16: torch.autocast("cpu", dtype=torch.bfloat16)'
 NO_CCL = 'use the backend "impi" or "gloo", or os.environ["FTCLUSTER_BACKEND"]'
+# Trainer and Accelerate take a process group that there is already
+BEFORE_TRAINER = (
+    "gloo is used; for Intel MPI: torch.distributed.init_process_group("
+    'os.environ["FTCLUSTER_BACKEND"]) '
+    "before Trainer is made"
+)
 # the first release of transformers whose TrainingArguments do not have an argument, and what to
 # write instead; tests/engine compares it with the transformers of the stack in use
 REMOVED: Mapping[str, tuple[tuple[int, ...], str]] = {
@@ -94,7 +100,9 @@ def _of_arguments(
         names = ("ddp_backend", "xpu_backend")
         if flag.name in names and flag.value == "ccl" and not stack.has_ccl:
             why = f"stack {stack.name} does not have oneccl_bind_pt"
-            hint = f"--ddp_backend impi, or leave it out for gloo; {_stack_with((CCL,), stacks)}"
+            hint = f"leave it out: {BEFORE_TRAINER}; {_stack_with((CCL,), stacks)}"
+        elif flag.name in names and flag.value == "impi":
+            why, hint = "TrainingArguments takes only backends of its list", BEFORE_TRAINER
         elif instead and version >= removed:
             why, hint = f"{transformers} does not have it", instead
         elif flag.name == "use_ipex" and not off and not stack.has_ipex:
