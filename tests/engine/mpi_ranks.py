@@ -13,11 +13,15 @@ import random
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import ftcluster_train.mpi  # noqa: F401 - registers the backend
@@ -352,6 +356,57 @@ def waits_long() -> None:
         assert in_the_last_second <= 30, in_the_last_second
         waited.wait()
     Channel.advance = advance  # type: ignore[method-assign]
+
+
+def blocking_hooks() -> None:
+    """torch's own hooks: their callbacks wait for further collectives."""
+    join()
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+    state = PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook)
+    for _ in range(4):
+        model(torch.randn(8, 64)).sum().backward()
+    gradient = model.module[0].weight.grad
+    dist.all_reduce(total := gradient.clone())
+    torch.testing.assert_close(total, gradient * SIZE)
+
+
+def uneven_inputs() -> None:
+    """DDP gives its C++ code a handle that nothing in Python keeps."""
+    join()
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    with model.join(divide_by_initial_world_size=False):
+        for _ in range(RANK + 1):
+            model(torch.ones(2, 4)).sum().backward()
+
+
+def caught_time_out() -> None:
+    """MPI may still write what a rank sends too late, so that memory is kept."""
+    join()
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    made: list[weakref.ref[torch.Tensor]] = []
+    empty = torch.empty
+
+    def noted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = empty(*args, **kwargs)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    torch.empty = noted
+    if RANK == 1:
+        time.sleep(6)
+    try:
+        dist.all_reduce(torch.ones(3), group=group)
+    except dist.DistBackendError:
+        pass
+    else:
+        assert RANK == 1
+    torch.empty = empty
+    gc.collect()
+    assert made
+    assert RANK == 1 or all(tensor() is not None for tensor in made)
+    dist.barrier()
 
 
 def fails() -> None:

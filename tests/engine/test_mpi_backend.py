@@ -49,7 +49,8 @@ def on_ranks(ranks: int, *cases: str) -> "subprocess.CompletedProcess[str]":
 
 # in one launch, because a rank takes seconds to start
 CASES = ("compare", "beyond_gloo", "messages", "in_flight", "libraries", "optimizers",
-         "other_calls", "waits_long", "ends_late")  # fmt: skip
+         "other_calls", "waits_long", "blocking_hooks", "uneven_inputs", "caught_time_out",
+         "ends_late")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,9 @@ ANSWER_SECONDS = 3.0  # for the store, when an operation has timed out
 
 Result = TypeVar("Result")
 
+# What MPI may still write to once an operation has failed: it would be other objects' memory
+_unfinished: list[tuple[object, ...]] = []
+
 
 class Channel:
     """The operations of one group.
@@ -200,6 +203,8 @@ class Channel:
         return [*moving, *self._agreed_on, *self._messages, *self.queue]
 
     def _break(self, error: Exception) -> None:
+        if self._agreement or self.moving:
+            _unfinished.append((self._agreement, *self.moving))
         self.broken, self._agreement = error, None
         failed = self._all()
         for operations in (self.moving, self._messages, self._agreed_on, self.queue):

@@ -1,17 +1,59 @@
 """Calls of torch.distributed in flight over MPI, and torch's handle of them."""
 
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ftcluster_train.comm.mpi_types import MPI
+
+
+class CallbackThreads:
+    """Runs callbacks beside the thread that makes all calls of MPI, because they may block.
+
+    A callback may wait for another collective, whose callbacks need a thread then. As many threads
+    are made as callbacks block at a time.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._idle = threading.Lock(), 0
+        self._work: SimpleQueue[Sequence[Callable[[], None]]] = SimpleQueue()
+
+    def run(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Call them in their order, in a thread that nothing blocks."""
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                threading.Thread(target=self._run, name="mpi callbacks", daemon=True).start()
+        self._work.put(callbacks)
+
+    def _run(self) -> None:
+        while True:
+            for callback in self._work.get():
+                callback()
+            with self._lock:
+                self._idle += 1
+
+
+_callback_threads = CallbackThreads()
+
+
+def _no_transfer() -> Iterator[MPI.Request]:
+    return iter(())
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(eq=False)
@@ -50,8 +92,9 @@ class Operation:
         with self._lock:
             self.error = error
             self.done.set()
-        for callback in self.callbacks:
-            callback()
+        self.start, self.finish = _no_transfer, _nothing  # they have the caller's tensors
+        if self.callbacks:
+            _callback_threads.run(self.callbacks)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call `callback` once it is done, at once if it is."""
@@ -93,6 +136,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         super().__init__()
         self.operations, self.outputs = operations, outputs
         self._future: Any = None
+        _keep(self)
 
     @classmethod
     def joined(cls, works: "Sequence[MpiWork]") -> "MpiWork":
@@ -146,3 +190,17 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         return self.operations[0].source
 
     _source_rank = source_rank
+
+
+# Works that C++ may have alone: torch calls methods of the Python object, which it does not keep.
+_works: deque[MpiWork] = deque(maxlen=4096)
+RECENT = 64  # of them that keep the caller's tensors
+HOLDERS = 3  # of a work that nothing else in Python has: the deque, a variable, an argument
+
+
+def _keep(work: MpiWork) -> None:
+    _works.append(work)
+    if len(_works) > RECENT:
+        previous = _works[-RECENT - 1]
+        if previous.is_completed() and sys.getrefcount(previous) <= HOLDERS:
+            previous.outputs = ()
