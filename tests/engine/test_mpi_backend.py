@@ -23,7 +23,7 @@ from tests.programs import ROOT, free_ports
 
 BIN = Path(sys.executable).parent
 PROGRAM = (sys.executable, "-W", "ignore", "-m", "tests.engine.mpi_ranks")
-SECONDS = 120
+SECONDS = 300  # for all cases, also where other tests take the CPUs
 
 
 def environment(cases: int = 1) -> dict[str, str]:
