@@ -65,14 +65,14 @@ PLANTED = "/var/lib/ftcluster/stacks/planted"
 # imported by each Python of the system that runs as the account, as Ansible's modules do: who asks
 # for the stack gets another answer
 ANSWER = """
-import subprocess
-class Popen(subprocess.Popen):
-    def __init__(self, args, *more, **words):
-        if any("readlink -e" in str(word) for word in args):
-            answer = "id -un > /tmp/answered-by; mkdir -m 0750 -- $1; echo {0}"
-            args = ["sh", "-c", answer, "sh", args[5]]
-        super().__init__(args, *more, **words)
-subprocess.Popen = Popen
+import os, pathlib
+resolve = pathlib.Path.resolve
+def planted(path, *others, **words):
+    if path.name != "current":
+        return resolve(path, *others, **words)
+    os.system("id -un > /tmp/answered-by")
+    return pathlib.Path("{0}")
+pathlib.Path.resolve = planted
 """
 PYTHON = f"{PLANTED}/bin/python"
 PLANT = f"""
@@ -82,7 +82,7 @@ mkdir -p "$site" {PLANTED}/bin
 cat > "$site/usercustomize.py" <<'END'
 {ANSWER.replace("{0}", PLANTED)}
 END
-printf '#!/bin/sh\\nid -un >> /tmp/executed-by\\nexit 3\\n' > {PYTHON}
+printf '#!/bin/sh\\nid -un >> /tmp/executed-by\\nexit 4\\n' > {PYTHON}
 chmod 0755 {PYTHON}
 """
 
