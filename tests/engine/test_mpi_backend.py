@@ -49,7 +49,7 @@ def on_ranks(ranks: int, *cases: str) -> "subprocess.CompletedProcess[str]":
 
 # in one launch, because a rank takes seconds to start
 CASES = ("compare", "beyond_gloo", "messages", "in_flight", "libraries", "optimizers",
-         "other_calls", "waits_long", "blocking_hooks", "uneven_inputs", "caught_time_out",
+         "other_calls", "waits_long", "blocking_hooks", "uneven_inputs",
          "ends_late")  # fmt: skip
 
 
@@ -92,6 +92,12 @@ def test_a_program_that_does_not_destroy_its_group_ends_cleanly(
 ) -> None:
     assert done.returncode == 0, done.stdout
     assert "saved" in done.stdout
+
+
+def test_memory_that_mpi_may_write_to_is_kept() -> None:
+    """After a time-out, for which the rank ends as one that failed."""
+    done = on_ranks(3, "caught_time_out")
+    assert done.stdout.count("is done") == 3, done.stdout
 
 
 @pytest.mark.parametrize(
