@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 from ftcluster_common.given_files import parse_json
@@ -28,6 +29,10 @@ SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n")
 BLOCK = 1 << 20  # bytes read at a time
 SHARD = re.compile(r"-\d+-of-\d+$")  # of a file that the Hub has in parts
 
+WESTERN = "cp1252"
+ACCENTED = bytes(range(0xC0, 0x100))  # its letters beside those of ASCII
+LETTERS = ascii_letters.encode()
+MOST_ACCENTED = 0.25  # of all letters; in French and German texts it is below 0.05
 CONVERT = "convert it: iconv -f ENCODING -t UTF-8 FILE > NEW"
 
 Row = Mapping[str, Any]
@@ -132,15 +137,21 @@ class Table:
 
 
 def encoding_of(path: Path) -> str:
-    """The encoding of a file of CSV, TSV or text: UTF-8, or else Windows' for western Europe.
+    """The encoding of a file of CSV or TSV: UTF-8, UTF-16 with its mark, or else Windows-1252.
+
+    Any text in one byte a character can be read as Windows-1252, and only texts of western Europe
+    mean that: where most letters would be accented ones, it is another alphabet's.
 
     Raises:
-        DataError: it is neither; says the line.
+        DataError: it is none of these; says the line, where one does not fit.
         OSError: it cannot be read.
     """
     lines = 1
-    decoders = {name: codecs.getincrementaldecoder(name)() for name in ("utf-8-sig", "cp1252")}
+    decoders = {name: codecs.getincrementaldecoder(name)() for name in ("utf-8-sig", WESTERN)}
     with path.open("rb") as content:
+        if content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return "utf-16"
+        content.seek(0)
         while decoders and (block := content.readline(BLOCK)):
             for name in list(decoders):
                 try:
@@ -150,7 +161,20 @@ def encoding_of(path: Path) -> str:
             lines += decoders.keys() != set() and block.endswith(b"\n")
     if not decoders:
         raise DataError(f"{path}:{lines}: neither UTF-8 nor Windows-1252; {CONVERT}")
-    return next(iter(decoders))
+    found = next(iter(decoders))
+    if found == WESTERN and _accented(path) > MOST_ACCENTED:
+        raise DataError(f"{path}: not UTF-8, and its alphabet is not known; {CONVERT}")
+    return found
+
+
+def _accented(path: Path) -> float:
+    """The share of accented letters among the letters of a file in Windows-1252."""
+    counts = {ACCENTED: 0, LETTERS: 0}
+    with path.open("rb") as content:
+        while block := content.read(BLOCK):
+            for letters in counts:
+                counts[letters] += len(block) - len(block.translate(None, letters))
+    return counts[ACCENTED] / max(1, sum(counts.values()))
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:

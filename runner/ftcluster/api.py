@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.cluster.saved import Cluster, recall
+from ftcluster.errors import FtclusterError
 from ftcluster.operations import check as checking
 from ftcluster.operations import evaluate as evaluating
 from ftcluster.operations import plan as planning
@@ -74,10 +75,13 @@ class Run:
         """What the head knows of it now.
 
         Raises:
-            FtclusterError: the head does not answer.
+            FtclusterError: the head does not answer, or has removed the run.
         """
         listed = all_runs.list_runs(self._connection, SILENT)
-        return next(one for one in listed if one.run == self.id)
+        found = next((state for state in listed if state.run == self.id), None)
+        if found is None:
+            raise FtclusterError(f"the head knows no run {self.id}", "ftcluster.runs() has all")
+        return found
 
     def fetch(self, folder: Name = "") -> Path:
         """Copy its model to a new or empty folder here, by default the run's id; returns it.

@@ -104,6 +104,27 @@ def test_names_of_classes_in_parquet(tmp_path: Path) -> None:
     assert Samples(Path(inputs.samples) / "train").about["names"] == ["worse", "same", "better"]
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["same", "same", "better"], "classes of column label have the same name: same, same"),
+        (["worse", "better"], "has the class 2, and the data name 2: worse, better"),
+    ],
+)
+def test_names_that_are_not_those_of_the_classes(
+    tmp_path: Path, names: list[str], said: str
+) -> None:
+    """The metadata of a Parquet file say anything."""
+    path = tmp_path / "reviews.parquet"
+    table = pyarrow.Table.from_pylist(classes(60, 1))
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    parquet.write_table(table.replace_schema_metadata(metadata), path)
+    with pytest.raises(TrainError) as caught:
+        prepare(job_of(tmp_path, str(path)))
+    assert said in caught.value.message
+
+
 def test_texts_and_answers_of_one_file(tmp_path: Path) -> None:
     asked = write(tmp_path / "asked.parquet", questions(40, 1))
     model = write_model(tmp_path / "model", "bert", "question-answering")

@@ -28,7 +28,7 @@ from ftcluster.planning.plan import Decision, LaunchPlan, first_hosts
 from ftcluster.planning.spares import BACK, next_hosts, plan_with_spares, with_drained
 from ftcluster.planning.tuned import UNTUNED, choose_tuned
 from ftcluster.progress.view import View
-from ftcluster.recipe.data_columns import find_columns
+from ftcluster.recipe.data_columns import encoding_notes, find_columns
 from ftcluster.recipe.inputs import check_inputs, on_the_hub
 from ftcluster.recipe.recipe import find_recipe
 from ftcluster.report.cost import Shape, described
@@ -134,7 +134,7 @@ def prepare_run(
     else:
         recipe, remembered = trained_recipe(words, data, model or "", purpose)
     check_inputs(recipe, purpose)
-    columns = find_columns(recipe, purpose)
+    columns, encodings = find_columns(recipe, purpose), encoding_notes(recipe, purpose)
     facts = first_hosts(cluster.usable, nodes)
     further = next_hosts(cluster.usable, nodes, spares)
     size = _size_of(recipe)
@@ -151,6 +151,7 @@ def prepare_run(
     decided = with_drained(decided, cluster)
     if "batch_size" in tuned.settings:
         notes = (*notes, f"batch_size={recipe.batch_size}: {tuned.why} --batch")
+    notes = (*notes, *encodings)
     run_id = new_run_id(recipe.name)
     launch = render(decided, run_id, slurm_job=cluster.slurm_job)
     return TrainingRun(run_id, cluster, decided, launch, recipe, folders, columns, notes, purpose)

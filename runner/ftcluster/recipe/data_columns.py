@@ -13,7 +13,14 @@ from ftcluster_common.columns import (
     text_column,
 )
 from ftcluster_common.conversations import conversation_columns, preference_columns
-from ftcluster_common.data_files import PARQUET, DataError, Table, files_of, texts_of
+from ftcluster_common.data_files import (
+    PARQUET,
+    DataError,
+    Table,
+    encoding_of,
+    files_of,
+    texts_of,
+)
 from ftcluster_common.job import PREDICT, Purpose
 from ftcluster_common.recipe import (
     CausalLm,
@@ -28,6 +35,8 @@ from ftcluster_common.recipe import (
 )
 
 UNREAD = "not read"
+DELIMITED = (".csv", ".tsv")
+ENCODINGS = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}
 ANSWERING = ("question", "context", "answers")
 
 Columns = Mapping[str, tuple[str, ...]]  # by what they are for
@@ -59,6 +68,22 @@ def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
     except DataError:
         pass
     return []
+
+
+def encoding_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...]:
+    """Which files of the data are not UTF-8, and what they are read as."""
+    try:
+        files = files_of(Path(recipe.data)) if Path(recipe.data).exists() else {}
+        splits = used_splits(files, recipe.options, purpose) if files else ()
+        tables = [f for name in splits for f in files.get(name, ()) if f.suffix in DELIMITED]
+        found = [(file.name, encoding_of(file)) for file in tables]
+    except DataError:  # check_data says more of it
+        return ()
+    return tuple(
+        f"{name} is not UTF-8 and is read as {ENCODINGS[encoding]}"
+        for name, encoding in found
+        if encoding in ENCODINGS
+    )
 
 
 def _by_use(options: Options, columns: Sequence[str], answered: bool) -> Columns:

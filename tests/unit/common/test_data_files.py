@@ -101,10 +101,19 @@ def test_csv_of_excel_and_kaggle(tmp_path: Path) -> None:
     path = tmp_path / "spam.csv"
     assert rows_of(path, spam) == [{"v1": "ham", "v2": "5 \u00a3 caf\u00e9"}]
     assert encoding_of(path) == "cp1252"
+    # Excel's "Unicode text"
+    assert rows_of(path, "v1,v2\r\nham,\u0441\u043f\u0430\u043c\r\n".encode("utf-16")) == [
+        {"v1": "ham", "v2": "\u0441\u043f\u0430\u043c"}
+    ]
     assert rows_of(path, "sep=;\r\ntext;label\r\na, b;1\r\n") == [{"text": "a, b", "label": "1"}]
     for content, said in (
         ("v1,v2,,\na,b,c,\n", r"spam\.csv:2: 4 values for 2 columns"),
         ("text,label,text\na,1,b\n", r"spam\.csv:1: there are several columns text; rename them"),
+        # Russian: each of its letters is an accented one in western Europe
+        (
+            "text,label\n\u0445\u043e\u0440\u043e\u0448\u043e,1\n".encode("cp1251"),
+            r"spam\.csv: not UTF-8, and its alphabet is not known; .*iconv",
+        ),
         (b"text,label\nb,1\n\x81\xff,1\n", r"spam\.csv:3: neither UTF-8 nor Windows-1252; .*iconv"),
     ):
         with pytest.raises(DataError, match=said):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster.recipe.data_columns import UNREAD, find_columns
+from ftcluster.recipe.data_columns import UNREAD, encoding_notes, find_columns
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.job import PREDICT
 
@@ -70,3 +70,15 @@ def test_what_this_machine_cannot_tell(tmp_path: Path) -> None:
         assert find_columns(load_recipe("classify", [f"data={tmp_path / name}"])) == {}
     assert find_columns(load_recipe("clm", [f"data={tmp_path / 'book.txt'}"])) == {}
     assert find_columns(load_recipe("quickstart")) == {}
+
+
+def test_an_encoding_that_was_found_is_told(tmp_path: Path) -> None:
+    text = "text,label\ncaf\u00e9 on the corner,1\n"
+    path = tmp_path / "train.csv"
+    for encoding, said in (
+        ("utf-8", ()),
+        ("cp1252", ("train.csv is not UTF-8 and is read as Windows-1252",)),
+        ("utf-16", ("train.csv is not UTF-8 and is read as UTF-16",)),
+    ):
+        path.write_text(text, encoding=encoding)
+        assert encoding_notes(load_recipe("classify", [f"data={tmp_path}"])) == said

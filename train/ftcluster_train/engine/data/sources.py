@@ -138,11 +138,18 @@ def dataset_version(name: str, config: str | None) -> dict[str, list[str]]:
 
 
 def class_names(rows: Rows, label: str) -> list[str]:
-    """The names of a column's classes, where the data have them: on the Hub and in Parquet."""
+    """The names of a column's classes, where the data have them: on the Hub and in Parquet.
+
+    Raises:
+        TrainError: several classes have the same name.
+    """
     if isinstance(rows, ParquetRows):
-        return rows.class_names(label)
-    kind = getattr(rows, "features", {}).get(label)
-    return list(getattr(kind, "names", None) or ())
+        names = rows.class_names(label)
+    else:
+        names = list(getattr(getattr(rows, "features", {}).get(label), "names", None) or ())
+    if len(set(names)) < len(names):
+        raise TrainError(f"classes of column {label} have the same name: {', '.join(names)}")
+    return names
 
 
 def columns_of(rows: Rows) -> list[str]:

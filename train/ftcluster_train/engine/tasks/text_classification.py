@@ -57,6 +57,11 @@ class TextClassificationTask(Task):
             writer = self._writer(folder / split)
             cut, classes[split] = self._encode_split(rows, split, columns, labels, limit, writer)
             read = {"text_columns": texts, "label_column": label}
+            if names and max(classes[split]) >= len(names):
+                raise TrainError(
+                    f"{split} has the class {max(classes[split])}, and the data name "
+                    f"{len(names)}: {', '.join(names)}"
+                )
             writer.close(classes=self._count(classes[split]), names=names, columns=read)
             notices += self.truncated(split, cut, limit)
         if self.purpose == "train" and not self.options.regression:
