@@ -77,7 +77,7 @@ class Run:
         Raises:
             FtclusterError: the head does not answer, or has removed the run.
         """
-        listed = all_runs.list_runs(self._connection, SILENT)
+        listed, _ = all_runs.list_runs(self._connection, SILENT, 1, (self.id,))
         found = next((state for state in listed if state.run == self.id), None)
         if found is None:
             raise FtclusterError(f"the head knows no run {self.id}", "ftcluster.runs() has all")
@@ -299,7 +299,7 @@ def runs(cluster: Cluster | None = None, *, options: Sequence[str] = ()) -> tupl
     Raises:
         FtclusterError: the head does not answer.
     """
-    return all_runs.list_runs(Connection(options=tuple(options), cluster=cluster), SILENT)
+    return all_runs.list_runs(Connection(options=tuple(options), cluster=cluster), SILENT)[0]
 
 
 def find_run(name: str, cluster: Cluster | None = None, *, options: Sequence[str] = ()) -> Run:

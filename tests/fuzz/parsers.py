@@ -519,7 +519,7 @@ PARSERS = {
         lambda data, _: split_output(data), (b"[r 0] a\n[r 12] b\n[r 0] FTCLUSTER-ERROR {}\nx",)
     ),
     "runs of a head": Parser(
-        of_json(RUNS_LISTED.read), (dumped([RUN_LISTED]),), (WrongAnswer,)
+        of_json(RUNS_LISTED.read), (dumped({"runs": [RUN_LISTED], "left": 0}),), (WrongAnswer,)
     ),
     "jobs of a head": Parser(of_json(JOBS_FOUND.read), (dumped({"r": {}}),), (WrongAnswer,)),
     "stack of a head": Parser(of_json(STACK_DESCRIBED.read), (dumped(STACK),), (WrongAnswer,)),
@@ -527,7 +527,7 @@ PARSERS = {
         of_json(lambda found: read_event({"event": "runner_on_ok", "event_data": {
             "host": "a", "task": "Return the list", "task_action": SET_FACT,
             "res": {"ansible_facts": {"runs_listed": found}}}})),
-        (dumped([RUN_LISTED]),),
+        (dumped({"runs": [RUN_LISTED], "left": 0}),),
     ),
     "record of a cluster, on the head": Parser(
         of_text(parse_record), (dumped({"format": 1}),), (ValueError,)

@@ -99,7 +99,7 @@ def test_what_is_known_of_a_run(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     copied: list[Path] = []
-    monkeypatch.setattr(operations, "all_runs", lambda *_: [RUN])
+    monkeypatch.setattr(operations, "all_runs", lambda *_, **__: ([RUN], 0))
     monkeypatch.setattr(operations, "find_run", lambda *_: RUN)
     monkeypatch.setattr(operations, "fetch_model", lambda *given: copied.append(given[-1]))
     plan = {"hosts": [{"name": "node1"}], "spares": [], "rank_user": "", "prefix": "/opt/ftcluster"}

@@ -162,13 +162,18 @@ def run_state(value: Any) -> RunState:
     )
 
 
-def _runs(value: Any) -> tuple[RunState, ...]:
-    found = tuple(map(run_state, _list("the list of runs", value)))
+def _runs(value: Any) -> tuple[tuple[RunState, ...], int]:
+    """A page of runs, and how many are left for later pages."""
+    page = _mapping(value)
+    left = int(number("how many runs are left", page.get("left"), whole=True))
+    found = tuple(map(run_state, _list("the list of runs", page.get("runs"))))
     names = [one.run for one in found]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise WrongAnswer(f"the run {twice[0]} is there twice")
-    return found
+    if left < 0 or (left and not found):
+        _refuse("how many runs are left", left)
+    return found, left
 
 
 def _jobs(value: Any) -> dict[str, dict[str, Any]]:

@@ -197,9 +197,18 @@ class RunFolder(Variables):
 
 @dataclass(frozen=True)
 class Runs(Playbook):
-    """Lists the runs that the head knows of."""
+    """Lists a page of the runs that the head knows of.
+
+    Attributes:
+        runs_beginnings: only runs whose ids begin with one of these; none: all.
+        runs_skip: how many the pages before had.
+        runs_most: how many at most; 0: as many as an answer holds.
+    """
 
     at: RunFolder
+    runs_beginnings: list[str]
+    runs_skip: int
+    runs_most: int
 
     name = "runs"
     answers = (answers.RUNS_LISTED,)

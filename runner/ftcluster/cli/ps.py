@@ -1,6 +1,7 @@
 """`ftcluster ps`: the runs that the cluster's head knows of."""
 
 import argparse
+import sys
 from typing import Any
 
 from ftcluster.cli.arguments import add_output
@@ -10,6 +11,10 @@ from ftcluster.errors import UsageError
 from ftcluster.operations.result import Result
 from ftcluster.operations.runs import list_runs, table
 from ftcluster.progress.view import make_view
+from ftcluster.text.plural import counted
+from ftcluster.text.terminal import print_lines
+
+NEWEST = 200
 
 
 def add_parser(commands: Any) -> None:
@@ -18,7 +23,12 @@ def add_parser(commands: Any) -> None:
         "ps",
         help="list the runs",
         description="Lists the runs on the cluster, the newest first, whoever started them.",
-        usage="ftcluster ps [options]",
+        usage="ftcluster ps [--all] [options]",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help=f"all of them, not the newest {NEWEST} only",
     )
     add_run_options(parser, "", argparse.SUPPRESS)
     add_output(parser, verbose="")
@@ -30,7 +40,9 @@ def run(options: argparse.Namespace) -> int:
     if options.words:
         raise UsageError(f"ps takes no {options.words[0]}", "one run: ftcluster attach RUN")
     with connected(options) as connection:
-        runs = list_runs(connection, make_view(False))
+        runs, left = list_runs(connection, make_view(False), 0 if options.all else NEWEST)
     text = table(runs) if runs else ["no runs"]
+    if left:
+        print_lines([f"{counted(left, 'older run')}: ftcluster ps --all"], sys.stderr)
     print_result(options, Result([one.to_dict() for one in runs], tuple(text)))
     return 0

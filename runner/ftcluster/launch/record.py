@@ -22,6 +22,8 @@ from ftcluster.progress.state import RunProgress
 from ftcluster_common import __version__
 from ftcluster_common.run_state import RunState, is_run_id
 
+LOOKED_AT = 500  # records, for heads of other runs
+
 FORMS: dict[str, type | tuple[type, ...]] = {  # of what a record has, as JSON
     "run": str, "ftcluster": str, "command": list, "started": (int, float), "kind": str,
     "inventories": list, "options": list, "slurm_job": str, "facts": list, "stack": dict,
@@ -95,19 +97,22 @@ def end_of(progress: RunProgress) -> dict[str, Any]:
     }
 
 
-def recorded_runs(beginning: str = "") -> list[str]:
-    """The ids of this control node's runs that begin like that."""
-    names = (path.parent.name for path in (state_dir() / "runs").glob("*/run.json"))
-    return sorted(name for name in names if name.startswith(beginning))
+def recorded_runs(beginning: str = "", newest: int = 0) -> list[str]:
+    """The ids of this control node's runs that begin like that; of all or of the newest ones."""
+    paths = list((state_dir() / "runs").glob("*/run.json"))
+    if newest and len(paths) > newest:
+        paths = sorted(paths, key=lambda path: path.stat().st_mtime)[-newest:]
+    return sorted(path.parent.name for path in paths if path.parent.name.startswith(beginning))
 
 
 def other_heads(place: Place) -> list[Place]:
     """Where this control node's runs are whose head is another of the cluster's hosts.
 
     The first host is not the head of a run that continues another one after that host was lost.
+    Only the newest LOOKED_AT runs are read.
     """
     heads = {}
-    for run in recorded_runs():
+    for run in recorded_runs(newest=LOOKED_AT):
         one = recorded_place(run)
         if one and one.prefix == place.prefix:
             heads[one.head] = one

@@ -25,20 +25,38 @@ from ftcluster_common.recipe import TASKS, Recipe, Training
 from ftcluster_common.run_state import RunState
 
 SHORT_SECONDS = 120
+MOST_RUNS = 100_000  # a head that never ends its list is hostile
+MOST_ALIKE = 20  # runs whose ids begin alike: too many to tell which is meant
+CLEAN_RUNS = 1000  # whose ids one command line takes
 LIST = "list them: ftcluster ps"
 LONG_SECONDS = 24 * 3600  # a model over a slow line, a log that is followed
 
 
-def list_runs(place: Place) -> list[RunState]:
-    """All runs that the head knows of, the newest first.
+def list_runs(
+    place: Place, beginnings: Sequence[str] = (), most: int = 0
+) -> tuple[list[RunState], int]:
+    """The runs that the head knows of, the newest first, and how many older ones were left out.
+
+    Args:
+        beginnings: only runs whose ids begin with one of these; none: all.
+        most: how many runs at most; 0: all. Those that are running come before newer ones.
 
     Raises:
         FtclusterError: the head does not answer, or not as it should.
     """
-    found = play(Runs(place.at()), place, SHORT_SECONDS, RUNS_LISTED)
-    if place.head not in found:
-        raise FtclusterError(f"{place.head} gave no list of its runs", "run ftcluster setup")
-    return list(found[place.head])
+    runs: dict[str, RunState] = {}
+    skip, left = 0, 1
+    while left and not (most and runs):
+        page = Runs(place.at(), list(beginnings), skip, most)
+        found = play(page, place, SHORT_SECONDS, RUNS_LISTED)
+        if place.head not in found:
+            raise FtclusterError(f"{place.head} gave no list of its runs", "run ftcluster setup")
+        listed, left = found[place.head]
+        skip += len(listed)
+        runs |= {one.run: one for one in listed}
+        if skip > MOST_RUNS:
+            raise FtclusterError(f"{place.head} lists more than {MOST_RUNS:,} runs", LIST)
+    return sorted(runs.values(), key=lambda one: -one.started), left
 
 
 def find_run(place: Place, run: str) -> RunState:
@@ -47,7 +65,7 @@ def find_run(place: Place, run: str) -> RunState:
     Raises:
         FtclusterError: there is none, or there are several.
     """
-    runs = {one.run: one for one in list_runs(place)}
+    runs = {one.run: one for one in list_runs(place, (run,), MOST_ALIKE)[0]}
     found = [run] if run in runs else [name for name in runs if name.startswith(run)]
     return runs[_only(run, found, place.head)]
 
@@ -170,8 +188,12 @@ def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
     Raises:
         FtclusterError: a host does not answer.
     """
-    playbook = Clean(place.at(), list(runs))
-    return play(playbook, place, SHORT_SECONDS, clean_removed(runs)).get(place.head, [])
+    removed: list[str] = []
+    for first in range(0, len(runs), CLEAN_RUNS):
+        some = runs[first : first + CLEAN_RUNS]
+        playbook = Clean(place.at(), list(some))
+        removed += play(playbook, place, SHORT_SECONDS, clean_removed(some)).get(place.head, [])
+    return removed
 
 
 def play(

@@ -83,11 +83,12 @@ def select(request: CleanRequest, view: View) -> Selection:
         FtclusterError: the head does not answer, or a run that is named is not there or running.
     """
     place = cluster_place(request.connection, view)
-    runs = {one.run: one for one in all_runs(place, view)}
+    runs = {one.run: one for one in all_runs(place, view, request.runs)[0]}
     if request.runs:
         _check(request.runs, runs, place.head)
         return Selection(place, request.runs)
-    found = tuple(one for one in runs.values() if _is_meant(one, request))
+    here = set(recorded_runs())
+    found = tuple(one for one in runs.values() if _is_meant(one, request, one.run in here))
     return Selection(place, tuple(one.run for one in found), found)
 
 
@@ -108,9 +109,9 @@ def is_resumable(run: RunState) -> bool:
     return run.state in ("failed", "stopped") and bool(run.step or run.checkpoint)
 
 
-def _is_meant(run: RunState, request: CleanRequest) -> bool:
+def _is_meant(run: RunState, request: CleanRequest, recorded: bool) -> bool:
     states = ("failed", "stopped", *(("done",) if request.done else ()))
-    own = run.started_by == this_user() or run.run in recorded_runs(run.run)
+    own = recorded or run.started_by == this_user()
     return (
         run.state in states
         and (request.all or own)

@@ -29,6 +29,7 @@ CONNECTION = (
     "--vault-password-file", "--vault-id",
 )  # fmt: skip
 SETUP = ("--limit", "--tags", "--skip-tags", "--extra-vars", "--forks", *CONNECTION)
+NEWEST = 20  # runs of each head, to find the newest of all: running ones come first
 AGAIN = 2  # times that a plan is made anew, because the cluster was another one
 Result = TypeVar("Result")
 
@@ -122,21 +123,27 @@ def reached(place: Place, connection: Connection) -> Place:
     return replace(place, options=(*place.options, *connection.arguments))
 
 
-def all_runs(place: Place, view: View) -> list[RunState]:
+def all_runs(
+    place: Place, view: View, beginnings: Sequence[str] = (), most: int = 0
+) -> tuple[list[RunState], int]:
     """The runs of a cluster's head, and of other heads that this control node has started.
+
+    Args and result as of `list_runs`.
 
     Raises:
         FtclusterError: the first head does not answer.
     """
-    runs = {one.run: one for one in list_runs(place)}
+    listed, left = list_runs(place, beginnings, most)
+    runs = {one.run: one for one in listed}
     for other in other_heads(place):
         try:
-            found = list_runs(replace(other, options=place.options))
+            found, more = list_runs(replace(other, options=place.options), beginnings, most)
         except FtclusterError as error:
             view.say(error.message)
         else:
             runs |= {one.run: one for one in found if one.hosts}
-    return sorted(runs.values(), key=lambda one: one.started, reverse=True)
+            left += more
+    return sorted(runs.values(), key=lambda one: one.started, reverse=True), left
 
 
 def find(connection: Connection, name: str, view: View) -> tuple[Place, str]:
@@ -156,7 +163,7 @@ def find(connection: Connection, name: str, view: View) -> tuple[Place, str]:
     if name:
         found = find_run(place, name)
     else:
-        runs = all_runs(place, view)
+        runs, _ = all_runs(place, view, most=NEWEST)
         if not runs:
             raise UsageError(f"there are no runs on {place.head}", "start one: ftcluster train")
         found = runs[0]

@@ -22,6 +22,7 @@ from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
 HEAD, READY, DRAINED, NEW = "head", "ready", "drained", "not set up"
+MOST_RUNNING = 200  # runs at once
 NO_REASON = "no reason was given"
 
 
@@ -119,7 +120,7 @@ def remove(request: HostsRequest, view: View) -> Result:
     pattern = _pattern(cluster, given, left)
     reach = request.connection.to(cluster)
     place = replace(place_of(cluster), options=reach)
-    for run in list_runs(place):
+    for run in list_runs(place, most=MOST_RUNNING)[0]:  # those that are running come first
         used = [name for name in names if name in run.hosts]
         if run.state == "running" and used:
             raise FtclusterError(

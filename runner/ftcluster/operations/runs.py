@@ -26,16 +26,22 @@ COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by")
 ALL_RANKS = "ranks.log"
 
 
-def list_runs(connection: Connection, view: View) -> tuple[RunState, ...]:
-    """The runs on a cluster, the newest first, whoever started them.
+def list_runs(
+    connection: Connection, view: View, most: int = 0, beginnings: Sequence[str] = ()
+) -> tuple[tuple[RunState, ...], int]:
+    """The runs on a cluster, the newest first, whoever started them; and how many were left out.
+
+    Args:
+        most: how many runs at most, running ones before newer ones; 0: all.
+        beginnings: only runs whose ids begin with one of these; none: all.
 
     Raises:
         FtclusterError: the head does not answer.
     """
-    runs = tuple(all_runs(cluster_place(connection, view), view))
+    runs, left = all_runs(cluster_place(connection, view), view, beginnings, most)
     for one in runs:
         complete_from(one)
-    return runs
+    return tuple(runs), left
 
 
 def table(runs: Sequence[RunState]) -> list[str]:

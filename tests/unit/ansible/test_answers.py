@@ -39,6 +39,10 @@ HOSTILE = st.recursive(
 )
 
 
+def page(*rows: Any, left: Any = 0) -> dict[str, Any]:
+    return {"runs": list(rows), "left": left}
+
+
 def event(answer: Answer[Any], value: Any, **changes: Any) -> TaskEvent:
     return answer_event(answer, value, "node1", **changes)
 
@@ -58,7 +62,7 @@ def taken_or_refused(answer: Answer[Any], value: Any) -> Any:
 @pytest.mark.parametrize(
     ("answer", "value"),
     [
-        (answers.RUNS_LISTED, [ROW]),
+        (answers.RUNS_LISTED, page(ROW)),
         (answers.JOBS_FOUND, {RUN: {}}),
         (answers.STACK_DESCRIBED, STACK),
         (answers.clean_removed([RUN]), [RUN]),
@@ -98,7 +102,7 @@ def test_facts_that_a_module_claims_are_none_of_a_setup() -> None:
 )  # fmt: skip
 def test_a_row_in_another_form_is_refused_with_its_host(changes: dict[str, Any]) -> None:
     with pytest.raises(FtclusterError, match=r"^node1 answered what is refused: ") as caught:
-        take(answers.RUNS_LISTED, event(answers.RUNS_LISTED, [{**ROW, **changes}]))
+        take(answers.RUNS_LISTED, event(answers.RUNS_LISTED, page({**ROW, **changes})))
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 250
 
@@ -117,7 +121,10 @@ def test_a_stack_in_another_form_is_refused(changes: dict[str, Any]) -> None:
         take(answer, event(answer, {**STACK, **changes}))
 
 
-@pytest.mark.parametrize("value", [None, {}, [1], [{}], [ROW, ROW], "[]", [[ROW]]])
+@pytest.mark.parametrize("value", [
+    None, {}, [ROW], "[]", page(1), page({}), page(ROW, ROW), page([ROW]), page(ROW, left=-1),
+    page(ROW, left="1"), page(left=5), {"runs": [ROW]},
+])  # fmt: skip
 def test_a_list_in_another_form_is_refused(value: Any) -> None:
     with pytest.raises(FtclusterError, match=r"^node1 answered what is refused: "):
         take(answers.RUNS_LISTED, event(answers.RUNS_LISTED, value))
@@ -125,10 +132,10 @@ def test_a_list_in_another_form_is_refused(value: Any) -> None:
 
 @given(HOSTILE, st.sampled_from(sorted(ROW)))
 def test_whatever_a_row_says_it_is_safe_or_refused(value: Any, name: str) -> None:
-    taken = taken_or_refused(answers.RUNS_LISTED, [{**ROW, name: value}])
+    taken = taken_or_refused(answers.RUNS_LISTED, page({**ROW, name: value}))
     if taken is None:
         return
-    (row,) = taken
+    ((row,), _) = taken
     assert record_dir(row.run).parent.name == "runs"
     assert ".." not in Path(row.model).parts + Path(row.checkpoint).parts
     json.dumps(row.to_dict())

@@ -49,7 +49,7 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     record_dir("recorded-1").mkdir(parents=True)
     (record_dir("recorded-1") / "run.json").write_text("{}")
-    monkeypatch.setattr(clean, "all_runs", lambda *_: list(RUNS))
+    monkeypatch.setattr(clean, "all_runs", lambda *_: (list(RUNS), 0))
     monkeypatch.setattr(clean, "cluster_place", lambda *_: PLACE)
     monkeypatch.setattr(clean, "clean_runs", clean_runs)
     return gone

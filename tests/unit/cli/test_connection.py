@@ -38,7 +38,7 @@ def records(monkeypatch: pytest.MonkeyPatch) -> None:
     (record_dir("damaged") / "run.json").write_text("{")
     prepared = replace(SECOND, hosts=(), state="failed")  # the first head has the folder only
     listed = {"node0": [prepared, FIRST], "node1": [SECOND]}
-    monkeypatch.setattr(connection, "list_runs", lambda place: listed[place.head])
+    monkeypatch.setattr(connection, "list_runs", lambda place, *_: (listed[place.head], 0))
     monkeypatch.setattr(connection, "cluster_place", lambda *_: PLACE)
 
 
@@ -61,15 +61,15 @@ def test_the_beginning_of_an_id_is_enough() -> None:
 def test_runs_of_all_heads_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert connection.all_runs(PLACE, View()) == [SECOND, FIRST]
+    assert connection.all_runs(PLACE, View()) == ([SECOND, FIRST], 0)
 
-    def one_off(place: Place) -> list[RunState]:
+    def one_off(place: Place, *_: object) -> tuple[list[RunState], int]:
         if place.head == "node1":
             raise FtclusterError("node1 does not answer")
-        return [FIRST]
+        return [FIRST], 7
 
     monkeypatch.setattr(connection, "list_runs", one_off)
-    assert connection.all_runs(PLACE, make_view(False)) == [FIRST]
+    assert connection.all_runs(PLACE, make_view(False)) == ([FIRST], 7)
     assert "node1 does not answer" in capsys.readouterr().err
 
 

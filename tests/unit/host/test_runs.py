@@ -33,7 +33,8 @@ END = {"event": "end", "state": "done"}
 
 def test_an_ended_run(tmp_path: Path) -> None:
     make_run(tmp_path, RUN, START, STEP, {"event": "checkpoint", "folder": "/c"}, RESULT, END)
-    (run,) = list_runs(tmp_path)
+    ((run,), left) = list_runs(tmp_path)
+    assert left == 0
     assert run.checkpoint == "/c"
     assert (run.run, run.state, run.recipe) == (RUN, "done", "quickstart")
     assert (run.hosts, run.ranks, run.started_by) == (("node0", "node1"), 3, "ops on b")
@@ -43,11 +44,11 @@ def test_an_ended_run(tmp_path: Path) -> None:
 def test_a_run_without_an_end_is_running_only_if_it_has_processes(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs, RUN, START, STEP)
-    assert [run.state for run in list_runs(runs)] == ["failed"]
+    assert [run.state for run in list_runs(runs)[0]] == ["failed"]
     rank = subprocess.Popen(["sleep", "60"], env={**os.environ, "FTCLUSTER_RUN": RUN})
     try:
         time.sleep(0.1)
-        (run,) = list_runs(runs)
+        (run,), _ = list_runs(runs)
         assert run.state == "running"
         assert run.seconds > 1000
         assert remove_runs(runs, [RUN]) == []
@@ -55,7 +56,7 @@ def test_a_run_without_an_end_is_running_only_if_it_has_processes(tmp_path: Path
         rank.kill()
         rank.wait()
     assert remove_runs(runs, [RUN, "unknown", "../runs"]) == [RUN]
-    assert list_runs(runs) == []
+    assert list_runs(runs) == ([], 0)
 
 
 def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:
     (new / "launch.json").write_text("[]")
     (tmp_path / ".hidden.removed").mkdir()
     (tmp_path / "empty").mkdir()
-    runs = {run.run: run for run in list_runs(tmp_path)}
+    runs = {run.run: run for run in list_runs(tmp_path)[0]}
     assert list(runs) == ["empty", RUN, "old-20250101-000000-aaaa"]
     assert (runs[RUN].recipe, runs[RUN].hosts) == ("quickstart", ())
 
@@ -82,6 +83,32 @@ def test_both_ends_of_a_long_file_are_read(tmp_path: Path, steps: int) -> None:
     with (path / "events.jsonl").open("a") as file:
         file.write('{"event": "st')
     assert read_events(path) == found
+
+
+def test_no_answer_grows_with_the_number_of_runs(tmp_path: Path) -> None:
+    runs = [f"r{number:04}-20260131-101500-7f3a" for number in range(1700)]
+    for number, name in enumerate(runs):
+        path = make_run(tmp_path, name, START, STEP, RESULT, END)
+        os.utime(path / "job.json", (number, number))
+    pages, skip, left = [], 0, 1
+    while left:
+        page, left = list_runs(tmp_path, skip=skip)
+        assert len(json.dumps([one.to_dict() for one in page])) < 700_000  # runner's limit
+        skip += len(page)
+        pages.append(page)
+    assert [one.run for page in pages for one in page] == runs[::-1]
+    assert len(pages) > 1
+    page, left = list_runs(tmp_path, most=3)
+    assert ([one.run for one in page], left) == (runs[:-4:-1], 1697)
+    page, left = list_runs(tmp_path, ["r12", "r0001"], most=2)
+    assert ([one.run[:5] for one in page], left) == (["r1299", "r1298"], 99)
+    assert len(find_jobs(tmp_path, "r")) == 20
+
+
+def test_the_run_of_just_that_id_comes_first(tmp_path: Path) -> None:
+    for run in ("a-1", *(f"a-1{number}" for number in range(30))):
+        make_run(tmp_path, run)
+    assert list_runs(tmp_path, ["a-1"], most=1)[0][0].run == "a-1"
 
 
 def test_jobs_are_found_by_the_beginning_of_their_ids(tmp_path: Path) -> None:
@@ -112,15 +139,15 @@ def test_a_run_of_a_slurm_job_may_be_on_another_host(
     runs, programs = tmp_path / "runs", tmp_path / "bin"
     (runs / "r-1").mkdir(parents=True)
     (runs / "r-1/launch.json").write_text(json.dumps({"slurm_job": "12"}))
-    assert [one.state for one in list_runs(runs)] == ["failed"]  # there is no squeue
+    assert [one.state for one in list_runs(runs)[0]] == ["failed"]  # there is no squeue
     programs.mkdir()
     (programs / "squeue").write_text('#!/bin/sh\n[ "$3" = --jobs=12 ] && echo RUNNING\n')
     (programs / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    assert [one.state for one in list_runs(runs)] == ["running"]
+    assert [one.state for one in list_runs(runs)[0]] == ["running"]
     assert remove_runs(runs, ["r-1"]) == []
     EventWriter(runs / "r-1").write("end", state="stopped", exit_code=143, seconds=1.0)
-    assert [one.state for one in list_runs(runs)] == ["stopped"]
+    assert [one.state for one in list_runs(runs)[0]] == ["stopped"]
     assert remove_runs(runs, ["r-1"]) == ["r-1"]
 
 
@@ -178,4 +205,4 @@ def test_a_damaged_run_hides_no_other(tmp_path: Path, document: str) -> None:
     for name in ("a-1", "b-1", "no run", "..."):
         (tmp_path / name).mkdir()
     (tmp_path / "a-1" / "launch.json").write_text(document)
-    assert sorted(one.run for one in list_runs(tmp_path)) == ["a-1", "b-1"]
+    assert sorted(one.run for one in list_runs(tmp_path)[0]) == ["a-1", "b-1"]

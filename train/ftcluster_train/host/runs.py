@@ -1,10 +1,12 @@
 """The runs that a head knows of, for any control node that reaches it.
 
     M=ftcluster_train.host.runs
-    python -m $M list RUNS_DIR             one JSON array, the newest run first
-    python -m $M remove RUNS_DIR RUN ...   remove ended runs; prints those removed
-    python -m $M jobs RUNS_DIR RUN         job.json of each run that begins so,
-                                           and whether it can be continued
+    python -m $M list RUNS_DIR SKIP MOST [RUN ...]   a page of the runs that begin so, as JSON
+    python -m $M remove RUNS_DIR RUN ...             remove ended runs; prints those removed
+    python -m $M jobs RUNS_DIR RUN                   job.json of each run that begins so,
+                                                     and whether it can be continued
+
+No answer grows with the number of runs: Ansible's runner brings no large ones.
 
 Standard library only.
 """
@@ -25,13 +27,54 @@ from ftcluster_train.host.processes import run_of
 from ftcluster_train.io.events import has_ended, read_events
 from ftcluster_train.io.fsync import remove
 
+PAGE_BYTES = 400_000  # of JSON
+MOST_JOBS = 20  # that begin alike; more than one is an error
 
-def list_runs(folder: Path) -> list[RunState]:
-    """Every run in a folder of runs, the newest first."""
-    paths = [path for path in folder.glob("[!.]*") if is_run_id(path.name) and path.is_dir()]
+
+def list_runs(
+    folder: Path, beginnings: Sequence[str] = (), skip: int = 0, most: int = 0
+) -> tuple[list[RunState], int]:
+    """A page of a folder of runs: one of just that id, those with processes, then the newest.
+
+    Args:
+        beginnings: only runs whose ids begin with one of these; none: all.
+        skip: how many to leave out, those of the pages before.
+        most: how many at most; 0: as many as PAGE_BYTES hold.
+
+    Returns:
+        The runs, and how many are left for later pages.
+    """
     alive = runs_alive()
-    found = [run_there(path, path.name in alive or in_slurm(path)) for path in paths]
-    return sorted(found, key=lambda run: -run.started)
+    with os.scandir(folder) if folder.is_dir() else contextlib.nullcontext(()) as entries:
+        paths = [
+            Path(entry)
+            for entry in entries
+            if is_run_id(entry.name)
+            and (not beginnings or entry.name.startswith(tuple(beginnings)))
+            and entry.is_dir()
+        ]
+
+    def order(path: Path) -> tuple[bool, bool, float, str]:
+        return path.name in beginnings, path.name in alive, _made(path), path.name
+
+    paths.sort(key=order, reverse=True)
+    page: list[RunState] = []
+    size = 0
+    for path in paths[skip:]:
+        run = run_there(path, path.name in alive or in_slurm(path))
+        size += len(json.dumps(run.to_dict())) + 2
+        if page and (size > PAGE_BYTES or len(page) == most):
+            break
+        page.append(run)
+    return page, len(paths[skip:]) - len(page)
+
+
+def _made(path: Path) -> float:
+    """When a run was made: its first file is not written again; seconds since 1970."""
+    for file in (path / "job.json", path / "launch.json", path):
+        with contextlib.suppress(OSError):
+            return file.stat().st_mtime
+    return 0.0
 
 
 def run_there(path: Path, alive: bool) -> RunState:
@@ -125,10 +168,9 @@ def find_jobs(folder: Path, beginning: str) -> dict[str, dict[str, Any]]:
     saved.
     """
     names = (path.name for path in folder.glob("[!.]*") if path.name.startswith(beginning))
-    ids = sorted(filter(is_run_id, names))
-    found = {run: _document(folder / run / "job.json") for run in ids}
-    found = {run: {**job, "saved": has_state(folder, run, job)} for run, job in found.items()}
-    return {beginning: found[beginning]} if beginning in found else found
+    ids = [beginning] if (folder / beginning).is_dir() else sorted(filter(is_run_id, names))
+    found = {run: _document(folder / run / "job.json") for run in ids[:MOST_JOBS]}
+    return {run: {**job, "saved": has_state(folder, run, job)} for run, job in found.items()}
 
 
 def has_state(folder: Path, run: str, job: Mapping[str, Any]) -> bool:
@@ -152,7 +194,8 @@ def main() -> int:
     """Entry point; returns the exit code."""
     verb, folder, *runs = sys.argv[1:]
     if verb == "list":
-        print(json.dumps([run.to_dict() for run in list_runs(Path(folder))]))
+        page, left = list_runs(Path(folder), runs[2:], int(runs[0]), int(runs[1]))
+        print(json.dumps({"runs": [run.to_dict() for run in page], "left": left}))
     elif verb == "jobs":
         print(json.dumps(find_jobs(Path(folder), runs[0])))
     else:
