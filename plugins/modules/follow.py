@@ -9,7 +9,8 @@ module: follow
 short_description: Follow the events of a training run
 description:
   - Appends each new line of a run's C(events.jsonl) to a file on the control node while it is
-    written, over the connection that Ansible has, until the run's C(end) event.
+    written, over the connection that Ansible has, until the run's C(end) event. A command on the
+    host waits for them, so that an idle run costs three sessions a minute.
   - Goes on where the local file ends, so that a broken-off follower can be started again.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -31,7 +32,7 @@ options:
     type: path
     required: true
   poll_seconds:
-    description: Pause between two looks.
+    description: Pause after what has come; it grows to 2 s while something always has.
     type: float
     default: 0.5
 """

@@ -167,6 +167,9 @@ def test_the_unit_is_the_accounts_and_has_its_limits() -> None:
         "--property=WatchdogSignal=SIGKILL",
         "--property=KillMode=mixed",
         "--property=OOMPolicy=continue",
+        "--property=TimeoutStopSec=3600",
+        "--property=After=network.target",
+        "--property=NoNewPrivileges=yes",
         "--property=LimitNOFILE=65536",
         "--property=LimitMEMLOCK=1024K",
     } < set(words)
@@ -175,7 +178,10 @@ def test_the_unit_is_the_accounts_and_has_its_limits() -> None:
     assert "--property=LimitMEMLOCK=infinity" in unlimited
     own = unit_command(run_dir, "/s/bin/python", "", False, limits)
     assert own[1] == "--user"
-    assert not any(word.startswith(("--uid", "--setenv", "--property=Limit")) for word in own)
+    assert not any(
+        word.startswith(("--uid", "--setenv", "--property=Limit", "--property=After"))
+        for word in own
+    )
 
 
 def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.plugins.action import ActionBase
-from ansible_collections.ftcluster.cluster.plugins.action.follow import ActionModule
+from ansible_collections.ftcluster.cluster.plugins.action.follow import ActionModule, _Piece
 from ansible_collections.ftcluster.cluster.plugins.filter.root_answer import root_answer
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL, answers
 
@@ -67,10 +67,11 @@ def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
 
     def execute(command: str, **_: object) -> dict[str, str]:
         asked.append(command)
-        return {"stdout": f"alive\nBECOME-SUCCESS-x\n{MARK} gone\n\n{{}}\n"}
+        return {"stdout": f"alive\nBECOME-SUCCESS-x\n{MARK} gone 7\n\n{{}}\n"}
 
     action._low_level_execute_command = execute
-    assert action._poll("/runs/a b", "events.jsonl", 5) == (False, b"\n{}\n")
+    found = action._poll("/runs/a b", "events.jsonl", 5, 0)
+    assert (found.alive, found.file, found.data) == (False, "7", b"\n{}\n")
     assert TELL in asked[0]
 
 
@@ -96,6 +97,6 @@ def test_two_commands_follow_a_run_into_the_same_file(
     for _ in range(2):
         module: Any = ActionModule.__new__(ActionModule)
         module._task = SimpleNamespace(args={"run_dir": "/r", "destination": str(copy)})
-        module._poll = lambda _dir, _name, offset: (False, whole[offset:])
+        module._poll = lambda _dir, _name, offset, _wait: _Piece(False, "7", whole[offset:])
         assert module.run()["end"] == {"event": "end"}
         assert copy.read_bytes() == whole

@@ -40,6 +40,8 @@ PAUSE_SECONDS = 1.0  # before it is started again
 LOOK_SECONDS = 0.2  # between two looks whether it has ended or is stopped
 # without a sign of life; the guardians have ended their ranks before, see `Timeouts.supervisor`
 WATCHDOG_SECONDS = 20.0
+# the supervisor ends its ranks after the run's own grace time, which root cannot read safely
+STOP_SECONDS = 3600
 NOTIFY_SOCKET = "NOTIFY_SOCKET"  # systemd's, sd_notify(3)
 SYSTEMD = Path("/run/systemd/system")  # is there if systemd runs this host, sd_booted(3)
 LINGER = Path("/var/lib/systemd/linger")
@@ -194,12 +196,16 @@ def unit_command(
         f"WatchdogSec={WATCHDOG_SECONDS:g}",
         "WatchdogSignal=SIGKILL",  # any other one waits for SIGCONT
         "KillMode=mixed",  # SIGTERM is the supervisor's to handle
+        f"TimeoutStopSec={STOP_SECONDS}",
+        "NoNewPrivileges=yes",
         "OOMPolicy=continue",  # a rank that is out of memory does not end the supervisor
         "TasksMax=infinity",
         # what PAM gives to a session
         "EnvironmentFile=-/etc/environment",
         "EnvironmentFile=-/etc/default/locale",
     ]
+    if system:  # at a reboot it is ended while it still reaches the other hosts
+        properties.append("After=network.target")
     for words in map(str.split, limits.splitlines()):
         if len(words) == 4 and words[0] == user and words[2] in UNIT_LIMITS:
             value = {"unlimited": "infinity"}.get(words[3], words[3])
