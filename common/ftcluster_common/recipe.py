@@ -308,7 +308,7 @@ class Training:
     eval_on_start: bool = False
     save_strategy: Literal["no", "steps", "epoch", "best"] = "no"
     save_steps: float = limited(500.0, above=0)
-    save_total_limit: int | None = limited(None, at_least=1)
+    save_total_limit: int | None = limited(5, at_least=1)
     # True, which transformers takes, is refused
     resume_from_checkpoint: str | Literal[True] | None = None
     load_best_model_at_end: bool = False

@@ -127,6 +127,7 @@ CADENCES: dict[str, dict[str, Any]] = {
 FEW_CADENCES = ("the last two", "the best and the last")
 COMMON = {
     "learning_rate": RATE, "lr_scheduler_type": "constant", "max_steps": STEPS, "logging_steps": 1,
+    "save_total_limit": None,
 }  # fmt: skip
 
 
