@@ -10,6 +10,7 @@ import shlex
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -31,8 +32,8 @@ class ActionModule(ActionBase):
     _VALID_ARGS = frozenset(("run_dir", "file", "once", "destination", "poll_seconds"))
     _requires_connection = True
 
-    def run(self, tmp=None, task_vars=None):
-        result = super().run(tmp, task_vars)
+    def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
         name = self._task.args.get("file", EVENTS)
         once = boolean(self._task.args.get("once", False))
         if name != EVENTS or once:
@@ -65,7 +66,7 @@ class ActionModule(ActionBase):
                 raise AnsibleActionFail(self._last_words(run_dir))
             time.sleep(pause)
 
-    def _follow_log(self, name, once):
+    def _follow_log(self, name: str, once: bool) -> dict[str, Any]:
         """Copy a log until the run has ended, or once."""
         pause = float(self._task.args.get("poll_seconds", 0.5))
         destination = Path(self._task.args["destination"])
@@ -82,7 +83,7 @@ class ActionModule(ActionBase):
                 return {"changed": False}
             time.sleep(pause)
 
-    def _poll(self, run_dir, name, offset):
+    def _poll(self, run_dir: str, name: str, offset: int) -> tuple[bool, bytes]:
         """Whether the supervisor is alive, and a piece of a file of the run from `offset` on."""
         folder = shlex.quote(run_dir)
         command = (
@@ -99,7 +100,7 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(f"the host sends more of {name} than it was asked for")
         return state.strip() == "alive", data
 
-    def _last_words(self, run_dir):
+    def _last_words(self, run_dir: str) -> str:
         folder = shlex.quote(run_dir)
         answer = execute(self, f"cd {folder} && tail -n 15 supervisor.log ranks.log 2>/dev/null")
         return f"the supervisor ended without an end event; its logs in {run_dir} end with:\n" + (
@@ -107,7 +108,7 @@ class ActionModule(ActionBase):
         )
 
 
-def _check_room(folder):
+def _check_room(folder: Path) -> None:
     if shutil.disk_usage(folder).free < SPARE_BYTES:
         raise AnsibleActionFail(
             f"{folder} on the control node has less than {SPARE_BYTES >> 20} MiB free, so nothing "
@@ -115,7 +116,7 @@ def _check_room(folder):
         )
 
 
-def _event(line):
+def _event(line: bytes) -> dict[str, Any]:
     """One line of the file; {} where it is damaged: the host may have written anything."""
     try:
         event = json.loads(line)
@@ -124,7 +125,7 @@ def _event(line):
     return event if isinstance(event, dict) else {}
 
 
-def _tail(path):
+def _tail(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         return file.read()

@@ -58,6 +58,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -68,7 +69,7 @@ NEW = re.compile(r".+\.new-[0-9a-f]{8}")
 STALE_SECONDS = 24 * 3600
 
 
-def found_in(folder):
+def found_in(folder: Path) -> dict[bytes, bytes]:
     """The SHA-256 of each file below a folder, as `tree_sha256` takes them."""
     found = {}
     for where, _, names in os.walk(folder):
@@ -78,7 +79,9 @@ def found_in(folder):
     return found
 
 
-def finish(new, path, sha256, start_sync):
+def finish(
+    new: Path, path: Path, sha256: str, start_sync: Callable[[Path], Callable[[], None]]
+) -> bool:
     """Check what arrived, have it on the disk, and give it its name; returns whether it got it.
 
     Args:
@@ -105,14 +108,14 @@ def finish(new, path, sha256, start_sync):
     return True
 
 
-def start_sync(folder):
+def start_sync(folder: Path) -> Callable[[], None]:
     """Begin to write a folder's file system to the disk; returns what waits for it."""
     # one call for thousands of files; fsync of each takes seconds
     program = subprocess.Popen(
         ["sync", "--file-system", folder], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
 
-    def wait():
+    def wait() -> None:
         words = os.fsdecode(program.communicate()[1]).strip()
         if program.returncode != 0:
             raise OSError(errno.EIO, words or "cannot be written to the disk", str(folder))
@@ -120,14 +123,14 @@ def start_sync(folder):
     return wait
 
 
-def remove_stale(folder):
+def remove_stale(folder: Path) -> None:
     """Remove what copies that were broken off have left in a folder."""
     left = [p for p in folder.iterdir() if NEW.fullmatch(p.name) and not p.is_symlink()]
     for path in unchanged(left, folder, STALE_SECONDS):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def main():
+def main() -> None:
     """Ansible's entry point; the action plugin calls it when all files were sent."""
     module = AnsibleModule(
         argument_spec={

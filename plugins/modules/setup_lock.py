@@ -66,7 +66,9 @@ RETURN = r"""
 import contextlib
 import json
 import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
@@ -82,13 +84,13 @@ NAME = ".setup"
 COMPLETE = ".complete-node_agent"  # in a stack, see the module environment
 
 
-def new_lock(owner, who, since, booted):
+def new_lock(owner: str, who: str, since: float, booted: str) -> dict[str, Any]:
     """The contents of a lock file."""
     control = owner.split(" ")[0]
     return {"owner": owner, "control": control, "who": who, "since": since, "boot": booted}
 
 
-def read_lock(path):
+def read_lock(path: Path) -> dict[str, Any]:
     """Who is at work, or nothing."""
     try:
         lock = json.loads(path.read_text(encoding="utf-8"))
@@ -97,7 +99,14 @@ def read_lock(path):
         return {}
 
 
-def is_free(lock, owner, alive, lease, now, booted):
+def is_free(
+    lock: Mapping[str, Any],
+    owner: str,
+    alive: Collection[str],
+    lease: float,
+    now: float,
+    booted: str,
+) -> bool:
     """Whether a lock may be taken.
 
     Args:
@@ -108,10 +117,10 @@ def is_free(lock, owner, alive, lease, now, booted):
         return True
     if lock.get("control") == owner.split(" ")[0]:
         return lock["owner"] not in alive
-    return now - lock.get("since", 0) > lease
+    return bool(now - lock.get("since", 0) > lease)
 
 
-def refusal(lock, now):
+def refusal(lock: Mapping[str, Any], now: float) -> str:
     """The error message for a lock that another setup holds."""
     minutes = max(0, int(now - lock.get("since", now))) // 60
     return (
@@ -120,7 +129,12 @@ def refusal(lock, now):
     )
 
 
-def take(path, mine, may_take, create=True):
+def take(
+    path: Path,
+    mine: Mapping[str, Any],
+    may_take: Callable[[Mapping[str, Any]], bool],
+    create: bool = True,
+) -> dict[str, Any] | None:
     """Write a lock; returns the one that is there if it may not be taken."""
     if not create and not path.parent.is_dir():
         return None
@@ -134,14 +148,14 @@ def take(path, mine, may_take, create=True):
     return None
 
 
-def release(path, owner):
+def release(path: Path, owner: str) -> None:
     """Remove a lock, if it is this owner's."""
     with contextlib.suppress(FileNotFoundError), alone_in(path.parent):
         if read_lock(path).get("owner") == owner:
             path.unlink()
 
 
-def in_use(stacks, digest):
+def in_use(stacks: Iterable[str], digest: str) -> list[str]:
     """One line for each stack that a run uses, unless it has the node package of this digest."""
     found = []
     for stack in stacks:
@@ -155,7 +169,7 @@ def in_use(stacks, digest):
     return found
 
 
-def node_package(stack):
+def node_package(stack: Path) -> str:
     """The digest of the node package that a stack has."""
     try:
         return (stack / COMPLETE).read_text(encoding="ascii").partition(" ")[0]
@@ -163,7 +177,7 @@ def node_package(stack):
         return ""
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={
@@ -184,19 +198,20 @@ def main():
     path, now, booted = Path(given["prefix"]) / NAME, time.time(), boot_id()
     mine = new_lock(given["owner"], given["who"], now, booted)
 
-    def may_take(lock):
+    def may_take(lock: Mapping[str, Any]) -> bool:
         owner, alive, lease = (given[key] for key in ("owner", "alive", "lease"))
-        return given["take_over"] or is_free(lock, owner, alive, lease, now, booted)
+        return bool(given["take_over"]) or is_free(lock, owner, alive, lease, now, booted)
 
     try:
         refuse_unguarded(path.parent)
         if problems := in_use(given["stacks"], given["digest"]):
             module.fail_json(msg="\n".join(problems))
-        if module.check_mode:
-            lock = read_lock(path)
-            other = lock if given["state"] == "taken" and not may_take(lock) else None
-        elif given["state"] == "released":
-            other = release(path, given["owner"])
+        other: dict[str, Any] | None = None
+        if given["state"] == "released":
+            if not module.check_mode:
+                release(path, given["owner"])
+        elif module.check_mode:
+            other = None if may_take(read_lock(path)) else read_lock(path)
         else:
             other = take(path, mine, may_take, given["create"])
         if other:
