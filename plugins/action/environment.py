@@ -66,7 +66,10 @@ class ActionModule(ActionBase):
         push_files(self, [(path.resolve(), path.name) for path in files], staging)
         installed = self._execute_module(
             MODULE,
-            {**arguments, "digest": digest, "sha256": sha256, "staging": staging},
+            {
+                **arguments,
+                "from_action": {"digest": digest, "sha256": sha256, "staging": staging},
+            },
             task_vars=task_vars,
         )
         return {**installed, "notices": notices}

@@ -94,7 +94,7 @@ class ActionModule(ActionBase):
         )
         answer = execute(self, command)
         # after the output of login scripts
-        state, _, text = answer["stdout"].partition(MARK)[2].partition("\n")
+        state, text = answer["stdout"].partition(MARK)[2].partition("\n")[::2]
         data = text.encode(errors="surrogateescape")
         if len(data) > PIECE_BYTES:
             raise AnsibleActionFail(f"the host sends more of {name} than it was asked for")

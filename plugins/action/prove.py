@@ -60,7 +60,7 @@ class Caller:
         calls = [asyncio.ensure_future(self._reach(*host)) for host in self._hosts]
         calls += [
             asyncio.ensure_future(self._call(address, port))
-            for name, address, _ in self._hosts
+            for name, address, _ssh_port in self._hosts
             for port in self._ports[name]
         ]
         while not self._over.is_set():
@@ -82,8 +82,8 @@ class Caller:
 async def connects(address: str, port: int) -> bool:
     """Whether a TCP connection succeeds within CALL_SECONDS."""
     with contextlib.suppress(OSError, asyncio.TimeoutError):
-        _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), CALL_SECONDS)
-        writer.close()
+        opening = asyncio.open_connection(address, port)
+        (await asyncio.wait_for(opening, CALL_SECONDS))[1].close()
         return True
     return False
 

@@ -77,7 +77,7 @@ class ActionModule(ActionBase):
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        size = sum(size for size, _ in files.values())
+        size = sum(size for size, _digest in files.values())
         result.update(changed=True, files=len(files), size=size)
         return result
 
@@ -115,7 +115,7 @@ class ActionModule(ActionBase):
         self, path: str, files: Mapping[str, tuple[int, str]], destination: Path
     ) -> None:
         """Refuse what the disk here has no room for, before anything is copied."""
-        size = sum(size for size, _ in files.values())
+        size = sum(size for size, _digest in files.values())
         above = next(folder for folder in destination.parents if folder.is_dir())
         free = shutil.disk_usage(above).free
         if size > free - SPARE_BYTES:
@@ -154,7 +154,7 @@ class ActionModule(ActionBase):
 
     def _answer(self, command: str, word: str) -> str:
         answer = execute(self, command)
-        said, _, text = str(answer["stdout"]).partition(MARK)[2].partition("\n")
+        said, text = str(answer["stdout"]).partition(MARK)[2].partition("\n")[::2]
         if said.strip() != word:
             reason = answer.get("stderr") or answer["stdout"]
             raise AnsibleActionFail(reason.strip().splitlines()[-1] if reason.strip() else command)

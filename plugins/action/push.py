@@ -45,10 +45,12 @@ class ActionModule(ActionBase):
         whole = False
         try:
             sent = push_files(self, files, new)
-            arguments = {"source": str(source), "path": path, "new": new}
-            done = self._execute_module(
-                MODULE, {**arguments, "sha256": tree_sha256(sent)}, task_vars=task_vars
-            )
+            arguments = {
+                "source": str(source),
+                "path": path,
+                "from_action": {"new": new, "sha256": tree_sha256(sent)},
+            }
+            done = self._execute_module(MODULE, arguments, task_vars=task_vars)
             whole = not done.get("failed")
             return {**done, "files": len(files)}
         finally:

@@ -31,13 +31,13 @@ class ActionModule(ActionBase):
         play = int(os.environ.get("FTCLUSTER_PID") or os.getppid())
         control = control_id()
         wheel = self._task.args.get("node_package")
-        arguments = {
-            **{key: value for key, value in self._task.args.items() if key != "node_package"},
+        asks = {
             "digest": sha256_of(Path(wheel)) if wheel and Path(wheel).is_file() else "",
             "owner": f"{control} {play} {started(play)}",
             "who": f"{user()} on {socket.gethostname()} (process {play})",
             "alive": [f"{control} {pid} {started(pid)}" for pid in plays()],
         }
+        arguments = {**self._task.args, "from_action": asks}
         result: dict[str, Any] = self._execute_module(MODULE, arguments, task_vars=task_vars)
         return result
 

@@ -89,13 +89,13 @@ def accounts(hosts: Hosts) -> Findings:
 def prefixes(hosts: Hosts) -> Findings:
     """Hosts with another prefix than most hosts, or than the first where it is a tie."""
     found = {host: facts["prefix"] for host, facts in hosts.items() if facts.get("prefix")}
-    usual = Counter(found.values()).most_common(1)
+    usual = [prefix for prefix, _count in Counter(found.values()).most_common(1)]
+    examples = [host for host, prefix in found.items() if prefix in usual]
     for host, prefix in found.items():
-        if prefix != usual[0][0]:
-            example = next(other for other in found if found[other] == usual[0][0])
+        if prefix not in usual:
             what = (
-                f"its folder is {prefix}, that of {example} is {usual[0][0]}, and mpirun needs the "
-                "same path on all"
+                f"its folder is {prefix}, that of {examples[0]} is {usual[0]}, and mpirun needs "
+                "the same path on all"
             )
             yield host, what, "choose a folder for all hosts with -e ftcluster_prefix=DIR"
 

@@ -126,7 +126,7 @@ def sshd_problems(facts: Facts) -> Findings:
     sshd, user = facts.get("sshd") or {}, facts.get("rank_user", "")
     lists: dict[str, list[str]] = {}
     for rule in sshd.get("rules", ()) if user else ():
-        keyword, _, names = rule.partition(" ")
+        keyword, names = rule.partition(" ")[::2]
         lists.setdefault(keyword, []).extend(names.split())
     for keyword, patterns in lists.items():
         of_groups, allows = keyword.endswith("groups"), keyword.startswith("allow")

@@ -118,7 +118,7 @@ def end_processes(name: str, uid: int) -> list[str]:
     deadline = time.monotonic() + SECONDS_TO_END
     while processes(uid) and time.monotonic() < deadline:
         time.sleep(0.2)
-    for _ in range(SECONDS_TO_END):
+    for _round in range(SECONDS_TO_END):
         if processes(uid):
             end(uid, signal.SIGKILL)
             time.sleep(0.5)

@@ -76,6 +76,9 @@ options:
       - The folder on the control node that wheels are downloaded to.
       - Left out, C(ftcluster/wheels) in the user's cache folder.
     type: path
+  from_action:
+    description: What the action plugin adds. No task sets it.
+    type: dict
 attributes:
   check_mode:
     description: Says whether something would be installed; downloads nothing.
@@ -136,7 +139,7 @@ def marker(path: Path, layer: str) -> Path:
 def digest_found(path: Path, layer: str, check_mode: bool) -> str:
     """The digest a part was finished with, or an empty string where it is not whole."""
     try:
-        digest, _, booted = marker(path, layer).read_text(encoding="ascii").partition(" ")
+        digest, booted = marker(path, layer).read_text(encoding="ascii").partition(" ")[::2]
     except (FileNotFoundError, NotADirectoryError):
         return ""
     # Files reach the disk some time after they were written. If the host lost its power meanwhile,
@@ -163,14 +166,14 @@ def is_whole(path: Path) -> bool:
 
 def has_its_files(package: Path) -> bool:
     """Whether one package has what its RECORD lists; an OSError or ValueError means no as well."""
-    own = f"{package.name}/RECORD"  # the one line without a size
+    record = f"{package.name}/RECORD"  # the one line without a size
     with (package / "RECORD").open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
-    for name, _, size in rows:
-        found = (package.parent / name).stat().st_size
-        if name != own and found != int(size):
+    sizes = {name: size for name, _hash, size in rows}
+    for name, size in sizes.items():
+        if (package.parent / name).stat().st_size != int(size or -1) and name != record:
             return False
-    return own in (name for name, _, _ in rows)
+    return record in sizes
 
 
 def check(folder: Path, sha256: Mapping[str, str]) -> None:
@@ -225,11 +228,14 @@ def protect(path: Path) -> None:
         path.chmod(0o711)
 
 
-def install(module: Any, path: Path, staging: Path) -> bool:
-    """Verify what was sent, and install it, alone; returns whether it had to be installed."""
-    layer, digest = module.params["layer"] or "", module.params["digest"]
+def install(module: Any, path: Path, folder: str, digest: str, sha256: dict[str, str]) -> bool:
+    """Verify the wheels that were sent into a folder, and install them, alone.
+
+    Returns whether they had to be installed.
+    """
+    layer, staging = module.params["layer"] or "", Path(folder)
     try:
-        check(staging, module.params["sha256"])
+        check(staging, sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
         with alone_in(path.parent):
             remove_stale(path)
@@ -239,7 +245,7 @@ def install(module: Any, path: Path, staging: Path) -> bool:
                 if module.params["base"]:
                     fill_beside(module, path, staging, digest)
                 else:
-                    fill(module, path, staging, layer)
+                    fill(module, path, staging, layer, sha256)
                     finish(path, layer, digest)
     except (ValueError, LookupError) as error:
         module.fail_json(msg=str(error))
@@ -282,7 +288,7 @@ def fill_beside(module: Any, path: Path, staging: Path, digest: str) -> None:
     new.rename(path)
 
 
-def fill(module: Any, path: Path, staging: Path, layer: str) -> None:
+def fill(module: Any, path: Path, staging: Path, layer: str, sha256: Mapping[str, str]) -> None:
     """Install the wheels of the staging folder."""
     uv = unpack_uv(staging) or path / "bin" / "uv"
     options = options_of(staging)
@@ -297,7 +303,7 @@ def fill(module: Any, path: Path, staging: Path, layer: str) -> None:
     run(module, [uv, "pip", "check", *options, *python])
     (path / ".lock").unlink(missing_ok=True)  # uv's, which everybody may write
     (path / f"wheels{'-' + layer if layer else ''}.json").write_text(
-        json.dumps(module.params["sha256"], indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        json.dumps(sha256, indent=1, sort_keys=True) + "\n", encoding="utf-8"
     )
 
 
@@ -330,9 +336,7 @@ def main() -> None:
             "base": {"type": "path"},
             "python": {"type": "path"},
             "cache": {"type": "path"},
-            "digest": {"type": "str"},
-            "sha256": {"type": "dict"},
-            "staging": {"type": "path"},
+            "from_action": {"type": "dict"},
         },
         supports_check_mode=True,
     )
@@ -341,9 +345,9 @@ def main() -> None:
         refuse_unguarded(path)
     except OSError as error:
         module.fail_json(msg=f"{error.filename}: {error.strerror}")
-    if module.params["sha256"]:
-        changed = install(module, path, Path(module.params["staging"]))
-        module.exit_json(changed=changed, sha256=module.params["sha256"])
+    if sent := module.params["from_action"]:
+        changed = install(module, path, sent["staging"], sent["digest"], sent["sha256"])
+        module.exit_json(changed=changed, sha256=sent["sha256"])
     interpreter = module.params["python"] or sys.executable
     program = "import platform; print(platform.python_version())"
     code, out, err = module.run_command([interpreter, "-c", program])

@@ -100,7 +100,9 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     write_text,
 )
 
-KEEP, UNKNOWN = -1, -2  # instead of the number of a user or group
+# instead of the number of a user or group
+KEEP = -1
+UNKNOWN = -2
 
 
 def number_of(name: str, find: Callable[[str], Any], check_mode: bool) -> int:

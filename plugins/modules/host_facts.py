@@ -20,7 +20,7 @@ options:
     description:
       - The folder that the cluster lives in on this host.
       - Left out, C(/opt/ftcluster) where root can be had and C(~/.local/share/ftcluster) elsewhere.
-    type: str
+    type: path
     default: ""
   has_root:
     description:
@@ -444,9 +444,9 @@ def pythons(module: Any) -> list[dict[str, str]]:
     for minor in MINORS:
         path = shutil.which(f"python3.{minor}")
         if path and minor != sys.version_info[1]:
-            code, out, _ = module.run_command([path, "-c", program])
+            code, out = module.run_command([path, "-c", program])[:2]
             if code == 0:
-                version, _, executable = out.strip().partition(" ")
+                version, executable = out.strip().partition(" ")[::2]
                 found.append({"version": version, "path": executable})
     return found
 
@@ -478,7 +478,7 @@ def is_read_only(path: str) -> bool:
 def current_stack(prefix: Path) -> str:
     """The name of the folder of the stack in use, or an empty string."""
     try:
-        return (prefix / "current").readlink().name
+        return Path(os.readlink(prefix / "current")).name  # noqa: PTH115 - Path.readlink is of 3.9
     except OSError:
         return ""
 
@@ -499,7 +499,7 @@ def node_package(prefix: Path) -> str:
         )
     except OSError:  # before Python 3.13, where this user may not look
         return ""
-    return found[-1].name.removesuffix(".dist-info").partition("-")[2] if found else ""
+    return found[-1].name[: -len(".dist-info")].partition("-")[2] if found else ""
 
 
 def record_text(prefix: Path) -> str:
@@ -535,9 +535,8 @@ def host_firewall(read_file: Callable[[str], str], is_active: Callable[[str], bo
 
 def other_clusters(prefix: str, folder: Path = CLUSTERS) -> list[dict[str, str]]:
     """The clusters of a folder with a record of each, but for the one in `prefix`."""
-    records = (read(str(path)).split("\n")[0] for path in sorted(folder.glob("*")))
-    known = [record.rpartition(" ") for record in records if " " in record]
-    return [{"prefix": name, "user": user} for name, _, user in known if name != prefix]
+    records = (read(path).split("\n")[0].rpartition(" ") for path in sorted(folder.glob("*")))
+    return [{"prefix": r[0], "user": r[2]} for r in records if r[1] and r[0] != prefix]
 
 
 def firewall_hosts(rules: str) -> list[str]:
@@ -554,7 +553,7 @@ def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "prefix": {"type": "str", "default": ""},
+            "prefix": {"type": "path", "default": ""},
             "has_root": {"type": "bool", "default": False},
             "address": {"type": "str", "default": ""},
             "inventory_address": {"type": "str", "default": ""},
@@ -565,15 +564,15 @@ def main() -> None:
     )
     cpuinfo = {}
     for line in read("/proc/cpuinfo").split("\n\n")[0].splitlines():
-        key, _, value = line.partition(":")
+        key, value = line.partition(":")[::2]
         cpuinfo[key.strip()] = value.strip()
     has_root = module.params["has_root"] or os.geteuid() == 0
-    default = "/opt/ftcluster" if has_root else "~/.local/share/ftcluster"
-    prefix = Path(module.params["prefix"] or default)
-    try:
-        prefix = prefix.expanduser().absolute()
-    except RuntimeError:
-        module.fail_json(msg=f"{prefix}: no such home folder here; give prefix as a whole path")
+    default = Path("/opt") if has_root else Path.home() / ".local/share"
+    prefix = Path(module.params["prefix"] or default / "ftcluster").absolute()
+    if module.params["prefix"].startswith("~"):
+        module.fail_json(
+            msg=f"{module.params['prefix']}: no such home folder here; give prefix as a whole path"
+        )
     allowed, memory = os.sched_getaffinity(0), memory_bytes()
     sockets, cores, numa = topology(allowed, memory, cpuinfo.get("model name", ""))
     quota = cpu_quota()

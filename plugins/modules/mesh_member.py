@@ -89,7 +89,7 @@ def with_line(text: str, line: str, folder: str) -> str:
 
 def is_of(line: str, folder: str) -> bool:
     """Whether a line of authorized_keys lets in the head whose mesh has this folder."""
-    _, mark, comment = line.partition(MARK)
+    mark, comment = line.partition(MARK)[1:]
     return bool(mark) and comment.partition(" ")[2] in ("", folder)
 
 

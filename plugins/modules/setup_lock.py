@@ -48,6 +48,9 @@ options:
     description: Seconds after which another control node may take the lock.
     type: int
     default: 3600
+  from_action:
+    description: What the action plugin adds. No task sets it.
+    type: dict
 attributes:
   check_mode:
     description: Fails if another setup holds the lock; takes nothing.
@@ -186,30 +189,29 @@ def main() -> None:
             "create": {"type": "bool", "default": True},
             "take_over": {"type": "bool", "default": False},
             "stacks": {"type": "list", "elements": "path", "default": []},
-            "digest": {"type": "str", "default": ""},
+            "node_package": {"type": "path"},  # which the action plugin reads
             "lease": {"type": "int", "default": 3600},
-            "owner": {"type": "str", "required": True},
-            "who": {"type": "str", "required": True},
-            "alive": {"type": "list", "elements": "str", "default": []},
+            "from_action": {"type": "dict"},
         },
         supports_check_mode=True,
     )
-    given = module.params
+    given, asks = module.params, module.params["from_action"]
     path, now, booted = Path(given["prefix"]) / NAME, time.time(), boot_id()
-    mine = new_lock(given["owner"], given["who"], now, booted)
+    owner = asks["owner"]
+    mine = new_lock(owner, asks["who"], now, booted)
 
     def may_take(lock: Mapping[str, Any]) -> bool:
-        owner, alive, lease = (given[key] for key in ("owner", "alive", "lease"))
-        return bool(given["take_over"]) or is_free(lock, owner, alive, lease, now, booted)
+        free = is_free(lock, owner, asks["alive"], given["lease"], now, booted)
+        return bool(given["take_over"]) or free
 
     try:
         refuse_unguarded(path.parent)
-        if problems := in_use(given["stacks"], given["digest"]):
+        if problems := in_use(given["stacks"], asks["digest"]):
             module.fail_json(msg="\n".join(problems))
         other: dict[str, Any] | None = None
         if given["state"] == "released":
             if not module.check_mode:
-                release(path, given["owner"])
+                release(path, owner)
         elif module.check_mode:
             other = None if may_take(read_lock(path)) else read_lock(path)
         else:

@@ -60,6 +60,7 @@ kept:
 """
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import InUs
 def target(link: Path) -> str:
     """Where a link points, or an empty string."""
     try:
-        return str(link.readlink())
+        return os.readlink(link)  # noqa: PTH115 - Path.readlink is of Python 3.9
     except OSError:
         return ""
 
