@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -13,6 +15,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.advisories impor
     advisory_notice,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
+    Bundle,
     BundleError,
     hold,
     open_bundle,
@@ -49,7 +52,7 @@ class ActionModule(ActionBase):
     )
     _requires_connection = False
 
-    def run(self, tmp=None, task_vars=None):
+    def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         arguments = self._task.args
         hosts = arguments.get("hosts") or {}
@@ -102,6 +105,6 @@ class ActionModule(ActionBase):
         }
 
 
-def _bundle(arguments, cache):
+def _bundle(arguments: Mapping[str, Any], cache: Path) -> Bundle | None:
     path = arguments.get("bundle")
     return open_bundle(Path(path).expanduser(), cache) if path else None

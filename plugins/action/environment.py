@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -15,6 +17,8 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import Lists
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     MANIFEST,
+    Wanted,
+    Wheelhouse,
     WheelhouseError,
     cache_dir,
     get_wheels,
@@ -38,12 +42,12 @@ class ActionModule(ActionBase):
     )  # fmt: skip
     _requires_connection = True
 
-    def run(self, tmp=None, task_vars=None):
+    def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         arguments = self._task.args
         wanted = None if arguments.get("layer") else _wanted(arguments)
         digest = wanted.digest if wanted else _layer_digest(arguments)
-        state = self._execute_module(MODULE, arguments, task_vars=task_vars)
+        state: dict[str, Any] = self._execute_module(MODULE, arguments, task_vars=task_vars)
         if state.get("failed"):
             return state
         if state["digest"] == digest:
@@ -62,13 +66,16 @@ class ActionModule(ActionBase):
         push_files(self, [(path.resolve(), path.name) for path in files], staging)
         installed = self._execute_module(
             MODULE,
-            {**arguments, "digest": digest, "sha256": sha256, "staging": staging},
+            {
+                **arguments,
+                "from_action": {"digest": digest, "sha256": sha256, "staging": staging},
+            },
             task_vars=task_vars,
         )
         return {**installed, "notices": notices}
 
 
-def _wanted(arguments):
+def _wanted(arguments: Mapping[str, Any]) -> Wanted:
     more = arguments.get("more_requirements")
     return Lists(
         Path(arguments["requirements"]),
@@ -78,7 +85,7 @@ def _wanted(arguments):
     ).wanted
 
 
-def _wheels(wanted, arguments, state):
+def _wheels(wanted: Wanted, arguments: Mapping[str, Any], state: Mapping[str, Any]) -> Wheelhouse:
     try:
         cache = Path(arguments["cache"]) if arguments.get("cache") else cache_dir()
         house = _house(wanted, arguments, state, cache)
@@ -89,7 +96,9 @@ def _wheels(wanted, arguments, state):
     return house
 
 
-def _house(wanted, arguments, state, cache):
+def _house(
+    wanted: Wanted, arguments: Mapping[str, Any], state: Mapping[str, Any], cache: Path
+) -> Wheelhouse:
     if arguments.get("wheelhouse"):
         house = read_wheelhouse(Path(arguments["wheelhouse"]))
         if house is None:
@@ -111,7 +120,7 @@ def _house(wanted, arguments, state, cache):
     return get_wheels(wanted, target, sources, cache)
 
 
-def _check_space(house, path, free):
+def _check_space(house: Wheelhouse, path: str, free: int) -> None:
     """Check the exact size before anything is written."""
     if free < house.host_bytes:
         raise AnsibleActionFail(
@@ -120,6 +129,6 @@ def _check_space(house, path, free):
         )
 
 
-def _layer_digest(arguments):
+def _layer_digest(arguments: Mapping[str, Any]) -> str:
     """The contents of a finished layer's marker."""
     return "-".join(sha256_of(Path(path)) for path in arguments["wheels"])

@@ -55,7 +55,7 @@ class _Piece:
         return len(self.data) == PIECE_BYTES
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+class ActionModule(ActionBase):
     """See plugins/modules/follow.py."""
 
     _VALID_ARGS = frozenset(("run_dir", "file", "once", "destination", "poll_seconds"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
@@ -19,8 +20,8 @@ class ActionModule(ActionBase):
 
     _requires_connection = True
 
-    def run(self, tmp=None, task_vars=None):
-        result = super().run(tmp, task_vars)
+    def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
         result.update(
             self._execute_module(module_name="ftcluster.cluster.host_facts", task_vars=task_vars)
         )
@@ -35,7 +36,7 @@ class ActionModule(ActionBase):
             result["facts"].update(clock_offset_seconds=offset, clock_error_seconds=error)
         return result
 
-    def _clock(self):
+    def _clock(self) -> tuple[float, float] | tuple[None, None]:
         """The host's clock minus this one's, and the most by which that is wrong, in seconds.
 
         None if `date` fails or has no nanoseconds. Once: the connection is open by now, and the

@@ -9,6 +9,8 @@ import json
 import random
 import shlex
 import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
@@ -25,7 +27,7 @@ BEGIN = "printf 'ftcluster-%s\n' report: && cd /"
 PAUSE_SECONDS = 0.2
 
 
-def ports_to_open(local_ports):
+def ports_to_open(local_ports: Iterable[str]) -> list[int]:
     """One port of each range that a firewall has to close, at random."""
     theirs = sorted(number_list(",".join(local_ports)))
     return [random.SystemRandom().choice(ports) for ports in (OUR_PORTS, theirs) if ports]
@@ -38,25 +40,27 @@ class Caller:
     names of those whose SSH port accepted a connection.
     """
 
-    def __init__(self, hosts, ports):
-        self.reached = []
+    def __init__(
+        self, hosts: Sequence[tuple[str, str, int]], ports: Mapping[str, Sequence[int]]
+    ) -> None:
+        self.reached: list[str] = []
         self._hosts, self._ports = hosts, ports
         self._over = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._call_all()), daemon=True)
 
-    def __enter__(self):
+    def __enter__(self) -> Caller:
         self._thread.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 
-    async def _call_all(self):
+    async def _call_all(self) -> None:
         calls = [asyncio.ensure_future(self._reach(*host)) for host in self._hosts]
         calls += [
             asyncio.ensure_future(self._call(address, port))
-            for name, address, _ in self._hosts
+            for name, address, _ssh_port in self._hosts
             for port in self._ports[name]
         ]
         while not self._over.is_set():
@@ -65,21 +69,21 @@ class Caller:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _reach(self, name, address, ssh_port):
+    async def _reach(self, name: str, address: str, ssh_port: int) -> None:
         if await connects(address, ssh_port):
             self.reached.append(name)
 
-    async def _call(self, address, port):
+    async def _call(self, address: str, port: int) -> None:
         # the ranks open it at some time from now on; one connection is enough
         while not await connects(address, port):
             await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def connects(address, port):
+async def connects(address: str, port: int) -> bool:
     """Whether a TCP connection succeeds within CALL_SECONDS."""
     with contextlib.suppress(OSError, asyncio.TimeoutError):
-        _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), CALL_SECONDS)
-        writer.close()
+        opening = asyncio.open_connection(address, port)
+        (await asyncio.wait_for(opening, CALL_SECONDS))[1].close()
         return True
     return False
 
@@ -90,8 +94,8 @@ class ActionModule(ActionBase):
     _VALID_ARGS = frozenset(("python", "request", "calls"))
     _requires_connection = True
 
-    def run(self, tmp=None, task_vars=None):
-        result = super().run(tmp, task_vars)
+    def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
         hosts = self._task.args.get("calls") or []
         ports = {host["name"]: ports_to_open(host["local_ports"]) for host in hosts}
         request = {**self._task.args["request"], "ports": ports}

@@ -9,7 +9,9 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
@@ -29,7 +31,7 @@ LISTED = re.compile(r"(\d{1,15}) ([0-9a-f]{64}) \./(.+)", re.ASCII)
 REFUSED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\\]")
 
 
-def is_file_name(name):
+def is_file_name(name: str) -> bool:
     """Whether a path stays below a folder, whatever it is appended to.
 
     >>> [is_file_name(name) for name in ("a/b", "../a", "/a", "a//b", "a\\nb")]
@@ -50,9 +52,9 @@ class ActionModule(ActionBase):
     _VALID_ARGS = frozenset(("path", "destination"))
     _requires_connection = True
 
-    def run(self, tmp=None, task_vars=None):
+    def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Copy every file to a folder beside the destination, then rename it."""
-        result = super().run(tmp, task_vars)
+        result: dict[str, Any] = super().run(tmp, task_vars)
         path = self._task.args["path"]
         destination = Path(self._task.args["destination"]).absolute()
         if destination.exists() and any(destination.iterdir()):
@@ -75,11 +77,11 @@ class ActionModule(ActionBase):
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        size = sum(size for size, _ in files.values())
+        size = sum(size for size, _digest in files.values())
         result.update(changed=True, files=len(files), size=size)
         return result
 
-    def _listed(self, path):
+    def _listed(self, path: str) -> dict[str, tuple[int, str]]:
         """Size and SHA-256 of each file, by its path in the folder."""
         command = (
             f"cd {shlex.quote(path)} && {TELL} && tell files && find . -type f -exec sh -c "
@@ -109,9 +111,11 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(f"the host lists a file of {path} as a folder: {both[0]!a}")
         return files
 
-    def _check_size(self, path, files, destination):
+    def _check_size(
+        self, path: str, files: Mapping[str, tuple[int, str]], destination: Path
+    ) -> None:
         """Refuse what the disk here has no room for, before anything is copied."""
-        size = sum(size for size, _ in files.values())
+        size = sum(size for size, _digest in files.values())
         above = next(folder for folder in destination.parents if folder.is_dir())
         free = shutil.disk_usage(above).free
         if size > free - SPARE_BYTES:
@@ -120,7 +124,7 @@ class ActionModule(ActionBase):
                 f"{SPARE_BYTES} stay so; name a folder on another disk"
             )
 
-    def _pull(self, path, destination, size, digest):
+    def _pull(self, path: str, destination: Path, size: int, digest: str) -> None:
         destination.parent.mkdir(parents=True, exist_ok=True)
         seen = hashlib.sha256()
         with destination.open("wb") as file:
@@ -138,7 +142,7 @@ class ActionModule(ActionBase):
         if seen.hexdigest() != digest:
             raise AnsibleActionFail(f"{path} changed while it was copied, or the copy is damaged")
 
-    def _piece(self, path, offset, wanted):
+    def _piece(self, path: str, offset: int, wanted: int) -> bytes:
         command = (
             f"{TELL} && tell piece && tail -c +{offset + 1} {shlex.quote(path)} 2>/dev/null "
             f"| head -c {wanted} | base64 -w 0"
@@ -148,16 +152,16 @@ class ActionModule(ActionBase):
         except ValueError:  # binascii.Error is one
             raise AnsibleActionFail(f"{path} cannot be read") from None
 
-    def _answer(self, command, word):
+    def _answer(self, command: str, word: str) -> str:
         answer = execute(self, command)
-        said, _, text = answer["stdout"].partition(MARK)[2].partition("\n")
+        said, text = str(answer["stdout"]).partition(MARK)[2].partition("\n")[::2]
         if said.strip() != word:
             reason = answer.get("stderr") or answer["stdout"]
             raise AnsibleActionFail(reason.strip().splitlines()[-1] if reason.strip() else command)
         return text
 
 
-def sync(folder):
+def sync(folder: Path) -> None:
     """Have a folder's entries on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

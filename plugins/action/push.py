@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 import shlex
 from pathlib import Path
+from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
@@ -27,7 +28,7 @@ class ActionModule(ActionBase):
     _VALID_ARGS = frozenset(("source", "path", "files"))
     _requires_connection = True
 
-    def run(self, tmp=None, task_vars=None):
+    def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         source, path = Path(self._task.args["source"]), self._task.args["path"].rstrip("/")
         if execute(self, f"test -d {shlex.quote(path)}")["rc"] == 0:
@@ -44,10 +45,12 @@ class ActionModule(ActionBase):
         whole = False
         try:
             sent = push_files(self, files, new)
-            arguments = {"source": str(source), "path": path, "new": new}
-            done = self._execute_module(
-                MODULE, {**arguments, "sha256": tree_sha256(sent)}, task_vars=task_vars
-            )
+            arguments = {
+                "source": str(source),
+                "path": path,
+                "from_action": {"new": new, "sha256": tree_sha256(sent)},
+            }
+            done = self._execute_module(MODULE, arguments, task_vars=task_vars)
             whole = not done.get("failed")
             return {**done, "files": len(files)}
         finally:

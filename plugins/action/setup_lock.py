@@ -8,6 +8,7 @@ import hashlib
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import BOOT_ID
@@ -24,23 +25,24 @@ class ActionModule(ActionBase):
     )
     _requires_connection = True
 
-    def run(self, tmp=None, task_vars=None):
+    def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         # the command that runs several playbooks for one setup, else ansible-playbook itself
         play = int(os.environ.get("FTCLUSTER_PID") or os.getppid())
         control = control_id()
         wheel = self._task.args.get("node_package")
-        arguments = {
-            **{key: value for key, value in self._task.args.items() if key != "node_package"},
+        asks = {
             "digest": sha256_of(Path(wheel)) if wheel and Path(wheel).is_file() else "",
             "owner": f"{control} {play} {started(play)}",
             "who": f"{user()} on {socket.gethostname()} (process {play})",
             "alive": [f"{control} {pid} {started(pid)}" for pid in plays()],
         }
-        return self._execute_module(MODULE, arguments, task_vars=task_vars)
+        arguments = {**self._task.args, "from_action": asks}
+        result: dict[str, Any] = self._execute_module(MODULE, arguments, task_vars=task_vars)
+        return result
 
 
-def control_id():
+def control_id() -> str:
     """The id of this control node's boot and container."""
     boot, processes = Path(BOOT_ID), Path("/proc/self/ns/pid")
     text = boot.read_text(encoding="ascii") if boot.exists() else socket.gethostname()
@@ -48,7 +50,7 @@ def control_id():
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def started(pid):
+def started(pid: int) -> str:
     """The start of a process in ticks since the boot, because process ids are reused."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -57,7 +59,7 @@ def started(pid):
         return "0"
 
 
-def plays():
+def plays() -> list[int]:
     """Process ids of this machine that may be running a setup."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -70,7 +72,7 @@ def plays():
     return found
 
 
-def user():
+def user() -> str:
     """The current user's name."""
     try:
         return getpass.getuser()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import answers
 
 DOCUMENTATION = r"""
@@ -43,5 +45,5 @@ _value:
 
 
 class FilterModule:
-    def filters(self):
+    def filters(self) -> dict[str, Any]:
         return {"answers": answers}

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.network import is_loopback
 
@@ -41,7 +43,11 @@ _value:
 """
 
 
-def clocks(hosts, allowed):
+Hosts = Mapping[str, Mapping[str, Any]]  # their facts
+Findings = Iterator[tuple[str, str, str]]  # host, what, hint
+
+
+def clocks(hosts: Hosts, allowed: float) -> Findings:
     """Hosts whose clock is off by more seconds than allowed.
 
     Offsets are against the control node, which may itself be wrong: the median host is the
@@ -54,7 +60,7 @@ def clocks(hosts, allowed):
     }
     if not offsets:
         return
-    ranked = sorted(offsets, key=offsets.get)
+    ranked = sorted(offsets, key=lambda host: offsets[host])
     middle = ranked[(len(ranked) - 1) // 2 : len(ranked) // 2 + 1]
     reference = min(middle, key=lambda host: abs(offsets[host][0]))
     for host, (offset, error) in offsets.items():
@@ -66,7 +72,7 @@ def clocks(hosts, allowed):
             yield host, what, hint
 
 
-def accounts(hosts):
+def accounts(hosts: Hosts) -> Findings:
     """Hosts without root among hosts with it: their ranks would run as another user."""
     users = {host: facts["rank_user"] for host, facts in hosts.items() if "rank_user" in facts}
     example = next((host for host, user in users.items() if user), "")
@@ -80,23 +86,23 @@ def accounts(hosts):
             yield host, what, hint
 
 
-def prefixes(hosts):
+def prefixes(hosts: Hosts) -> Findings:
     """Hosts with another prefix than most hosts, or than the first where it is a tie."""
     found = {host: facts["prefix"] for host, facts in hosts.items() if facts.get("prefix")}
-    usual = Counter(found.values()).most_common(1)
+    usual = [prefix for prefix, _count in Counter(found.values()).most_common(1)]
+    examples = [host for host, prefix in found.items() if prefix in usual]
     for host, prefix in found.items():
-        if prefix != usual[0][0]:
-            example = next(other for other in found if found[other] == usual[0][0])
+        if prefix not in usual:
             what = (
-                f"its folder is {prefix}, that of {example} is {usual[0][0]}, and mpirun needs the "
-                "same path on all"
+                f"its folder is {prefix}, that of {examples[0]} is {usual[0]}, and mpirun needs "
+                "the same path on all"
             )
             yield host, what, "choose a folder for all hosts with -e ftcluster_prefix=DIR"
 
 
-def machines(hosts):
+def machines(hosts: Hosts) -> Findings:
     """Hosts that are the same machine as an earlier one."""
-    first = {}
+    first: dict[tuple[Any, Any], str] = {}
     for host, facts in hosts.items():
         address = facts.get("network_address")
         other = first.setdefault((address, facts.get("machine_id")), host)
@@ -105,7 +111,7 @@ def machines(hosts):
             yield host, what, "remove one of the two from the inventory"
 
 
-def loopbacks(hosts):
+def loopbacks(hosts: Hosts) -> Findings:
     """Hosts of several whose address is loopback."""
     for host, facts in hosts.items():
         address = facts.get("network_address", "")
@@ -114,7 +120,7 @@ def loopbacks(hosts):
             yield host, what, f"set ftcluster_address=ADDRESS for {host} in the inventory"
 
 
-def currencies(hosts):
+def currencies(hosts: Hosts) -> Findings:
     """Hosts with a price in another currency than the first host with one."""
     prices = {host: facts["price_per_hour"] for host, facts in hosts.items()
               if facts.get("price_per_hour")}  # fmt: skip
@@ -126,9 +132,11 @@ def currencies(hosts):
             yield host, what, "give all hosts prices in one currency: ftcluster_price_per_hour"
 
 
-def cluster_problems(facts_by_host, requirements):
+def cluster_problems(
+    facts_by_host: Hosts, requirements: Mapping[str, Any]
+) -> dict[str, list[dict[str, str]]]:
     """The problems between hosts, a list for each host."""
-    problems = {host: [] for host in facts_by_host}
+    problems: dict[str, list[dict[str, str]]] = {host: [] for host in facts_by_host}
     for found in (
         clocks(facts_by_host, requirements.get("clock_seconds", 5)),
         accounts(facts_by_host),
@@ -143,5 +151,5 @@ def cluster_problems(facts_by_host, requirements):
 
 
 class FilterModule:
-    def filters(self):
+    def filters(self) -> dict[str, Any]:
         return {"cluster_problems": cluster_problems}

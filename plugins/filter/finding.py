@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 DOCUMENTATION = r"""
 name: finding
 short_description: A finding as one line of text
@@ -30,12 +33,12 @@ _value:
 """
 
 
-def finding(found):
+def finding(found: Mapping[str, str]) -> str:
     """The line; parts that are empty or missing are left out."""
     start = f"{found['host']}: " if found.get("host") else ""
     return start + found["what"] + (f"; {found['hint']}" if found.get("hint") else "")
 
 
 class FilterModule:
-    def filters(self):
+    def filters(self) -> dict[str, Any]:
         return {"finding": finding}

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import GENERATIONS_WITH_AMX
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
@@ -53,6 +55,8 @@ _value:
   sample: {problems: [{what: it is slow, hint: check its fans}], notices: []}
 """
 
+Facts = Mapping[str, Any]
+Findings = Iterator[dict[str, str]]
 # as useradd accepts it; it becomes a word of limits.conf. Empty: the login user trains
 ACCOUNT = re.compile(r"([a-z_][a-z0-9_-]{0,31})?")
 # a number, and a currency if there is one
@@ -62,22 +66,22 @@ ELSEWHERE = "choose another folder with -e ftcluster_prefix=DIR"
 GIVE_ROOT = "give it (-K asks for a password)"
 
 
-def finding(what, hint):
+def finding(what: str, hint: str) -> dict[str, str]:
     """One problem or notice."""
     return {"what": what, "hint": hint}
 
 
-def version(text):
+def version(text: str) -> tuple[int, ...]:
     """3.11.7 as (3, 11, 7)."""
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
-def size(number):
+def size(number: int) -> str:
     """Bytes for a person."""
     return f"{number / 1e9:.1f} GB"
 
 
-def root_problems(facts, requirements):
+def root_problems(facts: Facts, requirements: Facts) -> Findings:
     """Why root, which is required, is not available."""
     because = facts.get("no_root_because") or "ftcluster_root is false"
     if facts.get("wrong_password"):
@@ -101,12 +105,12 @@ def root_problems(facts, requirements):
         )
 
 
-def is_local(facts):
+def is_local(facts: Facts) -> bool:
     """Whether this is the control node, which anybody may try ftcluster on."""
-    return facts.get("connection") == "local"
+    return bool(facts.get("connection") == "local")
 
 
-def matches(name, patterns):
+def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether a name is one of a list of sshd_config, as PATTERNS of ssh_config(5) says.
 
     >>> matches("ops", ["!o*", "*"]), matches("ml", ["!o*", "m?"]), matches("ml", ["ml@10.0.0.*"])
@@ -117,12 +121,12 @@ def matches(name, patterns):
     return not refused and any(fnmatchcase(name, p) for p in plain)
 
 
-def sshd_problems(facts):
+def sshd_problems(facts: Facts) -> Findings:
     """Lists of sshd_config that keep the account that trains out, by which the head logs in."""
     sshd, user = facts.get("sshd") or {}, facts.get("rank_user", "")
-    lists = {}
+    lists: dict[str, list[str]] = {}
     for rule in sshd.get("rules", ()) if user else ():
-        keyword, _, names = rule.partition(" ")
+        keyword, names = rule.partition(" ")[::2]
         lists.setdefault(keyword, []).extend(names.split())
     for keyword, patterns in lists.items():
         of_groups, allows = keyword.endswith("groups"), keyword.startswith("allow")
@@ -146,7 +150,7 @@ def sshd_problems(facts):
         )
 
 
-def host_problems(facts, requirements):
+def host_problems(facts: Facts, requirements: Facts) -> Findings:
     """Why the host cannot take part."""
     yield from root_problems(facts, requirements)
     if not ACCOUNT.fullmatch(facts.get("rank_user", "")):
@@ -190,7 +194,7 @@ def host_problems(facts, requirements):
         )
 
 
-def amx_notices(facts):
+def amx_notices(facts: Facts) -> Findings:
     """Why the host does not use its AMX."""
     generation, kernel = facts.get("cpu_generation", "other"), facts.get("kernel", "")
     if facts.get("amx") == "refused":
@@ -208,7 +212,7 @@ def amx_notices(facts):
         )
 
 
-def services(found, closes, hint):
+def services(found: Sequence[Facts], closes: str, hint: str) -> Findings:
     """One finding on services that the firewall closes, if there are any."""
     if found:
         ports = ", ".join(str(service["port"]) for service in found)
@@ -220,7 +224,9 @@ def services(found, closes, hint):
         )
 
 
-def host_findings(facts, requirements, closed=(), known=()):
+def host_findings(
+    facts: Facts, requirements: Facts, closed: Iterable[str] = (), known: Iterable[object] = ()
+) -> dict[str, list[dict[str, str]]]:
     """All findings of one host."""
     guarded = number_list(",".join(closed)) - number_list(",".join(map(str, known)))
     hit = [service for service in facts.get("services", []) if service["port"] in guarded]
@@ -238,5 +244,5 @@ def host_findings(facts, requirements, closed=(), known=()):
 
 
 class FilterModule:
-    def filters(self):
+    def filters(self) -> dict[str, Any]:
         return {"host_findings": host_findings}

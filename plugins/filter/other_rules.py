@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 DOCUMENTATION = r"""
 name: other_rules
 short_description: Whether the firewall's rules of a host are those of another cluster
@@ -36,7 +39,7 @@ _value:
 """
 
 
-def other_rules(facts, addresses):
+def other_rules(facts: Mapping[str, Any], addresses: Collection[str]) -> list[dict[str, str]]:
     """The problem of a host whose rules another cluster needs, if there is one."""
     rules = facts["firewall_hosts"]
     others = facts["other_clusters"]
@@ -63,5 +66,5 @@ def other_rules(facts, addresses):
 
 
 class FilterModule:
-    def filters(self):
+    def filters(self) -> dict[str, Any]:
         return {"other_rules": other_rules}

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
 DOCUMENTATION = r"""
 name: proof_table
 short_description: The results of verify as a text table
@@ -44,21 +47,21 @@ PROOF_SECONDS = 2.0  # the control node tries at least once a second
 MEASURED = ("bf16 GFLOP/s", "fp32 GFLOP/s", "of median")
 
 
-def speed(facts):
+def speed(facts: Mapping[str, Any]) -> str:
     """The cluster's interface with its speed: eth0 10 Gbit/s."""
-    name = facts.get("network_interface", "")
-    found = next((nic for nic in facts.get("nics", []) if nic["name"] == name), {})
-    mbits = found.get("speed_mbits")
+    name: str = facts.get("network_interface", "")
+    speeds = {nic["name"]: nic["speed_mbits"] for nic in facts.get("nics", ())}
+    mbits = speeds.get(name)
     return f"{name} {mbits / 1000:g} Gbit/s" if mbits else name
 
 
-def cpu(facts):
+def cpu(facts: Mapping[str, Any]) -> str:
     """The CPU's generation if known, else its name."""
-    generation = facts.get("cpu_generation", "other")
-    return facts.get("cpu_model", "") if generation == "other" else generation
+    generation: str = facts.get("cpu_generation", "other")
+    return str(facts.get("cpu_model", "")) if generation == "other" else generation
 
 
-def row(host, facts):
+def row(host: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
     """The cells of one host."""
     memory = facts.get("memory_bytes")
     return (
@@ -75,7 +78,7 @@ def row(host, facts):
     )
 
 
-def measured(host):
+def measured(host: Mapping[str, Any]) -> tuple[str, ...]:
     """The cells of one host's measurements."""
     speed = host.get("speed") or {}
     relative = speed.get("relative")
@@ -85,7 +88,7 @@ def measured(host):
     )
 
 
-def network(links):
+def network(links: Sequence[Mapping[str, Any]]) -> str:
     """The line of the network's measurements."""
     times = sorted(link["latency_us"] for link in links)
     speeds = sorted(link["mb_per_second"] for link in links)
@@ -95,7 +98,7 @@ def network(links):
     )
 
 
-def guard(hosts, reached):
+def guard(hosts: Sequence[Mapping[str, Any]], reached: Collection[str]) -> list[str]:
     """The line on the firewall, if the control node tried to connect."""
     called = [host for host in hosts if (host.get("calls") or {}).get("came")]
     open_ones = [host for host in called if any(host["calls"]["came"].values())]
@@ -122,7 +125,9 @@ def guard(hosts, reached):
     return ["their ports are closed to this machine, which is not one of them"]
 
 
-def proof_table(report, facts, reached=()):
+def proof_table(
+    report: Mapping[str, Any], facts: Mapping[str, Any], reached: Collection[str] = ()
+) -> list[str]:
     """The lines of the table, and those that concern all hosts."""
     rows = [HEADS, *(row(host, facts.get(host["name"], {})) for host in report["hosts"])]
     if any(host.get("speed") for host in report["hosts"]):
@@ -145,5 +150,5 @@ def proof_table(report, facts, reached=()):
 
 
 class FilterModule:
-    def filters(self):
+    def filters(self) -> dict[str, Any]:
         return {"proof_table": proof_table}

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import answers
 
 DOCUMENTATION = r"""
@@ -35,7 +38,7 @@ _value:
 """
 
 
-def root_answer(result):
+def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
     """The answer, from the registered result of a raw task."""
     out, message = result.get("stdout") or "", result.get("msg") or ""
     user = answers(out).get("uid", [""])[-1]
@@ -58,5 +61,5 @@ def root_answer(result):
 
 
 class FilterModule:
-    def filters(self):
+    def filters(self) -> dict[str, Any]:
         return {"root_answer": root_answer}

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ansible.errors import AnsibleFilterError
 
 DOCUMENTATION = r"""
@@ -41,7 +43,7 @@ WORDS = {
 }
 
 
-def switch(value, name):
+def switch(value: object, name: str) -> str:
     """The value in canonical form."""
     given = str(value).strip().lower()
     for word, others in WORDS.items():
@@ -51,5 +53,5 @@ def switch(value, name):
 
 
 class FilterModule:
-    def filters(self):
+    def filters(self) -> dict[str, Any]:
         return {"switch": switch}

@@ -56,8 +56,8 @@ def verify_request(
     known = {name: facts for name, facts in facts_of.items() if facts}
 
     def address(name: str) -> str:
-        told = (addresses or {}).get(name) or hosts[name]["ansible_host"]
-        return facts_of[name].get("network_address", told)
+        given = (addresses or {}).get(name) or hosts[name]["ansible_host"]
+        return str(facts_of[name].get("network_address", given))
 
     return {
         "hosts": [{"name": name, "address": address(name)} for name in hosts],

@@ -41,13 +41,10 @@ def generation(vendor: str, family: int, model: int, stepping: int, flags: Colle
     if vendor != "GenuineIntel" or family != 6:
         return "other"
     if model == 85:
-        for name, flag, _ in OF_MODEL_85:
-            if flag in flags:
-                return name
-        # A hypervisor that hides the flag mostly leaves the stepping.
-        for name, _, first in OF_MODEL_85:
-            if stepping >= first:
-                return name
+        by_flag = [name for name, flag, _first in OF_MODEL_85 if flag in flags]
+        # a hypervisor that hides the flag mostly leaves the stepping
+        by_stepping = [name for name, _flag, first in OF_MODEL_85 if stepping >= first]
+        return [*by_flag, *by_stepping, GENERATIONS[85]][0]
     return GENERATIONS.get(model, "other")
 
 

@@ -108,7 +108,7 @@ def find_ssh_connection(
         return environment["SSH_CONNECTION"]
     while parent > 1:
         for setting in read(f"/proc/{parent}/environ").split("\0"):
-            name, _, value = setting.partition("=")
+            name, value = setting.partition("=")[::2]
             if name == "SSH_CONNECTION" and value:
                 return value
         above = [

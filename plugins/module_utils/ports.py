@@ -40,7 +40,7 @@ def listeners(read: Callable[[str], str]) -> dict[int, set[int]]:
         for line in read(f"/proc/net/{name}").splitlines()[1:]:
             fields = line.split()
             if len(fields) > 7 and fields[3] == LISTEN:
-                address, _, port = fields[1].partition(":")
+                address, port = fields[1].partition(":")[::2]
                 if not is_loopback(address):
                     found.setdefault(int(port, 16), set()).add(int(fields[7]))
     return found

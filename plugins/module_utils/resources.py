@@ -69,7 +69,7 @@ def cgroup_folders(controller: str, read_file: Reader = read) -> Iterator[Path]:
     Of version 1 only those of one controller.
     """
     for line in read_file("/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+        controllers, path = line.split(":", 2)[1:]
         if controllers and controller not in controllers.split(","):
             continue
         mount = "/sys/fs/cgroup" + (f"/{controller}" if controllers else "")
@@ -83,7 +83,7 @@ def cpu_quota(read_file: Reader = read) -> float | None:
     """CPUs' worth of time that the cgroup's quota allows, or None without a quota."""
     limits = []
     for folder in cgroup_folders("cpu", read_file):
-        quota, _, period = read_file(folder / "cpu.max").strip().partition(" ")
+        quota, period = read_file(folder / "cpu.max").strip().partition(" ")[::2]
         if not quota:  # version 1
             quota = read_file(folder / "cpu.cfs_quota_us").strip()
             period = read_file(folder / "cpu.cfs_period_us")
@@ -114,12 +114,12 @@ def node_memory(node: int, read_file: Reader = read) -> int:
 
 
 def nearest(
-    node: int, online: Iterable[int], candidates: Iterable[int], read_file: Reader = read
+    node: int, online: Iterable[int], candidates: Collection[int], read_file: Reader = read
 ) -> int | None:
     """The one of the candidates that is nearest to a NUMA node, or None without candidates."""
     distances = read_file(f"{NODES}/node{node}/distance").split()
     far = {other: int(distance) for other, distance in zip(online, distances)}  # noqa: B905
-    return min(candidates, key=lambda other: (far.get(other, 0), other), default=None)
+    return min(candidates, key=lambda other: (far.get(other, 0), other)) if candidates else None
 
 
 def is_hbm(node: int, near: int | None, cpu_model: str, read_file: Reader = read) -> bool:

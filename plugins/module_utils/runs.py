@@ -93,7 +93,7 @@ def same(path: Path, wanted: os.stat_result) -> bool:
 def run_of(process: Path) -> str:
     """The id of the run that a process belongs to, or an empty string."""
     for variable in (process / "environ").read_bytes().split(b"\0"):
-        name, _, value = variable.partition(b"=")
+        name, value = variable.partition(b"=")[::2]
         if name == b"FTCLUSTER_RUN":
             return run_id(value)
     # what prepares or supervises a run has its folder as an argument

@@ -71,7 +71,7 @@ SHARED = {"shm": "-m", "msg": "-q", "sem": "-s"}  # tables of /proc/sysvipc, and
 SECONDS_TO_END = 5
 
 
-def remove_jobs(name, uid):
+def remove_jobs(name: str, uid: int) -> list[str]:
     """Remove the account's timed jobs and its lingering; returns their paths."""
     removed = []
     for path in (Path(folder, name) for folder in JOBS):
@@ -83,7 +83,7 @@ def remove_jobs(name, uid):
     return removed
 
 
-def processes(uid):
+def processes(uid: int) -> list[int]:
     """The ids of processes whose real user it is; a host may lack pgrep."""
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
@@ -96,7 +96,7 @@ def processes(uid):
     return found
 
 
-def end(uid, number):
+def end(uid: int, number: int) -> None:
     """Send all processes of a user a signal."""
     for pid in processes(uid):
         try:
@@ -105,7 +105,7 @@ def end(uid, number):
             continue
 
 
-def end_processes(name, uid):
+def end_processes(name: str, uid: int) -> list[str]:
     """End the account's processes and remove the jobs that they add; returns what was removed.
 
     Raises:
@@ -118,7 +118,7 @@ def end_processes(name, uid):
     deadline = time.monotonic() + SECONDS_TO_END
     while processes(uid) and time.monotonic() < deadline:
         time.sleep(0.2)
-    for _ in range(SECONDS_TO_END):
+    for _round in range(SECONDS_TO_END):
         if processes(uid):
             end(uid, signal.SIGKILL)
             time.sleep(0.5)
@@ -129,7 +129,7 @@ def end_processes(name, uid):
     raise OSError(f"processes of {name} do not end: {', '.join(map(str, left))}")
 
 
-def remove_temporary(uid):
+def remove_temporary(uid: int) -> tuple[list[str], list[str]]:
     """Remove the account's files where everybody may write; returns (removed, left)."""
     removed, left = [], []
     for folder in filter(os.path.isdir, TEMPORARY):
@@ -139,7 +139,7 @@ def remove_temporary(uid):
     return removed, left
 
 
-def remove_shared(uid):
+def remove_shared(uid: int) -> list[str]:
     """Remove the account's shared memory, queues and semaphores; returns their tables and ids."""
     removed = []
     for kind, option in SHARED.items():
@@ -154,14 +154,14 @@ def remove_shared(uid):
     return removed
 
 
-def find(folder, *arguments):
+def find(folder: str, *arguments: str) -> list[str]:
     """The lines of find, which follows no links and removes by descriptor; errors are left out."""
     argv = ["find", "-P", folder, *arguments]
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     return os.fsdecode(done.stdout).splitlines()
 
 
-def remove_remains(name, uid):
+def remove_remains(name: str, uid: int) -> tuple[list[str], list[str]]:
     """Remove all that the account left; returns (removed, left).
 
     Raises:
@@ -172,7 +172,7 @@ def remove_remains(name, uid):
     return [*removed, *temporary, *remove_shared(uid)], left
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={

@@ -53,7 +53,9 @@ record:
   type: str
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
@@ -74,7 +76,9 @@ NAME = "cluster.json"
 READABLE = 0o644  # by the login users of all control nodes, without root
 
 
-def settle(path, state, start, changes, check_mode):
+def settle(
+    path: Path, state: str, start: str, changes: Mapping[str, Any], check_mode: bool
+) -> tuple[bool, str]:
     """Bring the file into its state; returns (changed, text afterwards)."""
     before = read_text(path)
     if state == "absent":
@@ -92,7 +96,7 @@ def settle(path, state, start, changes, check_mode):
     return True, text
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={

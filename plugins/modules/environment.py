@@ -76,6 +76,9 @@ options:
       - The folder on the control node that wheels are downloaded to.
       - Left out, C(ftcluster/wheels) in the user's cache folder.
     type: path
+  from_action:
+    description: What the action plugin adds. No task sets it.
+    type: dict
 attributes:
   check_mode:
     description: Says whether something would be installed; downloads nothing.
@@ -109,7 +112,9 @@ import platform
 import shutil
 import sys
 import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
@@ -126,15 +131,15 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import file
 STALE_SECONDS = 3600
 
 
-def marker(path, layer):
+def marker(path: Path, layer: str) -> Path:
     """The file that says with which digest a part of an environment was finished."""
     return path / (f".complete-{layer}" if layer else ".complete")
 
 
-def digest_found(path, layer, check_mode):
+def digest_found(path: Path, layer: str, check_mode: bool) -> str:
     """The digest a part was finished with, or an empty string where it is not whole."""
     try:
-        digest, _, booted = marker(path, layer).read_text(encoding="ascii").partition(" ")
+        digest, booted = marker(path, layer).read_text(encoding="ascii").partition(" ")[::2]
     except (FileNotFoundError, NotADirectoryError):
         return ""
     # Files reach the disk some time after they were written. If the host lost its power meanwhile,
@@ -147,7 +152,7 @@ def digest_found(path, layer, check_mode):
     return digest
 
 
-def is_whole(path):
+def is_whole(path: Path) -> bool:
     """Whether its Python is there, and every file that its packages list, with its size."""
     python = path / "bin/python"
     if python.is_symlink() and not python.exists():
@@ -159,19 +164,19 @@ def is_whole(path):
         return False
 
 
-def has_its_files(package):
+def has_its_files(package: Path) -> bool:
     """Whether one package has what its RECORD lists; an OSError or ValueError means no as well."""
-    own = f"{package.name}/RECORD"  # the one line without a size
+    record = f"{package.name}/RECORD"  # the one line without a size
     with (package / "RECORD").open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
-    for name, _, size in rows:
-        found = (package.parent / name).stat().st_size
-        if name != own and found != int(size):
+    sizes = {name: size for name, _hash, size in rows}
+    for name, size in sizes.items():
+        if (package.parent / name).stat().st_size != int(size or -1) and name != record:
             return False
-    return own in (name for name, _, _ in rows)
+    return record in sizes
 
 
-def check(folder, sha256):
+def check(folder: Path, sha256: Mapping[str, str]) -> None:
     """Verify the wheels that were sent.
 
     Raises:
@@ -190,7 +195,7 @@ def check(folder, sha256):
             )
 
 
-def unpack_uv(staging):
+def unpack_uv(staging: Path) -> Path | None:
     """The program uv out of its wheel, or None where there is no such wheel."""
     for wheel in staging.glob("uv-*.whl"):
         with zipfile.ZipFile(wheel) as archive:
@@ -202,12 +207,12 @@ def unpack_uv(staging):
     return None
 
 
-def finish(path, layer, digest):
+def finish(path: Path, layer: str, digest: str) -> None:
     """Write the marker, last of all and whole."""
     write_text(marker(path, layer), f"{digest} {boot_id()}\n", 0o644)
 
 
-def protect(path):
+def protect(path: Path) -> None:
     """Let only the account that trains lock a stack, which whoever can list its folder could.
 
     Others execute its programs all the same. `runs` beside the folder of stacks has the account's
@@ -223,11 +228,14 @@ def protect(path):
         path.chmod(0o711)
 
 
-def install(module, path, staging):
-    """Verify what was sent, and install it, alone; returns whether it had to be installed."""
-    layer, digest = module.params["layer"] or "", module.params["digest"]
+def install(module: Any, path: Path, folder: str, digest: str, sha256: dict[str, str]) -> bool:
+    """Verify the wheels that were sent into a folder, and install them, alone.
+
+    Returns whether they had to be installed.
+    """
+    layer, staging = module.params["layer"] or "", Path(folder)
     try:
-        check(staging, module.params["sha256"])
+        check(staging, sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
         with alone_in(path.parent):
             remove_stale(path)
@@ -237,37 +245,37 @@ def install(module, path, staging):
                 if module.params["base"]:
                     fill_beside(module, path, staging, digest)
                 else:
-                    fill(module, path, staging, layer)
+                    fill(module, path, staging, layer, sha256)
                     finish(path, layer, digest)
-            return True
     except (ValueError, LookupError) as error:
         module.fail_json(msg=str(error))
     except OSError as error:
         module.fail_json(msg=f"{error.filename or path}: {error.strerror or error}")
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+    return True
 
 
-def remove_stale(path):
+def remove_stale(path: Path) -> None:
     """Remove what broken-off installations of this environment have left."""
     left = list(path.parent.glob(f"{path.name}.staging-*"))
     for staging in unchanged(left, path.parent, STALE_SECONDS):
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def options_of(staging):
+def options_of(staging: Path) -> list[str | Path]:
     """uv's: it unpacks once, into a cache on the same file system, and links from there."""
     return ["--no-config", "--offline", "--quiet", "--cache-dir", staging / "cache"]
 
 
-def install_words(staging):
+def install_words(staging: Path) -> list[str | Path]:
     """What uv installs: the wheels of the staging folder and nothing else."""
     names = [wheel.name.split("-")[:2] for wheel in sorted(staging.glob("*.whl"))]
     pins = [f"{name}=={version}" for name, version in names]
     return ["--no-index", "--find-links", staging, "--no-deps", *pins]
 
 
-def fill_beside(module, path, staging, digest):
+def fill_beside(module: Any, path: Path, staging: Path, digest: str) -> None:
     """Install the wheels of the staging folder for another environment, under another name."""
     base, new = Path(module.params["base"]), staging / "new"
     where = ["--python", base / "bin/python", "--prefix", new]
@@ -280,7 +288,7 @@ def fill_beside(module, path, staging, digest):
     new.rename(path)
 
 
-def fill(module, path, staging, layer):
+def fill(module: Any, path: Path, staging: Path, layer: str, sha256: Mapping[str, str]) -> None:
     """Install the wheels of the staging folder."""
     uv = unpack_uv(staging) or path / "bin" / "uv"
     options = options_of(staging)
@@ -295,11 +303,11 @@ def fill(module, path, staging, layer):
     run(module, [uv, "pip", "check", *options, *python])
     (path / ".lock").unlink(missing_ok=True)  # uv's, which everybody may write
     (path / f"wheels{'-' + layer if layer else ''}.json").write_text(
-        json.dumps(module.params["sha256"], indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        json.dumps(sha256, indent=1, sort_keys=True) + "\n", encoding="utf-8"
     )
 
 
-def run(module, command):
+def run(module: Any, command: Iterable[object]) -> None:
     """Run a program; its failure ends the module with its last words."""
     os.umask(0o022)
     environment = {"UV_PYTHON_DOWNLOADS": "never", "UV_LINK_MODE": "hardlink"}
@@ -310,7 +318,7 @@ def run(module, command):
         module.fail_json(msg=f"{' '.join(argv[:3])} failed: {words}")
 
 
-def main():
+def main() -> None:
     """Ansible's entry point; the action plugin calls it once to ask and once to install."""
     module = AnsibleModule(
         argument_spec={
@@ -328,9 +336,7 @@ def main():
             "base": {"type": "path"},
             "python": {"type": "path"},
             "cache": {"type": "path"},
-            "digest": {"type": "str"},
-            "sha256": {"type": "dict"},
-            "staging": {"type": "path"},
+            "from_action": {"type": "dict"},
         },
         supports_check_mode=True,
     )
@@ -339,9 +345,9 @@ def main():
         refuse_unguarded(path)
     except OSError as error:
         module.fail_json(msg=f"{error.filename}: {error.strerror}")
-    if module.params["sha256"]:
-        changed = install(module, path, Path(module.params["staging"]))
-        module.exit_json(changed=changed, sha256=module.params["sha256"])
+    if sent := module.params["from_action"]:
+        changed = install(module, path, sent["staging"], sent["digest"], sent["sha256"])
+        module.exit_json(changed=changed, sha256=sent["sha256"])
     interpreter = module.params["python"] or sys.executable
     program = "import platform; print(platform.python_version())"
     code, out, err = module.run_command([interpreter, "-c", program])

@@ -79,7 +79,9 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
@@ -98,10 +100,12 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     write_text,
 )
 
-KEEP, UNKNOWN = -1, -2  # instead of the number of a user or group
+# instead of the number of a user or group
+KEEP = -1
+UNKNOWN = -2
 
 
-def number_of(name, find, check_mode):
+def number_of(name: str, find: Callable[[str], Any], check_mode: bool) -> int:
     """The number of a user or group, or KEEP without a name.
 
     Raises:
@@ -115,7 +119,7 @@ def number_of(name, find, check_mode):
         raise LookupError(f"no such user or group: {name!r}") from None
 
 
-def attributes_differ(found, mode, uid, gid):
+def attributes_differ(found: os.stat_result | None, mode: int | None, uid: int, gid: int) -> bool:
     """Whether mode, owner or group are not as they shall be."""
     return (
         found is None
@@ -125,7 +129,9 @@ def attributes_differ(found, mode, uid, gid):
     )
 
 
-def set_attributes(path, is_kind, mode, uid, gid):
+def set_attributes(
+    path: str, is_kind: Callable[[int], bool], mode: int | None, uid: int, gid: int
+) -> None:
     """Set owner, group and mode of what is there.
 
     Raises:
@@ -148,13 +154,13 @@ def set_attributes(path, is_kind, mode, uid, gid):
             os.fchmod(descriptor, mode)
 
 
-def text_to_show(path, found):
+def text_to_show(path: str, found: os.stat_result | None) -> str | None:
     """The text of what is there, or None: of a file that is too large to be shown."""
     too_large = found is not None and stat.S_ISREG(found.st_mode) and found.st_size > MOST_BYTES
     return None if too_large else read_text(path)
 
 
-def remove_empty(path, check_mode):
+def remove_empty(path: str, check_mode: bool) -> bool:
     """Remove a folder without contents; returns whether there was one."""
     found = status(path, follow=False)
     if found is None or not stat.S_ISDIR(found.st_mode):
@@ -171,7 +177,7 @@ def remove_empty(path, check_mode):
     return True
 
 
-def settle(entry, check_mode):
+def settle(entry: Mapping[str, Any], check_mode: bool) -> tuple[bool, str | None, str | None]:
     """Bring one path into its state; returns (changed, text before, text after)."""
     path, state, content = entry["path"], entry["state"], entry["content"]
     if state == "absent_if_empty":
@@ -192,7 +198,7 @@ def settle(entry, check_mode):
     found = status(path)
     changed = attributes_differ(found, mode, uid, gid)
     if state == "directory":
-        changed = changed or not stat.S_ISDIR(found.st_mode)
+        changed = changed or found is None or not stat.S_ISDIR(found.st_mode)
         if changed and not check_mode:
             make_folder(path)
             new_mode = 0o755 if found is None and mode is None else mode
@@ -212,7 +218,7 @@ def settle(entry, check_mode):
     return changed, "", ""
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     options = {
         "path": {"type": "path", "required": True},
@@ -229,7 +235,8 @@ def main():
         supports_check_mode=True,
     )
     os.umask(0o022)  # folders on the way are root's, and open to all
-    changed_paths, diff = [], []
+    changed_paths: list[str] = []
+    diff: list[dict[str, str]] = []
     for entry in module.params["files"]:
         try:
             changed, before, after = settle(entry, module.check_mode)

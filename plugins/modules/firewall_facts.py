@@ -76,9 +76,13 @@ unit:
 import json
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.network import find_ssh_connection
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import read
 
 RULES = Path("/etc/ftcluster/firewall.nft")
 UNIT = "ftcluster-firewall.service"
@@ -87,26 +91,7 @@ DIGEST = re.compile(r'comment "ftcluster ([0-9a-f]+)"')
 PORTS = re.compile(r"set ports \{[^{}]*elements = \{([^{}]*)\}")
 
 
-def ssh_port(pid=None, proc=Path("/proc")):
-    """The host's port of the SSH session that a process belongs to, "" where there is none.
-
-    sudo takes SSH_CONNECTION out of the environment, but one of the parents still has it.
-    """
-    pid = pid or os.getpid()
-    while pid > 1:
-        try:
-            environment = (proc / str(pid) / "environ").read_bytes()
-            status = (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-        found = re.search(rb"(?:^|\0)SSH_CONNECTION=([^\0]*)", environment)
-        if found:
-            return found[1].decode(errors="replace").rpartition(" ")[2]
-        pid = int(re.search(r"^PPid:\s*(\d+)", status, re.MULTILINE)[1])
-    return ""
-
-
-def digest_in_force(ruleset):
+def digest_in_force(ruleset: Sequence[Mapping[str, Any]]) -> str:
     """The digest in the comment of ftcluster's rules, "" where none is loaded.
 
     >>> rule = {"family": "inet", "table": "ftcluster", "comment": "ftcluster 0a"}
@@ -123,7 +108,7 @@ def digest_in_force(ruleset):
     return next((match[1] for match in found if match), "")
 
 
-def state_of(rules, digest):
+def state_of(rules: str, digest: str) -> str:
     """Whether the rules of a file are those in force.
 
     >>> state_of('drop comment "ftcluster 0a"', "0a"), state_of("", "")
@@ -133,22 +118,22 @@ def state_of(rules, digest):
     return "none" if not wanted else "loaded" if wanted[1] == digest else "gone"
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={"with_ruleset": {"type": "bool", "default": False}},
         supports_check_mode=True,
     )
 
-    def output(*argv):
-        return module.run_command(list(argv))[1].strip()
+    def output(*argv: str) -> str:
+        return str(module.run_command(list(argv))[1]).strip()
 
     nft = module.get_bin_path("nft", opt_dirs=FOLDERS)
     systemctl = module.get_bin_path("systemctl")
     states = [output(systemctl, verb, UNIT) for verb in ("is-enabled", "is-active") if systemctl]
     listed = output(nft, "-j", "list", "ruleset") if nft else ""
     ruleset = json.loads(listed or '{"nftables": []}')
-    rules = RULES.read_text(encoding="utf-8") if RULES.is_file() else ""
+    rules = read(RULES)
     digest = digest_in_force(ruleset["nftables"])
     tables = [one["table"] for one in ruleset["nftables"] if "table" in one]
     ports = PORTS.search(rules)
@@ -159,7 +144,7 @@ def main():
         state=state_of(rules, digest),
         digest=digest,
         ports=ports[1].strip() if ports else "",
-        ssh_port=ssh_port(),
+        ssh_port=find_ssh_connection(os.environ, os.getppid(), read).rpartition(" ")[2],
         unit=" ".join(states).strip(),
         **({"ruleset": ruleset} if module.params["with_ruleset"] else {}),
     )

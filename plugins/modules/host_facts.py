@@ -20,7 +20,7 @@ options:
     description:
       - The folder that the cluster lives in on this host.
       - Left out, C(/opt/ftcluster) where root can be had and C(~/.local/share/ftcluster) elsewhere.
-    type: str
+    type: path
     default: ""
   has_root:
     description:
@@ -283,7 +283,9 @@ import resource
 import shutil
 import socket
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import amx_state, generation
@@ -342,7 +344,7 @@ LIBRARY_FOLDERS = (
 )
 
 
-def writable(folder, has_root=False):
+def writable(folder: Path, has_root: bool = False) -> bool:
     """Whether this user, or root if it can be had, could make and fill the folder."""
     there = nearest_existing(folder)
     if not there.is_dir():
@@ -353,7 +355,7 @@ def writable(folder, has_root=False):
     return top not in ("proc", "sys") and not os.statvfs(there).f_flag & os.ST_RDONLY
 
 
-def refusal(folder):
+def refusal(folder: Path) -> dict[str, str] | None:
     """Why root must not install in a folder: another user could exchange it there."""
     try:
         with opened_parent(folder, guarded=True):
@@ -364,19 +366,19 @@ def refusal(folder):
         return None
 
 
-def chosen(text):
+def chosen(text: str) -> str:
     """The word in brackets, as /sys marks the one of several that is in force."""
     return text.partition("[")[2].partition("]")[0]
 
 
-def os_name(read_file=read):
+def os_name(read_file: Callable[[str], str] = read) -> str:
     """The system's name for people, by /etc/os-release."""
     text = read_file("/etc/os-release") or read_file("/usr/lib/os-release")
     found = re.search("^PRETTY_NAME=(.*)$", text, re.MULTILINE)
     return found[1].strip(" \"'") if found else ""
 
 
-def cpu_facts(cpuinfo):
+def cpu_facts(cpuinfo: Mapping[str, str]) -> dict[str, Any]:
     """What the first CPU's fields of /proc/cpuinfo say."""
     flags = set(cpuinfo.get("flags", "").split())
     vendor = cpuinfo.get("vendor_id", "")
@@ -391,7 +393,7 @@ def cpu_facts(cpuinfo):
     }
 
 
-def network_facts(module):
+def network_facts(module: Any) -> dict[str, Any]:
     """The interfaces, and the address that other hosts reach this one by."""
     program = module.get_bin_path("ip")
     listing = module.run_command([program, "-json", "address"])[1] if program else ""
@@ -412,7 +414,7 @@ def network_facts(module):
     }
 
 
-def port_facts(ssh_connection, rank_user):
+def port_facts(ssh_connection: str, rank_user: str) -> dict[str, Any]:
     """The ports that ranks may listen at, and those of them that others' programs have."""
     given = local_ports(read)
     ours = number_list(",".join([OUR_PORTS, *given]))
@@ -429,27 +431,29 @@ def port_facts(ssh_connection, rank_user):
     }
 
 
-def library(names, folders=LIBRARY_FOLDERS):
+def library(names: Iterable[str], folders: Sequence[str | Path] = LIBRARY_FOLDERS) -> str:
     """The path of the first library of these names, or an empty string."""
     candidates = [Path(folder, name) for name in names for folder in folders]
     return next((str(path) for path in candidates if exists(path)), "")
 
 
-def pythons(module):
+def pythons(module: Any) -> list[dict[str, str]]:
     """Version and path of every Python on the search path, the one that runs this first."""
     found = [{"version": platform.python_version(), "path": sys.executable}]
     program = "import platform, sys; print(platform.python_version(), sys.executable)"
     for minor in MINORS:
         path = shutil.which(f"python3.{minor}")
         if path and minor != sys.version_info[1]:
-            code, out, _ = module.run_command([path, "-c", program])
+            code, out = module.run_command([path, "-c", program])[:2]
             if code == 0:
-                version, _, executable = out.strip().partition(" ")
+                version, executable = out.strip().partition(" ")[::2]
                 found.append({"version": version, "path": executable})
     return found
 
 
-def pythons_for_stacks(module, has_root):
+def pythons_for_stacks(
+    module: Any, has_root: bool
+) -> tuple[list[dict[str, str]], dict[str, str] | None]:
     """The Pythons that a stack can be made from, and why not from the one that was given."""
     path = module.params["python"]
     if not path:
@@ -463,7 +467,7 @@ def pythons_for_stacks(module, has_root):
         return pythons(module), {"what": what, "hint": error.hint}
 
 
-def is_read_only(path):
+def is_read_only(path: str) -> bool:
     """Whether a file system is mounted so that nobody can write to it, as in a container."""
     try:
         return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
@@ -471,15 +475,15 @@ def is_read_only(path):
         return False
 
 
-def current_stack(prefix):
+def current_stack(prefix: Path) -> str:
     """The name of the folder of the stack in use, or an empty string."""
     try:
-        return (prefix / "current").readlink().name
+        return Path(os.readlink(prefix / "current")).name  # noqa: PTH115 - Path.readlink is of 3.9
     except OSError:
         return ""
 
 
-def finished_stacks(prefix):
+def finished_stacks(prefix: Path) -> list[str]:
     """The names of the folders of stacks that were installed to their end."""
     try:
         return sorted(marker.parent.name for marker in prefix.glob("stacks/*/.complete"))
@@ -487,7 +491,7 @@ def finished_stacks(prefix):
         return []
 
 
-def node_package(prefix):
+def node_package(prefix: Path) -> str:
     """The version of the node package in the stack in use, or an empty string."""
     try:
         found = sorted(
@@ -495,10 +499,10 @@ def node_package(prefix):
         )
     except OSError:  # before Python 3.13, where this user may not look
         return ""
-    return found[-1].name.removesuffix(".dist-info").partition("-")[2] if found else ""
+    return found[-1].name[: -len(".dist-info")].partition("-")[2] if found else ""
 
 
-def record_text(prefix):
+def record_text(prefix: Path) -> str:
     """The text of the cluster's record, or a part of it that is too long to be one."""
     try:
         descriptor = os.open(prefix / "cluster.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -508,7 +512,7 @@ def record_text(prefix):
         return ""
 
 
-def has_user(name):
+def has_user(name: str) -> bool:
     """Whether the host has an account of this name."""
     try:
         return bool(name) and bool(pwd.getpwnam(name))
@@ -516,7 +520,7 @@ def has_user(name):
         return False
 
 
-def host_firewall(read_file, is_active):
+def host_firewall(read_file: Callable[[str], str], is_active: Callable[[str], bool]) -> str:
     """Which of the usual programs manages a firewall here, or an empty string.
 
     The unit of ufw is active where ufw itself is disabled, too.
@@ -529,14 +533,13 @@ def host_firewall(read_file, is_active):
     return "firewalld" if is_active("firewalld") else ""
 
 
-def other_clusters(prefix, folder=CLUSTERS):
+def other_clusters(prefix: str, folder: Path = CLUSTERS) -> list[dict[str, str]]:
     """The clusters of a folder with a record of each, but for the one in `prefix`."""
-    records = (read(str(path)).split("\n")[0] for path in sorted(folder.glob("*")))
-    known = [record.rpartition(" ") for record in records if " " in record]
-    return [{"prefix": name, "user": user} for name, _, user in known if name != prefix]
+    records = (read(path).split("\n")[0].rpartition(" ") for path in sorted(folder.glob("*")))
+    return [{"prefix": r[0], "user": r[2]} for r in records if r[1] and r[0] != prefix]
 
 
-def firewall_hosts(rules):
+def firewall_hosts(rules: str) -> list[str]:
     """The addresses in the text of the firewall's rules.
 
     >>> firewall_hosts("set hosts4 {\\n type ipv4_addr\\n elements = { 10.0.0.1, 10.0.0.2 }\\n}")
@@ -546,11 +549,11 @@ def firewall_hosts(rules):
     return [address.strip() for text in found for address in text.split(",")]
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "prefix": {"type": "str", "default": ""},
+            "prefix": {"type": "path", "default": ""},
             "has_root": {"type": "bool", "default": False},
             "address": {"type": "str", "default": ""},
             "inventory_address": {"type": "str", "default": ""},
@@ -561,15 +564,15 @@ def main():
     )
     cpuinfo = {}
     for line in read("/proc/cpuinfo").split("\n\n")[0].splitlines():
-        key, _, value = line.partition(":")
+        key, value = line.partition(":")[::2]
         cpuinfo[key.strip()] = value.strip()
     has_root = module.params["has_root"] or os.geteuid() == 0
-    default = "/opt/ftcluster" if has_root else "~/.local/share/ftcluster"
-    prefix = Path(module.params["prefix"] or default)
-    try:
-        prefix = prefix.expanduser().absolute()
-    except RuntimeError:
-        module.fail_json(msg=f"{prefix}: no such home folder here; give prefix as a whole path")
+    default = Path("/opt") if has_root else Path.home() / ".local/share"
+    prefix = Path(module.params["prefix"] or default / "ftcluster").absolute()
+    if module.params["prefix"].startswith("~"):
+        module.fail_json(
+            msg=f"{module.params['prefix']}: no such home folder here; give prefix as a whole path"
+        )
     allowed, memory = os.sched_getaffinity(0), memory_bytes()
     sockets, cores, numa = topology(allowed, memory, cpuinfo.get("model name", ""))
     quota = cpu_quota()
@@ -578,8 +581,8 @@ def main():
     available, python_refused = pythons_for_stacks(module, has_root)
     systemctl = module.get_bin_path("systemctl")
 
-    def is_active(unit):
-        return systemctl and module.run_command([systemctl, "-q", "is-active", unit])[0] == 0
+    def is_active(unit: str) -> bool:
+        return bool(systemctl) and module.run_command([systemctl, "-q", "is-active", unit])[0] == 0
 
     facts = {
         "hostname": socket.gethostname(),

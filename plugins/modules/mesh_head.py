@@ -87,7 +87,9 @@ address:
 import json
 import re
 import socket
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
@@ -95,6 +97,9 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     read_text,
     write_text,
 )
+
+if TYPE_CHECKING:
+    Members = Sequence[Mapping[str, Any]]  # as the option `members` has them
 
 KEY = "id_ed25519"
 RECORD = "mesh.json"
@@ -120,7 +125,7 @@ WORD = re.compile(r"[^\s\x00-\x1f\x7f*?!,\"#]+")
 PUBLIC_KEY = re.compile(r"[a-z0-9-]+ [A-Za-z0-9+/]+=*")
 
 
-def wrong_words(members):
+def wrong_words(members: Members) -> list[str]:
     """Sentences on what would be read as something else, or as another line."""
     wrong = [
         f"{key} of {member['name']!a} is {member[key]!a}"
@@ -136,7 +141,7 @@ def wrong_words(members):
     ]
 
 
-def known_hosts(members):
+def known_hosts(members: Members) -> str:
     """The text of a known_hosts file: each host under its name and its address."""
     lines = []
     for member in members:
@@ -147,7 +152,7 @@ def known_hosts(members):
     return "".join(lines)
 
 
-def ssh_config(members, folder, address):
+def ssh_config(members: Members, folder: Path, address: str) -> str:
     """The text of an ssh_config file."""
     lines = ["# Written by ftcluster; changes are overwritten.\n"]
     for member in members:
@@ -166,13 +171,13 @@ def ssh_config(members, folder, address):
     return "".join(lines)
 
 
-def merged(known, given, names):
+def merged(known: Members, given: Members, names: Iterable[str]) -> list[Mapping[str, Any]]:
     """Members by the inventory's order: new ones instead of known ones of the same name."""
     by_name = {member["name"]: member for member in [*known, *given]}
     return [by_name[name] for name in names if name in by_name]
 
 
-def texts_of(members, folder, address):
+def texts_of(members: Members, folder: Path, address: str) -> dict[str, str]:
     """The files that say whom the head trusts, by name."""
     return {
         "known_hosts": known_hosts(members),
@@ -181,12 +186,13 @@ def texts_of(members, folder, address):
     }
 
 
-def parse_mesh(text, path):
+def parse_mesh(text: str | None, path: Path) -> dict[str, Any]:
     """What the text of mesh.json says of the mesh; empty where there is none.
 
     Raises:
         ValueError: it is something else.
     """
+    found: dict[str, Any] = {}
     try:
         found = json.loads(text or "{}")
         members = found.get("members", [])
@@ -205,7 +211,7 @@ def parse_mesh(text, path):
     return found
 
 
-def make_key(module, folder):
+def make_key(module: Any, folder: Path) -> None:
     """Make the key pair, the private half last, so that one that is there is whole."""
     new = folder / f"{KEY}.new"
     for path in (new, folder / f"{KEY}.new.pub"):
@@ -219,7 +225,7 @@ def make_key(module, folder):
     new.replace(folder / KEY)
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     member = {
         "name": {"type": "str", "required": True},

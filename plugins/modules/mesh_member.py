@@ -78,7 +78,7 @@ FOLDER = re.compile(r"/[\w./+@%=,~-]*", re.ASCII)
 TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
 
-def with_line(text, line, folder):
+def with_line(text: str, line: str, folder: str) -> str:
     """The text of an authorized_keys file with this line for the cluster's head, or without any.
 
     Lines of earlier versions name no folder; they are taken for this cluster's.
@@ -87,24 +87,24 @@ def with_line(text, line, folder):
     return "".join(f"{kept}\n" for kept in [*others, *([line] if line else [])])
 
 
-def is_of(line, folder):
+def is_of(line: str, folder: str) -> bool:
     """Whether a line of authorized_keys lets in the head whose mesh has this folder."""
-    _, mark, comment = line.partition(MARK)
+    mark, comment = line.partition(MARK)[1:]
     return bool(mark) and comment.partition(" ")[2] in ("", folder)
 
 
-def entry(public_key, address, folder):
+def entry(public_key: str, address: str, folder: str) -> str:
     """One line of authorized_keys: this key, from this address, for commands only."""
     return f'restrict,from="{address}" {public_key} {folder}'
 
 
-def key_of(line):
+def key_of(line: str) -> str:
     """A line of a public key's file without its comment; empty for a type that is not used."""
     words = line.split()
     return " ".join(words[:2]) if len(words) >= 2 and words[0] in TYPES else ""
 
 
-def lines_of(path):
+def lines_of(path: Path) -> str | None:
     """The text of an authorized_keys file, or None if it does not exist.
 
     Raises:
@@ -116,14 +116,14 @@ def lines_of(path):
     return found
 
 
-def host_keys():
+def host_keys() -> list[str]:
     """The host's public keys, without their comments."""
     paths = sorted(Path("/").glob(KEYS.lstrip("/")))
     texts = [path.read_text(encoding="ascii", errors="replace") for path in paths]
     return list(filter(None, map(key_of, texts)))
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={

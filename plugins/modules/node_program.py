@@ -67,10 +67,12 @@ stderr:
   type: str
 """
 
+from collections.abc import Iterable
+
 from ansible.module_utils.basic import AnsibleModule
 
 
-def command_of(stack, program, arguments, compiles):
+def command_of(stack: str, program: str, arguments: Iterable[str], compiles: bool) -> list[str]:
     """The program's command line.
 
     >>> command_of("/s", "host.runs", ["list"], False)
@@ -80,7 +82,7 @@ def command_of(stack, program, arguments, compiles):
     return [f"{stack}/bin/python", *options, "-m", f"ftcluster_train.{program}", *arguments]
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={

@@ -33,6 +33,9 @@ options:
     description: Names of the files in it that are copied; all of them by default.
     type: list
     elements: str
+  from_action:
+    description: What the action plugin adds. No task sets it.
+    type: dict
 attributes:
   check_mode:
     description: Says whether it would be copied.
@@ -58,6 +61,7 @@ import os
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -68,33 +72,31 @@ NEW = re.compile(r".+\.new-[0-9a-f]{8}")
 STALE_SECONDS = 24 * 3600
 
 
-def found_in(folder):
+def found_in(folder: Path) -> dict[bytes, bytes]:
     """The SHA-256 of each file below a folder, as `tree_sha256` takes them."""
     found = {}
-    for where, _, names in os.walk(folder):
+    for where, _folders, names in os.walk(folder):
         for name in names:
             path = Path(where, name)
             found[os.fsencode(path.relative_to(folder))] = file_sha256(path).digest()
     return found
 
 
-def finish(new, path, sha256, start_sync):
+def finish(new: Path, path: Path, sha256: str) -> bool:
     """Check what arrived, have it on the disk, and give it its name; returns whether it got it.
-
-    Args:
-        start_sync: begins to write a folder's file system to the disk; returns what waits for it.
 
     Raises:
         ValueError: it is not what was sent.
         OSError: it cannot be read, written to the disk or renamed.
     """
     new.chmod(0o700)
-    wait = start_sync(new)
-    found = tree_sha256(found_in(new))  # while the disk writes
-    wait()
-    if found != sha256:
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(to_disk, new)
+        arrived = tree_sha256(found_in(new))  # while the disk writes
+        written.result()
+    if arrived != sha256:
         raise ValueError(
-            f"what arrived has the sha256 {found}, what was sent {sha256}; run it again"
+            f"what arrived has the sha256 {arrived}, what was sent {sha256}; run it again"
         )
     try:
         new.rename(path)
@@ -105,42 +107,38 @@ def finish(new, path, sha256, start_sync):
     return True
 
 
-def start_sync(folder):
-    """Begin to write a folder's file system to the disk; returns what waits for it."""
+def to_disk(folder: Path) -> None:
+    """Write a folder's file system to the disk."""
     # one call for thousands of files; fsync of each takes seconds
-    program = subprocess.Popen(
-        ["sync", "--file-system", folder], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-
-    def wait():
-        words = os.fsdecode(program.communicate()[1]).strip()
-        if program.returncode != 0:
-            raise OSError(errno.EIO, words or "cannot be written to the disk", str(folder))
-
-    return wait
+    argv = ["sync", "--file-system", str(folder)]
+    done = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        words = os.fsdecode(done.stderr).strip()
+        raise OSError(errno.EIO, words or "cannot be written to the disk", str(folder))
 
 
-def remove_stale(folder):
+def remove_stale(folder: Path) -> None:
     """Remove what copies that were broken off have left in a folder."""
     left = [p for p in folder.iterdir() if NEW.fullmatch(p.name) and not p.is_symlink()]
     for path in unchanged(left, folder, STALE_SECONDS):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def main():
+def main() -> None:
     """Ansible's entry point; the action plugin calls it when all files were sent."""
     module = AnsibleModule(
         argument_spec={
             "source": {"type": "path", "required": True},
             "path": {"type": "str", "required": True},
             "files": {"type": "list", "elements": "str"},
-            "new": {"type": "str", "required": True},
-            "sha256": {"type": "str", "required": True},
-        }
+            "from_action": {"type": "dict"},
+        },
+        supports_check_mode=True,
     )
-    new, path = Path(module.params["new"]), Path(module.params["path"])
+    sent, path = module.params["from_action"], Path(module.params["path"])
+    new = Path(sent["new"])
     try:
-        changed = finish(new, path, module.params["sha256"], start_sync)
+        changed = finish(new, path, sent["sha256"])
         if not changed:
             shutil.rmtree(new, ignore_errors=True)
         remove_stale(path.parent)

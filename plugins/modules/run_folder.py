@@ -65,13 +65,13 @@ from ansible.module_utils.basic import AnsibleModule
 REFUSED = 3  # exit code of ftcluster_train.host.lease
 
 
-def installed_version(stack):
+def installed_version(stack: Path) -> str:
     """The version of ftcluster_train in a stack, "" where there is none."""
     found = sorted(stack.glob("lib/python3*/site-packages/ftcluster_train-*.dist-info"))
     return found[-1].name[len("ftcluster_train-") : -len(".dist-info")] if found else ""
 
 
-def refusal(stack, runs, version, alone):
+def refusal(stack: Path, runs: Path, version: str, alone: bool) -> str:
     """Why the head takes no run, "" where it does.
 
     Args:
@@ -96,7 +96,7 @@ def refusal(stack, runs, version, alone):
     return ""
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={

@@ -48,6 +48,9 @@ options:
     description: Seconds after which another control node may take the lock.
     type: int
     default: 3600
+  from_action:
+    description: What the action plugin adds. No task sets it.
+    type: dict
 attributes:
   check_mode:
     description: Fails if another setup holds the lock; takes nothing.
@@ -66,7 +69,9 @@ RETURN = r"""
 import contextlib
 import json
 import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
@@ -82,13 +87,13 @@ NAME = ".setup"
 COMPLETE = ".complete-node_agent"  # in a stack, see the module environment
 
 
-def new_lock(owner, who, since, booted):
+def new_lock(owner: str, who: str, since: float, booted: str) -> dict[str, Any]:
     """The contents of a lock file."""
     control = owner.split(" ")[0]
     return {"owner": owner, "control": control, "who": who, "since": since, "boot": booted}
 
 
-def read_lock(path):
+def read_lock(path: Path) -> dict[str, Any]:
     """Who is at work, or nothing."""
     try:
         lock = json.loads(path.read_text(encoding="utf-8"))
@@ -97,7 +102,14 @@ def read_lock(path):
         return {}
 
 
-def is_free(lock, owner, alive, lease, now, booted):
+def is_free(
+    lock: Mapping[str, Any],
+    owner: str,
+    alive: Collection[str],
+    lease: float,
+    now: float,
+    booted: str,
+) -> bool:
     """Whether a lock may be taken.
 
     Args:
@@ -108,10 +120,10 @@ def is_free(lock, owner, alive, lease, now, booted):
         return True
     if lock.get("control") == owner.split(" ")[0]:
         return lock["owner"] not in alive
-    return now - lock.get("since", 0) > lease
+    return bool(now - lock.get("since", 0) > lease)
 
 
-def refusal(lock, now):
+def refusal(lock: Mapping[str, Any], now: float) -> str:
     """The error message for a lock that another setup holds."""
     minutes = max(0, int(now - lock.get("since", now))) // 60
     return (
@@ -120,7 +132,12 @@ def refusal(lock, now):
     )
 
 
-def take(path, mine, may_take, create=True):
+def take(
+    path: Path,
+    mine: Mapping[str, Any],
+    may_take: Callable[[Mapping[str, Any]], bool],
+    create: bool = True,
+) -> dict[str, Any] | None:
     """Write a lock; returns the one that is there if it may not be taken."""
     if not create and not path.parent.is_dir():
         return None
@@ -134,14 +151,14 @@ def take(path, mine, may_take, create=True):
     return None
 
 
-def release(path, owner):
+def release(path: Path, owner: str) -> None:
     """Remove a lock, if it is this owner's."""
     with contextlib.suppress(FileNotFoundError), alone_in(path.parent):
         if read_lock(path).get("owner") == owner:
             path.unlink()
 
 
-def in_use(stacks, digest):
+def in_use(stacks: Iterable[str], digest: str) -> list[str]:
     """One line for each stack that a run uses, unless it has the node package of this digest."""
     found = []
     for stack in stacks:
@@ -155,7 +172,7 @@ def in_use(stacks, digest):
     return found
 
 
-def node_package(stack):
+def node_package(stack: Path) -> str:
     """The digest of the node package that a stack has."""
     try:
         return (stack / COMPLETE).read_text(encoding="ascii").partition(" ")[0]
@@ -163,7 +180,7 @@ def node_package(stack):
         return ""
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={
@@ -172,31 +189,31 @@ def main():
             "create": {"type": "bool", "default": True},
             "take_over": {"type": "bool", "default": False},
             "stacks": {"type": "list", "elements": "path", "default": []},
-            "digest": {"type": "str", "default": ""},
+            "node_package": {"type": "path"},  # which the action plugin reads
             "lease": {"type": "int", "default": 3600},
-            "owner": {"type": "str", "required": True},
-            "who": {"type": "str", "required": True},
-            "alive": {"type": "list", "elements": "str", "default": []},
+            "from_action": {"type": "dict"},
         },
         supports_check_mode=True,
     )
-    given = module.params
+    given, asks = module.params, module.params["from_action"]
     path, now, booted = Path(given["prefix"]) / NAME, time.time(), boot_id()
-    mine = new_lock(given["owner"], given["who"], now, booted)
+    owner = asks["owner"]
+    mine = new_lock(owner, asks["who"], now, booted)
 
-    def may_take(lock):
-        owner, alive, lease = (given[key] for key in ("owner", "alive", "lease"))
-        return given["take_over"] or is_free(lock, owner, alive, lease, now, booted)
+    def may_take(lock: Mapping[str, Any]) -> bool:
+        free = is_free(lock, owner, asks["alive"], given["lease"], now, booted)
+        return bool(given["take_over"]) or free
 
     try:
         refuse_unguarded(path.parent)
-        if problems := in_use(given["stacks"], given["digest"]):
+        if problems := in_use(given["stacks"], asks["digest"]):
             module.fail_json(msg="\n".join(problems))
-        if module.check_mode:
-            lock = read_lock(path)
-            other = lock if given["state"] == "taken" and not may_take(lock) else None
-        elif given["state"] == "released":
-            other = release(path, given["owner"])
+        other: dict[str, Any] | None = None
+        if given["state"] == "released":
+            if not module.check_mode:
+                release(path, owner)
+        elif module.check_mode:
+            other = None if may_take(read_lock(path)) else read_lock(path)
         else:
             other = take(path, mine, may_take, given["create"])
         if other:

@@ -60,23 +60,25 @@ kept:
 """
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils import safe_path
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import InUse, without_runs
 
 
-def target(link):
+def target(link: Path) -> str:
     """Where a link points, or an empty string."""
     try:
-        return str(link.readlink())
+        return os.readlink(link)  # noqa: PTH115 - Path.readlink is of Python 3.9
     except OSError:
         return ""
 
 
-def point(link, path):
+def point(link: Path, path: str) -> None:
     """Make or move a link at one instant."""
     temporary = link.with_name(f".{link.name}.new")
     temporary.unlink(missing_ok=True)
@@ -84,12 +86,12 @@ def point(link, path):
     temporary.replace(link)
 
 
-def is_finished(path):
+def is_finished(path: str) -> bool:
     """Whether an environment was made to its end."""
     return bool(path) and (Path(path) / ".complete").is_file()
 
 
-def unused(prefix):
+def unused(prefix: Path) -> list[Path]:
     """The folders of stacks that no link points to; none where no stack is in use."""
     if not target(prefix / "current"):
         return []
@@ -98,7 +100,7 @@ def unused(prefix):
     return [path for path in sorted(prefix.glob("stacks/[!.]*")) if path.resolve() not in used]
 
 
-def prune(module, prefix):
+def prune(module: Any, prefix: Path) -> None:
     """Remove what is not used, and end the module."""
     removed, kept, left = [], [], []
     for path in unused(prefix):
@@ -127,7 +129,7 @@ def prune(module, prefix):
     module.exit_json(changed=bool(removed), removed=removed, kept=kept, current=current)
 
 
-def remove_all(module, prefix):
+def remove_all(module: Any, prefix: Path) -> None:
     """Remove all stacks and the links, if no run uses any, and end the module."""
     stacks = sorted(prefix.glob("stacks/[!.]*"))
     links = [prefix / name for name in ("current", "former") if target(prefix / name)]
@@ -147,7 +149,7 @@ def remove_all(module, prefix):
     module.exit_json(changed=changed, removed=[path.name for path in stacks], current="")
 
 
-def remove(path):
+def remove(path: Path) -> bool:
     """Remove a folder with all that is in it; returns whether it is gone."""
     with contextlib.suppress(OSError):  # first, for what is broken off here to be made anew
         (path / ".complete").unlink()
@@ -155,7 +157,7 @@ def remove(path):
     return not path.exists()
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={

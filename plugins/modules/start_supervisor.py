@@ -70,7 +70,7 @@ AT_START = ("*.pth", "*customize.py")  # what Python executes of site-packages b
 SECONDS = 90  # it looks twice, for at most 25 s, and starts a unit within 20 s
 
 
-def stack_of(prefix):
+def stack_of(prefix: Path) -> Path:
     """The stack in use, after looking at who could have changed what root executes of it.
 
     Raises:
@@ -98,13 +98,13 @@ def stack_of(prefix):
     return stack
 
 
-def command_of(stack, run_dir, user):
+def command_of(stack: Path, run_dir: Path, user: str) -> list[str]:
     """What root executes of a stack: nothing of the environment or of anybody's home."""
     python = [str(stack / "bin/python"), "-I", "-B", "-m", "ftcluster_train.host.supervisor"]
     return [*python, "start", str(run_dir), "--user", user]
 
 
-def main():
+def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={

@@ -17,8 +17,8 @@ def answers(text: str) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for line in text.split("\n"):
-        _, mark, answer = line.partition(MARK)
-        key, _, value = answer.strip().partition(" ")
+        mark, answer = line.partition(MARK)[1:]
+        key, value = answer.strip().partition(" ")[::2]
         if mark and key:
             found.setdefault(key, []).append(value.strip())
     return found

@@ -51,7 +51,8 @@ class Entry(tarfile.TarInfo):
     """An entry of a bundle: a file, and before it perhaps a header with its long name."""
 
     @classmethod
-    def fromtarfile(cls, tar: tarfile.TarFile) -> Entry:
+    # the base class calls it tarfile, which is the module here
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Entry:  # pylint: disable=arguments-renamed
         """Look at headers before anything is read or reserved by the sizes that they say.
 
         Raises:
@@ -225,7 +226,7 @@ def read_head(tar: tarfile.TarFile, folder: Path) -> Bundle:
         raise ValueError(f"it lists more than {MAX_WHEELS:,} wheels")
     for name, wheel in wheels.items():
         sizes = (wheel.size, wheel.unpacked)
-        if any(type(size) is not int or size < 0 for size in sizes) or not (
+        if any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in sizes) or not (
             isinstance(wheel.sha256, str) and SHA256.fullmatch(wheel.sha256)
         ):
             raise ValueError(f"{name!a} has no size or no sha256 in its list")

@@ -244,7 +244,7 @@ def _bundle_problems(bundle: Bundle | None, facts: Mapping[str, Any]) -> list[di
     if facts.get("machine", target.machine) != target.machine:
         what = f"the bundle is for {target.machine}, the host is {facts['machine']}"
         problems.append(_finding(what, LEAVE_OUT))
-    kind, _, number = facts.get("libc", "").partition(" ")
+    kind, number = facts.get("libc", "").partition(" ")[::2]
     if kind == "glibc" and version(number) < version(target.glibc):
         what = f"the bundle needs glibc {target.glibc}, the host has {number}"
         problems.append(_finding(what, f"make one for it: ftcluster bundle --glibc {number}"))

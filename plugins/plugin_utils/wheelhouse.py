@@ -134,7 +134,7 @@ class Wanted:
                 wheels[name] = parse_wheel_filename(name)[:2]
             except InvalidWheelFilename:
                 found.append(f"{name} is not the name of a wheel")
-        packages = {package for package, _ in wheels.values()}
+        packages = {package for package, _version in wheels.values()}
         missing = pins | more if packages & more.keys() else pins
         for name, (package, version) in wheels.items():
             pin = missing.pop(package, None)

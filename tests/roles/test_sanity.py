@@ -1,42 +1,69 @@
-"""ansible-test sanity on the collection: those of its tests that need nothing to be downloaded.
-
-ansible-doc, import, pep8, pslint, pylint, runtime-metadata, shellcheck, validate-modules and
-yamllint get environments of their own from sites beyond the package index.
-use-argspec-type-path forbids what host_facts does with the ~ of its default folder.
-"""
+"""ansible-test sanity on the collection."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import ansible_test
 import pytest
 
 from tests.programs import ROOT
 
-PARTS = ("playbooks", "roles", "plugins", "meta", "galaxy.yml", "README.md", "LICENSE")
-TESTS = (
+PARTS = (
+    "playbooks",
+    "roles",
+    "plugins",
+    "meta",
+    "tests/sanity",
+    "galaxy.yml",
+    "README.md",
+    "LICENSE",
+)
+# those that need nothing to be downloaded
+ALONE = (
     "action-plugin-docs", "compile", "empty-init", "ignores", "line-endings", "no-assert",
     "no-get-exception", "no-illegal-filenames", "no-smart-quotes", "replace-urlopen", "shebang",
-    "symlinks", "use-compat-six",
+    "symlinks", "use-argspec-type-path", "use-compat-six",
 )  # fmt: skip
+
+
+def sanity(tmp_path: Path, home: Path, *options: str) -> None:
+    collection = tmp_path / "ansible_collections/ftcluster/cluster"
+    for name in PARTS:
+        (collection / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, collection / name, symlinks=True)
+        else:
+            shutil.copy(ROOT / name, collection / name)
+    for argv in (["git", "init", "-q"], ["git", "add", "--all"]):
+        subprocess.run(argv, cwd=collection, check=True)
+    done = subprocess.run(
+        [Path(sys.executable).parent / "ansible-test", "sanity", "--color", "no", *options],
+        cwd=collection, capture_output=True, text=True, check=False,
+        env={**os.environ, "HOME": str(home)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.more
 def test_the_collection_is_sane(tmp_path: Path) -> None:
-    collection = tmp_path / "ansible_collections/ftcluster/cluster"
-    collection.mkdir(parents=True)
-    for name in PARTS:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, collection / name)
-    for argv in (["git", "init", "-q"], ["git", "add", "--all"]):
-        subprocess.run(argv, cwd=collection, check=True)
-    done = subprocess.run(
-        [Path(sys.executable).parent / "ansible-test", "sanity", "--color", "no",
-         "--python", "{}.{}".format(*sys.version_info),
-         *(word for name in TESTS for word in ("--test", name))],
-        cwd=collection, capture_output=True, text=True, check=False,
-        env={**os.environ, "HOME": str(tmp_path)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    python = "{}.{}".format(*sys.version_info)
+    sanity(tmp_path, tmp_path, "--python", python, *(w for t in ALONE for w in ("--test", t)))
+
+
+@pytest.mark.long
+def test_with_what_pip_downloads_it_is_sane(tmp_path: Path) -> None:
+    """All of them, for each Python of this machine that Ansible runs with on a host."""
+    home = ROOT / ".test_cache/ansible-test"
+    # else ansible-test brings pip into its environments from a site beyond the package index
+    source = Path(ansible_test.__file__).parent / "_internal/python_requirements.py"
+    version = re.search(r"pip='([\d.]+)'", source.read_text())
+    assert version
+    stand_in = home / f".ansible/test/cache/get_pip_{version[1].replace('.', '_')}.py"
+    stand_in.parent.mkdir(parents=True, exist_ok=True)
+    stand_in.write_text("import ensurepip\nensurepip.bootstrap()\n")
+    # of PowerShell there is nothing
+    sanity(tmp_path, home, "--requirements", "--skip-test", "pslint")

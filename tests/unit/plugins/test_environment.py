@@ -201,8 +201,11 @@ def test_packages_for_another_environment_appear_whole_or_not_at_all(
     path.mkdir()
     (path / "torn").touch()  # when the power was lost
     found = run_module(
-        environment.main, path=str(path), base=str(tmp_path / "stack"), staging=str(staging),
-        digest="d1", sha256=wheels(staging, **{"tool-1.0-py3-none-any.whl": "one"}),
+        environment.main, path=str(path), base=str(tmp_path / "stack"),
+        from_action={
+            "digest": "d1", "staging": str(staging),
+            "sha256": wheels(staging, **{"tool-1.0-py3-none-any.whl": "one"}),
+        },
     )  # fmt: skip
     if works:
         assert found["changed"]

@@ -1,12 +1,9 @@
 """What is read of a host's firewall."""
 
-from pathlib import Path
-
 import pytest
 from ansible_collections.ftcluster.cluster.plugins.modules.firewall_facts import (
     PORTS,
     digest_in_force,
-    ssh_port,
     state_of,
 )
 
@@ -41,18 +38,3 @@ def test_only_our_own_table_has_the_digest(change: dict[str, str]) -> None:
     other = {"rule": {**rule, **change}}
     assert digest_in_force([{"table": {"name": "x"}}, other, {"rule": rule}]) == "0a"
     assert digest_in_force([other]) == ""
-
-
-def test_the_port_of_ssh_is_found_in_a_parent(tmp_path: Path) -> None:
-    for pid, parent, environment in (
-        (30, 20, b"PATH=/bin\0SUDO_USER=ops\0"),
-        (20, 10, b"A=b\0SSH_CONNECTION=10.0.0.9 50000 10.0.0.1 2222\0"),
-        (10, 1, b""),
-    ):
-        folder = tmp_path / str(pid)
-        folder.mkdir()
-        (folder / "status").write_text(f"Name:\tx\nPPid:\t{parent}\n")
-        (folder / "environ").write_bytes(environment)
-    assert ssh_port(30, tmp_path) == "2222"
-    assert ssh_port(10, tmp_path) == ""
-    assert ssh_port(5, tmp_path) == ""

@@ -29,6 +29,7 @@ from tests.unit.plugins.test_files import settled
 
 pytestmark = pytest.mark.needs("root")
 STRANGER = pwd.getpwnam("nobody")
+ASKS = {"owner": "a 1 1", "who": "a", "alive": [], "digest": ""}
 ACCOUNT = {"owner": STRANGER.pw_name, "mode": "0700"}
 
 
@@ -355,8 +356,8 @@ def test_root_keeps_nothing_of_its_own_where_others_could_exchange_it(
     place.chmod(mode)
     prefix = str(place / "prefix")
     found = [
-        run_module(setup_lock.main, prefix=prefix, owner="a 1 1", who="a"),
-        run_module(setup_lock.main, prefix=prefix, owner="a 1 1", who="a", check=True),
+        run_module(setup_lock.main, prefix=prefix, from_action=ASKS),
+        run_module(setup_lock.main, prefix=prefix, from_action=ASKS, check=True),
         run_module(stack_link.main, prefix=prefix, state="pruned"),
         run_module(environment.main, path=f"{prefix}/stacks/one"),
         run_module(files.main, files=[{"path": f"{prefix}/etc", "content": "x"}]),
@@ -376,7 +377,7 @@ def test_a_prefix_that_is_a_link_of_his_is_refused(
     home: Path, canary: Path, run_module: Any
 ) -> None:
     plant(home / "prefix", canary)
-    refusal = run_module(setup_lock.main, prefix=str(home / "prefix"), owner="a 1 1", who="a")
+    refusal = run_module(setup_lock.main, prefix=str(home / "prefix"), from_action=ASKS)
     assert refusal["msg"].startswith(f"{home}: nobody may write here")
 
 

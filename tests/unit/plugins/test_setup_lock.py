@@ -139,8 +139,9 @@ def test_of_many_at_the_same_moment_one_gets_it(
 
 @pytest.fixture
 def run(tmp_path: Path, run_module: Any) -> Callable[..., dict[str, Any]]:
-    def ask(owner: str, **parameters: Any) -> dict[str, Any]:
-        given = {"prefix": str(tmp_path / "prefix"), "owner": owner, "who": f"who {owner}"}
+    def ask(owner: str, alive: tuple[str, ...] = (), **parameters: Any) -> dict[str, Any]:
+        asks = {"owner": owner, "who": f"who {owner}", "alive": alive, "digest": ""}
+        given = {"prefix": str(tmp_path / "prefix"), "from_action": asks}
         found: dict[str, Any] = run_module(main, **{**given, **parameters})
         return found
 
@@ -211,7 +212,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     asking = plugin(action, {"prefix": "/opt"})
     monkeypatch.setattr(asking, "_execute_module", lambda _, arguments, **__: arguments)
     found: dict[str, Any] = asking.run(None, {})
-    return found
+    assert found["prefix"] == "/opt"
+    asks: dict[str, Any] = found["from_action"]
+    return asks
 
 
 def test_the_owner_is_the_command_that_runs_the_playbooks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +222,6 @@ def test_the_owner_is_the_command_that_runs_the_playbooks(monkeypatch: pytest.Mo
     found = asked(monkeypatch)
     assert found["owner"] == f"{action.control_id()} {os.getpid()} {action.started(os.getpid())}"
     assert f"(process {os.getpid()})" in found["who"]
-    assert found["prefix"] == "/opt"
     monkeypatch.delenv("FTCLUSTER_PID")
     assert asked(monkeypatch)["owner"].split()[1] == str(os.getppid())
 

@@ -244,9 +244,9 @@ class Host:
         self.sent: list[str] = []
 
     def execute(self, _name: str, arguments: dict[str, Any], **_: Any) -> dict[str, Any]:
-        if "sha256" not in arguments:
+        if "from_action" not in arguments:
             return self.state
-        self.installed.append(arguments)
+        self.installed.append(arguments["from_action"])
         return self.answer
 
 
