@@ -73,12 +73,16 @@ def _without_first_core(host: HostFacts) -> HostFacts:
     if host.cores < NODE_CORES or limited(host):
         return host
     cpus = [parse_cpus(node.cpus) for node in host.numa]
-    first = min(cpu for own in cpus for cpu in own)
+    first = min(cpu for of_node in cpus for cpu in of_node)
     numa = tuple(
-        replace(node, cores=node.cores - 1, cpus=format_cpus(cpu for cpu in own if cpu != first))
-        if first in own
+        replace(
+            node,
+            cores=node.cores - 1,
+            cpus=format_cpus(cpu for cpu in of_node if cpu != first),
+        )
+        if first in of_node
         else node
-        for node, own in zip(host.numa, cpus, strict=True)
+        for node, of_node in zip(host.numa, cpus, strict=True)
     )
     threads = host.threads - host.threads // host.cores
     return replace(host, cores=host.cores - 1, threads=threads, numa=numa)

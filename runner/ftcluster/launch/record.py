@@ -51,13 +51,13 @@ def begin_events(run: str) -> None:
     events_file(run).touch(mode=PRIVATE_FILE)
 
 
-def begin_record(run: str, known: Mapping[str, Any]) -> None:
+def begin_record(run: str, content: Mapping[str, Any]) -> None:
     """Write run.json: what is known of a run before its launch."""
     document = {
         "run": run,
         "ftcluster": __version__,
         "started": round(time.time(), 3),
-        **known,
+        **content,
     }
     _write(run, document)
 
@@ -156,8 +156,8 @@ def _record(document: Any) -> dict[str, Any]:
         texts += [host["name"] for host in (*plan["hosts"], *plan["spares"])]
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise TypeError(wrong)
-    found: dict[str, Any] = document
-    return found
+    record: dict[str, Any] = document
+    return record
 
 
 def _write(run: str, document: Mapping[str, Any]) -> None:

@@ -35,10 +35,10 @@ def list_runs(place: Place) -> list[RunState]:
     Raises:
         FtclusterError: the head does not answer, or not as it should.
     """
-    found = play(Runs(place.at()), place, SHORT_SECONDS, RUNS_LISTED)
-    if place.head not in found:
+    answered = play(Runs(place.at()), place, SHORT_SECONDS, RUNS_LISTED)
+    if place.head not in answered:
         raise FtclusterError(f"{place.head} gave no list of its runs", "run ftcluster setup")
-    return list(found[place.head])
+    return list(answered[place.head])
 
 
 def find_run(place: Place, run: str) -> RunState:
@@ -48,16 +48,16 @@ def find_run(place: Place, run: str) -> RunState:
         FtclusterError: there is none, or there are several.
     """
     runs = {one.run: one for one in list_runs(place)}
-    found = [run] if run in runs else [name for name in runs if name.startswith(run)]
-    return runs[_only(run, found, place.head)]
+    matching = [run] if run in runs else [name for name in runs if name.startswith(run)]
+    return runs[_only(run, matching, place.head)]
 
 
-def _only(beginning: str, found: Sequence[str], where: str) -> str:
-    if len(found) > 1:
-        raise FtclusterError(f"several runs begin with '{beginning}': {', '.join(found)}")
-    if not found:
+def _only(beginning: str, matching: Sequence[str], where: str) -> str:
+    if len(matching) > 1:
+        raise FtclusterError(f"several runs begin with '{beginning}': {', '.join(matching)}")
+    if not matching:
         raise FtclusterError(f"there is no run '{beginning}' on {where}", LIST)
-    return found[0]
+    return matching[0]
 
 
 @dataclass(frozen=True)

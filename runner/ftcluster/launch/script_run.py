@@ -166,15 +166,15 @@ def run_script(
     progress = followed.progress
     if followed.detached:
         return progress
-    known = script_result(run, progress)
+    result = script_result(run, progress)
     if followed.outcome.state == "stopped" and cancelled():
         raise BrokenPipeError
-    raise_if_stopped(followed, known)
+    raise_if_stopped(followed, result)
     if progress.state != "done":
         error = failure(run, followed)
         if progress.errors and progress.errors[0]["rank"] is not None and progress.ended:
             error = ScriptFailed(error, progress.end["exit_code"])
-        error.details = known
+        error.details = result
         raise error
     return progress
 

@@ -71,7 +71,7 @@ class Selection:
         return aligned([COLUMNS, *rows])
 
     def result(self) -> Result:
-        """That these were removed, or would be."""
+        """Which runs were removed, or would be."""
         document = {"state": "done", "removed": list(self.runs)}
         return Result(document, self.runs or ("nothing to remove",))
 
@@ -87,8 +87,8 @@ def select(request: CleanRequest, view: View) -> Selection:
     if request.runs:
         _check(request.runs, runs, place.head)
         return Selection(place, request.runs)
-    found = tuple(one for one in runs.values() if _is_meant(one, request))
-    return Selection(place, tuple(one.run for one in found), found)
+    chosen = tuple(one for one in runs.values() if _is_meant(one, request))
+    return Selection(place, tuple(one.run for one in chosen), chosen)
 
 
 def remove(selection: Selection) -> Selection:
@@ -110,10 +110,10 @@ def is_resumable(run: RunState) -> bool:
 
 def _is_meant(run: RunState, request: CleanRequest) -> bool:
     states = ("failed", "stopped", *(("done",) if request.done else ()))
-    own = run.started_by == this_user() or run.run in recorded_runs(run.run)
+    is_own = run.started_by == this_user() or run.run in recorded_runs(run.run)
     return (
         run.state in states
-        and (request.all or own)
+        and (request.all or is_own)
         and (request.resumable or not is_resumable(run))
         and time.time() - run.started - run.seconds >= request.older_than
     )

@@ -237,8 +237,8 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, Place, list[s
     place = Place(cluster.inventories, hosts, decided.rank_user, decided.prefix, reach)
     layer = _layer_of(request, place, view)
     launch = render_script(decided, run_id, request.hub_token, layer, request.fast)
-    found = ScriptRun(run_id, cluster, decided, launch, script, copied, layer, token)
-    return request.launch.applied_to(found), place, notes
+    prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, layer, token)
+    return request.launch.applied_to(prepared), place, notes
 
 
 def _check_script(script: Script, facts: ClusterFacts, force: bool) -> list[str]:

@@ -113,7 +113,7 @@ def choose_backend(
 
     Args:
         recipe: None for a user's own script.
-        cores: of the rank with the fewest.
+        cores: how many the rank with the fewest has.
         measured: over these hosts, or None.
 
     Raises:

@@ -69,7 +69,7 @@ class HostPlan:
         address: for mpirun and the ranks.
         interface: its network interface with that address, or "".
         network: what it has for MPI.
-        placement: of each of its ranks, by local rank.
+        placement: where each of its ranks is, by local rank.
         allocator: the allocator's library for LD_PRELOAD, or "".
         openmp: Intel's OpenMP library for LD_PRELOAD, or "".
     """

@@ -75,8 +75,8 @@ def choose_tuned(
             why = f"{on}: of {tuning.trials} trials none was faster by more than their spread"
             return UNTUNED, ("the plan's default", f"{why}, {tuning.spread:.1%}")
         value = f"{tuning.speed_up:.2f} x the plan's default"
-        found = f"{on}, {tuning.trials} trials: {written(tuning.settings)}"
-        return Tuned(tuning.settings, f"tuned: {on}"), (value, found)
+        source = f"{on}, {tuning.trials} trials: {written(tuning.settings)}"
+        return Tuned(tuning.settings, f"tuned: {on}"), (value, source)
     if same:
         newest = max(same, key=lambda tuning: tuning.date)
         differs = _difference(newest.hosts, now)

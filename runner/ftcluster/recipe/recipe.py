@@ -61,9 +61,9 @@ def find_recipe(name: str) -> Path:
     Raises:
         RecipeError: there is none, with the known ones and the nearest; or it is a script.
     """
-    known = known_recipes()
-    if name in known:
-        return known[name]
+    recipes = known_recipes()
+    if name in recipes:
+        return recipes[name]
     path = Path(name)
     if path.suffix == ".py":
         raise RecipeError(f"{name} is a script, not a recipe", f"ftcluster run -- {name}")
@@ -71,13 +71,13 @@ def find_recipe(name: str) -> Path:
         if path.exists():  # `recipe_text` says what else it is
             return path
         raise RecipeError(f"recipe file {name} does not exist")
-    beside = [found for found in (f"{name}.yml", f"{name}.yaml") if Path(found).is_file()]
+    beside = [file for file in (f"{name}.yml", f"{name}.yaml") if Path(file).is_file()]
     task = difflib.get_close_matches(name.lower().replace("_", "-"), RECIPES, n=1)
-    guesses = beside or difflib.get_close_matches(name, known, n=1) or [RECIPES[t] for t in task]
+    guesses = beside or difflib.get_close_matches(name, recipes, n=1) or [RECIPES[t] for t in task]
     guess = f"did you mean {guesses[0]}? " if guesses else ""
     raise RecipeError(
         f"unknown recipe '{name}'",
-        f"{guess}known recipes: {', '.join(known)}; a script of your own trains anything else: "
+        f"{guess}known recipes: {', '.join(recipes)}; a script of your own trains anything else: "
         "ftcluster run",
     )
 
@@ -320,11 +320,11 @@ def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradic
         yield f"training.{name}", said
     options = recipe.options
     metric = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
-    known = metric_names(options)
-    if metric and metric not in known:
+    metrics = metric_names(options)
+    if metric and metric not in metrics:
         yield (
             "training.metric_for_best_model",
-            f"'{metric}' is not a metric of this task: {', '.join(sorted(known))}",
+            f"'{metric}' is not a metric of this task: {', '.join(sorted(metrics))}",
         )
     if isinstance(options, SentenceSimilarity):
         if recipe.training.sync == "local":

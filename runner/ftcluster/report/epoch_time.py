@@ -33,10 +33,10 @@ class PastRun:
         ranks: CPU and threads of each.
         how: precision, and how ranks exchange what they learn.
         samples_per_second: after the warm-up, without evaluation and checkpoints.
-        epoch_samples: of the training data.
-        tokens: of a sample without padding, a mean.
+        epoch_samples: rows of the training data.
+        tokens: mean of a sample's, without padding.
         weights: in the model's matrix products.
-        gflops: of the products alone, by rank; none where they were not measured.
+        gflops: speed of the products alone, by rank; none where they were not measured.
         limit_share: the part of the products' speed that it reached; 0 where that is not known.
     """
 
@@ -64,7 +64,7 @@ class EpochTime:
     """The time of an epoch, with its source.
 
     Attributes:
-        seconds: of the training loop, without start, evaluation and checkpoints; None if unknown.
+        seconds: time of the training loop without start, evaluation and checkpoints; None: unknown.
         source: MEASURED, ESTIMATED or "".
         why: by which run and how; or why it is not known, and how to measure it.
         run: that run, or "".
@@ -91,7 +91,7 @@ def epoch_time(
     CPU, and the step takes as much longer as that training's.
 
     Args:
-        fields: of the recipe.
+        fields: those of the recipe.
         hosts: all that the plan has ranks on, and maybe more.
         runs: the newest first.
     """
