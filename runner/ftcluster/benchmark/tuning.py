@@ -154,12 +154,9 @@ def together(ranked: Sequence[Settings]) -> Settings:
     """
     merged: dict[str, Any] = {}
     for settings in ranked:
-        merged = {**settings, **merged}
-    return dict(sorted(merged.items(), key=lambda pair: _rank(pair[0], ranked)))
-
-
-def _rank(name: str, ranked: Sequence[Settings]) -> int:
-    return next(number for number, settings in enumerate(ranked) if name in settings)
+        for name, value in settings.items():
+            merged.setdefault(name, value)
+    return merged
 
 
 class Search:

@@ -41,13 +41,8 @@ def resources(facts: ClusterFacts) -> Resources:
     return Resources(cpus, max(1, int(memory * USABLE / GIB)))
 
 
-def as_pods(facts: ClusterFacts) -> ClusterFacts:
-    """Return the hosts as a pod of the node image sees them."""
-    return ClusterFacts(tuple(map(_as_pod, facts.hosts)))
-
-
-def _as_pod(host: HostFacts) -> HostFacts:
-    """Return the facts of a host as a pod sees them.
+def as_pod(host: HostFacts) -> HostFacts:
+    """Return the facts of a host as a pod of the node image sees them.
 
     Its address is its name: a pod's own is not known before it starts, and plan() only makes sure
     that hosts have different ones. RDMA needs a device plugin.

@@ -1,7 +1,6 @@
 """The record of a run on this control node: run.json, and a copy of the run's events."""
 
 import json
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,11 +59,6 @@ def begin_record(run: str, content: Mapping[str, Any]) -> None:
         **content,
     }
     _write(run, document)
-
-
-def forget_record(run: str) -> None:
-    """Remove the record of a run that was not started."""
-    shutil.rmtree(record_dir(run))
 
 
 def complete_record(run: str, end: Mapping[str, Any]) -> None:

@@ -103,18 +103,15 @@ def remove(selection: Selection) -> Selection:
     return Selection(selection.place, removed)
 
 
-def is_resumable(run: RunState) -> bool:
-    """Whether it has ended early, and has trained: `train --resume` may continue it."""
-    return run.state in ("failed", "stopped") and bool(run.step or run.checkpoint)
-
-
 def _is_meant(run: RunState, request: CleanRequest) -> bool:
     states = ("failed", "stopped", *(("done",) if request.done else ()))
     is_own = run.started_by == this_user() or run.run in recorded_runs(run.run)
+    # it has ended early, and has trained: `train --resume` may continue it
+    resumable = run.state in ("failed", "stopped") and (run.step or run.checkpoint)
     return (
         run.state in states
         and (request.all or is_own)
-        and (request.resumable or not is_resumable(run))
+        and (request.resumable or not resumable)
         and time.time() - run.started - run.seconds >= request.older_than
     )
 

@@ -4,11 +4,12 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, PlanError, UsageError
 from ftcluster.export.kubernetes import PYTORCH, TRAIN, Pods, manifests
 from ftcluster.export.node_image import files_of_image, why_no_image
-from ftcluster.export.pods import as_pods, resources, uneven
+from ftcluster.export.pods import as_pod, resources, uneven
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.facts_file import facts_of
 from ftcluster.operations.prepare import RecipeRequest, headline_of
@@ -169,7 +170,7 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
     stack = stack_of(cluster.facts, load_stacks())
     if why := why_no_image(stack):
         raise PlanError(why, "set the hosts up with the stack native, and export their facts")
-    pods = replace(cluster, facts=as_pods(cluster.facts))
+    pods = replace(cluster, facts=ClusterFacts(tuple(map(as_pod, cluster.facts.hosts))))
 
     def prepared(*more: str, nodes: int | None = request.nodes) -> TrainingRun:
         words = (*request.words, *more)

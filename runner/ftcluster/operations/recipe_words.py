@@ -35,7 +35,7 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
 def training_recipe(
     words: Sequence[str], data: str | None, model: str | None, remembered: Sequence[str] = ()
 ) -> Recipe:
-    """The recipe that words of the command line ask for.
+    """The recipe that words of the command line ask for, its folders by absolute paths.
 
     Args:
         words: a recipe, a known one or a file, and `key=value` of its fields.
@@ -52,7 +52,8 @@ def training_recipe(
         flags += [f"data={json.dumps(data)}", "data_config=null"]
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
-    return with_absolute_folders(load_recipe(recipe_name, [*flags, *remembered, *overrides]))
+    recipe = load_recipe(recipe_name, [*flags, *remembered, *overrides])
+    return _with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
 
 def trained_recipe(
@@ -107,11 +108,6 @@ def for_trained_model(recipe: Recipe) -> Recipe:
     return replace(
         recipe, training=training, from_scratch=False, config_overrides={}, tokenizer=None
     )
-
-
-def with_absolute_folders(recipe: Recipe) -> Recipe:
-    """The recipe with absolute paths for the folders of this machine."""
-    return _with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
 
 def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tuple[str, str], ...]]:

@@ -16,7 +16,6 @@ from ftcluster.planning.backends import (
 )
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.host_checks import (
-    allocator_of,
     check_addresses,
     check_allocator,
     choose_precision,
@@ -138,11 +137,6 @@ class LaunchPlan:
         return sum(host.ranks for host in self.hosts)
 
     @property
-    def master_address(self) -> str:
-        """The address of the ranks' rendezvous; its port is chosen on the head at the launch."""
-        return self.hosts[0].address
-
-    @property
     def interface(self) -> str:
         """The head's network interface with that address, or ""."""
         return self.hosts[0].interface
@@ -245,7 +239,7 @@ def plan(
         decisions.append(
             Decision("ranks", str(len(layout.ranks)), chosen[host.name].why, (host.name,))
         )
-        preloaded = allocator_of(host, recipe)
+        preloaded = "" if recipe and recipe.allocator == "libc" else host.tcmalloc
         of_host = {
             "threads per rank": explain.threads(
                 host, layout, world, workers, _asked(recipe, "communication_cores", None, tuned)

@@ -13,7 +13,7 @@ from ftcluster.paths import bundled
 from ftcluster.recipe import tasks, training_arguments
 from ftcluster.recipe.names import meaning_of, nearest
 from ftcluster.recipe.schema import Key, keys_of
-from ftcluster.recipe.tasks import Contradiction, glue_defaults, metric_names
+from ftcluster.recipe.tasks import GLUE, Contradiction, metric_names
 from ftcluster.recipe.training_arguments import OtherNames, with_own_names
 from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
@@ -138,8 +138,8 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
             problems.append(f"{lines[key]}: {error}")
     training, contradictions = with_own_names(_section("training.", accepted))
     problems += [f"{lines[f'training.{key}']}: {said}" for key, said in contradictions]
-    if accepted.get("glue_task"):
-        accepted = {**glue_defaults(accepted["glue_task"]), **accepted}
+    if glue := accepted.get("glue_task"):
+        accepted = {**vars(GLUE[glue]), "data_config": glue, **accepted}
     problems += [
         f"{source}: '{key.name}' is missing: {key.meaning}"
         for key in schema.values()

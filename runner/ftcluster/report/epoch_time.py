@@ -13,7 +13,6 @@ from ftcluster.planning.plan import LaunchPlan
 from ftcluster.report.analysis import OPERATIONS, step_parts
 from ftcluster.report.files import ended_here
 from ftcluster.report.history import History, history_of, totals
-from ftcluster_common.rank_times import Interval
 from ftcluster_common.recipe import Recipe
 
 MEASURED, ESTIMATED = "measured", "estimated"
@@ -95,7 +94,8 @@ def epoch_time(
         hosts: all that the plan has ranks on, and maybe more.
         runs: the newest first.
     """
-    batch, ranks = batch_of(plan), ranks_of(plan, hosts)
+    batch, cpus = batch_of(plan), {host.name: host.cpu_model for host in hosts}
+    ranks = tuple((cpus[host.name], rank.threads) for host in plan.hosts for rank in host.placement)
     same = [run for run in runs if is_same(run.recipe, fields)]
     how = how_of(plan.precision, plan.ipex, plan.shard_optimizer, fields)
     for run in same:
@@ -133,12 +133,6 @@ def epoch_time(
 def batch_of(plan: LaunchPlan) -> int:
     """Samples of a step of all ranks."""
     return sum(rank.samples or 0 for host in plan.hosts for rank in host.placement)
-
-
-def ranks_of(plan: LaunchPlan, hosts: Sequence[HostFacts]) -> Ranks:
-    """CPU and threads of each rank."""
-    cpus = {host.name: host.cpu_model for host in hosts}
-    return tuple((cpus[host.name], rank.threads) for host in plan.hosts for rank in host.placement)
 
 
 def how_of(precision: str, ipex: bool, sharded: bool, fields: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -213,15 +207,10 @@ def past_run(run: str, record: Mapping[str, Any], history: History) -> PastRun |
         {**recipe, "batch_size": batch},
         ranks,
         how_of(plan["precision"], plan["ipex"], plan["shard_optimizer"], recipe),
-        samples_per_second(whole, batch),
+        whole.steps * batch / whole.seconds,
         history.start["train_samples"],
         whole.tokens / (whole.steps * batch),
         history.products.get("weights", 0),
         tuple(history.products.get("gflops", ())),
         parts.limit_share or 0.0,
     )
-
-
-def samples_per_second(whole: Interval, batch: int) -> float:
-    """Return the speed of a training whose steps have so many samples."""
-    return whole.steps * batch / whole.seconds

@@ -79,7 +79,10 @@ def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
     yield row("metrics", lambda run: metrics(run.last_metrics))
     yield row("hosts", lambda run: short_names(list(dict.fromkeys(run.hosts))))
     yield row("ranks", _ranks)
-    yield row("precision, backend", _backend)
+    yield row(
+        "precision, backend",
+        lambda run: f"{at['precision']}, {at['backend']}" if (at := run.history.start) else "",
+    )
     fields = [fields_of(run.record.get("recipe", {})) for run in runs]
     for name in (*SHOWN, *differing(fields)):
         yield name, [str(recipe.get(name, "")) for recipe in fields]
@@ -134,11 +137,6 @@ def _ranks(run: RunPage) -> str:
     if not start:
         return ""
     return f"{start['world_size']}, {counted(start['threads_per_rank'], 'thread')} each"
-
-
-def _backend(run: RunPage) -> str:
-    start = run.history.start
-    return f"{start['precision']}, {start['backend']}" if start else ""
 
 
 def _steps(run: RunPage) -> str:
